@@ -1,0 +1,1 @@
+"""The places: Dynamo entry, lowering, runtime and storage tiers."""

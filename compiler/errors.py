@@ -1,0 +1,43 @@
+"""Every error that reroll raises on purpose. Messages are sentences: where, which rule, what was found, what to do."""
+
+from __future__ import annotations
+
+
+class RerollError(Exception):
+    """Base of all errors of this package."""
+
+
+class OptionError(RerollError, ValueError):
+    """An option has an unknown name, a wrong value, or contradicts another one."""
+
+
+class CaptureError(RerollError):
+    """The captured graph holds something that cannot be re-rolled."""
+
+
+class NoRecurrenceError(CaptureError):
+    """No repeating step was found and ``on_no_recurrence="error"`` was asked for."""
+
+
+class IllegalProgramError(RerollError):
+    """A training program breaks a rule of the verifier."""
+
+
+class PassError(RerollError):
+    """A pass is unknown, registered twice, or returned an illegal program."""
+
+
+class StorageError(RerollError):
+    """A tier could not keep or give back a value exactly."""
+
+
+class UnsupportedError(RerollError):
+    """Something outside what a compiled recurrence can do was asked of it."""
+
+
+class ReplayMismatchError(RerollError):
+    """``verify=True`` found a recomputed value that differs from the forward's."""
+
+
+class RerollWarning(UserWarning):
+    """Something was done differently from what the user may expect."""

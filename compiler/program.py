@@ -1,0 +1,106 @@
+"""The training program of one recurrence: a torch.fx graph whose nodes are instructions.
+
+A *carry* is the state from which a step can be run; a *tape* is what the backward of a range of steps needs; a *grad* is
+the gradient with respect to the carry at a step. Ranges of steps are half-open. There is one forward register: a carry
+made by ``advance``, ``recompute`` or ``tape`` is lost when the next of these three runs, unless it was saved or
+offloaded. Every other value lives until its last use, so nothing needs to be freed explicitly.
+
+Eight instructions say everything::
+
+    advance(carry, start, stop)      run steps for the first time, emit their outputs, drop their intermediates -> carry
+    recompute(carry, start, stop)    run steps again, emit nothing, drop their intermediates                    -> carry
+    tape(carry, start, stop)         run steps and keep their tape; read as a carry it is the carry at ``stop``  -> tape
+    save(carry)                      keep a carry in local memory                                               -> carry
+    offload((carry, ...), tier)      write carries to a tier as one block                                       -> block
+    reload(block)                    bring a block back to local memory; ``operator.getitem`` picks a carry      -> block
+    turn(carry)                      the forward is over; gradients of the outputs are known from here on        -> grad
+    backward(tape, grad)             reverse the steps of a tape                                                 -> grad
+
+Steps that run for the first time (by ``advance`` or ``tape``) emit their outputs.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+
+if TYPE_CHECKING:
+    from reroll.sparsity import Fact
+
+Node = fx.Node
+
+
+def advance(carry: Any, start: int, stop: int) -> Any:
+    """Run steps [start, stop) for the first time, emit their outputs, drop their intermediates. Gives the carry at stop."""
+    raise NotImplementedError("instructions are executed by a runtime, not called")
+
+
+def recompute(carry: Any, start: int, stop: int) -> Any:
+    """Run steps [start, stop) again, emit nothing, drop their intermediates. Gives the carry at stop."""
+    raise NotImplementedError("instructions are executed by a runtime, not called")
+
+
+def tape(carry: Any, start: int, stop: int) -> Any:
+    """Run steps [start, stop) and keep what their backward needs. Read as a carry, a tape is the carry at stop."""
+    raise NotImplementedError("instructions are executed by a runtime, not called")
+
+
+def save(carry: Any, codec: tuple[str, ...] = ()) -> Any:
+    """Keep a carry in local memory; ``codec`` names one codec per tensor of the carry (empty: as they are)."""
+    raise NotImplementedError("instructions are executed by a runtime, not called")
+
+
+def offload(carries: tuple[Any, ...], tier: str, codec: tuple[str, ...] = ()) -> Any:
+    """Write carries to a tier as one block (one transfer). Gives the block."""
+    raise NotImplementedError("instructions are executed by a runtime, not called")
+
+
+def reload(block: Any) -> Any:
+    """Bring an offloaded block back to local memory (one transfer); ``operator.getitem`` picks one of its carries."""
+    raise NotImplementedError("instructions are executed by a runtime, not called")
+
+
+def turn(carry: Any) -> Any:
+    """The forward is over. Gives the gradient with respect to the last carry."""
+    raise NotImplementedError("instructions are executed by a runtime, not called")
+
+
+def backward(taped: Any, grad: Any) -> Any:
+    """Reverse the steps of a tape: from the gradient at its stop to the gradient at its start."""
+    raise NotImplementedError("instructions are executed by a runtime, not called")
+
+
+INSTRUCTIONS = (advance, recompute, tape, save, offload, reload, turn, backward, operator.getitem)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """A training program over ``steps`` steps, executed in segments of ``segment`` steps.
+
+    ``facts`` holds what the sparsity analysis proved of each tensor of the carry (empty before the analysis).
+    Passes never change a program: they take a ``copy`` and edit its graph.
+    """
+
+    graph: fx.Graph
+    steps: int
+    segment: int
+    facts: tuple[Fact, ...] = ()
+
+    def copy(self) -> Program:
+        """A program with a graph of its own, free to be edited."""
+        graph = fx.Graph()
+        graph.output(graph.graph_copy(self.graph, {}))
+        return Program(graph, self.steps, self.segment, self.facts)
+
+
+def store_all(steps: int, segment: int) -> Program:
+    """The plain program: tape every step, turn, reverse. Every pipeline starts from it."""
+    graph = fx.Graph()
+    carry = graph.placeholder("carry")
+    taped = graph.call_function(tape, (carry, 0, steps))
+    grad = graph.call_function(turn, (taped,))
+    graph.output(graph.call_function(backward, (taped, grad)))
+    return Program(graph, steps, segment)

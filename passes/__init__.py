@@ -1,0 +1,1 @@
+"""The verbs: functions from a legal training program to a legal training program."""
