@@ -1,0 +1,66 @@
+# `make test` and `make demo` set up what they need: Python 3.11+ and make are enough (inductor also wants a C++ compiler).
+#
+#   make test PYTHON=python3.12 VENV=.venv312               another interpreter, in a venv of its own
+#   make test TORCH=torch==2.11.0                           another torch
+#   make test INDEX=https://download.pytorch.org/whl/cpu    torch from another index, here without CUDA
+#   make test ARGS="-k house -x"                            more arguments for pytest
+
+PYTHON ?= python3
+VENV   ?= .venv
+TORCH  ?= torch==2.13.0
+INDEX  ?=
+ARGS   ?=
+
+PY    := $(VENV)/bin/python
+EMPTY :=
+# The stamp carries the torch it was made with, so that another TORCH sets up again.
+STAMP := $(VENV)/.ready-$(subst /,_,$(subst $(EMPTY) ,_,$(TORCH)))
+TYPED := $(sort $(dir $(wildcard tests/*.py demos/*.py benchmarks/*.py)))
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/build/inductor
+
+.PHONY: help setup test lint types demo bench clean distclean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/\1\t\2/p' Makefile | expand -t 12
+
+setup: $(STAMP)  ## make the virtual environment
+
+# torch first and by its pin: a bare requirement would fetch the newest one with gigabytes of CUDA packages.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "reroll needs Python 3.11 or newer, '$(PYTHON)' is not: name one with 'make PYTHON=...'." >&2; exit 1; }
+	$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(PY) -m pip install --quiet $(if $(INDEX),--index-url $(INDEX)) "$(TORCH)"
+	$(PY) -m pip install --quiet "$(TORCH)" --editable ".[dev,demos]"
+	@rm -f $(VENV)/.ready-* && touch "$@"
+
+test: lint  ## lint, check types, run all tests
+	$(PY) -m pytest $(ARGS)
+
+lint: $(STAMP) types  ## ruff and mypy --strict
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+# mypy sees neither the folders under their import names nor an editable install. It gets a tree of links that has the
+# shape of the wheel, made anew each time, so that a new file is never missed.
+types: $(STAMP)
+	@rm -rf build/lint && mkdir -p build/lint/reroll
+	@ln -s $(CURDIR)/compiler/* $(CURDIR)/passes $(CURDIR)/backends build/lint/reroll/
+	$(PY) -m mypy build/lint/reroll $(TYPED)
+
+demo: $(STAMP)  ## train a spiking network on handwritten digits
+	$(PY) demos/digits.py $(ARGS)
+
+bench: $(STAMP)  ## measure memory and time against plain BPTT
+	$(PY) benchmarks/figures.py $(ARGS)
+
+clean:  ## remove build products and caches
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demos/out
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
+
+distclean: clean  ## also remove the virtual environment
+	rm -rf $(VENV)
