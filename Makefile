@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/build/inductor
 
-.PHONY: help setup test lint types demo bench clean distclean
+.PHONY: help setup test lint style types demo bench clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -41,7 +41,9 @@ $(STAMP): pyproject.toml
 test: lint  ## lint, check types, run all tests
 	$(PY) -m pytest $(ARGS)
 
-lint: $(STAMP) types  ## ruff and mypy --strict
+lint: style types  ## ruff and mypy --strict
+
+style: $(STAMP)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 

@@ -1,0 +1,16 @@
+"""What every test starts from: one thread, a fixed seed, nothing compiled."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_torch() -> Iterator[None]:
+    """Seed torch before a test and drop what it compiled afterwards."""
+    torch.manual_seed(0)
+    yield
+    torch.compiler.reset()
