@@ -33,6 +33,7 @@ setup: $(STAMP)  ## make the virtual environment
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "reroll needs Python 3.11 or newer, '$(PYTHON)' is not: name one with 'make PYTHON=...'." >&2; exit 1; }
+	@echo "Setting up $(VENV) with $(TORCH): minutes the first time, nothing afterwards."
 	$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(PY) -m pip install --quiet $(if $(INDEX),--index-url $(INDEX)) "$(TORCH)"
 	$(PY) -m pip install --quiet "$(TORCH)" --editable ".[dev,demos]"
@@ -51,7 +52,7 @@ style: $(STAMP)
 # shape of the wheel, made anew each time, so that a new file is never missed.
 types: $(STAMP)
 	@rm -rf build/lint && mkdir -p build/lint/reroll
-	@ln -s $(CURDIR)/compiler/* $(CURDIR)/passes $(CURDIR)/backends build/lint/reroll/
+	@cd build/lint/reroll && ln -s ../../../compiler/* ../../../passes ../../../backends .
 	$(PY) -m mypy build/lint/reroll $(TYPED)
 
 demo: $(STAMP)  ## train a spiking network on handwritten digits
