@@ -1,0 +1,289 @@
+"""In-place code becomes values: every update makes a new node, and later uses read that node.
+
+Aliases are read off Dynamo's example values: two nodes alias when their fake tensors share a storage. A *root* is the
+first node of a storage; the others are *views* of it. An update of a view becomes an update of the root, after which
+stale views are taken again from the new root. Graph inputs that were updated are written back once, at the end.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from reroll.errors import CaptureError
+
+_INPLACE_OPERATORS = {
+    getattr(operator, name)
+    for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor")
+}
+_STATISTICS = {
+    torch.nn.functional.batch_norm: ("training", ("running_mean", "running_var")),
+    torch.nn.functional.instance_norm: ("use_input_stats", ("running_mean", "running_var")),
+}
+Place = int | str
+
+
+def functionalise(graph: fx.Graph) -> fx.Graph:
+    """A graph in which no node changes another one's value, but for final write-backs to inputs."""
+    updates = {node: places for node in graph.nodes if (places := updated_places(node))}
+    touched = {storage_of(operand(node, place)) for node, places in updates.items() for place in places}
+    if not touched:
+        new = fx.Graph()
+        new.output(new.graph_copy(graph, {}))
+        return new
+    return _Rewriter(touched - {None}).run(graph, updates)
+
+
+def storage_of(node: Any) -> int | None:
+    """Identity of the memory behind a node's example value; None for what is not a tensor."""
+    value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+
+
+def operand(node: fx.Node, place: Place) -> Any:
+    """The operand at a position or under a keyword."""
+    return node.args[place] if isinstance(place, int) else node.kwargs[place]
+
+
+def updated_places(node: fx.Node) -> tuple[Place, ...]:
+    """Which operands of a node it updates in place."""
+    if node.op == "call_method":
+        name = str(node.target)
+        return (0,) if name.endswith("_") and not name.endswith("__") and name != "requires_grad_" else ()
+    if node.op != "call_function":
+        return ()
+    places = tuple(_function_updates(node))
+    return tuple(place for place in places if storage_of(operand(node, place)) is not None)
+
+
+def _function_updates(node: fx.Node) -> Iterator[Place]:
+    target: Any = node.target
+    name = getattr(target, "__name__", "")
+    if target in _INPLACE_OPERATORS or target is operator.setitem:
+        yield 0
+    elif isinstance(target, torch._ops.OpOverload):
+        for index, argument in enumerate(target._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                yield index if index < len(node.args) else argument.name
+    elif name.endswith("_") and not name.endswith("__"):
+        yield 0
+    elif "out" in node.kwargs and isinstance(node.kwargs["out"], fx.Node):
+        yield "out"
+    elif inspect.isfunction(target):
+        yield from _python_function_updates(target, node)
+
+
+def _python_function_updates(target: Callable[..., Any], node: fx.Node) -> Iterator[Place]:
+    try:
+        parameters = list(inspect.signature(target).parameters)
+    except (TypeError, ValueError):
+        return
+    given: dict[str, Place] = dict(zip(parameters, range(len(node.args)), strict=False))
+    given |= {name: name for name in node.kwargs}
+    if "inplace" in given and operand(node, given["inplace"]) is True:
+        yield 0
+    switch, names = _STATISTICS.get(target, (None, ()))
+    if switch is None or switch not in given or operand(node, given[switch]) is not True:
+        return
+    for name in names:
+        if name in given and isinstance(operand(node, given[name]), fx.Node):
+            yield given[name]
+
+
+def out_of_place(
+    operation: str, places: tuple[Place, ...], views: tuple[tuple[Any, ...], ...], *args: Any, **kwargs: Any
+) -> Any:
+    """Run an in-place operation on copies of the roots that it updates; give the new roots.
+
+    operation: ``method:NAME`` or ``function:MODULE:NAME``. places: operands that are updated. views: for each place,
+    the view operations that lead from the root (the operand given here) to the value that is updated.
+    Gives the new root, or ``(result, root, ...)`` when the operation has a result of its own.
+    """
+    positional, named, roots = list(args), dict(kwargs), []
+    for place, chain in zip(places, views, strict=True):
+        root = (positional[place] if isinstance(place, int) else named[place]).clone()
+        roots.append(root)
+        value = root
+        for step, extra, extra_named in chain:
+            value = _call(step, (value, *extra), extra_named)
+        if isinstance(place, int):
+            positional[place] = value
+        else:
+            named[place] = value
+    result = _call(operation, tuple(positional), named)
+    same = len(places) == 1 and (result is None or result is value)
+    return roots[0] if same else (result, *roots)
+
+
+def _call(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    kind, _, name = operation.partition(":")
+    if kind == "method":
+        return getattr(args[0], name)(*args[1:], **kwargs)
+    return _resolve(name)(*args, **kwargs)
+
+
+def _resolve(name: str) -> Callable[..., Any]:
+    module, _, path = name.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found  # type: ignore[no-any-return]
+
+
+def spell(node: fx.Node) -> str:
+    """The text by which ``out_of_place`` finds a node's operation again."""
+    if node.op == "call_method":
+        return f"method:{node.target}"
+    target: Any = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        namespace, name = target.name().split(".")[0].split("::")
+        return f"function:torch:ops.{namespace}.{name}.{target._overloadname}"
+    module = getattr(target, "__module__", None) or "torch"
+    module = {"_operator": "operator", "torch._C._nn": "torch", "torch._C": "torch"}.get(module, module)
+    path = getattr(target, "__qualname__", target.__name__)
+    for candidate in (f"{module}:{path}", f"torch:{target.__name__}", f"torch._C:_nn.{target.__name__}"):
+        try:
+            if _resolve(candidate) is target:
+                return f"function:{candidate}"
+        except (AttributeError, ImportError):
+            continue
+    raise CaptureError(f"{where(node)}: the in-place operation {node.target} has no importable name. Write it out of place.")
+
+
+def where(node: fx.Node) -> str:
+    """The line of the user's code that made a node, for messages."""
+    trace = (node.stack_trace or "").strip().splitlines()
+    files = [index for index, line in enumerate(trace) if line.lstrip().startswith("File ")]
+    if not files:
+        return f"node {node.name}"
+    code = trace[files[-1] + 1].strip() if files[-1] + 1 < len(trace) else ""
+    return f"{trace[files[-1]].strip()}: {code}".rstrip(": ")
+
+
+@dataclass
+class _Rewriter:
+    """One functionalisation: old nodes to new ones, with the current version of each updated storage."""
+
+    touched: set[int | None]
+    new: fx.Graph = field(default_factory=fx.Graph)
+    env: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    roots: dict[int, fx.Node] = field(default_factory=dict)
+    versions: dict[int, int] = field(default_factory=dict)
+    taken: dict[fx.Node, int] = field(default_factory=dict)
+    parents: dict[fx.Node, tuple[fx.Node, bool]] = field(default_factory=dict)
+
+    def run(self, graph: fx.Graph, updates: dict[fx.Node, tuple[Place, ...]]) -> fx.Graph:
+        for node in graph.nodes:
+            if node.op == "output":
+                self._write_back()
+                self.new.output(fx.map_arg(node.args[0], self._current))
+            elif node in updates:
+                self._update(node, updates[node])
+            else:
+                self._copy(node)
+        return self.new
+
+    def _copy(self, node: fx.Node) -> None:
+        self.env[node] = self.new.node_copy(node, self._current)
+        storage = storage_of(node)
+        if storage is None or storage not in self.touched:
+            return
+        if storage not in self.roots:
+            self.roots[storage], self.versions[storage] = node, 0
+            return
+        bases = [base for base in node.all_input_nodes if storage_of(base) == storage]
+        bases = bases or [base for base in node.all_input_nodes if _holds(base, storage)]
+        if not bases:
+            raise CaptureError(
+                f"{where(node)}: the value shares memory with one that is updated in place, in a way that reroll cannot "
+                "follow. Write the update out of place."
+            )
+        self.parents[node] = (bases[0], False)
+        self.taken[node] = self.versions[storage]
+
+    def _current(self, old: fx.Node) -> fx.Node:
+        """The new node that holds the present value of an old one."""
+        storage = storage_of(old)
+        if storage not in self.touched or storage is None or self.roots.get(storage) is old:
+            return self.env[old]
+        if self.taken[old] != self.versions[storage]:
+            base, same = self.parents[old]
+            self.env[old] = self._current(base) if same else self.new.node_copy(old, self._current)
+            self.taken[old] = self.versions[storage]
+        return self.env[old]
+
+    def _update(self, node: fx.Node, places: tuple[Place, ...]) -> None:
+        values = [operand(node, place) for place in places]
+        storages = [storage_of(value) for value in values]
+        if len(set(storages)) < len(storages):
+            raise CaptureError(f"{where(node)}: one operation updates the same memory twice. Write it out of place.")
+        chains = tuple(self._chain(value, node) for value in values)
+        swap = {value: self.env[self.roots[_known(storage)]] for value, storage in zip(values, storages, strict=True)}
+        args, kwargs = list(fx.map_arg(node.args, self._current)), dict(fx.map_arg(node.kwargs, self._current))
+        for place, value in zip(places, values, strict=True):
+            if isinstance(place, int):
+                args[place] = swap[value]
+            else:
+                kwargs[place] = swap[value]
+        changed = self.new.call_function(out_of_place, (spell(node), places, chains, *args), kwargs)
+        changed.meta = {key: value for key, value in node.meta.items() if key != "example_value"}
+        self._bind(node, changed, values)
+
+    def _bind(self, node: fx.Node, changed: fx.Node, values: list[Any]) -> None:
+        own = len(values) > 1 or (storage_of(node) is not None and storage_of(node) != storage_of(values[0]))
+        for index, value in enumerate(values):
+            storage = _known(storage_of(value))
+            root = self.roots[storage]
+            result = self.new.call_function(operator.getitem, (changed, index + 1)) if own else changed
+            result.meta = dict(changed.meta, example_value=root.meta["example_value"])
+            self.env[root] = result
+            self.versions[storage] += 1
+        if own:
+            self.env[node] = self.new.call_function(operator.getitem, (changed, 0))
+            self.env[node].meta = dict(node.meta)
+            storage = storage_of(node)
+            if storage is not None and storage in self.touched:
+                self.roots[storage], self.versions[storage] = node, 0
+        elif storage_of(node) is not None:
+            self.parents[node] = (values[0], True)
+            self.taken[node] = -1
+
+    def _chain(self, value: fx.Node, update: fx.Node) -> tuple[Any, ...]:
+        """View operations from the root to a value, as (operation, operands, keywords), outermost first."""
+        chain: list[Any] = []
+        root = self.roots[_known(storage_of(value))]
+        while value is not root:
+            base, same = self.parents[value]
+            if not same:
+                extra = value.args[1:]
+                if value.args[:1] != (base,) or any(isinstance(x, fx.Node) for x in value.all_input_nodes if x is not base):
+                    raise CaptureError(f"{where(update)}: an update through this view cannot be followed. Write it out of place.")
+                chain.append((spell(value), tuple(extra), dict(value.kwargs)))
+            value = base
+        return tuple(reversed(chain))
+
+    def _write_back(self) -> None:
+        for storage, root in self.roots.items():
+            if root.op in ("placeholder", "get_attr") and self.versions[storage] > 0:
+                original = next(n for n in self.new.nodes if n.name == root.name)
+                self.new.call_method("copy_", (original, self.env[root]))
+                self.env[root] = original
+                self.versions[storage] += 1
+
+
+def _known(storage: int | None) -> int:
+    assert storage is not None
+    return storage
+
+
+def _holds(node: fx.Node, storage: int) -> bool:
+    values = node.meta.get("example_value")
+    items = values if isinstance(values, tuple | list) else ()
+    return any(isinstance(item, torch.Tensor) and item.untyped_storage()._cdata == storage for item in items)

@@ -1,0 +1,180 @@
+"""The options of a compilation: one frozen dataclass, the same names in ``options={}`` and as keywords."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from reroll.errors import OptionError
+
+SCHEDULES = ("auto", "store_all", "standard", "remote", "hierarchical", "double")
+PLANNED_SCHEDULES = ("revolve", "hrevolve")
+TIERS = ("host", "disk", "local")
+REMOTE_SCHEDULES = ("remote", "hierarchical", "double")
+_CHOICES = {
+    "schedule": SCHEDULES,
+    "codec": ("auto", "none"),
+    "lowering": ("inductor", "eager"),
+    "on_no_recurrence": ("warn", "error"),
+}
+_UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the user asks for.
+
+    schedule: where carries are kept (``auto``: ``standard``, or what fits ``memory_budget``).
+    memory_budget: local bytes of the recurrences: an int, a text like ``"512MiB"``, or a float in (0, 1], the fraction
+        of what plain BPTT would hold.
+    remote: where remote carries go: ``disk``, ``host`` or ``local``.
+    segment: steps compiled together. chunk: steps between remote (or standard) checkpoints. slots: local checkpoints
+        per chunk, the chunk's own start included.
+    codec: ``auto`` stores kept values compressed without loss, ``none`` as they are.
+    lowering: ``inductor`` or ``eager``.
+    passes: names of passes, in order (a tuple or a comma-separated text); None: ``reroll.DEFAULT_PASSES``.
+    verify: check that every recomputed carry equals the forward's bit for bit.
+    spill_folder: folder of the disk tier; None: the system's temporary folder.
+    on_no_recurrence: ``warn`` and compile as usual, or raise an ``error``.
+    """
+
+    schedule: str = "auto"
+    memory_budget: int | float | str | None = None
+    remote: str | tuple[str, ...] | None = None
+    segment: int | None = None
+    chunk: int | None = None
+    slots: int | None = None
+    codec: str = "auto"
+    lowering: str = "inductor"
+    passes: tuple[str, ...] | str | None = None
+    verify: bool = False
+    spill_folder: str | None = None
+    on_no_recurrence: str = "warn"
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            _check_choice(name, getattr(self, name), choices)
+        for name in ("segment", "chunk", "slots"):
+            _check_count(name, getattr(self, name))
+        for tier in self.tiers:
+            _check_choice("remote", tier, TIERS)
+        if not isinstance(self.verify, bool):
+            raise OptionError(f"Option verify={self.verify!r} is not a bool. Use True or False.")
+        _check_passes(self.passes)
+        _check_folder(self.spill_folder)
+        parse_budget(self.memory_budget)
+        _check_contradictions(self)
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """The remote tiers that were asked for, fastest first."""
+        if self.remote is None:
+            return ()
+        return (self.remote,) if isinstance(self.remote, str) else tuple(self.remote)
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any] | None) -> Options:
+        """Options from a mapping. An unknown name is an OptionError that names the nearest valid one."""
+        given = dict(options or {})
+        names = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in names:
+                raise OptionError(f"Unknown option {name!r}. {_nearest(str(name), names)}")
+        return cls(**given)
+
+
+def parse_budget(budget: int | float | str | None) -> int | float | None:
+    """Bytes as an int, or the fraction of plain BPTT's memory as a float in (0, 1]."""
+    if isinstance(budget, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", budget)
+        unit = match and match[2].lower().removesuffix("b") + ("b" if match[2] else "")
+        if not match or unit not in _UNITS and match[2].lower() != "b":
+            raise OptionError(
+                f"Option memory_budget={budget!r} is not a size. Write a number of bytes, or a text such as '512MiB'."
+            )
+        return int(float(match[1]) * _UNITS.get(str(unit), 1))
+    if budget is None:
+        return None
+    if isinstance(budget, bool) or not isinstance(budget, int | float) or not math.isfinite(budget) or budget <= 0:
+        raise OptionError(f"Option memory_budget={budget!r} must be positive bytes, a text like '512MiB', or (0, 1].")
+    if isinstance(budget, float) and budget > 1:
+        raise OptionError(f"Option memory_budget={budget!r}: a float is a fraction in (0, 1]; give bytes as an int.")
+    return budget
+
+
+def _nearest(name: str, valid: list[str] | tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.4)
+    hint = f"Did you mean {close[0]!r}? " if close else ""
+    return f"{hint}Valid are: {', '.join(valid)}."
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if name == "schedule" and value in PLANNED_SCHEDULES:
+        raise OptionError(f"Option schedule={value!r} needs the planner, which is not built yet. Use one of {choices}.")
+    if value not in choices:
+        raise OptionError(f"Option {name}={value!r} is not valid. {_nearest(str(value), choices)}")
+
+
+def _check_count(name: str, value: object) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise OptionError(f"Option {name}={value!r} must be a whole number of at least 1.")
+
+
+def _check_passes(passes: object) -> None:
+    named = isinstance(passes, tuple | list) and all(isinstance(name, str) for name in passes)
+    if passes is not None and not isinstance(passes, str) and not named:
+        raise OptionError(f"Option passes={passes!r} must be a tuple of names or a comma-separated text.")
+
+
+def _check_folder(folder: object) -> None:
+    if folder is None:
+        return
+    if not isinstance(folder, str | os.PathLike) or not os.path.isdir(folder):
+        raise OptionError(f"Option spill_folder={folder!r} is not a folder. Create it first, or leave the option out.")
+
+
+def _check_contradictions(options: Options) -> None:
+    remote = options.schedule in REMOTE_SCHEDULES or options.schedule == "auto"
+    rules = (
+        (
+            bool(options.tiers) and not remote,
+            f"remote={options.remote!r} has no effect with schedule={options.schedule!r}, which keeps all carries local. "
+            "Leave remote out, or use schedule='remote', 'hierarchical' or 'double'",
+        ),
+        (
+            "local" in options.tiers and options.schedule not in ("double", "auto"),
+            f"remote='local' (both levels on the device) goes with schedule='double', not {options.schedule!r}",
+        ),
+        (
+            "local" in options.tiers and len(options.tiers) > 1,
+            f"remote={options.remote!r} mixes 'local' with remote tiers; name either",
+        ),
+        (
+            len(options.tiers) > 1,
+            f"remote={options.remote!r} names several tiers, which needs the planner; name one",
+        ),
+        (
+            options.spill_folder is not None and "disk" not in options.tiers and options.schedule not in REMOTE_SCHEDULES,
+            "spill_folder has no effect without remote='disk'",
+        ),
+        (
+            options.chunk is not None and options.schedule == "store_all",
+            "chunk has no effect with schedule='store_all', which keeps every step",
+        ),
+        (
+            options.slots is not None and options.schedule not in ("hierarchical", "double"),
+            f"slots goes with schedule='hierarchical' or 'double', not {options.schedule!r}",
+        ),
+        (
+            options.slots is not None and options.chunk is not None and options.slots > options.chunk,
+            f"slots={options.slots} is more than the chunk={options.chunk} steps they divide",
+        ),
+    )
+    for broken, sentence in rules:
+        if broken:
+            raise OptionError(f"Contradictory options: {sentence}.")
