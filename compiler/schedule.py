@@ -1,8 +1,17 @@
-"""Where carries are kept: a schedule is a tree of intervals of steps."""
+"""Where carries are kept: a schedule is a tree of intervals of steps.
+
+The four schemes are those of Bencheikh, Finkbeiner, Neftci (2024), arXiv 2412.11810, for every number of steps T, chunk
+C and number of slots K: a sub-chunk has ceil(C / K) steps, and only the last piece of a range may be short.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from reroll.errors import IllegalProgramError, OptionError
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,9 +19,10 @@ class Interval:
     """Steps [start, stop), whose first carry is kept in ``tier`` ("local", "host", "disk").
 
     While the interval is run over (the root: by the forward; any other: by a replay from its own carry), the carry at
-    the start of each child is kept in the child's tier; the first child shares the carry of its parent where both are
-    local. An interval without children is taped and reversed as a whole; one with children is reversed child by
-    child, last to first. Children that have the same ``block`` number are written and read as one transfer.
+    the start of each child is kept in the child's tier; the first child shares the carry of its parent. If both are
+    remote it is read again; if the child is local, what was read for the parent is held. An interval without
+    children is taped and reversed as a whole; one with children is reversed child by child, last to first. Children
+    that have the same ``block`` number and tier are written and read as one transfer.
     """
 
     start: int
@@ -20,3 +30,126 @@ class Interval:
     tier: str = "local"
     children: tuple[Interval, ...] = ()
     block: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse an empty interval, and children that do not tile it."""
+        if not 0 <= self.start < self.stop:
+            raise IllegalProgramError(f"Interval [{self.start}, {self.stop}) holds no step: start must be below stop.")
+        if not self.children:
+            return
+        edges = [self.start, *(child.stop for child in self.children)]
+        if edges[-1] != self.stop or edges[:-1] != [child.start for child in self.children]:
+            raise IllegalProgramError(
+                f"The children of interval [{self.start}, {self.stop}) do not tile it: each must start where the one "
+                "before it stops, the first at its start, the last at its stop."
+            )
+
+
+def _pieces(start: int, stop: int, length: int, tier: str) -> tuple[Interval, ...]:
+    """Intervals of ``length`` steps that tile [start, stop); only the last may be short."""
+    return tuple(Interval(at, min(at + length, stop), tier) for at in range(start, stop, length))
+
+
+def _whole(length: int, segment: int) -> int:
+    """The least number of steps in whole segments that is not below ``length``."""
+    return -(-length // segment) * segment
+
+
+def _at_least_one(**numbers: int) -> None:
+    """Raise OptionError for a number below one."""
+    for name, number in numbers.items():
+        if number < 1:
+            raise OptionError(f"A schedule has {name}={number}, but {name} must be at least 1.")
+
+
+def store_all(steps: int) -> Interval:
+    """Plain back-propagation through time: one interval, taped by the forward. Local peak: T a."""
+    _at_least_one(steps=steps)
+    return Interval(0, steps)
+
+
+def standard(steps: int, chunk: int, *, segment: int = 1) -> Interval:
+    """One local carry per chunk. Local peak: (T / C) s + C a; each chunk is recomputed once."""
+    return remote(steps, chunk, "local", segment=segment)
+
+
+def remote(steps: int, chunk: int, tier: str, *, segment: int = 1) -> Interval:
+    """One carry per chunk in ``tier``. Local peak: C a + s; each chunk is recomputed once."""
+    _at_least_one(steps=steps, chunk=chunk, segment=segment)
+    return Interval(0, steps, children=_pieces(0, steps, _whole(chunk, segment), tier))
+
+
+def hierarchical(steps: int, chunk: int, slots: int, tier: str, *, segment: int = 1) -> Interval:
+    """K carries per chunk, moved as one block. Local peak: K s + (C / K) a; each sub-chunk is recomputed once."""
+    nested = double(steps, chunk, slots, tier, segment=segment)
+    blocks = enumerate(nested.children)
+    return Interval(0, steps, children=tuple(replace(sub, tier=tier, block=i) for i, c in blocks for sub in c.children))
+
+
+def double(steps: int, chunk: int, slots: int, tier: str, *, segment: int = 1) -> Interval:
+    """Chunk starts in ``tier``, then K local carries of the chunk that is reversed. Local peak: K s + (C / K) a.
+
+    Each chunk is recomputed twice: once to keep its K carries, once to tape its sub-chunks. With ``tier="local"`` the
+    T / C chunk starts are local too.
+    """
+    _at_least_one(slots=slots)
+    chunks = remote(steps, chunk, tier, segment=segment).children
+    length = _whole(-(-_whole(chunk, segment) // slots), segment)
+    nested = (replace(each, children=_pieces(each.start, each.stop, length, "local")) for each in chunks)
+    return Interval(0, steps, children=tuple(nested))
+
+
+Builder = Callable[[int, int, int, int, str], Interval]
+
+SCHEDULES: Mapping[str, Builder] = {
+    "store_all": lambda steps, segment, chunk, slots, tier: store_all(steps),
+    "standard": lambda steps, segment, chunk, slots, tier: standard(steps, chunk, segment=segment),
+    "remote": lambda steps, segment, chunk, slots, tier: remote(steps, chunk, tier, segment=segment),
+    "hierarchical": lambda steps, segment, chunk, slots, tier: hierarchical(steps, chunk, slots, tier, segment=segment),
+    "double": lambda steps, segment, chunk, slots, tier: double(steps, chunk, slots, tier, segment=segment),
+}
+
+
+def interval(schedule: str, steps: int, segment: int, chunk: int, slots: int, tier: str) -> Interval:
+    """The tree of a named schedule. Arguments that the schedule does not use are ignored. Raises OptionError."""
+    if schedule in SCHEDULES:
+        return SCHEDULES[schedule](steps, segment, chunk, slots, tier)
+    near = difflib.get_close_matches(schedule, SCHEDULES, n=1, cutoff=0.0)[0]
+    raise OptionError(f"There is no schedule {schedule!r}; did you mean {near!r}? Known are {', '.join(SCHEDULES)}.")
+
+
+def best_chunk(steps: int, carry: int, tape: int) -> int:
+    """The chunk C in steps for carries of ``carry`` units and taped steps of ``tape`` units: round(sqrt(T s / a)).
+
+    For standard it minimises the local peak (T / C) s + C a. For remote, hierarchical and double the local peak alone
+    falls with C without end, at the price of more transfers and off-chip memory; the same C is where the tape of a
+    chunk equals what is kept of all chunks, C a = (T / C) s, so the local peak of double is O(T^(1/4)).
+    """
+    _at_least_one(steps=steps, carry=carry, tape=tape)
+    return min(max(round(math.sqrt(steps * carry / tape)), 1), steps)
+
+
+def best_slots(chunk: int, carry: int, tape: int) -> int:
+    """The slots K with the least local peak K s + ceil(C / K) a, among the integers nearest to sqrt(C a / s)."""
+    _at_least_one(chunk=chunk, carry=carry, tape=tape)
+    near = math.isqrt(chunk * tape // carry)
+    candidates = (min(max(near + offset, 1), chunk) for offset in (-1, 0, 1, 2))
+    return min(candidates, key=lambda slots: slots * carry + -(-chunk // slots) * tape)
+
+
+def best_local_double(steps: int, carry: int, tape: int) -> tuple[int, int]:
+    """The chunk and slots of double with both levels on the device.
+
+    They minimise ceil(T / C) s + (K - 1) s + (C / K) a over C = K n, where n is the sub-chunk. Without rounding
+    K = (T a / s)^(1/3) and C = (T^2 s / a)^(1/3), and the local peak is 3 T^(1/3) for s = a.
+    """
+    _at_least_one(steps=steps, carry=carry, tape=tape)
+    near = round((steps * tape / carry) ** (1 / 3))
+    pairs: set[tuple[int, int]] = set()
+    for slots in range(1, 2 * near + 4):
+        chunks = round(math.sqrt(steps * tape / (slots * carry)))
+        for count in range(max(chunks - 2, 1), chunks + 3):
+            pairs.add((slots, -(-steps // (slots * count))))
+    peak = {(k * n, k): -(-steps // (k * n)) * carry + (k - 1) * carry + n * tape for k, n in pairs}
+    chunk, slots = min(peak, key=lambda pair: (peak[pair], pair))
+    return chunk, slots

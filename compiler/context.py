@@ -1,0 +1,27 @@
+"""What a pass may know besides the program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from reroll.schedule import Interval
+
+if TYPE_CHECKING:
+    from reroll.recurrence import Recurrence
+    from reroll.sparsity import Fact
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Decisions and facts that passes turn into instructions.
+
+    ``root`` says which carries are kept where; ``facts`` what was proved of each tensor of the carry; ``codec`` is
+    "auto" (lossless) or "none"; ``tiers`` are the remote tiers that may be written, fastest first.
+    """
+
+    root: Interval
+    recurrence: Recurrence | None = None
+    facts: tuple[Fact, ...] = ()
+    codec: str = "auto"
+    tiers: tuple[str, ...] = ("host", "disk")

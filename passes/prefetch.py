@@ -1,0 +1,38 @@
+"""Read carries back one chunk ahead, so that the transfer overlaps the work of the chunk reversed before."""
+
+from __future__ import annotations
+
+from reroll.context import Context
+from reroll.instructions import RUNS, operands
+from reroll.program import Node, Program, backward, reload, turn
+from reroll.registry import register_pass
+
+WORK = (*RUNS, backward)
+
+
+@register_pass("prefetch")
+def prefetch(program: Program, context: Context) -> Program:
+    """Move each reload to before the first work after the previous reload (for the first reload: after the turn).
+
+    One block more is held locally. No reload moves to before the turn, or to before the offload of its block.
+    """
+    program = program.copy()
+    order = {node: index for index, node in enumerate(program.graph.nodes)}
+    anchor: Node | None = None
+    turned = False
+    moves: list[tuple[Node, Node]] = []
+    for node in program.graph.nodes:
+        turned = turned or node.target is turn
+        if turned and node.target is reload:
+            if anchor is not None:
+                moves.append((node, anchor))
+            anchor = None
+        elif turned and anchor is None and node.target in WORK:
+            anchor = node
+    for read, before in moves:
+        block = operands(read)[0]
+        if order[block] > order[before]:
+            block.append(read)
+        else:
+            before.prepend(read)
+    return program

@@ -1,0 +1,46 @@
+"""Remove what nobody needs."""
+
+from __future__ import annotations
+
+import operator
+
+from torch import fx
+
+from reroll.context import Context
+from reroll.instructions import RUNS, operands
+from reroll.program import Node, Program, offload, recompute, reload, save
+from reroll.registry import register_pass
+
+REMOVABLE = (recompute, save, offload, reload, operator.getitem)
+
+
+@register_pass("trim")
+def trim(program: Program, context: Context) -> Program:
+    """Remove instructions without a user, and saves whose readers can read the register instead."""
+    program = program.copy()
+    graph = program.graph
+    for node in reversed(list(graph.nodes)):
+        if node.target in REMOVABLE and not node.users:
+            graph.erase_node(node)
+    for node in list(graph.nodes):
+        if node.target is save and _readers_see_register(node):
+            _read_register(graph, node)
+    return program
+
+
+def _readers_see_register(kept: Node) -> bool:
+    """Whether all readers of a save come before its source is lost, or lose it themselves."""
+    source, waiting = operands(kept)[0], set(kept.users)
+    node = kept.next
+    while waiting and node.op != "output":
+        waiting.discard(node)
+        if node.target in RUNS:
+            break
+        node = node.next
+    in_register = source.op == "placeholder" or source.target in RUNS
+    return in_register and not waiting
+
+
+def _read_register(graph: fx.Graph, kept: Node) -> None:
+    kept.replace_all_uses_with(operands(kept)[0])
+    graph.erase_node(kept)
