@@ -149,6 +149,11 @@ def within(name: str, prefixes: tuple[str, ...]) -> bool:
     return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
 
 
+def line(node: ast.AST) -> int:
+    """The line of a statement or an expression."""
+    return int(getattr(node, "lineno", 0))
+
+
 def wrong_imports(source: Source) -> Iterator[str]:
     """Imports are absolute, of ``reroll``, and point down: backends to passes to compiler."""
     lazy = source.path == "compiler/__init__.py"
@@ -157,7 +162,7 @@ def wrong_imports(source: Source) -> Iterator[str]:
         forbidden = PACKAGES if id(node) in inner else PACKAGES + FORBIDDEN.get(source.folder, ())
         for name in imported(node):
             if name.startswith(".") or within(name, forbidden):
-                yield f"{source.path}:{node.lineno}: imports {name}"  # type: ignore[attr-defined]
+                yield f"{source.path}:{line(node)}: imports {name}"
 
 
 def dotted(node: ast.AST) -> str:
@@ -173,12 +178,10 @@ def private_torch(source: Source) -> Iterator[str]:
     """Private torch API is used in the listed files only."""
     if source.folder not in PACKAGES or any(Path(source.path).match(allowed) for allowed in PRIVATE_TORCH):
         return
+    inner = {id(node.value) for node in source.nodes if isinstance(node, ast.Attribute)}
     for node in source.nodes:
-        for name in [*imported(node), dotted(node)]:
-            if re.match(r"torch\..*(?<=\.)_(?!_)", name) and (
-                isinstance(node, ast.Import | ast.ImportFrom | ast.Attribute)
-            ):
-                yield f"{source.path}:{node.lineno}: {name}"
+        names = imported(node) or [dotted(node)] * (id(node) not in inner)
+        yield from (f"{source.path}:{line(node)}: {name}" for name in names if re.match(r"torch\.(.*\.)?_(?!_)", name))
 
 
 def undocumented(source: Source) -> Iterator[str]:
