@@ -154,7 +154,9 @@ def spell(node: fx.Node) -> str:
                 return f"function:{candidate}"
         except (AttributeError, ImportError):
             continue
-    raise CaptureError(f"{where(node)}: the in-place operation {node.target} has no importable name. Write it out of place.")
+    raise CaptureError(
+        f"{where(node)}: the in-place operation {node.target} has no importable name. Write it out of place."
+    )
 
 
 def where(node: fx.Node) -> str:
@@ -263,8 +265,12 @@ class _Rewriter:
             base, same = self.parents[value]
             if not same:
                 extra = value.args[1:]
-                if value.args[:1] != (base,) or any(isinstance(x, fx.Node) for x in value.all_input_nodes if x is not base):
-                    raise CaptureError(f"{where(update)}: an update through this view cannot be followed. Write it out of place.")
+                if value.args[:1] != (base,) or any(
+                    isinstance(x, fx.Node) for x in value.all_input_nodes if x is not base
+                ):
+                    raise CaptureError(
+                        f"{where(update)}: an update through this view cannot be followed. Write it out of place."
+                    )
                 chain.append((spell(value), tuple(extra), dict(value.kwargs)))
             value = base
         return tuple(reversed(chain))

@@ -15,8 +15,27 @@ from torch import fx
 
 from reroll.functional import functionalise, out_of_place
 
-_RANDOM = ("rand", "dropout", "bernoulli", "normal", "multinomial", "poisson", "rrelu", "gumbel", "exponential", "cauchy")
-_NOT_RANDOM = ("batch_norm", "layer_norm", "instance_norm", "group_norm", "normalize", "local_response_norm", "rms_norm")
+_RANDOM = (
+    "rand",
+    "dropout",
+    "bernoulli",
+    "normal",
+    "multinomial",
+    "poisson",
+    "rrelu",
+    "gumbel",
+    "exponential",
+    "cauchy",
+)
+_NOT_RANDOM = (
+    "batch_norm",
+    "layer_norm",
+    "instance_norm",
+    "group_norm",
+    "normalize",
+    "local_response_norm",
+    "rms_norm",
+)
 _EFFECTS = ("copy_", "_set_grad_enabled", "_enter_autocast", "_exit_autocast", "_assert_async", "set_stream")
 _SETITEM = "function:operator:setitem"
 _WINDOW = 16
@@ -270,7 +289,9 @@ def _shaped(graph: fx.Graph, row: Any, slot: torch.Tensor, write: fx.Node) -> fx
     value = example(row)
     with graph.inserting_before(write):
         if not isinstance(row, fx.Node):
-            row = graph.call_function(torch.full, (tuple(slot.shape), row), {"dtype": slot.dtype, "device": slot.device})
+            row = graph.call_function(
+                torch.full, (tuple(slot.shape), row), {"dtype": slot.dtype, "device": slot.device}
+            )
             row.meta["example_value"] = slot
             return row
         if value is None or value.dtype != slot.dtype:

@@ -159,7 +159,9 @@ def _check_contradictions(options: Options) -> None:
             f"remote={options.remote!r} names several tiers, which needs the planner; name one",
         ),
         (
-            options.spill_folder is not None and "disk" not in options.tiers and options.schedule not in REMOTE_SCHEDULES,
+            options.spill_folder is not None
+            and "disk" not in options.tiers
+            and options.schedule not in REMOTE_SCHEDULES,
             "spill_folder has no effect without remote='disk'",
         ),
         (

@@ -1,0 +1,93 @@
+"""The graph around the recurrences: copied from the captured one, with stacked outputs taken whole where possible."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from reroll.normal import example
+
+
+@dataclass
+class Outer:
+    """The graph around the recurrences while it is built, and where values of the old graph are found in it."""
+
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    env: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    emitted: dict[fx.Node, tuple[fx.Node, int]] = field(default_factory=dict)
+    unbound: dict[fx.Node, fx.Node] = field(default_factory=dict)
+
+    def value(self, old: fx.Node) -> fx.Node:
+        """The new node of an old one; one step's output is taken from the stacked outputs."""
+        if old not in self.env and old in self.emitted:
+            stacked, at = self.emitted[old]
+            if stacked not in self.unbound:
+                self.unbound[stacked] = self.graph.call_function(torch.unbind, (stacked, 0))
+            self.env[old] = self.graph.call_function(operator.getitem, (self.unbound[stacked], at))
+            self.env[old].meta["example_value"] = example(old)
+        return self.env[old]
+
+    def copy(self, old: fx.Node) -> None:
+        """Copy an old node; a stack or cat of stacked outputs takes them whole."""
+        if old.op == "call_function" and old.target in (torch.stack, torch.cat):
+            gathered = self._gather(old)
+            if gathered is not None:
+                self.env[old] = gathered
+                gathered.meta = dict(old.meta)
+                return
+        self.env[old] = self.graph.node_copy(old, self.value)
+
+    def run_of(self, olds: Iterable[fx.Node]) -> tuple[fx.Node, int, int] | None:
+        """(stacked outputs, start, stride) if the nodes are outputs of steps that move evenly."""
+        places = [self.emitted.get(old) for old in olds]
+        first, last = places[0], places[-1]
+        if first is None or last is None or len(places) < 2:
+            return None
+        stride, rest = divmod(last[1] - first[1], len(places) - 1)
+        even = all(p is not None and p[0] is first[0] and p[1] == first[1] + i * stride for i, p in enumerate(places))
+        return (first[0], first[1], stride) if even and rest == 0 and stride != 0 else None
+
+    def _gather(self, old: fx.Node) -> fx.Node | None:
+        items = old.args[0]
+        dim = old.args[1] if len(old.args) > 1 else old.kwargs.get("dim", 0)
+        if not isinstance(items, list | tuple) or not isinstance(dim, int) or set(old.kwargs) - {"dim"}:
+            return None
+        if not all(isinstance(item, fx.Node) for item in items):
+            return None
+        groups = list(self._groups(list(items)))
+        value = example(old)
+        if all(len(group) == 1 for group in groups) or value is None:
+            return None
+        dim %= value.dim()
+        pieces = [self._piece(group, dim, old.target is torch.stack) for group in groups]
+        return pieces[0] if len(pieces) == 1 else self.graph.call_function(torch.cat, (pieces, dim))
+
+    def _groups(self, items: list[Any]) -> Iterable[list[fx.Node]]:
+        group: list[fx.Node] = []
+        for item in items:
+            place, last = self.emitted.get(item), self.emitted.get(group[-1]) if group else None
+            if place and last and place[0] is last[0] and place[1] == last[1] + 1:
+                group.append(item)
+                continue
+            if group:
+                yield group
+            group = [item]
+        yield group
+
+    def _piece(self, group: list[fx.Node], dim: int, stack: bool) -> fx.Node:
+        call, method = self.graph.call_function, self.graph.call_method
+        if len(group) == 1:
+            node = self.value(group[0])
+            return call(torch.unsqueeze, (node, dim)) if stack else node
+        stacked, first = self.emitted[group[0]]
+        rows = example(stacked)
+        if rows is None or rows.shape[0] != len(group):
+            stacked = call(torch.narrow, (stacked, 0, first, len(group)))
+        if dim:
+            stacked = method("contiguous", (call(torch.movedim, (stacked, 0, dim)),))
+        return stacked if stack else call(torch.flatten, (stacked, dim, dim + 1))

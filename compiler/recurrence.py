@@ -1,0 +1,75 @@
+"""A recurrence: one step, what it carries, what it reads at every step, and what it gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """A per-step input: index ``start + stride * t`` of dimension ``dim`` of operand ``operand`` at step t."""
+
+    operand: int
+    dim: int
+    start: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """A per-step input: operand ``operands[t]`` at step t."""
+
+    operands: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """A per-step input: the number ``values[t]`` at step t, as a 0-dimensional tensor."""
+
+    values: tuple[float, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """int64 for whole numbers, else float64, as Python's numbers."""
+        return torch.int64 if all(isinstance(value, int) for value in self.values) else torch.float64
+
+
+PerStep = Slices | Items | Numbers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recurrence:
+    """``steps`` runs of ``step``: ``(carry..., xs..., constants...) -> (carry'..., ys...)``.
+
+    It is called on operands ``(initial carry..., operands of xs..., constants...)`` and gives ``(last carry..., ys...)``,
+    each of ``ys`` stacked along a new first dimension of ``steps``. ``constants`` are operand numbers. ``autocast`` holds
+    the arguments of the autocast regions around the loop, ``grad_enabled`` whether it runs with gradients, ``random``
+    whether a step draws random numbers, ``where`` the line of the user's code, ``peeled`` how many nodes of the
+    captured graph stay outside.
+    """
+
+    name: str
+    step: fx.GraphModule
+    steps: int
+    carries: tuple[str, ...]
+    xs: tuple[PerStep, ...]
+    constants: tuple[int, ...]
+    ys: tuple[str, ...]
+    examples: tuple[torch.Tensor, ...]
+    autocast: tuple[tuple[object, ...], ...] = ()
+    grad_enabled: bool = True
+    random: bool = False
+    where: str = ""
+
+    @property
+    def operands(self) -> int:
+        """Number of operands."""
+        return len(self.examples)
+
+    def describe(self) -> str:
+        """One line: the step, its length, and where it comes from."""
+        calls = sum(node.op.startswith("call") for node in self.step.graph.nodes)
+        return f"{self.name}: {self.steps} steps of {calls} operations, {len(self.carries)} carried values, at {self.where}"

@@ -1,0 +1,145 @@
+"""What each value of a region's step is to the step and to the outside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from reroll.detect import Operand, Region, Sequence, classify
+from reroll.normal import example, has_effect, is_random
+
+_TAIL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """One value of the step that is carried for ``delay`` steps; ``initial[j]`` is the value of j + 1 steps ago."""
+
+    place: int
+    initial: tuple[fx.Node, ...]
+
+
+@dataclass(slots=True)
+class Step:
+    """The analysis of one region: what each node of the step is, and what the outside wants of it."""
+
+    sequence: Sequence
+    region: Region
+    operands: list[list[Operand]]
+    invariant: set[int] = field(default_factory=set)
+    registers: list[Register] = field(default_factory=list)
+    finals: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    ys: list[int] = field(default_factory=list)
+
+    def node(self, place: int, step: int) -> fx.Node:
+        """Node ``place`` of step ``step``."""
+        return self.sequence.nodes[self.region.start + step * self.region.period + place]
+
+    def moves(self, place: int) -> bool:
+        """Whether a node is a select whose index moves from step to step."""
+        return self.node(place, 0).target is torch.select and self.operands[place][2].kind == "index"
+
+    def moving_base(self, place: int) -> fx.Node | None:
+        """The tensor from outside along which a moving select moves."""
+        base = self.operands[place][0]
+        if base.kind == "step" and base.node in self.invariant:
+            return self.node(base.node, 0)
+        return base.outside[0] if base.kind == "constant" else None
+
+
+def analyse(sequence: Sequence, region: Region) -> Step | None:
+    """The analysis of a region, shortened at its end where only the last steps' values are used; None if it fails."""
+    for _ in range(_TAIL + 1):
+        operands = classify(sequence, region)
+        if operands is None:
+            return None
+        step = Step(sequence, region, operands)
+        step.invariant = _invariants(step)
+        registers = _registers(step)
+        if registers is None:
+            return None
+        step.registers = registers
+        peel = _outside_uses(step)
+        if peel == 0:
+            return step if _carriable(step) and _selectable(step) else None
+        region = Region(region.start, region.period, region.steps - peel)
+        if region.steps < 2:
+            return None
+    return None
+
+
+def _invariants(step: Step) -> set[int]:
+    found: set[int] = set()
+    for place, operands in enumerate(step.operands):
+        node = step.node(place, 0)
+        same = all(o.kind in ("constant", "literal") or o.kind == "step" and o.node in found for o in operands)
+        if same and not is_random(node) and not has_effect(node):
+            found.add(place)
+    return found
+
+
+def _registers(step: Step) -> list[Register] | None:
+    """Carried values, grouped by the value and its initial ones."""
+    groups: list[tuple[int, dict[int, fx.Node]]] = []
+    for operands in step.operands:
+        for operand in operands:
+            if operand.kind != "carry":
+                continue
+            initial = {operand.delay - r: operand.outside[r] for r in range(operand.delay)}
+            for place, known in groups:
+                agree = all(known.get(ago, node) is node for ago, node in initial.items())
+                if place == operand.node and agree:
+                    known.update(initial)
+                    break
+            else:
+                groups.append((operand.node, initial))
+    if any(set(known) != set(range(1, len(known) + 1)) for _, known in groups):
+        return None
+    return [Register(place, tuple(known[ago] for ago in sorted(known))) for place, known in groups]
+
+
+def _carriable(step: Step) -> bool:
+    """Whether all that crosses the border of the step is tensors."""
+    places = {register.place for register in step.registers} | set(step.ys)
+    initial = [node for register in step.registers for node in register.initial]
+    return all(example(step.node(place, 0)) is not None for place in places) and all(
+        example(node) is not None or node.op == "get_attr" for node in initial
+    )
+
+
+def _selectable(step: Step) -> bool:
+    """Whether every index that moves from step to step moves along a tensor from outside."""
+    return all(step.moving_base(place) is not None for place in range(step.region.period) if step.moves(place))
+
+
+def _outside_uses(step: Step) -> int:
+    """Fill ``finals`` and ``ys``; give how many last steps to peel instead, if only they are used outside."""
+    region, sequence = step.region, step.sequence
+    register_of = {}
+    for index, register in enumerate(step.registers):
+        for ago in range(len(register.initial)):
+            register_of.setdefault((register.place, region.steps - 1 - ago), (index, ago))
+    wanted: dict[int, set[int]] = {}
+    for r in range(region.steps):
+        for place in range(region.period):
+            users = step.node(place, r).users
+            if place in step.invariant or all(_inside(sequence, region, user) for user in users):
+                continue
+            if (place, r) in register_of:
+                step.finals[place, r] = register_of[place, r]
+            wanted.setdefault(place, set()).add(r)
+    tails = []
+    for place, steps in wanted.items():
+        if all((place, r) in step.finals for r in steps):
+            continue
+        if min(steps) >= region.steps - _TAIL:
+            tails.append(region.steps - min(steps))
+        step.ys.append(place)
+    return max(tails, default=0)
+
+
+def _inside(sequence: Sequence, region: Region, node: fx.Node) -> bool:
+    at = sequence.position.get(node)
+    return at is not None and region.start <= at < region.stop
