@@ -2,10 +2,10 @@
 
 A *fact* about a tensor holds for every input of the graph for which the given facts hold, NaN and infinity included,
 and for every way to execute the graph (eager; inductor: fused, contracted to FMA, half precision kept in float32
-between operations). For the latter, arithmetic is followed only over integers of magnitude at most 256 other than -0.0, which
-every float format from bfloat16 on represents: rounding, fusing and ``x + 0 -> x`` change nothing there. A constant
-that is no such integer (0.9 of ``0.9 * z``) is known where it arises and while it is moved or selected, and ends in the
-next arithmetic. Sets are propagated by evaluating the operation itself on all combinations of its operands' values.
+between operations). So arithmetic is followed only over integers of magnitude at most 256 other than -0.0, which every
+float format from bfloat16 on represents: rounding, fusing and ``x + 0 -> x`` change nothing there. A constant that is
+no such integer (0.9 of ``0.9 * z``) is known where it arises and while it is moved or selected, and ends in the next
+arithmetic. Sets are propagated by evaluating the operation itself on all combinations of its operands' values.
 
 Method: Cousot and Cousot, Abstract interpretation, POPL 1977, doi:10.1145/512950.512973.
 """
@@ -132,8 +132,9 @@ def _transfer(node: fx.Node, facts: Mapping[fx.Node, Fact], dtype: torch.dtype |
     packet = _packet(node)
     if packet in ZEROS | ONES:
         return constants(dtype, (packet in ONES,))
-    if packet in FULL and not isinstance(node.args[FULL[packet]], fx.Node):
-        return constants(dtype, (node.args[FULL[packet]],))
+    if packet in FULL:
+        value: Any = node.args[FULL[packet]]
+        return Fact(dtype) if isinstance(value, fx.Node) else constants(dtype, (value,))
     sources = _sources(node, packet, facts, dtype)
     if sources and all(fact.dtype == dtype and fact.known for fact in sources):
         return functools.reduce(Fact.join, sources)
