@@ -40,7 +40,10 @@ def before_turn(graph: fx.Graph) -> Iterator[Node]:
 
 
 def _write(graph: fx.Graph, target: Callable[..., Any], args: tuple[Any, ...], name: str) -> Node:
-    return graph.create_node("call_function", target, args, name=name)
+    # create_node walks the operands that it is given as a pytree, half of its time: set them afterwards.
+    node = graph.create_node("call_function", target, name=name)
+    node.args = args
+    return node
 
 
 def write_run(graph: fx.Graph, run: Callable[..., Any], carry: Node, start: int, stop: int) -> Node:

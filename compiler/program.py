@@ -1,7 +1,7 @@
 """The training program of one recurrence: a torch.fx graph whose nodes are instructions.
 
-A *carry* is the state from which a step can be run; a *tape* is what the backward of a range of steps needs; a *grad* is
-the gradient with respect to the carry at a step. Ranges of steps are half-open. There is one forward register: a carry
+A *carry* is the state from which a step can be run; a *tape* is what the backward of a range of steps needs; a *grad*
+is the gradient with respect to the carry at a step. Ranges of steps are half-open. There is one forward register: a carry
 made by ``advance``, ``recompute`` or ``tape`` is lost when the next of these three runs, unless it was saved or
 offloaded. Every other value lives until its last use, so nothing needs to be freed explicitly.
 
@@ -12,7 +12,7 @@ Eight instructions say everything::
     tape(carry, start, stop)         run steps and keep their tape; read as a carry it is the carry at ``stop``  -> tape
     save(carry)                      keep a carry in local memory                                               -> carry
     offload((carry, ...), tier)      write carries to a tier as one block                                       -> block
-    reload(block)                    bring a block back to local memory; ``operator.getitem`` picks a carry      -> block
+    reload(block)                    bring a block back to local memory; ``operator.getitem`` picks a carry     -> block
     turn(carry)                      the forward is over; gradients of the outputs are known from here on        -> grad
     backward(tape, grad)             reverse the steps of a tape                                                 -> grad
 
@@ -34,7 +34,7 @@ Node = fx.Node
 
 
 def advance(carry: Any, start: int, stop: int) -> Any:
-    """Run steps [start, stop) for the first time, emit their outputs, drop their intermediates. Gives the carry at stop."""
+    """Run steps [start, stop) for the first time, emit their outputs, drop intermediates. Gives the carry at stop."""
     raise NotImplementedError("instructions are executed by a runtime, not called")
 
 
@@ -92,7 +92,13 @@ class Program:
     def copy(self) -> Program:
         """A program with a graph of its own, free to be edited."""
         graph = fx.Graph()
-        graph.output(graph.graph_copy(self.graph, {}))
+        copies: dict[Node, Node] = {}
+        for node in self.graph.nodes:
+            # create_node walks the operands that it is given as a pytree, half of its time: set them afterwards.
+            copies[node] = made = graph.create_node(node.op, node.target, name=node.name)
+            made.args = fx.map_arg(node.args, copies.__getitem__)
+            made.kwargs = fx.map_arg(node.kwargs, copies.__getitem__)
+            made.meta = dict(node.meta)
         return Program(graph, self.steps, self.segment, self.facts)
 
 

@@ -126,15 +126,15 @@ def pass_names(passes: Sequence[str] | str) -> tuple[str, ...]:
     return tuple(passes)
 
 
-def _apply(entry: Entry, subject: T, context: Context) -> T:
+def _apply(entry: Entry, subject: T, context: Context, expected: type[T]) -> T:
     """Run one pass. Raises PassError if it raises, or returns another type than it was given."""
     try:
         result = entry.make()(subject, context)
     except Exception as error:
         raise PassError(f"Pass {entry.name!r} raised {type(error).__name__}: {error}") from error
-    if not isinstance(result, type(subject)):
-        expected, found = type(subject).__name__, type(result).__name__
-        raise PassError(f"Pass {entry.name!r} must return a {expected}, but it returned a {found}. Return the result.")
+    if not isinstance(result, expected):
+        wanted, found = expected.__name__, type(result).__name__
+        raise PassError(f"Pass {entry.name!r} must return a {wanted}, but it returned a {found}. Return the result.")
     return result
 
 
@@ -147,7 +147,7 @@ def run(passes: Sequence[str] | str, program: Program, context: Context) -> Prog
     for entry in [find(name) for name in pass_names(passes)]:
         if entry.on != "program":
             continue
-        result = _apply(entry, program, context)
+        result = _apply(entry, program, context, Program)
         if (result.steps, result.segment) != (program.steps, program.segment):
             raise PassError(f"Pass {entry.name!r} changed the steps or the segment of the program. Keep them.")
         try:
@@ -162,5 +162,5 @@ def run_on_step(passes: Sequence[str] | str, step: fx.GraphModule, context: Cont
     """Run those of the passes that are declared for the step graph, in order. Raises PassError."""
     for entry in [find(name) for name in pass_names(passes)]:
         if entry.on == "step":
-            step = _apply(entry, step, context)
+            step = _apply(entry, step, context, fx.GraphModule)
     return step

@@ -62,9 +62,9 @@ def _at_least_one(**numbers: int) -> None:
             raise OptionError(f"A schedule has {name}={number}, but {name} must be at least 1.")
 
 
-def store_all(steps: int) -> Interval:
+def store_all(steps: int, *, segment: int = 1) -> Interval:
     """Plain back-propagation through time: one interval, taped by the forward. Local peak: T a."""
-    _at_least_one(steps=steps)
+    _at_least_one(steps=steps, segment=segment)
     return Interval(0, steps)
 
 
@@ -99,23 +99,28 @@ def double(steps: int, chunk: int, slots: int, tier: str, *, segment: int = 1) -
     return Interval(0, steps, children=tuple(nested))
 
 
-Builder = Callable[[int, int, int, int, str], Interval]
+Builder = Callable[..., Interval]
 
-SCHEDULES: Mapping[str, Builder] = {
-    "store_all": lambda steps, segment, chunk, slots, tier: store_all(steps),
-    "standard": lambda steps, segment, chunk, slots, tier: standard(steps, chunk, segment=segment),
-    "remote": lambda steps, segment, chunk, slots, tier: remote(steps, chunk, tier, segment=segment),
-    "hierarchical": lambda steps, segment, chunk, slots, tier: hierarchical(steps, chunk, slots, tier, segment=segment),
-    "double": lambda steps, segment, chunk, slots, tier: double(steps, chunk, slots, tier, segment=segment),
+SCHEDULES: Mapping[str, tuple[Builder, tuple[str, ...]]] = {
+    "store_all": (store_all, ()),
+    "standard": (standard, ("chunk",)),
+    "remote": (remote, ("chunk", "tier")),
+    "hierarchical": (hierarchical, ("chunk", "slots", "tier")),
+    "double": (double, ("chunk", "slots", "tier")),
 }
+"""The builder of each schedule, and the arguments that it takes besides ``steps`` and ``segment``."""
 
 
 def interval(schedule: str, steps: int, segment: int, chunk: int, slots: int, tier: str) -> Interval:
-    """The tree of a named schedule. Arguments that the schedule does not use are ignored. Raises OptionError."""
-    if schedule in SCHEDULES:
-        return SCHEDULES[schedule](steps, segment, chunk, slots, tier)
-    near = difflib.get_close_matches(schedule, SCHEDULES, n=1, cutoff=0.0)[0]
-    raise OptionError(f"There is no schedule {schedule!r}; did you mean {near!r}? Known are {', '.join(SCHEDULES)}.")
+    """The tree of a named schedule. Arguments that the schedule does not take are ignored. Raises OptionError."""
+    if schedule not in SCHEDULES:
+        near = difflib.get_close_matches(schedule, SCHEDULES, n=1, cutoff=0.0)[0]
+        raise OptionError(
+            f"There is no schedule {schedule!r}; did you mean {near!r}? Known are {', '.join(SCHEDULES)}."
+        )
+    builder, names = SCHEDULES[schedule]
+    arguments = {"chunk": chunk, "slots": slots, "tier": tier}
+    return builder(steps, **{name: arguments[name] for name in names}, segment=segment)
 
 
 def best_chunk(steps: int, carry: int, tape: int) -> int:

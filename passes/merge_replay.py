@@ -17,7 +17,7 @@ from reroll.registry import register_pass
 
 
 @register_pass("merge-replay")
-def merge_replay(program: Program, context: Context) -> Program:
+def merge_replay(program: Program, _context: Context) -> Program:
     """Tape the last sub-chunk of each chunk while the chunk is replayed, and replay the last chunk in the forward."""
     program = program.copy()
     graph = program.graph
@@ -55,14 +55,20 @@ def _merge_last(graph: fx.Graph, last: Node) -> None:
 
 
 def _first_replay(turned: Node) -> list[Node]:
-    """The runs and saves between the turn and the first backward, if they end with its tape; else nothing."""
+    """What lies between the turn and the first backward, without reads, if it ends with the tape of that backward.
+
+    Nothing if it needs more than one carry that was kept before the turn.
+    """
     chain: list[Node] = []
     node = turned.next
     while node.op == "call_function" and node.target is not backward:
         if node.target not in (reload, operator.getitem):
             chain.append(node)
         node = node.next
-    return chain if chain and chain[-1].target is tape else []
+    if not chain or chain[-1].target is not tape:
+        return []
+    known = {operands(chain[0])[0], *chain}
+    return chain if all(known.issuperset(node.all_input_nodes) for node in chain) else []
 
 
 def _erase_read(graph: fx.Graph, picked: Node) -> None:

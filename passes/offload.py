@@ -53,18 +53,17 @@ def offload(program: Program, context: Context) -> Program:
     return program
 
 
-def _places(root: Interval) -> Iterator[_Place]:
-    """The places of all kept carries: one for each step at which an interval starts."""
+def _places(root: Interval, path: tuple[int, ...] = ()) -> Iterator[_Place]:
+    """The places of all kept carries: one for each step at which an interval starts. ``path`` leads to ``root``."""
     for number, child in enumerate(root.children):
-        for inner in _places(child):
+        for inner in _places(child, (*path, number)):
             if inner.chain[0].start != child.start:
                 yield inner
         chain = [child]
         while chain[-1].children:
             chain.append(chain[-1].children[0])
         alone = child.block is None
-        key = (root.start, root.stop, len(chain), alone, number if alone else child.block, child.tier)
-        yield _Place(tuple(chain), key)
+        yield _Place(tuple(chain), (path, alone, number if alone else child.block, child.tier))
 
 
 def _move(graph: fx.Graph, saves: list[Node], tier: str, places: Mapping[int, _Place], order: dict[Node, int]) -> None:

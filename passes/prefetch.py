@@ -11,7 +11,7 @@ WORK = (*RUNS, backward)
 
 
 @register_pass("prefetch")
-def prefetch(program: Program, context: Context) -> Program:
+def prefetch(program: Program, _context: Context) -> Program:
     """Move each reload to before the first work after the previous reload (for the first reload: after the turn).
 
     One block more is held locally. No reload moves to before the turn, or to before the offload of its block.

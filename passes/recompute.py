@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any, cast
+
 from torch import fx
 
 from reroll.context import Context
@@ -19,27 +22,25 @@ def recompute(program: Program, context: Context) -> Program:
     Its backward becomes a replay from the saved carry. All other tapes stay, so the program is legal in any order of
     passes; a root without children is left as it is.
     """
-    program = program.copy()
-    graph = program.graph
+    graph = fx.Graph()
     children = {(child.start, child.stop): child for child in context.root.children}
+    forward = set(before_turn(program.graph))
+    copies: dict[Node, Node] = {}
     saved: dict[int, Node] = {}
-    for node in list(before_turn(graph)):
-        if node.target is save:
-            saved[position(node)] = node
-        if node.target is not tape:
-            continue
-        carry, start, stop = operands(node)
-        if (start, stop) not in children or start not in saved:
-            continue
-        with graph.inserting_before(node):
-            advanced = write_run(graph, advance, carry, start, stop)
-        reversal = next(user for user in node.users if user.target is backward)
-        with graph.inserting_before(reversal):
-            grad = replay(graph, children[start, stop], saved[start], operands(reversal)[1])
-        for old, new in ((reversal, grad), (node, advanced)):
-            old.replace_all_uses_with(new)
-            graph.erase_node(old)
-    return program
+    dropped: dict[Node, Interval] = {}
+    for node in program.graph.nodes:
+        args = cast(tuple[Any, ...], fx.map_arg(operands(node), copies.__getitem__))
+        if node.target is tape and node in forward and args[1:] in children and args[1] in saved:
+            dropped[node] = children[args[1:]]
+            copies[node] = write_run(graph, advance, *args)
+        elif node.target is backward and operands(node)[0] in dropped:
+            interval = dropped[operands(node)[0]]
+            copies[node] = replay(graph, interval, saved[interval.start], args[1])
+        else:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        if node.target is save and node in forward:
+            saved[position(node)] = copies[node]
+    return replace(program, graph=graph)
 
 
 def replay(graph: fx.Graph, interval: Interval, kept: Node, grad: Node) -> Node:

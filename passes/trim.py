@@ -15,7 +15,7 @@ REMOVABLE = (recompute, save, offload, reload, operator.getitem)
 
 
 @register_pass("trim")
-def trim(program: Program, context: Context) -> Program:
+def trim(program: Program, _context: Context) -> Program:
     """Remove instructions without a user, and saves whose readers can read the register instead."""
     program = program.copy()
     graph = program.graph

@@ -1,0 +1,245 @@
+"""Passes map legal programs to legal ones with the same results, in any order; the registry says what went wrong."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import fx
+
+from reroll import registry
+from reroll.context import Context
+from reroll.errors import PassError
+from reroll.passes import DEFAULT_PASSES
+from reroll.program import Program, offload, recompute, reload, save, store_all
+from reroll.registry import lookup, pass_names, register_pass, run, run_on_step
+from reroll.schedule import SCHEDULES, Interval, interval
+from reroll.verifier import Sizes, verify
+from toy import DECIDE, MERGE, built, play, reference
+
+EVERY_PASS = (*DEFAULT_PASSES, "merge-replay", "trim")
+
+
+@dataclass(frozen=True)
+class Proved:
+    codec: str
+
+
+def facts(*codecs: str) -> Any:
+    return tuple(Proved(codec) for codec in codecs)
+
+
+@given(
+    name=st.sampled_from(sorted(SCHEDULES)),
+    steps=st.integers(1, 14),
+    segment=st.integers(1, 4),
+    chunk=st.integers(1, 16),
+    slots=st.integers(1, 16),
+    tier=st.sampled_from(["local", "host"]),
+)
+@settings(max_examples=250, deadline=None)
+def test_every_pass_keeps_every_result(name: str, steps: int, segment: int, chunk: int, slots: int, tier: str) -> None:
+    context = Context(interval(name, steps, segment, chunk, slots, tier))
+    program, expected = store_all(steps, segment), reference(steps)
+    for each in EVERY_PASS:
+        program = run((each,), program, context)
+        assert play(program) == expected
+        assert [t for t, _ in play(program).inputs] == list(reversed(range(steps)))
+
+
+@st.composite
+def trees(draw: st.DrawFn, start: int = 0, stop: int | None = None, depth: int = 3) -> Interval:
+    """Any tree of intervals, with any tiers and blocks."""
+    stop = draw(st.integers(1, 10)) if stop is None else stop
+    cuts = draw(st.sets(st.integers(start, stop), max_size=4)) if depth and draw(st.booleans()) else None
+    tier = draw(st.sampled_from(["local", "host", "disk"]))
+    block = draw(st.sampled_from([None, 0, 1]))
+    if cuts is None:
+        return Interval(start, stop, tier, block=block)
+    edges = sorted({start, stop} | cuts)
+    pairs = pairwise(edges)
+    return Interval(start, stop, tier, tuple(draw(trees(low, high, depth - 1)) for low, high in pairs), block)
+
+
+@given(root=trees(), order=st.lists(st.sampled_from(EVERY_PASS), max_size=10))
+@settings(max_examples=400, deadline=None)
+def test_any_tree_in_any_order_of_passes_keeps_every_result(root: Interval, order: list[str]) -> None:
+    program = run(order, store_all(root.stop, 1), Context(root))
+    assert play(program) == reference(root.stop)
+
+
+@given(root=trees())
+@settings(max_examples=150, deadline=None)
+def test_any_tree_under_the_default_passes_keeps_every_result(root: Interval) -> None:
+    program = run(DEFAULT_PASSES, store_all(root.stop, 1), Context(root))
+    assert play(program) == reference(root.stop)
+    assert play(run("merge-replay,trim", program, Context(root))) == reference(root.stop)
+
+
+def test_passes_leave_the_given_program_as_it_is() -> None:
+    context = Context(interval("double", 16, 1, 4, 2, "disk"), facts=facts("bits"))
+    program = store_all(16, 1)
+    for name in EVERY_PASS:
+        before = str(program.graph)
+        result = lookup(name)(program, context)
+        assert str(program.graph) == before
+        program = result
+
+
+def test_a_remote_first_child_is_read_again_and_a_local_one_holds() -> None:
+    def reads(tier: str) -> int:
+        halves = (Interval(0, 2, tier), Interval(2, 4))
+        root = Interval(0, 4, children=(Interval(0, 4, "disk", halves),))
+        return verify(run(DECIDE, store_all(4, 1), Context(root))).remote_reads
+
+    assert (reads("local"), reads("disk")) == (1, 2)
+
+
+@pytest.mark.parametrize("name", ["remote", "hierarchical", "double"])
+@pytest.mark.parametrize(("steps", "chunk", "slots"), [(64, 16, 4), (37, 10, 3), (9, 12, 2)])
+def test_prefetch_holds_at_most_one_block_more(name: str, steps: int, chunk: int, slots: int) -> None:
+    program = built(name, steps, chunk, slots)
+    context = Context(interval(name, steps, 1, chunk, slots, "disk"))
+    before, after = verify(program), verify(run("prefetch", program, context))
+    assert after.local_peak <= before.local_peak + (slots if name == "hierarchical" else 1)
+    costs = ("remote_peak", "reforward_steps", "remote_reads", "remote_writes", "carries_read", "carries_written")
+    assert [getattr(before, cost) for cost in costs] == [getattr(after, cost) for cost in costs]
+
+
+def test_prefetch_reads_one_chunk_ahead() -> None:
+    names = [node.name for node in built("remote", 9, 3, 1, passes=DEFAULT_PASSES).graph.nodes]
+    half = names[names.index("turn") + 1 : names.index("carry_at3")]
+    assert half == ["reload_at6", "carry_at6", "reload_at3", "tape_6to9", "backward_6to9"]
+
+
+def test_compress_names_the_codec_of_the_facts() -> None:
+    root = interval("double", 16, 1, 4, 2, "disk")
+    kept = Context(root, facts=facts("bits", "raw"))
+    program = run(DEFAULT_PASSES, store_all(16, 1), kept)
+    nodes = [node for node in program.graph.nodes if node.target in (save, offload)]
+    assert nodes
+    assert all(node.kwargs["codec"] == ("bits", "raw") for node in nodes)
+    packed = verify(program, sizes=Sizes(carry=64, tape_step=10, packed=lambda codec: 2 if "bits" in codec else 64))
+    assert packed.remote_peak == 4 * 2
+    plain = run(DEFAULT_PASSES, store_all(16, 1), replace(kept, codec="none"))
+    assert not any(node.kwargs for node in plain.graph.nodes)
+
+
+def test_trim_drops_what_nobody_reads() -> None:
+    program = built("double", 9, 3, 3, passes=(*DECIDE.split(","), "trim"))
+    assert all(node.users for node in program.graph.nodes if node.target is recompute)
+    assert verify(program).reforward_steps == 18 - 3
+    assert verify(built("double", 9, 3, 3, passes=MERGE + ",trim")).local_peak <= 4
+
+
+def test_a_tier_that_the_context_does_not_list_is_refused() -> None:
+    context = Context(interval("remote", 4, 1, 2, 1, "tape-drive"))
+    with pytest.raises(PassError, match=r"Pass 'offload' raised OptionError.*'tape-drive'"):
+        run(DECIDE, store_all(4, 1), context)
+
+
+@pytest.fixture
+def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    lookup("save")
+    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
+    registry._plugins.cache_clear()
+    yield
+    registry._plugins.cache_clear()
+
+
+CONTEXT = Context(interval("remote", 4, 1, 2, 1, "disk"))
+
+
+@pytest.mark.usefixtures("fresh_registry")
+def test_a_pass_of_ones_own() -> None:
+    """Read every block right after the turn."""
+
+    @register_pass("read-early")
+    @dataclass(frozen=True)
+    class ReadEarly:
+        only_disk: bool = True
+
+        def __call__(self, program: Program, context: Context) -> Program:
+            program = program.copy()
+            turned = next(node for node in program.graph.nodes if node.name == "turn")
+            for node in list(program.graph.nodes):
+                if node.target is reload and self.only_disk:
+                    turned.append(node)
+            return program
+
+    program = run((*DEFAULT_PASSES, "read-early"), store_all(4, 1), CONTEXT)
+    assert play(program) == reference(4)
+    assert verify(program).local_peak == 2 + 2
+
+
+@pytest.mark.usefixtures("fresh_registry")
+def test_a_pass_on_the_step_graph() -> None:
+    @register_pass("halve", on="step")
+    def halve(step: fx.GraphModule, _context: Context) -> fx.GraphModule:
+        graph = fx.Graph()
+        x = graph.placeholder("x")
+        graph.output(graph.call_function(torch.mul, (x, 0.5)))
+        return fx.GraphModule(step, graph)
+
+    step = fx.symbolic_trace(torch.nn.Identity())
+    assert run_on_step("save, halve", step, CONTEXT)(torch.tensor(4.0)) == 2
+    program = store_all(4, 1)
+    assert run("halve", program, CONTEXT) is program
+
+
+@pytest.mark.usefixtures("fresh_registry")
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda program, context: None, "Pass 'wrong' must return a Program, but it returned a NoneType"),
+        (lambda program, context: 1 / 0, "Pass 'wrong' raised ZeroDivisionError: division by zero"),
+        (lambda program, context: replace(program, steps=3), "Pass 'wrong' changed the steps"),
+        (
+            lambda program, context: replace(program, graph=fx.Graph()),
+            "Pass 'wrong' returned an illegal program. Node .* breaks the rule 'graph'",
+        ),
+    ],
+)
+def test_a_wrong_pass_is_named(wrong: Any, message: str) -> None:
+    register_pass("wrong")(wrong)
+    with pytest.raises(PassError, match=message):
+        run(("save", "wrong"), store_all(4, 1), CONTEXT)
+
+
+@pytest.mark.usefixtures("fresh_registry")
+def test_names_are_unique_known_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pass_names(" save, recompute,") == ("save", "recompute")
+    with pytest.raises(PassError, match=r"'save' of .*second.* is taken by reroll\.passes\.save"):
+
+        @register_pass("save")
+        def second(program: Program, _context: Context) -> Program:
+            return program
+
+    with pytest.raises(PassError, match="did you mean 'recompute'"):
+        lookup("recompose")
+    with pytest.raises(PassError, match=r"works? on 'program' or on 'step'"):
+        register_pass("odd", on="graph")  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("fresh_registry")
+def test_entry_points_are_loaded_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [
+        EntryPoint("plugin", "toy:reference", registry.GROUP),
+        EntryPoint("broken", "no_such_module:nothing", registry.GROUP),
+        EntryPoint("save", "toy:play", registry.GROUP),
+    ]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    assert lookup("plugin") is reference
+    with pytest.raises(PassError, match="'broken' of the entry point no_such_module:nothing cannot be imported"):
+        lookup("broken")
+    with pytest.raises(PassError, match=r"'save' of reroll\.passes\.save:save is taken by the entry point toy:play"):
+        lookup("save")
+    registry._plugins.cache_clear()
+    points.append(EntryPoint("plugin", "toy:built", registry.GROUP))
+    with pytest.raises(PassError, match="toy:reference and as toy:built"):
+        lookup("recompute")

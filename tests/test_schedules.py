@@ -1,0 +1,151 @@
+"""Schedules reproduce the exact counts of the oracles, and chunks are the best ones."""
+
+import json
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reroll import schedule
+from reroll.context import Context
+from reroll.errors import IllegalProgramError, OptionError
+from reroll.program import store_all
+from reroll.registry import run
+from reroll.schedule import Interval, best_chunk, best_local_double, best_slots, interval
+from reroll.verifier import Tally, verify
+from toy import DECIDE, MERGE, built, play, reference
+
+ORACLE: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "schedule_counts.json").read_text())
+
+
+def counts(tally: Tally) -> list[int]:
+    transfers = [tally.remote_writes, tally.carries_written, tally.remote_reads, tally.carries_read]
+    return [tally.local_peak, tally.remote_peak, tally.reforward_steps, *transfers]
+
+
+@pytest.mark.parametrize("row", ORACLE["schemes"]["rows"], ids=lambda row: "-".join(map(str, row[:4])))
+def test_scheme_has_the_counts_of_the_oracle(row: list[Any]) -> None:
+    scheme, steps, chunk, slots, *expected = row
+    merged = scheme == "double_merged"
+    program = built("double" if merged else scheme, steps, chunk, slots, passes=MERGE if merged else DECIDE)
+    assert counts(verify(program)) == expected
+
+
+@pytest.mark.parametrize("steps", [1, 7, 64])
+def test_store_all_recomputes_nothing_and_tapes_all(steps: int) -> None:
+    tally = verify(built("store_all", steps, 1, 1))
+    assert counts(tally) == [steps, 0, 0, 0, 0, 0, 0]
+    assert tally.forward_steps == steps
+
+
+@cache
+def least_extra(steps: int, slots: int) -> tuple[int, int]:
+    """Griewank and Walther (2000), doi 10.1145/347837.347846: least extra steps, and where the first cut is."""
+    if steps == 1:
+        return 0, 0
+    if slots == 1:
+        return steps * (steps - 1) // 2, steps - 1
+    cuts = range(1, steps)
+    return min((cut + least_extra(cut, slots)[0] + least_extra(steps - cut, slots - 1)[0], cut) for cut in cuts)
+
+
+def binomial(start: int, stop: int, slots: int) -> Interval:
+    if stop - start == 1:
+        return Interval(start, stop)
+    cut = start + least_extra(stop - start, slots)[1]
+    return Interval(start, stop, children=(binomial(start, cut, slots), binomial(cut, stop, max(slots - 1, 1))))
+
+
+SMALL = [row for row in ORACLE["revolve"]["rows"] if row[0] <= 40]  # the search of the first cut is quadratic
+
+
+@pytest.mark.parametrize("row", SMALL, ids=lambda row: "-".join(map(str, row)))
+def test_deeper_trees_say_revolve(row: list[int]) -> None:
+    steps, slots, extra = row
+    program = run("save,recompute,merge-replay,trim", store_all(steps, 1), Context(binomial(0, steps, slots)))
+    tally = verify(program)
+    assert tally.reforward_steps == extra
+    assert tally.local_peak <= slots + 1  # the tape of one step
+    assert play(program) == reference(steps)
+
+
+@given(
+    name=st.sampled_from(sorted(schedule.SCHEDULES)),
+    steps=st.integers(1, 40),
+    segment=st.integers(1, 6),
+    chunk=st.integers(1, 50),
+    slots=st.integers(1, 50),
+)
+@settings(max_examples=200, deadline=None)
+def test_every_boundary_is_a_whole_segment(name: str, steps: int, segment: int, chunk: int, slots: int) -> None:
+    def walk(node: Interval) -> None:
+        assert node.start % segment == 0
+        assert node.stop % segment == 0 or node.stop == steps
+        for child in node.children:
+            walk(child)
+
+    root = interval(name, steps, segment, chunk, slots, "disk")
+    assert (root.start, root.stop) == (0, steps)
+    walk(root)
+    lengths = {child.stop - child.start for child in root.children[:-1]}
+    assert name == "hierarchical" or len(lengths) <= 1
+    if name == "double":
+        assert all(len(child.children) <= slots for child in root.children)
+
+
+def test_remote_with_local_tier_is_standard_and_double_local_saves_its_chunks() -> None:
+    assert schedule.remote(9, 3, "local") == schedule.standard(9, 3)
+    context = Context(schedule.double(64, 16, 4, "local"))
+    tally = verify(run(DECIDE, store_all(64, 1), context))
+    assert (tally.remote_writes, tally.remote_peak, tally.reforward_steps) == (0, 0, 128)
+    assert tally.local_peak == 4 + 3 + 4  # the chunk starts, the other carries of a chunk, the tape of a sub-chunk
+
+
+def local_peak(name: str, steps: int, chunk: int, slots: int, tier: str = "disk") -> int:
+    context = Context(interval(name, steps, 1, chunk, slots, tier))
+    return verify(run(DECIDE, store_all(steps, 1), context)).local_peak
+
+
+@pytest.mark.parametrize("steps", [16, 36, 64])
+def test_best_chunk_has_the_least_local_peak_of_standard(steps: int) -> None:
+    chunk = best_chunk(steps, 1, 1)
+    assert chunk == round(math.sqrt(steps))
+    assert local_peak("standard", steps, chunk, 1) == min(local_peak("standard", steps, c, 1) for c in range(1, steps))
+
+
+@pytest.mark.parametrize("chunk", [4, 9, 20, 36])
+def test_best_slots_have_the_least_local_peak_of_double(chunk: int) -> None:
+    slots = best_slots(chunk, 1, 1)
+    peaks = [local_peak("double", 40, chunk, k) for k in range(1, chunk + 1)]
+    assert local_peak("double", 40, chunk, slots) == min(peaks)
+
+
+@given(steps=st.integers(1, 60), carry=st.integers(1, 9), tape=st.integers(1, 9))
+@settings(max_examples=150, deadline=None)
+def test_best_local_double_is_the_least_of_all(steps: int, carry: int, tape: int) -> None:
+    def peak(chunk: int, slots: int) -> int:
+        return (-(-steps // chunk) + slots - 1) * carry + -(-chunk // slots) * tape
+
+    every = (peak(n * k, k) for k in range(1, steps + 1) for n in range(1, steps + 1))
+    assert peak(*best_local_double(steps, carry, tape)) == min(every)
+
+
+def test_double_local_is_near_three_cube_roots_and_remote_near_two_fourth_roots() -> None:
+    assert local_peak("double", 1000, *best_local_double(1000, 1, 1), tier="local") == pytest.approx(30, abs=1)
+    chunk = best_chunk(625, 1, 1)
+    assert local_peak("double", 625, chunk, best_slots(chunk, 1, 1)) == 10
+
+
+def test_wrong_arguments_are_sentences() -> None:
+    with pytest.raises(OptionError, match="did you mean 'double'"):
+        interval("doubel", 4, 1, 2, 2, "disk")
+    with pytest.raises(OptionError, match="slots=0, but slots must be at least 1"):
+        interval("double", 4, 1, 2, 0, "disk")
+    with pytest.raises(IllegalProgramError, match="holds no step"):
+        Interval(3, 3)
+    with pytest.raises(IllegalProgramError, match="do not tile"):
+        Interval(0, 4, children=(Interval(0, 2), Interval(3, 4)))
