@@ -151,7 +151,7 @@ def test_both_paths_agree(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(StorageError, match="no codec 'zip'.*bits"):
+    with pytest.raises(StorageError, match=r"no codec 'zip'.*bits"):
         encode(torch.ones(3), "zip")
     with pytest.raises(UnsupportedError, match="to_dense"):
         encode(torch.eye(3).to_sparse(), "bits")
