@@ -1,8 +1,8 @@
 """The training program of one recurrence: a torch.fx graph whose nodes are instructions.
 
 A *carry* is the state from which a step can be run; a *tape* is what the backward of a range of steps needs; a *grad*
-is the gradient with respect to the carry at a step. Ranges of steps are half-open. There is one forward register: a carry
-made by ``advance``, ``recompute`` or ``tape`` is lost when the next of these three runs, unless it was saved or
+is the gradient with respect to the carry at a step. Ranges of steps are half-open. There is one forward register: a
+carry made by ``advance``, ``recompute`` or ``tape`` is lost when the next of these three runs, unless it was saved or
 offloaded. Every other value lives until its last use, so nothing needs to be freed explicitly.
 
 Eight instructions say everything::

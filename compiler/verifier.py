@@ -24,6 +24,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn, cast
 
 from reroll.errors import IllegalProgramError
+from reroll.instructions import RUNS
 from reroll.program import (
     Node,
     Program,
@@ -38,7 +39,8 @@ from reroll.program import (
 )
 from reroll.tally import Sizes, Tally, count
 
-RUNS = (advance, recompute, tape)
+__all__ = ["Sizes", "Tally", "check", "verify"]
+
 UNITS = Sizes()
 UNBOUNDED: Mapping[str, int] = MappingProxyType({})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
 
 from torch import fx
 
@@ -29,7 +28,7 @@ def recompute(program: Program, context: Context) -> Program:
     saved: dict[int, Node] = {}
     dropped: dict[Node, Interval] = {}
     for node in program.graph.nodes:
-        args = cast(tuple[Any, ...], fx.map_arg(operands(node), copies.__getitem__))
+        args = fx.map_arg(operands(node), copies.__getitem__)
         if node.target is tape and node in forward and args[1:] in children and args[1] in saved:
             dropped[node] = children[args[1:]]
             copies[node] = write_run(graph, advance, *args)

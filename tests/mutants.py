@@ -13,7 +13,7 @@ Edit = Callable[[fx.Graph, list[Node]], None]
 def kind(node: Node) -> str:
     if node.target in (turn, backward):
         return "grad"
-    return {offload: "block", reload: "reloaded"}.get(node.target, "carry")  # type: ignore[arg-type, call-overload]
+    return {offload: "block", reload: "reloaded"}.get(node.target, "carry")  # type: ignore[arg-type]
 
 
 def drop(index: int, heir: int | None) -> Edit:
