@@ -36,7 +36,8 @@ def extract(outer: Outer, step: Step, name: str) -> Recurrence:
         stacked = outer.graph.call_function(operator.getitem, (call, carried + index))
         value = example(step.node(place, 0))
         assert value is not None
-        stacked.meta["example_value"] = value.new_empty((step.region.steps, *value.shape))
+        rows = value.new_empty((step.region.steps, *value.shape))
+        stacked.meta["example_value"] = rows.requires_grad_(value.requires_grad)
         for r in range(step.region.steps):
             outer.emitted[step.node(place, r)] = (stacked, r)
     scopes = _scopes(step)

@@ -1,0 +1,349 @@
+"""Plays a training program: the forward half up to ``turn``, later the backward half.
+
+One ``Run`` is one call of one recurrence. It holds the values that the program keeps, and nothing of it outlives the
+autograd graph of the call. A carry is made in the forward register and is gone when the next segment runs, unless it
+was saved; random number states travel with the carries that are kept.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reroll.backends.codecs import Encoded, decode, encode
+from reroll.backends.lowering import Segment, segment_inputs, time_slice
+from reroll.backends.randomness import random_state, set_random_state
+from reroll.backends.replay import Witness
+from reroll.backends.storage import Block, Tier
+from reroll.program import Node, Program, advance, backward, offload, recompute, reload, save, tape, turn
+from reroll.recurrence import Items, Recurrence, Slices
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Carry:
+    """A carry as it is run from: tensors, and the random number state before its step (None: the present one)."""
+
+    tensors: tuple[Tensor, ...]
+    random: tuple[Tensor, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """A carry that is kept locally, encoded."""
+
+    tensors: tuple[Encoded, ...]
+    random: tuple[Tensor, ...] | None
+
+    def carry(self) -> Carry:
+        """The carry, decoded bit for bit."""
+        return Carry(tuple(decode(tensor) for tensor in self.tensors), self.random)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stored:
+    """A block of carries in a remote tier."""
+
+    block: Block
+    width: int
+    randoms: tuple[tuple[Tensor, ...] | None, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Tape:
+    """Saved tensors of taped segments, in order: (first step, steps, saved)."""
+
+    segments: list[tuple[int, int, list[Any]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Instruction:
+    """A node of the program, and the nodes whose last use it is."""
+
+    node: Node
+    dead: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Executable:
+    """A recurrence with its program and compiled segments: all that does not change from call to call."""
+
+    recurrence: Recurrence
+    program: Program
+    segments: Mapping[int, Segment]
+    tiers: Mapping[str, Tier]
+    verify: bool
+    forward: tuple[Instruction, ...]
+    backward: tuple[Instruction, ...]
+
+    @classmethod
+    def of(
+        cls,
+        recurrence: Recurrence,
+        program: Program,
+        segments: Mapping[int, Segment],
+        tiers: Mapping[str, Tier],
+        verify: bool,
+    ) -> Executable:
+        """Split a program at its turn, and note where values die."""
+        instructions = _instructions(program)
+        at = next(i for i, each in enumerate(instructions) if each.node.target is turn)
+        return cls(recurrence, program, segments, tiers, verify, instructions[: at + 1], instructions[at + 1 :])
+
+    def lengths(self, start: int, stop: int) -> list[int]:
+        """The lengths of the segments of a range of steps."""
+        whole, rest = divmod(stop - start, self.program.segment)
+        return [self.program.segment] * whole + ([rest] if rest else [])
+
+
+def _instructions(program: Program) -> tuple[Instruction, ...]:
+    last: dict[Node, Node] = {}
+    nodes = [node for node in program.graph.nodes if node.op == "call_function"]
+    for node in nodes:
+        for source in node.all_input_nodes:
+            last[source] = node
+    dead: dict[Node, list[Node]] = {}
+    for source, user in last.items():
+        dead.setdefault(user, []).append(source)
+    unused = {node: (node,) for node in nodes if not node.users}
+    return tuple(Instruction(node, (*dead.get(node, ()), *unused.get(node, ()))) for node in nodes)
+
+
+class Run:
+    """One call of a recurrence."""
+
+    def __init__(self, executable: Executable, operands: Sequence[Tensor]) -> None:
+        self.executable = executable
+        self.operands = tuple(operands)
+        self.values: dict[Node, Any] = {}
+        self.register: tuple[Node, Carry] | None = None
+        self.last = Carry(())
+        self.frontier = 0
+        self.keep = False
+        self.witness = Witness(executable.recurrence) if executable.verify else None
+        self.ys: list[Tensor] = []
+        self.output_grads: Sequence[Tensor | None] = ()
+        self.grads: dict[int, Tensor] = {}
+
+    # The two halves.
+
+    def forward(self, training: bool) -> tuple[list[Tensor], list[Tensor]]:
+        """Play the forward half, or only run the steps if not ``training``. Gives the last carry and the outputs."""
+        recurrence = self.executable.recurrence
+        self.ys = self._empty_outputs()
+        initial = Carry(self.operands[: len(recurrence.carries)])
+        placeholder = self.executable.program.graph.find_nodes(op="placeholder")[0]
+        self.register = (placeholder, initial)
+        if training:
+            for instruction in self.executable.forward:
+                self._play(instruction)
+        else:
+            self.last = self._run(placeholder, 0, recurrence.steps, None)
+        last, ys = self.last, self.ys
+        self.ys, self.register, self.last = [], None, Carry(())
+        return list(last.tensors), ys
+
+    def backward(self, grads: Sequence[Tensor | None], keep: bool) -> list[Tensor | None]:
+        """Play the backward half. Gives one gradient per operand. With ``keep`` the run can be reversed again."""
+        run = self._fork() if keep else self
+        run.keep = keep
+        carried = len(self.executable.recurrence.carries)
+        run.output_grads = grads[carried:]
+        here = random_state(self.operands) if self.executable.recurrence.random else None
+        turned = self.executable.forward[-1].node
+        run.values[turned] = list(grads[:carried])
+        try:
+            for instruction in self.executable.backward:
+                run._play(instruction)
+            final = run.values[self.executable.backward[-1].node]
+        finally:
+            run.values.clear()
+            run.register, run.output_grads = None, ()
+            if here is not None:
+                set_random_state(here)
+        result: list[Tensor | None] = [*final, *(run.grads.pop(i, None) for i in range(carried, len(self.operands)))]
+        return result
+
+    def _fork(self) -> Run:
+        fork = Run(self.executable, self.operands)
+        fork.values, fork.frontier, fork.witness = dict(self.values), self.frontier, self.witness
+        return fork
+
+    def _play(self, instruction: Instruction) -> None:
+        node = instruction.node
+        result = _HANDLERS[node.target](self, node, *node.args, **node.kwargs)  # type: ignore[index]
+        if result is not None:
+            self.values[node] = result
+        for dead in instruction.dead:
+            self.values.pop(dead, None)
+
+    # Instructions: each is given its own node, then its operands, which are nodes of the program.
+
+    def _advance(self, node: Node, source: Node, start: int, stop: int) -> None:
+        self.register = (node, self._run(source, start, stop, None))
+
+    def _tape(self, node: Node, source: Node, start: int, stop: int) -> Tape:
+        taped = Tape()
+        self.register = (node, self._run(source, start, stop, taped))
+        return taped
+
+    def _save(self, node: Node, source: Node, codec: tuple[str, ...] = ()) -> Kept:
+        carry = self._carry(source)
+        return Kept(self._encoded(carry, codec), self._random(carry))
+
+    def _offload(self, node: Node, sources: Sequence[Node], tier: str, codec: tuple[str, ...] = ()) -> Stored:
+        carries = [self._carry(source) for source in sources]
+        values = [tensor for carry in carries for tensor in self._encoded(carry, codec)]
+        block = self.executable.tiers[tier].write(values)
+        return Stored(block, len(carries[0].tensors), tuple(self._random(carry) for carry in carries))
+
+    def _reload(self, node: Node, source: Node) -> Stored:
+        stored: Stored = self.values[source]
+        stored.block.prefetch()
+        return stored
+
+    def _pick(self, node: Node, source: Node, index: int) -> Kept:
+        stored = self.values[source]
+        if isinstance(stored, Stored):
+            self.values[source] = stored = (stored.block.read(), stored.width, stored.randoms)
+        values, width, randoms = stored
+        kept = Kept(tuple(values[index * width : (index + 1) * width]), randoms[index])
+        values[index * width : (index + 1) * width] = [None] * width
+        return kept
+
+    def _turn(self, node: Node, source: Node) -> None:
+        self.last = self._carry(source)
+
+    # Running segments.
+
+    def _carry(self, source: Any) -> Carry:
+        if self.register is not None and self.register[0] is source:
+            return self.register[1]
+        kept: Kept = self.values[source]
+        return kept.carry()
+
+    def _random(self, carry: Carry) -> tuple[Tensor, ...] | None:
+        if not self.executable.recurrence.random:
+            return None
+        return carry.random if carry.random is not None else random_state(self.operands)
+
+    def _encoded(self, carry: Carry, codec: tuple[str, ...]) -> tuple[Encoded, ...]:
+        names = codec or ("raw",) * len(carry.tensors)
+        return tuple(encode(tensor, name, copy=False) for tensor, name in zip(carry.tensors, names, strict=True))
+
+    def _run(self, source: Node, start: int, stop: int, taped: Tape | None) -> Carry:
+        carry = self._carry(source)
+        if carry.random is not None:
+            set_random_state(carry.random)
+        tensors, width, self.register = carry.tensors, len(carry.tensors), None
+        del carry
+        for steps in self.executable.lengths(start, stop):
+            segment = self.executable.segments[steps]
+            inputs = [*tensors, *segment_inputs(self.executable.recurrence, self.operands, start, steps)]
+            del tensors
+            results = list(segment.forward(inputs))
+            tensors = tuple(results[:width])
+            if start >= self.frontier:
+                self._emit(start, steps, results[width : segment.outputs])
+            saved = results[segment.outputs :]
+            del results
+            start += steps
+            if self.witness is not None:
+                self.witness.see(start, tensors)
+            if taped is not None:
+                taped.segments.append((start - steps, steps, saved))
+            del saved
+        return Carry(tensors)
+
+    def _emit(self, start: int, steps: int, rows: Sequence[Tensor]) -> None:
+        for buffer, row in zip(self.ys, rows, strict=True):
+            buffer[start : start + steps].copy_(row)
+        self.frontier = start + steps
+
+    def _empty_outputs(self) -> list[Tensor]:
+        """Buffers for the stacked outputs, of the shapes that the first segment gives."""
+        recurrence = self.executable.recurrence
+        segment = next(iter(self.executable.segments.values()))
+        carried = len(recurrence.carries)
+        return [
+            torch.empty((recurrence.steps, *like.shape[1:]), dtype=like.dtype, device=like.device)
+            for like in segment.output_examples[carried:]
+        ]
+
+    def _backward(self, node: Node, source: Node, grad: Node) -> list[Tensor | None]:
+        taped: Tape = self.values[source]
+        carried: list[Tensor | None] = list(self.values[grad])
+        segments = list(taped.segments) if self.keep else taped.segments
+        while segments:
+            start, steps, saved = segments.pop()
+            segment = self.executable.segments[steps]
+            if segment.backward is None:
+                return [None] * len(carried)
+            tangents = self._tangents(segment, carried, start, steps)
+            arguments = [*saved, *tangents]
+            if not self.keep:
+                saved.clear()
+            del tangents, saved
+            results = segment.backward(arguments)
+            carried = self._collect(segment, results, start, steps)
+        return carried
+
+    def _tangents(self, segment: Segment, carried: Sequence[Tensor | None], start: int, steps: int) -> list[Tensor]:
+        found = []
+        for index in segment.tangents:
+            if index < len(carried):
+                grad = carried[index]
+            else:
+                whole = self.output_grads[index - len(carried)]
+                grad = None if whole is None else whole[start : start + steps]
+            like = segment.output_examples[index]
+            found.append(
+                torch.zeros(like.shape, dtype=like.dtype, device=like.device) if grad is None else grad.contiguous()
+            )
+        return found
+
+    def _collect(
+        self, segment: Segment, results: Sequence[Tensor | None], start: int, steps: int
+    ) -> list[Tensor | None]:
+        """Add the gradients of a segment's inputs to those of the operands; give those of its carries."""
+        recurrence = self.executable.recurrence
+        by_input = dict(zip(segment.inputs, results, strict=True))
+        carried = [by_input.get(i) for i in range(len(recurrence.carries))]
+        at = len(carried)
+        for x in recurrence.xs:
+            if isinstance(x, Slices):
+                if (grad := by_input.get(at)) is not None:
+                    time_slice(self._grad(x.operand), x, start, steps).add_(grad)
+            elif isinstance(x, Items):
+                for offset, operand in enumerate(x.operands[start : start + steps]):
+                    self._add(operand, by_input.get(at + offset))
+            at += steps if isinstance(x, Items) else 1
+        for offset, operand in enumerate(recurrence.constants):
+            self._add(operand, by_input.get(at + offset))
+        return carried
+
+    def _grad(self, operand: int) -> Tensor:
+        if operand not in self.grads:
+            self.grads[operand] = torch.zeros_like(self.operands[operand])
+        return self.grads[operand]
+
+    def _add(self, operand: int, grad: Tensor | None) -> None:
+        if grad is not None:
+            self._grad(operand).add_(grad)
+
+
+_HANDLERS: Mapping[Callable[..., Any], Callable[..., Any]] = {
+    advance: Run._advance,
+    recompute: Run._advance,
+    tape: Run._tape,
+    save: Run._save,
+    offload: Run._offload,
+    reload: Run._reload,
+    operator.getitem: Run._pick,
+    turn: Run._turn,
+    backward: Run._backward,
+}

@@ -1,0 +1,148 @@
+"""Cut a joint graph into a forward and a backward, saving the fewest bytes: a minimum cut over what may be recomputed.
+
+The capacity of a value is its size as it would be kept (a value proved to be 0/1 takes one bit), the source feeds what
+cannot be recomputed, the sink takes what the backward reads (Chen et al., arXiv 1604.06174, as a min-cut in the manner of
+torch's partitioner). Comparisons are never recomputed: a decision taken in the forward is kept. Nor are products,
+reductions and random numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import networkx as nx
+import torch
+from torch import fx
+
+from reroll.sparsity import Fact, infer
+
+_DECISIONS = ("gt", "ge", "lt", "le", "eq", "ne", "sign", "floor", "ceil", "round", "heaviside", "argmax", "bernoulli")
+_CHEAP = ("convert_element_type", "_to_copy", "clone", "full", "zeros", "ones", "zeros_like", "ones_like", "full_like")
+_LATER_IS_CHEAPER = 1e-7
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cut:
+    """The two halves of a joint graph. ``forward`` gives its outputs, then the saved values; ``backward`` takes the saved
+    values, then the gradients of the outputs. ``facts`` holds what is proved of forward values without assumptions."""
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    saved: tuple[str, ...]
+    facts: dict[str, Fact]
+
+
+def partition(joint: fx.GraphModule, outputs: int, held: set[int], *, recompute: bool, pack: bool) -> Cut:
+    """Cut a joint graph with ``outputs`` forward outputs.
+
+    held: numbers of inputs that stay alive anyway, so that saving them is free. recompute: whether pointwise work may be
+    repeated in the backward (views and casts always may). pack: whether values proved 0/1 are kept in bits.
+    """
+    graph = joint.graph
+    results: Any = graph.output_node().args[0]
+    placeholders = graph.find_nodes(op="placeholder")
+    tangents = [node for node in placeholders if "tangents" in str(node.target)]
+    primals = [node for node in placeholders if node not in set(tangents)]
+    late = _depends_on(graph, tangents)
+    facts = infer(graph, {}) if pack else {}
+    needed = _needed_values(graph, results[outputs:], late)
+    free = {primals[index] for index in held}
+    saved = _minimum_cut(graph, needed, late, free, facts, recompute)
+    forward = _sub_graph(joint, primals, [*results[:outputs], *saved])
+    backward = _sub_graph(joint, [*saved, *tangents], list(results[outputs:]), drop_none=True)
+    return Cut(forward, backward, tuple(n.name for n in saved), {n.name: fact for n, fact in facts.items()})
+
+
+def _depends_on(graph: fx.Graph, sources: list[fx.Node]) -> set[fx.Node]:
+    found = set(sources)
+    for node in graph.nodes:
+        if node.op != "output" and any(source in found for source in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _needed_values(graph: fx.Graph, grads: Any, late: set[fx.Node]) -> set[fx.Node]:
+    """Forward values that the backward reads."""
+    wanted = {node for node in late if node.op != "placeholder"}
+    early = {source for node in wanted for source in node.all_input_nodes if source not in late}
+    return early | {grad for grad in grads if isinstance(grad, fx.Node) and grad not in late}
+
+
+def _may_recompute(node: fx.Node, pointwise: bool) -> bool:
+    target: Any = node.target
+    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+        return False
+    name = target.name().split("::")[1].split(".")[0]
+    if name in _DECISIONS or torch.Tag.nondeterministic_seeded in target.tags:
+        return False
+    if target.is_view or name in _CHEAP:
+        return True
+    return pointwise and torch.Tag.pointwise in target.tags
+
+
+def _nbytes(node: fx.Node, facts: dict[fx.Node, Fact]) -> float:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return float("inf")
+    fact = facts.get(node)
+    bits = value.dtype is torch.bool or fact is not None and fact.codec == "bits"
+    return value.numel() / 8 if bits and facts else float(value.numel() * value.element_size())
+
+
+def _minimum_cut(
+    graph: fx.Graph,
+    needed: set[fx.Node],
+    late: set[fx.Node],
+    free: set[fx.Node],
+    facts: dict[fx.Node, Fact],
+    pointwise: bool,
+) -> list[fx.Node]:
+    network, order = nx.DiGraph(), {node: index for index, node in enumerate(graph.nodes)}
+    todo, seen = list(needed), set(needed)
+    while todo:
+        node = todo.pop()
+        capacity = 0.0 if node in free else _nbytes(node, facts) * (1 - _LATER_IS_CHEAPER * order[node])
+        network.add_edge((node, "in"), (node, "out"), **({} if capacity == float("inf") else {"capacity": capacity}))
+        if node in needed:
+            network.add_edge((node, "out"), "sink")
+        if not _may_recompute(node, pointwise):
+            network.add_edge("source", (node, "in"))
+            continue
+        sources = [s for s in node.all_input_nodes if s.op != "get_attr"]
+        for source in sources:
+            network.add_edge((source, "out"), (node, "in"))
+            if source not in seen:
+                seen.add(source)
+                todo.append(source)
+    if "source" not in network or "sink" not in network:
+        return []
+    _, (reached, _) = nx.minimum_cut(network, "source", "sink")
+    cut = {n for n in seen if (n, "in") in reached and (n, "out") not in reached}
+    return sorted(cut, key=lambda node: order[node])
+
+
+def _sub_graph(
+    joint: fx.GraphModule, inputs: list[fx.Node], outputs: list[Any], drop_none: bool = False
+) -> fx.GraphModule:
+    """The part of a graph that computes ``outputs`` from ``inputs``, in the original order."""
+    new, env = fx.Graph(), {}
+    for node in inputs:
+        env[node] = new.placeholder(node.name)
+        env[node].meta = dict(node.meta)
+    wanted, todo = set(inputs), [node for node in outputs if isinstance(node, fx.Node) and node not in env]
+    while todo:
+        node = todo.pop()
+        if node in wanted:
+            continue
+        wanted.add(node)
+        todo += [source for source in node.all_input_nodes if source not in wanted]
+    for node in joint.graph.nodes:
+        if node in wanted and node not in env:
+            env[node] = new.node_copy(node, env.__getitem__)
+    kept = [node for node in outputs if node is not None or not drop_none]
+    new.output(tuple(env[node] if isinstance(node, fx.Node) else node for node in kept))
+    new.lint()
+    return fx.GraphModule(joint, new)
+
+

@@ -1,0 +1,130 @@
+"""From options and sizes to a plan: segment, chunk, slots, tier, and the tree of intervals that they give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from reroll.errors import OptionError
+from reroll.options import REMOTE_SCHEDULES, Options, parse_budget
+from reroll.schedule import Interval, best_chunk, best_local_double, best_slots, interval
+
+_SEGMENT = {"inductor": 8, "eager": 4}
+_LONGEST = {"inductor": 12, "eager": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A schedule with its numbers, in steps; ``tier`` is where chunk starts go."""
+
+    schedule: str
+    steps: int
+    segment: int
+    chunk: int
+    slots: int
+    tier: str
+
+    @property
+    def root(self) -> Interval:
+        """Where carries are kept."""
+        return interval(self.schedule, self.steps, self.segment, self.chunk, self.slots, self.tier)
+
+    def describe(self) -> str:
+        """The schedule and the numbers that it uses."""
+        numbers = {"segment": self.segment}
+        if self.schedule != "store_all":
+            numbers["chunk"] = self.chunk
+        if self.schedule in ("hierarchical", "double"):
+            numbers["slots"] = self.slots
+        named = ", ".join(f"{name} {number}" for name, number in numbers.items())
+        return f"{self.schedule} ({named}" + (f", {self.tier})" if self.schedule in REMOTE_SCHEDULES else ")")
+
+
+def segment_length(steps: int, options: Options) -> int:
+    """Steps compiled together: as asked for, else a length near the usual one that leaves the shortest last segment."""
+    if options.segment is not None:
+        return min(options.segment, steps)
+    usual, longest = _SEGMENT[options.lowering], _LONGEST[options.lowering]
+    if steps <= usual:
+        return steps
+    lengths = range(usual // 2 + 1, min(longest, steps) + 1)
+    return min(lengths, key=lambda k: (steps % k, abs(k - usual)))
+
+
+def default_tier(options: Options, device: str) -> str:
+    """The remote tier: the one asked for, else host RAM for a GPU and disk for a CPU."""
+    if options.tiers:
+        return options.tiers[0]
+    return "disk" if device == "cpu" else "host"
+
+
+def choose(
+    steps: int, segment: int, options: Options, device: str, carry: int, tape: int, peak: Callable[[Choice], int]
+) -> Choice:
+    """The choice for carries of ``carry`` bytes and taped steps of ``tape`` bytes.
+
+    peak: predicted local bytes of a choice. Raises OptionError if no choice meets the budget; it says the least that
+    would, and with which schedule.
+    """
+    tier = default_tier(options, device)
+    preferred = _preferred(steps, segment, options, tier, carry, tape)
+    if options.memory_budget is None:
+        return preferred
+    budget = parse_budget(options.memory_budget)
+    if isinstance(budget, float):
+        budget = int(budget * peak(replace(preferred, schedule="store_all")))
+    assert budget is not None
+    least: tuple[int, Choice] | None = None
+    for candidate in _candidates(preferred, options):
+        need = peak(candidate)
+        if need <= budget:
+            return candidate
+        if least is None or need < least[0]:
+            least = (need, candidate)
+    assert least is not None
+    raise OptionError(
+        f"memory_budget={options.memory_budget!r} ({budget:,} bytes) is below the least that this network needs: "
+        f"{least[0]:,} bytes, with schedule {least[1].describe()}. Raise the budget{_further(options)}."
+    )
+
+
+def _preferred(steps: int, segment: int, options: Options, tier: str, carry: int, tape: int) -> Choice:
+    schedule = "standard" if options.schedule == "auto" else options.schedule
+    chunk, slots = best_chunk(steps, max(carry, 1), max(tape, 1)), 1
+    if schedule == "double" and tier == "local":
+        chunk, slots = best_local_double(steps, max(carry, 1), max(tape, 1))
+    elif schedule in ("hierarchical", "double"):
+        slots = best_slots(chunk, max(carry, 1), max(tape, 1))
+    chunk = min(options.chunk or chunk, steps)
+    if options.chunk is not None and schedule in ("hierarchical", "double") and tier != "local":
+        slots = best_slots(chunk, max(carry, 1), max(tape, 1))
+    return Choice(schedule, steps, segment, chunk, min(options.slots or slots, chunk), tier)
+
+
+def _candidates(preferred: Choice, options: Options) -> Iterator[Choice]:
+    """Choices in the order of their cost: fewer steps run again, then fewer transfers."""
+    schedules = [preferred.schedule]
+    if options.schedule == "auto":
+        schedules = ["store_all", "standard", *(("remote", "double") if options.tiers else ())]
+    for schedule in schedules:
+        fixed = options.chunk is not None or schedule == "store_all"
+        chunks = [preferred.chunk] if fixed else _spread(preferred.chunk, preferred.steps, preferred.segment)
+        for chunk in chunks:
+            nested = schedule in ("hierarchical", "double")
+            slots = [preferred.slots] if options.slots or not nested else _spread(preferred.slots, chunk, 1)
+            for number in slots:
+                yield replace(preferred, schedule=schedule, chunk=chunk, slots=min(number, chunk))
+
+
+def _spread(middle: int, most: int, least: int) -> list[int]:
+    """Numbers in [least, most], near ``middle`` first."""
+    factors = (1.0, 0.7, 1.4, 0.5, 2.0, 0.35, 2.8, 0.25, 4.0, 0.12, 8.0, 0.0)
+    return list(dict.fromkeys(min(max(round(middle * factor), least), most) for factor in factors))
+
+
+def _further(options: Options) -> str:
+    if options.schedule == "auto" and not options.tiers:
+        return ", or allow a remote tier with remote='disk'"
+    if options.schedule in ("store_all", "standard"):
+        return ", or use schedule='double'"
+    return ", or compile shorter segments with segment=1"
