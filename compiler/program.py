@@ -97,8 +97,9 @@ class Program:
             # create_node walks the operands that it is given as a pytree, half of its time: set them afterwards.
             copies[node] = made = graph.create_node(node.op, node.target, name=node.name)
             made.args = fx.map_arg(node.args, copies.__getitem__)
-            made.kwargs = fx.map_arg(node.kwargs, copies.__getitem__)
-            made.meta = dict(node.meta)
+            if node.kwargs:
+                made.kwargs = fx.map_arg(node.kwargs, copies.__getitem__)
+            made.meta.update(node.meta)
         return Program(graph, self.steps, self.segment, self.facts)
 
 
