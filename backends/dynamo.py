@@ -78,5 +78,3 @@ def _without_recurrence(
     from torch._inductor.compile_fx import compile_fx
 
     return compile_fx(gm, list(example_inputs))  # type: ignore[no-any-return]
-
-

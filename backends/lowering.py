@@ -23,6 +23,7 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from reroll.errors import CaptureError
+from reroll.packing import pack_saved
 from reroll.partition import partition
 from reroll.recurrence import Items, Numbers, Recurrence, Slices
 from reroll.sparsity import Fact, infer_carries
@@ -217,7 +218,6 @@ def _halves(traced: Traced, lowering: str, codec: str) -> tuple[fx.GraphModule, 
     cut = partition(traced.graph, traced.outputs, held, recompute=lowering == "inductor", pack=codec == "auto")
     forward, backward = cut.forward, cut.backward
     if codec == "auto":
-        from reroll.packing import pack_saved
         forward, backward = pack_saved(forward, backward, traced.outputs, cut.facts)
     return forward, backward, saved_bytes(forward, traced.outputs)
 

@@ -1,3 +1,34 @@
-"""reroll: back-propagation through time inside a memory budget, as a torch.compile backend."""
+"""reroll: back-propagation through time inside a memory budget, as a torch.compile backend.
+
+``torch.compile(model, backend="reroll", options={...})`` compiles; ``explain`` shows the plan; ``measure`` the cost of one
+call; ``register_pass`` adds a pass of one's own.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from reroll.errors import RerollError, RerollWarning
+from reroll.options import Options
+from reroll.registry import register_pass
+
+if TYPE_CHECKING:
+    from reroll.backends.explain import explain as explain
+    from reroll.backends.measure import measure as measure
+    from reroll.passes import DEFAULT_PASSES as DEFAULT_PASSES
 
 __version__ = "0.1.0"
+__all__ = ["DEFAULT_PASSES", "Options", "RerollError", "RerollWarning", "explain", "measure", "register_pass"]
+
+_LAZY = {
+    "DEFAULT_PASSES": "reroll.passes",
+    "explain": "reroll.backends.explain",
+    "measure": "reroll.backends.measure",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'reroll' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)

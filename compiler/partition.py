@@ -144,5 +144,3 @@ def _sub_graph(
     new.output(tuple(env[node] if isinstance(node, fx.Node) else node for node in kept))
     new.lint()
     return fx.GraphModule(joint, new)
-
-
