@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from reroll.backends.disk import DiskTier
+from reroll.backends.executable import Executable
 from reroll.backends.host import HostTier
 from reroll.backends.lowering import Segment, Traced, lower, trace
-from reroll.backends.runtime import Executable
 from reroll.backends.storage import Tier
 from reroll.context import Context
 from reroll.options import Options

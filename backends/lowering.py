@@ -4,9 +4,10 @@ The joint graph of the segment is traced once by AOTAutograd, cut into a forward
 and run either by torch (``eager``) or as inductor kernels. There is one forward only: first run, replay and taping call
 the same kernels on the same boundaries, so that what decides later steps is bit-identical in all of them.
 
-Private torch API, tried on 2.11 and 2.13: ``aot_export_joint_simple`` (a functional joint graph of forward and backward),
-``joint_graph_passes`` (random numbers for inductor), ``compile_fx_inner`` (inductor without AOTAutograd around it),
-``_BoxedCodeGen`` (a graph's inputs are freed after their last use), ``TracingContext`` (isolates this trace from Dynamo's).
+Private torch API, tried on 2.11 and 2.13: ``aot_export_joint_simple`` (a functional joint graph of forward and
+backward), ``joint_graph_passes`` (random numbers for inductor), ``compile_fx_inner`` (inductor without AOTAutograd around
+it), ``_BoxedCodeGen`` (a graph's inputs are freed after their last use), ``TracingContext`` (keeps this trace apart from
+Dynamo's).
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ class Traced:
     def facts(self) -> tuple[Fact, ...]:
         """What is proved of each tensor of the carry."""
         placeholders = self.graph.graph.find_nodes(op="placeholder")
-        results = self.graph.graph.output_node().args[0][: self.carries]  # type: ignore[index]
-        return infer_carries(self.graph.graph, placeholders[: self.carries], results)
+        results: Any = self.graph.graph.output_node().args[0]
+        return infer_carries(self.graph.graph, placeholders[: self.carries], results[: self.carries])
 
 
 def segment_inputs(recurrence: Recurrence, operands: Sequence[Any], start: int, steps: int) -> list[Any]:
@@ -184,11 +185,12 @@ def _export(
         graph = aot_export_joint_simple(function, tuple(fakes), trace_joint=joint, decompositions=table)
     except RuntimeError as error:
         raise CaptureError(
-            f"The step at {recurrence.where} could not be traced with its gradient: {error}. Simplify the step, or leave "
-            "this model to another backend."
+            f"The step at {recurrence.where} could not be traced with its gradient: {error}. Simplify the step, or "
+            "leave this model to another backend."
         ) from error
+    assert isinstance(graph, fx.GraphModule)
     graph.graph.eliminate_dead_code()
-    return graph  # type: ignore[no-any-return]
+    return graph
 
 
 def lower(traced: Traced, lowering: str, codec: str) -> Segment:
@@ -264,4 +266,4 @@ def _inductor(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Boxed
 
     inputs = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
     with tracing(TracingContext(traced.mode)), V.set_fake_mode(traced.mode), torch.no_grad():
-        return compile_fx_inner(graph, inputs, is_backward=backward)  # type: ignore[no-any-return]
+        return compile_fx_inner(graph, inputs, is_backward=backward)

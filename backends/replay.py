@@ -27,9 +27,9 @@ class Witness:
             if before != after:
                 raise ReplayMismatchError(
                     f"verify: at step {step} of {self.recurrence.name} ({self.recurrence.where}) the recomputed value "
-                    f"{name!r} differs from the forward's. A step must give the same result each time it runs: look for "
-                    "operations that are not deterministic (torch.use_deterministic_algorithms), or inputs changed in "
-                    "between."
+                    f"{name!r} differs from the forward's. A step must give the same result each time it runs: look "
+                    "for operations that are not deterministic (torch.use_deterministic_algorithms), or inputs that "
+                    "were changed in between."
                 )
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reroll.backends.runtime import Executable, Run
+from reroll.backends.executable import Executable
+from reroll.backends.runtime import Run
 from reroll.errors import UnsupportedError
 
 
@@ -23,8 +24,8 @@ class Rolled(nn.Module):
         where = self.executable.recurrence.where
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise UnsupportedError(
-                f"torch.func transforms (grad, vmap, jacrev, ...) cannot go through the compiled recurrence at {where}. "
-                "Apply them to the plain model, outside of torch.compile."
+                f"torch.func transforms (grad, vmap, jacrev, ...) cannot go through the compiled recurrence at "
+                f"{where}. Apply them to the plain model, outside of torch.compile."
             )
         result: tuple[Tensor, ...] = _Reversible.apply(self.executable, *operands)  # type: ignore[no-untyped-call]
         return result
@@ -63,7 +64,8 @@ class _Reversible(torch.autograd.Function):
         operands = ctx.saved_tensors  # raises if an operand was changed in place since the forward
         if run is None:
             raise UnsupportedError(
-                "This recurrence was reversed already, and its tape is gone. Call backward(retain_graph=True) the first time."
+                "This recurrence was reversed already, and its tape is gone. Call backward(retain_graph=True) the "
+                "first time."
             )
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
         ctx.run = run if keep else None

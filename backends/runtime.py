@@ -9,108 +9,19 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from reroll.backends.codecs import Encoded, decode, encode
+from reroll.backends.codecs import Encoded, encode
+from reroll.backends.executable import Executable, Instruction
 from reroll.backends.lowering import Segment, segment_inputs, time_slice
 from reroll.backends.randomness import random_state, set_random_state
 from reroll.backends.replay import Witness
-from reroll.backends.storage import Block, Tier
-from reroll.program import Node, Program, advance, backward, offload, recompute, reload, save, tape, turn
-from reroll.recurrence import Items, Recurrence, Slices
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Carry:
-    """A carry as it is run from: tensors, and the random number state before its step (None: the present one)."""
-
-    tensors: tuple[Tensor, ...]
-    random: tuple[Tensor, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Kept:
-    """A carry that is kept locally, encoded."""
-
-    tensors: tuple[Encoded, ...]
-    random: tuple[Tensor, ...] | None
-
-    def carry(self) -> Carry:
-        """The carry, decoded bit for bit."""
-        return Carry(tuple(decode(tensor) for tensor in self.tensors), self.random)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Stored:
-    """A block of carries in a remote tier."""
-
-    block: Block
-    width: int
-    randoms: tuple[tuple[Tensor, ...] | None, ...]
-
-
-@dataclass(slots=True, eq=False)
-class Tape:
-    """Saved tensors of taped segments, in order: (first step, steps, saved)."""
-
-    segments: list[tuple[int, int, list[Any]]] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Instruction:
-    """A node of the program, and the nodes whose last use it is."""
-
-    node: Node
-    dead: tuple[Node, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Executable:
-    """A recurrence with its program and compiled segments: all that does not change from call to call."""
-
-    recurrence: Recurrence
-    program: Program
-    segments: Mapping[int, Segment]
-    tiers: Mapping[str, Tier]
-    verify: bool
-    forward: tuple[Instruction, ...]
-    backward: tuple[Instruction, ...]
-
-    @classmethod
-    def of(
-        cls,
-        recurrence: Recurrence,
-        program: Program,
-        segments: Mapping[int, Segment],
-        tiers: Mapping[str, Tier],
-        verify: bool,
-    ) -> Executable:
-        """Split a program at its turn, and note where values die."""
-        instructions = _instructions(program)
-        at = next(i for i, each in enumerate(instructions) if each.node.target is turn)
-        return cls(recurrence, program, segments, tiers, verify, instructions[: at + 1], instructions[at + 1 :])
-
-    def lengths(self, start: int, stop: int) -> list[int]:
-        """The lengths of the segments of a range of steps."""
-        whole, rest = divmod(stop - start, self.program.segment)
-        return [self.program.segment] * whole + ([rest] if rest else [])
-
-
-def _instructions(program: Program) -> tuple[Instruction, ...]:
-    last: dict[Node, Node] = {}
-    nodes = [node for node in program.graph.nodes if node.op == "call_function"]
-    for node in nodes:
-        for source in node.all_input_nodes:
-            last[source] = node
-    dead: dict[Node, list[Node]] = {}
-    for source, user in last.items():
-        dead.setdefault(user, []).append(source)
-    unused = {node: (node,) for node in nodes if not node.users}
-    return tuple(Instruction(node, (*dead.get(node, ()), *unused.get(node, ()))) for node in nodes)
+from reroll.backends.values import Carry, Kept, Stored, Tape
+from reroll.program import Node, advance, backward, offload, recompute, reload, save, tape, turn
+from reroll.recurrence import Items, Slices
 
 
 class Run:
@@ -212,7 +123,8 @@ class Run:
             self.values[source] = stored = (stored.block.read(), stored.width, stored.randoms)
         values, width, randoms = stored
         kept = Kept(tuple(values[index * width : (index + 1) * width]), randoms[index])
-        values[index * width : (index + 1) * width] = [None] * width
+        if sum(user.args[1] == index for user in source.users) == 1:
+            values[index * width : (index + 1) * width] = [None] * width  # freed as soon as this carry is
         return kept
 
     def _turn(self, node: Node, source: Node) -> None:

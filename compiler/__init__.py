@@ -1,7 +1,7 @@
 """reroll: back-propagation through time inside a memory budget, as a torch.compile backend.
 
-``torch.compile(model, backend="reroll", options={...})`` compiles; ``explain`` shows the plan; ``measure`` the cost of one
-call; ``register_pass`` adds a pass of one's own.
+``torch.compile(model, backend="reroll", options={...})`` compiles; ``explain`` shows the plan; ``measure`` the cost of
+one call; ``register_pass`` adds a pass of one's own.
 """
 
 from __future__ import annotations

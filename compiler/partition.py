@@ -1,8 +1,8 @@
 """Cut a joint graph into a forward and a backward, saving the fewest bytes: a minimum cut over what may be recomputed.
 
 The capacity of a value is its size as it would be kept (a value proved to be 0/1 takes one bit), the source feeds what
-cannot be recomputed, the sink takes what the backward reads (Chen et al., arXiv 1604.06174, as a min-cut in the manner of
-torch's partitioner). Comparisons are never recomputed: a decision taken in the forward is kept. Nor are products,
+cannot be recomputed, the sink takes what the backward reads (Chen et al., arXiv 1604.06174, as a min-cut in the
+manner of torch's partitioner). Comparisons are never recomputed: a decision taken in the forward is kept. Nor are products,
 reductions and random numbers.
 """
 
@@ -24,8 +24,11 @@ _LATER_IS_CHEAPER = 1e-7
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
-    """The two halves of a joint graph. ``forward`` gives its outputs, then the saved values; ``backward`` takes the saved
-    values, then the gradients of the outputs. ``facts`` holds what is proved of forward values without assumptions."""
+    """The two halves of a joint graph.
+
+    ``forward`` gives its outputs, then the saved values; ``backward`` takes the saved values, then the gradients of the
+    outputs. ``facts`` holds what is proved of forward values without assumptions.
+    """
 
     forward: fx.GraphModule
     backward: fx.GraphModule
@@ -36,8 +39,8 @@ class Cut:
 def partition(joint: fx.GraphModule, outputs: int, held: set[int], *, recompute: bool, pack: bool) -> Cut:
     """Cut a joint graph with ``outputs`` forward outputs.
 
-    held: numbers of inputs that stay alive anyway, so that saving them is free. recompute: whether pointwise work may be
-    repeated in the backward (views and casts always may). pack: whether values proved 0/1 are kept in bits.
+    held: numbers of inputs that stay alive anyway, so that saving them is free. recompute: whether pointwise work may
+    be repeated in the backward (views and casts always may). pack: whether values proved 0/1 are kept in bits.
     """
     graph = joint.graph
     results: Any = graph.output_node().args[0]
@@ -73,7 +76,7 @@ def _may_recompute(node: fx.Node, pointwise: bool) -> bool:
     target: Any = node.target
     if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
         return False
-    name = target.name().split("::")[1].split(".")[0]
+    name = target.overloadpacket.__name__
     if name in _DECISIONS or torch.Tag.nondeterministic_seeded in target.tags:
         return False
     if target.is_view or name in _CHEAP:
@@ -86,7 +89,7 @@ def _nbytes(node: fx.Node, facts: dict[fx.Node, Fact]) -> float:
     if not isinstance(value, torch.Tensor):
         return float("inf")
     fact = facts.get(node)
-    bits = value.dtype is torch.bool or fact is not None and fact.codec == "bits"
+    bits = value.dtype is torch.bool or (fact is not None and fact.codec == "bits")
     return value.numel() / 8 if bits and facts else float(value.numel() * value.element_size())
 
 

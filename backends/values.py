@@ -1,0 +1,47 @@
+"""What instructions make and keep while a program is played."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from reroll.backends.codecs import Encoded, decode
+from reroll.backends.storage import Block
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Carry:
+    """A carry as it is run from: tensors, and the random number state before its step (None: the present one)."""
+
+    tensors: tuple[Tensor, ...]
+    random: tuple[Tensor, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """A carry that is kept locally, encoded."""
+
+    tensors: tuple[Encoded, ...]
+    random: tuple[Tensor, ...] | None
+
+    def carry(self) -> Carry:
+        """The carry, decoded bit for bit."""
+        return Carry(tuple(decode(tensor) for tensor in self.tensors), self.random)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stored:
+    """A block of carries in a remote tier."""
+
+    block: Block
+    width: int
+    randoms: tuple[tuple[Tensor, ...] | None, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Tape:
+    """Saved tensors of taped segments, in order: (first step, steps, saved)."""
+
+    segments: list[tuple[int, int, list[Any]]] = field(default_factory=list)
