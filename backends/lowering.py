@@ -5,9 +5,9 @@ and run either by torch (``eager``) or as inductor kernels. There is one forward
 the same kernels on the same boundaries, so that what decides later steps is bit-identical in all of them.
 
 Private torch API, tried on 2.11 and 2.13: ``aot_export_joint_simple`` (a functional joint graph of forward and
-backward), ``joint_graph_passes`` (random numbers for inductor), ``compile_fx_inner`` (inductor without AOTAutograd around
-it), ``_BoxedCodeGen`` (a graph's inputs are freed after their last use), ``TracingContext`` (keeps this trace apart from
-Dynamo's).
+backward), ``joint_graph_passes`` (random numbers for inductor), ``compile_fx_inner`` (inductor without AOTAutograd
+around it), ``_BoxedCodeGen`` (a graph's inputs are freed after their last use), ``TracingContext`` (keeps this trace
+apart from Dynamo's).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Segment:
 
     forward: boxed; carries, xs, constants -> next carries, ys, saved. backward: boxed; saved, gradients of the
     differentiable outputs -> one gradient per differentiable input. ``tangents`` and ``inputs`` number those outputs
-    and inputs. ``saved_nbytes`` is what the tape holds beyond inputs; ``scratch_nbytes`` the most a run needs besides.
+    and inputs; ``reaches[i]`` are the outputs whose gradients reach the gradient of ``inputs[i]``. ``saved_nbytes`` is what the tape holds beyond inputs; ``scratch_nbytes`` the most a run needs besides.
     """
 
     steps: int
@@ -47,6 +47,7 @@ class Segment:
     outputs: int
     tangents: tuple[int, ...]
     inputs: tuple[int, ...]
+    reaches: tuple[frozenset[int], ...]
     output_examples: tuple[torch.Tensor, ...]
     saved_nbytes: int
     forward_graph: fx.GraphModule
@@ -206,11 +207,24 @@ def lower(traced: Traced, lowering: str, codec: str) -> Segment:
         outputs=traced.outputs,
         tangents=traced.tangents,
         inputs=traced.inputs,
+        reaches=reaches(traced),
         output_examples=traced.results,
         saved_nbytes=saved_nbytes,
         forward_graph=forward,
         backward_graph=backward,
     )
+
+
+def reaches(traced: Traced) -> tuple[frozenset[int], ...]:
+    """For each differentiable input, the outputs whose gradients its own gradient is made of."""
+    graph = traced.graph.graph
+    placeholders = [node for node in graph.find_nodes(op="placeholder") if "tangents" in str(node.target)]
+    found = {node: frozenset({output}) for node, output in zip(placeholders, traced.tangents, strict=True)}
+    for node in graph.nodes:
+        if node not in found and node.op != "output":
+            found[node] = frozenset().union(*(found[source] for source in node.all_input_nodes))
+    results: Any = graph.output_node().args[0]
+    return tuple(found[results[traced.outputs + index]] for index in traced.inputs)
 
 
 def _halves(traced: Traced, lowering: str, codec: str) -> tuple[fx.GraphModule, fx.GraphModule | None, int]:

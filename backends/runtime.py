@@ -21,7 +21,7 @@ from reroll.backends.randomness import random_state, set_random_state
 from reroll.backends.replay import Witness
 from reroll.backends.values import Carry, Kept, Stored, Tape
 from reroll.program import Node, advance, backward, offload, recompute, reload, save, tape, turn
-from reroll.recurrence import Items, Slices
+from reroll.recurrence import Items, Numbers, Slices
 
 
 class Run:
@@ -76,8 +76,9 @@ class Run:
             run.register, run.output_grads = None, ()
             if here is not None:
                 set_random_state(here)
-        result: list[Tensor | None] = [*final, *(run.grads.pop(i, None) for i in range(carried, len(self.operands)))]
-        return result
+        alive = live_operands(self.executable, grads)
+        found = [*final, *(run.grads.pop(i, None) for i in range(carried, len(self.operands)))]
+        return [grad if operand in alive else None for operand, grad in enumerate(found)]
 
     def _fork(self) -> Run:
         fork = Run(self.executable, self.operands)
@@ -246,6 +247,25 @@ class Run:
     def _add(self, operand: int, grad: Tensor | None) -> None:
         if grad is not None:
             self._grad(operand).add_(grad)
+
+
+def live_operands(executable: Executable, grads: Sequence[Tensor | None]) -> set[int]:
+    """Operands that the given gradients reach. The others get no gradient, as in eager, rather than one of zeros."""
+    recurrence, segment = executable.recurrence, executable.segments[executable.program.segment]
+    outputs = {index for index, grad in enumerate(grads) if grad is not None}
+    inputs: set[int] = set()
+    grown = True
+    while grown:
+        inputs = {i for i, outs in zip(segment.inputs, segment.reaches, strict=True) if outs & outputs}
+        carried = {i for i in inputs if i < len(recurrence.carries)}
+        grown, outputs = not carried <= outputs, outputs | carried
+    operands, at = {i for i in inputs if i < len(recurrence.carries)}, len(recurrence.carries)
+    for x in recurrence.xs:
+        width = segment.steps if isinstance(x, Items) else 1
+        if any(i in inputs for i in range(at, at + width)) and not isinstance(x, Numbers):
+            operands.update(x.operands if isinstance(x, Items) else [x.operand])
+        at += width
+    return operands | {operand for offset, operand in enumerate(recurrence.constants) if at + offset in inputs}
 
 
 _HANDLERS: Mapping[Callable[..., Any], Callable[..., Any]] = {

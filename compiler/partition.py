@@ -2,8 +2,8 @@
 
 The capacity of a value is its size as it would be kept (a value proved to be 0/1 takes one bit), the source feeds what
 cannot be recomputed, the sink takes what the backward reads (Chen et al., arXiv 1604.06174, as a min-cut in the
-manner of torch's partitioner). Comparisons are never recomputed: a decision taken in the forward is kept. Nor are products,
-reductions and random numbers.
+manner of torch's partitioner). Comparisons are never recomputed: a decision taken in the forward is kept. Nor are
+products, reductions and random numbers.
 """
 
 from __future__ import annotations
