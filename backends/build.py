@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from reroll.backends.disk import DiskTier
+from reroll.backends.disk import STAGING, DiskTier
 from reroll.backends.executable import Executable
+from reroll.backends.footprints import carry_gradients, footprint, output_gradients
 from reroll.backends.host import HostTier
 from reroll.backends.lowering import Segment, Traced, lower, trace
 from reroll.backends.storage import Tier
@@ -16,6 +17,7 @@ from reroll.context import Context
 from reroll.options import Options
 from reroll.passes import DEFAULT_PASSES
 from reroll.plan import Choice, choose, segment_length
+from reroll.prediction import Needs, Prediction, predict
 from reroll.program import Program, store_all
 from reroll.recurrence import Recurrence
 from reroll.registry import pass_names, run, run_on_step
@@ -32,14 +34,27 @@ class Built:
     executable: Executable
     choice: Choice
     context: Context
-    sizes: Sizes
     tally: Tally
+    needs: Needs
+    prediction: Prediction
     options: Options
 
     @property
     def program(self) -> Program:
         """The rewritten training program."""
         return self.executable.program
+
+    @property
+    def name(self) -> str:
+        """The name of the recurrence."""
+        return self.executable.recurrence.name
+
+    def results(self) -> tuple[Tensor, ...]:
+        """Examples of what the recurrence gives: the last carry, and the outputs of all steps, stacked."""
+        recurrence, segment = self.executable.recurrence, self.executable.segments[self.choice.segment]
+        carries = len(recurrence.carries)
+        rows = [like.new_empty((recurrence.steps, *like.shape[1:])) for like in segment.output_examples[carries:]]
+        return (*segment.output_examples[:carries], *rows)
 
 
 def build(recurrence: Recurrence, options: Options) -> Built:
@@ -51,7 +66,7 @@ def build(recurrence: Recurrence, options: Options) -> Built:
     traced = {k: trace(recurrence, k, decompose=options.lowering == "inductor") for k in _lengths(recurrence, length)}
     facts = traced[length].facts() if options.codec == "auto" else ()
     segments = {k: lower(each, options.lowering, options.codec) for k, each in traced.items()}
-    sizes = _sizes(traced[length], segments, facts, length)
+    needs = _needs(traced[length], segments, recurrence.steps)
     context = replace(context, recurrence=recurrence, facts=facts)
 
     def program_of(choice: Choice) -> Program:
@@ -63,14 +78,19 @@ def build(recurrence: Recurrence, options: Options) -> Built:
         length,
         options,
         device,
-        sizes.of_carry(tuple(fact.codec for fact in facts)),
-        max(sizes.of_tape(0, length) // length, 1),
-        lambda candidate: verify(program_of(candidate), sizes=sizes).local_peak,
+        needs.sizes.of_carry(tuple(fact.codec for fact in facts)),
+        max(needs.sizes.of_tape(0, length) // length, 1),
+        lambda candidate: _cost(program_of(candidate), needs)[1].peak,
     )
     program = program_of(choice)
-    tally = verify(program, sizes=sizes)
+    tally, prediction = _cost(program, needs)
     executable = Executable.of(recurrence, program, segments, _tiers(program, tally, options), options.verify)
-    return Built(executable, choice, replace(context, root=choice.root), sizes, tally, options)
+    return Built(executable, choice, replace(context, root=choice.root), tally, needs, prediction, options)
+
+
+def _cost(program: Program, needs: Needs) -> tuple[Tally, Prediction]:
+    tally = verify(program, sizes=needs.sizes)
+    return tally, predict(program, tally, needs)
 
 
 def store_all_root(recurrence: Recurrence, segment: int) -> Interval:
@@ -83,22 +103,30 @@ def _lengths(recurrence: Recurrence, length: int) -> tuple[int, ...]:
     return (length, rest) if rest else (length,)
 
 
-def _sizes(traced: Traced, segments: Mapping[int, Segment], facts: tuple[Fact, ...], length: int) -> Sizes:
-    """Bytes of carries and tapes, as they are kept."""
-    carries = traced.results[: traced.carries]
-    plain = sum(value.numel() * value.element_size() for value in carries)
+def _needs(traced: Traced, segments: Mapping[int, Segment], steps: int) -> Needs:
+    """Bytes of carries and tapes as they are kept, and of what the segments need besides."""
+    values, length = traced.results[: traced.carries], traced.steps
+    plain = sum(value.numel() * value.element_size() for value in values)
+    footprints = {k: footprint(segment, traced.carries) for k, segment in segments.items()}
 
     def packed(codec: tuple[str, ...]) -> int:
         if not codec:
             return plain
-        return sum(expected_nbytes(value, name) for value, name in zip(carries, codec, strict=True))
+        return sum(expected_nbytes(value, name) for value, name in zip(values, codec, strict=True))
 
     def taped(start: int, stop: int) -> int:
         whole, rest = divmod(stop - start, length)
-        short = segments[rest].saved_nbytes if rest in segments else 0
-        return whole * segments[length].saved_nbytes + short
+        short = footprints[rest].saved if rest in footprints else 0
+        return whole * footprints[length].saved + short
 
-    return Sizes(carry=plain, packed=packed, taped=taped)
+    return Needs(
+        segments=footprints,
+        sizes=Sizes(carry=plain, packed=packed, taped=taped),
+        carry=plain,
+        grads=carry_gradients(segments[length], traced.carries),
+        output_grads=output_gradients(segments[length], traced.carries, steps),
+        staged=STAGING if values and values[0].device.type == "cpu" else 0,
+    )
 
 
 def expected_nbytes(value: Tensor, codec: str) -> int:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["DiskBlock", "DiskTier", "filesystem"]
 
 IN_MEMORY = ("tmpfs", "ramfs")
+STAGING = 2  # blocks that may wait to be written
 
 
 @dataclass(slots=True, eq=False)
@@ -129,7 +130,7 @@ class DiskBlock:
 class DiskTier:
     """Blocks in one nameless file in ``folder`` (by default the system's temporary folder)."""
 
-    def __init__(self, folder: str | os.PathLike[str] | None = None, staging: int = 2) -> None:
+    def __init__(self, folder: str | os.PathLike[str] | None = None, staging: int = STAGING) -> None:
         if staging < 1:
             raise OptionError(f"A disk tier with staging={staging} could never write. Give at least 1 block.")
         self.folder = Path(tempfile.gettempdir() if folder is None else folder)

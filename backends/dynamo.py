@@ -1,24 +1,62 @@
 """The torch.compile backend named ``reroll``.
 
 Dynamo hands over the graph before autograd. Its recurrences are taken out, compiled and put back as modules; what is
-around them runs as it was written. Private torch API: ``torch._inductor.compile_fx`` for graphs without a recurrence.
+around them runs as it was written. While ``reroll.explain`` asks, a compiled graph does not run: it names itself and
+raises. Dynamo changes attributes of modules only after the graph has run, so nothing is changed.
+
+Private torch API, tried on 2.11 and 2.13: ``torch._inductor.compile_fx`` for graphs without a recurrence,
+``FakeTensorMode`` to run the graph around the recurrences without memory.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from reroll.backends.build import Built, build
+from reroll.backends.outside import held_outside
 from reroll.backends.rolled import Rolled
 from reroll.capture import Capture, capture
 from reroll.errors import NoRecurrenceError, OptionError, RerollWarning
 from reroll.options import Options
 
 Compiled = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graph:
+    """One graph of Dynamo's, compiled: ``run`` is called in its place; ``module`` is the graph around the recurrences,
+    ``reason`` says why there is none."""
+
+    run: Compiled
+    module: fx.GraphModule
+    built: tuple[Built, ...]
+    reason: str = ""
+
+    def outside(self) -> tuple[int, int]:
+        """Bytes between forward and backward outside the recurrences and inputs: results, and what else is saved."""
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+        def fake(like: Tensor) -> Tensor:
+            made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+            return made.requires_grad_(like.requires_grad)
+
+        with mode:
+            return held_outside(self.module, {each.name: each.results() for each in self.built}, fake)
+
+
+class Reached(BaseException):
+    """Raised in place of running a graph while it is explained; no ``except Exception`` of a model catches it."""
+
+
+EXPLAINING: ContextVar[list[Graph] | None] = ContextVar("EXPLAINING", default=None)
 
 
 def reroll(
@@ -34,9 +72,25 @@ def reroll(
     parsed = Options.of(options)
     found = capture(gm)
     if not found.recurrences:
-        return _without_recurrence(gm, example_inputs, parsed, found.reason)
+        run = _without_recurrence(gm, example_inputs, parsed, found.reason)
+        return _entry(Graph(run, gm, (), found.reason))
     built = [build(recurrence, parsed) for recurrence in found.recurrences]
-    return assemble(gm, found, built)
+    module = assemble(gm, found, built)
+    return _entry(Graph(module, module, tuple(built)))
+
+
+def _entry(graph: Graph) -> Compiled:
+    """What Dynamo calls: runs the graph, or names it to whoever explains."""
+    run = graph.run
+
+    def entry(*args: Any) -> Any:
+        reached = EXPLAINING.get()
+        if reached is None:
+            return run(*args)
+        reached.append(graph)
+        raise Reached
+
+    return entry
 
 
 def assemble(gm: fx.GraphModule, found: Capture, built: Sequence[Built]) -> fx.GraphModule:

@@ -1,0 +1,103 @@
+"""``reroll.explain``: what a compiled model will do, without doing it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from reroll.backends.build import Built, expected_nbytes
+from reroll.backends.dynamo import EXPLAINING, Graph, Reached
+from reroll.backends.footprints import operand_gradients
+from reroll.errors import UnsupportedError
+from reroll.report import CarryLine, Loop, Report
+from reroll.sparsity import Fact
+
+_FIRST = (
+    "this is the first graph that the call reaches. If Dynamo breaks the model into several (fullgraph=True tells), the "
+    "others are not shown"
+)
+
+
+def explain(compiled_model: Any, *inputs: Any, **kwargs: Any) -> Report:
+    """The plan of ``torch.compile(model, backend="reroll", ...)`` for these inputs.
+
+    The model is compiled if it was not yet, and that stays; the graph itself does not run. So nothing is trained, and
+    neither parameters, gradients, buffers, attributes of modules nor random numbers change. If Dynamo breaks the graph,
+    the plan is that of the first part. Raises UnsupportedError if no graph of the backend "reroll" is reached.
+    """
+    if not _is_compiled(compiled_model):
+        raise UnsupportedError(
+            f"explain was given {_name(compiled_model)}, which torch.compile did not make. Give it what "
+            'torch.compile(model, backend="reroll") returned.'
+        )
+    reached: list[Graph] = []
+    token = EXPLAINING.set(reached)
+    try:
+        with _random_numbers_kept():
+            compiled_model(*inputs, **kwargs)
+    except Reached:
+        return _report(reached[-1])
+    finally:
+        EXPLAINING.reset(token)
+    raise UnsupportedError(
+        f"explain ran {_name(compiled_model)}, and no graph compiled by reroll was reached. Compile it with "
+        'torch.compile(model, backend="reroll"), and check that Dynamo is not disabled and has operations to capture.'
+    )
+
+
+def _is_compiled(model: Any) -> bool:
+    return hasattr(model, "_torchdynamo_orig_callable") or getattr(model, "_compiled_call_impl", None) is not None
+
+
+def _name(model: Any) -> str:
+    return str(getattr(model, "__name__", type(model).__name__))
+
+
+@contextmanager
+def _random_numbers_kept() -> Iterator[None]:
+    """Put back the states of Python's, numpy's and torch's generators."""
+    python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002  # the state that users share
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)  # noqa: NPY002
+
+
+def _report(graph: Graph) -> Report:
+    outer = graph.module.graph
+    if not graph.built:
+        return Report((), outer, reason=graph.reason, notes=(_FIRST,))
+    outputs, outside = graph.outside()
+    return Report(tuple(_loop(built) for built in graph.built), outer, outputs, outside, notes=(_FIRST,))
+
+
+def _loop(built: Built) -> Loop:
+    executable, segment = built.executable, built.executable.segments[built.choice.segment]
+    recurrence, width = executable.recurrence, len(executable.recurrence.carries)
+    facts = built.program.facts or tuple(Fact() for _ in recurrence.carries)
+    coded = bool(built.program.facts)
+    lines = []
+    for name, value, fact in zip(recurrence.carries, segment.output_examples[:width], facts, strict=True):
+        codec = fact.codec if coded else "raw"
+        dtype = str(value.dtype).removeprefix("torch.")
+        kept = expected_nbytes(value, codec)
+        lines.append(CarryLine(name, tuple(value.shape), dtype, value.nbytes, codec, kept, fact.describe()))
+    return Loop(
+        recurrence=recurrence,
+        program=built.program,
+        choice=built.choice,
+        carries=tuple(lines),
+        saved=built.needs.segments[built.choice.segment].saved,
+        outputs=sum(value.nbytes for value in built.results()[width:]),
+        gradients=operand_gradients(segment, recurrence),
+        tally=built.tally,
+        prediction=built.prediction,
+        lowering=built.options.lowering,
+    )

@@ -1,0 +1,114 @@
+"""What a call costs, measured: local memory and time.
+
+Memory is read from the allocator: on a CPU the events of ``torch.profiler`` (every allocation of the calling thread,
+inductor's included; torch 2.13 reports memory per thread, and autograd runs a CPU backward in the thread that asks for
+it), on CUDA ``max_memory_allocated``. What bypasses torch's allocators (numpy, the scratch of a BLAS) is not seen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """``local_peak`` in bytes; ``seconds`` of CPU time of the whole process and ``wall_seconds``, each of one call;
+    ``result`` is what the timed call gave."""
+
+    local_peak: int
+    seconds: float
+    wall_seconds: float
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """An allocation (positive bytes) or a release (negative) at an address."""
+
+    nanoseconds: int
+    address: int
+    nbytes: int
+
+
+def measure(fn: Callable[[], Any], exclude: Iterable[nn.Module | Tensor] = ()) -> Measurement:
+    """Call ``fn`` twice, once for memory and once for time, as a profiler would disturb the clock.
+
+    The peak counts the bytes that the call allocates and has not freed yet, on all CUDA devices if there is one that is
+    in use, else on the CPU. What was alive before does not count, nor does freeing it. ``exclude`` names modules and
+    tensors (parameters, inputs) whose ``.grad`` does not count where the call makes it: clear those gradients first,
+    ``optimizer.zero_grad()``, as gradients that are there already are added to, and what is added is local memory.
+    Warm up before: compilation at the first call would count.
+    """
+    tensors = list(_tensors(exclude))
+    if torch.cuda.is_available() and torch.cuda.memory_allocated():
+        peak = _cuda_peak(fn, tensors)
+    else:
+        peak = _cpu_peak(fn, tensors)
+    wall, seconds = time.perf_counter(), time.process_time()
+    result = fn()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return Measurement(peak, time.process_time() - seconds, time.perf_counter() - wall, result)
+
+
+def _tensors(given: Iterable[nn.Module | Tensor]) -> Iterator[Tensor]:
+    for each in given:
+        yield from each.parameters() if isinstance(each, nn.Module) else (each,)
+
+
+def _cpu_peak(fn: Callable[[], Any], exclude: list[Tensor]) -> int:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        result = fn()
+    grads = {tensor.grad.untyped_storage().data_ptr() for tensor in exclude if tensor.grad is not None}
+    del result
+    profiler: Any = profile.profiler
+    return _peak(list(_events(profiler.kineto_results.experimental_event_tree())), grads)
+
+
+def _events(tree: Iterable[Any]) -> Iterator[_Event]:
+    """The memory events of the CPU, in order of time."""
+    found, todo = [], list(tree)
+    while todo:
+        event = todo.pop()
+        todo.extend(event.children)
+        if event.name == "[memory]" and event.extra_fields.device.type == "cpu":
+            fields = event.extra_fields
+            found.append(_Event(event.start_time_ns, fields.ptr, fields.alloc_size))
+    yield from sorted(found, key=lambda event: event.nanoseconds)
+
+
+def _peak(events: list[_Event], excluded: set[int]) -> int:
+    """The most bytes that were allocated and not freed; without the last block at each of the excluded addresses."""
+    final = {event.address: index for index, event in enumerate(events) if event.nbytes > 0}
+    live: dict[int, int] = {}
+    held = peak = 0
+    for index, event in enumerate(events):
+        if event.nbytes < 0:
+            held -= live.pop(event.address, 0)
+        elif not (event.address in excluded and final[event.address] == index):
+            live[event.address] = event.nbytes
+            held += event.nbytes
+            peak = max(peak, held)
+    return peak
+
+
+def _cuda_peak(fn: Callable[[], Any], exclude: list[Tensor]) -> int:
+    """Gradients that are excluded are taken off the peak, as if they had been there when it was reached."""
+    before = {id(tensor): tensor.grad for tensor in exclude}
+    devices = range(torch.cuda.device_count())
+    torch.cuda.synchronize()
+    start = sum(torch.cuda.memory_allocated(device) for device in devices)
+    for device in devices:
+        torch.cuda.reset_peak_memory_stats(device)
+    fn()
+    torch.cuda.synchronize()
+    peak = sum(torch.cuda.max_memory_allocated(device) for device in devices)
+    made = [tensor.grad for tensor in exclude if tensor.grad is not None and tensor.grad is not before[id(tensor)]]
+    return peak - start - sum(grad.nbytes for grad in made if grad.is_cuda)

@@ -1,0 +1,130 @@
+"""The local peak of a training program in bytes: what it holds, plus what the running instruction needs besides.
+
+    peak = max over nodes of  held(node) + running carry + gradients of the carry + scratch(node) + staged blocks
+
+``held`` is the verifier's count of carries and tapes; the scratch of a run or a backward is the walk of its graph
+(``reroll.footprint``). Not counted are operands that exist before the recurrence runs, the gradients that are added up
+for them, and what the graph around holds. The number is an upper bound where memory is shared: a kept carry of which
+the tape holds a tensor too, a staged block that was written long ago.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from reroll.instructions import RUNS, before_turn
+from reroll.program import Node, Program, backward, offload, reload, tape, turn
+from reroll.tally import Sizes, Tally
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentBytes:
+    """Bytes of one segment. ``saved`` by its tape; ``fresh`` and ``kept`` the most that a forward run holds, its saved
+    values included, from a carry of its own and from one that is kept elsewhere; ``reverse`` the same of a backward
+    run, whose gradients of the outputs are not included."""
+
+    saved: int
+    fresh: int
+    kept: int
+    reverse: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Local bytes of one recurrence. ``peak`` is reached at ``node``: ``held`` there, the rest is ``scratch``.
+
+    ``forward`` and ``backward`` are the peaks of the two halves, ``turned`` is what stays between them. ``timeline``
+    pairs every node with its bytes.
+    """
+
+    peak: int
+    node: str
+    held: int
+    forward: int
+    backward: int
+    turned: int
+    timeline: tuple[tuple[str, int], ...] = field(repr=False)
+
+    @property
+    def scratch(self) -> int:
+        """Bytes at the peak besides kept carries and tapes."""
+        return self.peak - self.held
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What instructions need besides what is held: segments by length, the bytes of a carry and of its gradients, the
+    bytes of the gradients of the stacked outputs, and how many blocks may wait in local memory to be written."""
+
+    segments: Mapping[int, SegmentBytes]
+    sizes: Sizes
+    carry: int
+    grads: int
+    output_grads: int = 0
+    staged: int = 0
+
+
+def predict(program: Program, tally: Tally, needs: Needs) -> Prediction:
+    """The local peak of a legal program of which ``tally`` is the count in bytes."""
+    forward = set(before_turn(program.graph))
+    timeline: list[tuple[str, int]] = []
+    peaks = {True: 0, False: 0}
+    turned, staged = 0, [0] * needs.staged
+    for node, (name, held) in zip(program.graph.nodes, tally.timeline, strict=True):
+        early = node in forward
+        if node.target is offload:
+            staged = [*staged, len(node.args[0]) * needs.sizes.of_carry(tuple(node.kwargs.get("codec", ())))][1:]
+        elif node.target is reload:
+            staged = [0] * needs.staged
+        waiting = sum(staged)
+        total = held + waiting + _besides(program, node, needs) + (0 if early else needs.grads + needs.output_grads)
+        timeline.append((name, total))
+        peaks[early] = max(peaks[early], total)
+        if node.target is turn:
+            turned = held + waiting
+    peak, name = max(((total, name) for name, total in timeline), key=lambda pair: pair[0])
+    held = dict(tally.timeline)[name]
+    return Prediction(peak, name, held, peaks[True], peaks[False], turned, tuple(timeline))
+
+
+def _besides(program: Program, node: Node, needs: Needs) -> int:
+    """Bytes that a node needs besides what is held and the gradients that were there before it."""
+    args: Any = node.args
+    if node.target in RUNS:
+        return _run(program, node, needs)
+    if node.target is backward:
+        return needs.carry + _reverse(_lengths(program, args[0]), needs)
+    return needs.carry
+
+
+def _lengths(program: Program, node: Node) -> list[int]:
+    _, start, stop = node.args
+    whole, rest = divmod(stop - start, program.segment)  # type: ignore[operator]
+    return [program.segment] * whole + ([rest] if rest else [])
+
+
+def _run(program: Program, node: Node, needs: Needs) -> int:
+    """Segments run one after another; the carry of the first may be kept elsewhere, the others own theirs."""
+    lengths = _lengths(program, node)
+    source: Any = node.args[0]
+    owned = source.target in RUNS
+    counted = sum(needs.segments[length].saved for length in lengths) if node.target is tape else 0
+    most = taped = 0
+    for length in lengths:
+        each = needs.segments[length]
+        most = max(most, taped + (each.fresh if owned else each.kept))
+        taped += each.saved if node.target is tape else 0
+        owned = True
+    return most - counted
+
+
+def _reverse(lengths: list[int], needs: Needs) -> int:
+    """Segments are reversed last to first, each giving up its tape; the gradients handed on are held besides."""
+    most = freed = handed = 0
+    for length in lengths[-1:-3:-1]:  # the ones before hold less
+        each = needs.segments[length]
+        most = max(most, each.reverse - each.saved - freed + handed)
+        freed, handed = freed + each.saved, needs.grads
+    return most

@@ -1,0 +1,139 @@
+"""What ``reroll.explain`` gives: the plan of a compiled model, in bytes and steps, to be printed or read by programs."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+from rich.console import Console
+from torch import fx
+
+from reroll.plan import Choice
+from reroll.prediction import Prediction
+from reroll.program import Program
+from reroll.recurrence import Recurrence
+from reroll.tables import loop_tables, nbytes_text, summary
+from reroll.tally import Tally
+
+WIDTH = 100  # columns, where there is no terminal that says its own
+
+
+@dataclass(frozen=True, slots=True)
+class CarryLine:
+    """A tensor of the carry: ``nbytes`` of its values, ``kept`` as they are held under ``codec``, and what is proved."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    codec: str
+    kept: int
+    fact: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loop:
+    """One recurrence and its plan. ``saved`` are bytes of the tape of ``choice.segment`` steps, ``outputs`` bytes of the
+    outputs of all steps, ``gradients`` bytes of the gradients that are added up for operands."""
+
+    recurrence: Recurrence
+    program: Program
+    choice: Choice
+    carries: tuple[CarryLine, ...]
+    saved: int
+    outputs: int
+    gradients: int
+    tally: Tally
+    prediction: Prediction
+    lowering: str
+
+    @property
+    def tape_step(self) -> int:
+        """Bytes of the tape of one step."""
+        return -(-self.saved // self.choice.segment)
+
+    @property
+    def reforward(self) -> float:
+        """Steps that are run again, per step."""
+        return self.tally.reforward_steps / self.recurrence.steps
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Report:
+    """The plan of one graph. ``outer`` is the graph around the recurrences, which holds ``outside`` bytes between forward
+    and backward beside inputs, and gives ``outputs`` bytes; ``reason`` says why no recurrence was found; ``notes`` what
+    else should be known. Local memory does not count inputs, parameters and their gradients.
+    """
+
+    loops: tuple[Loop, ...]
+    outer: fx.Graph
+    outputs: int = 0
+    outside: int = 0
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def graphs(self) -> tuple[fx.Graph, ...]:
+        """The rewritten graphs: one training program for each recurrence."""
+        return tuple(loop.program.graph for loop in self.loops)
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The rewritten graph of the first recurrence; without one, the graph as it was captured."""
+        return self.loops[0].program.graph if self.loops else self.outer
+
+    @property
+    def step(self) -> fx.GraphModule | None:
+        """The step of the first recurrence."""
+        return self.loops[0].recurrence.step if self.loops else None
+
+    @property
+    def predicted_peak(self) -> int:
+        """Predicted local peak of a training step in bytes, the graph around included.
+
+        Recurrences run one after another and are reversed in the opposite order: while one runs, those before it hold
+        what they keep for their backward.
+        """
+        kept = peak = 0
+        for loop in self.loops:
+            peak = max(peak, kept + loop.prediction.peak)
+            kept += loop.prediction.turned
+        return self.outputs + self.outside + peak
+
+    @property
+    def remote_peaks(self) -> dict[str, int]:
+        """Predicted bytes in each remote tier at its peak, those of all recurrences together."""
+        found: dict[str, int] = {}
+        for loop in self.loops:
+            for tier, nbytes in loop.tally.tier_peaks.items():
+                if tier not in ("local", "remote"):
+                    found[tier] = found.get(tier, 0) + nbytes
+        return found
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, width: int | None = None) -> str:
+        """The tables as plain text, as wide as the terminal or ``width`` columns."""
+        buffer = io.StringIO()
+        detected = Console().size.width if Console().is_terminal else WIDTH
+        console = Console(file=buffer, width=width or min(detected, 140), force_terminal=False, highlight=False)
+        for piece in self._pieces():
+            console.print(piece)
+        return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
+
+    def __rich_console__(self, console: Console, options: object) -> object:
+        yield from self._pieces()
+
+    def _pieces(self) -> list[object]:
+        if not self.loops:
+            lines = [f"No recurrence was found: {self.reason}.", *self.notes]
+            return list(lines)
+        pieces: list[object] = []
+        for loop in self.loops:
+            pieces += loop_tables(loop)
+        rows = {"outputs of the model": self.outputs, "saved around the recurrences": self.outside}
+        return [*pieces, summary(self.predicted_peak, rows, self.remote_peaks), *(f"Note: {n}" for n in self.notes)]
+
+
+__all__ = ["CarryLine", "Loop", "Report", "nbytes_text"]

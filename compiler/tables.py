@@ -1,0 +1,101 @@
+"""Rich tables of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from reroll.report import Loop
+
+_BARS = " ▁▂▃▄▅▆▇█"
+_COLUMNS = 60
+
+
+def nbytes_text(nbytes: int) -> str:
+    """Bytes with the unit that leaves up to four digits: 512 B, 33.2 KiB, 1.24 MiB."""
+    size = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.3g} {unit}" if size < 1000 else f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.3g} TiB"
+
+
+def loop_tables(loop: Loop) -> Iterator[object]:
+    """A panel with the plan of a recurrence, and its carries."""
+    yield Panel(_plan(loop), title=Text(loop.recurrence.name), title_align="left", box=box.ROUNDED, expand=True)
+    yield _carries(loop)
+
+
+def _plan(loop: Loop) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in _facts(loop):
+        table.add_row(name, Text(text))
+    return table
+
+
+def _facts(loop: Loop) -> Iterator[tuple[str, str]]:
+    recurrence, tally, prediction = loop.recurrence, loop.tally, loop.prediction
+    calls = sum(node.op.startswith("call") for node in recurrence.step.graph.nodes)
+    yield "where", recurrence.where
+    yield "loop", f"{recurrence.steps:,} steps of {calls} operations, {len(recurrence.carries)} carried values"
+    yield "schedule", f"{loop.choice.describe()}, {loop.lowering} segments"
+    yield "tape", f"{nbytes_text(loop.tape_step)} a step, {nbytes_text(loop.saved)} a segment"
+    yield "steps re-run", f"{tally.reforward_steps:,} ({loop.reforward:.2f} for each step of the forward)"
+    if tally.remote_writes:
+        writes = f"{tally.remote_writes:,} writes ({tally.carries_written:,} carries)"
+        yield "transfers", f"{writes}, {tally.remote_reads:,} reads ({tally.carries_read:,} carries)"
+    if loop.outputs:
+        yield "outputs", f"{nbytes_text(loop.outputs)} in all steps"
+    yield "gradients", f"{nbytes_text(loop.gradients)} added up for parameters and inputs (not counted below)"
+    yield "local peak", (
+        f"{nbytes_text(prediction.peak)} at {prediction.node}: {nbytes_text(prediction.held)} carries and tapes, "
+        f"{nbytes_text(prediction.scratch)} for the running segment"
+    )
+    yield "over time", _sparkline([nbytes for _, nbytes in prediction.timeline])
+
+
+def _sparkline(values: list[int]) -> str:
+    """Memory over the instructions of the program, the highest of each column."""
+    columns = min(_COLUMNS, len(values))
+    edges = [round(index * len(values) / columns) for index in range(columns + 1)]
+    most = max(*values, 1)
+    tops = [max(values[start:stop]) for start, stop in zip(edges, edges[1:], strict=False)]
+    return "".join(_BARS[-(-top * (len(_BARS) - 1) // most)] for top in tops)
+
+
+def _carries(loop: Loop) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title="carries", title_justify="left", title_style="dim", expand=True)
+    table.add_column("name", overflow="fold")
+    table.add_column("shape", no_wrap=True)
+    table.add_column("dtype", no_wrap=True)
+    for name in ("bytes", "kept as"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("codec", no_wrap=True)
+    table.add_column("values")
+    for each in loop.carries:
+        shape = " x ".join(map(str, each.shape)) or "scalar"
+        kept = nbytes_text(each.kept)
+        table.add_row(each.name, shape, each.dtype, nbytes_text(each.nbytes), kept, each.codec, Text(each.fact))
+    return table
+
+
+def summary(peak: int, outside: Mapping[str, int], remote: Mapping[str, int]) -> Table:
+    """What a training step takes in each tier."""
+    table = Table(box=box.SIMPLE_HEAD, title="predicted peak of a training step", title_justify="left", title_style="dim")
+    table.add_column("tier")
+    table.add_column("bytes", justify="right")
+    table.add_column("of which")
+    parts = ", ".join(f"{nbytes_text(nbytes)} {name}" for name, nbytes in outside.items())
+    table.add_row("local", f"{peak:,} ({nbytes_text(peak)})", parts)
+    for tier, nbytes in remote.items():
+        table.add_row(tier, f"{nbytes:,} ({nbytes_text(nbytes)})", "")
+    return table
