@@ -64,6 +64,7 @@ def build(recurrence: Recurrence, options: Options) -> Built:
     context = Context(store_all_root(recurrence, length), recurrence, codec=options.codec)
     recurrence = replace(recurrence, step=run_on_step(passes, recurrence.step, context))
     traced = {k: trace(recurrence, k, decompose=options.lowering == "inductor") for k in _lengths(recurrence, length)}
+    recurrence = replace(recurrence, random=recurrence.random or any(each.random for each in traced.values()))
     facts = traced[length].facts() if options.codec == "auto" else ()
     segments = {k: lower(each, options.lowering, options.codec) for k, each in traced.items()}
     needs = _needs(traced[length], segments, recurrence.steps)

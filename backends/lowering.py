@@ -23,7 +23,7 @@ from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from reroll.errors import CaptureError
+from reroll.errors import CaptureError, CompilerMissingError
 from reroll.packing import pack_saved
 from reroll.partition import partition
 from reroll.recurrence import Items, Numbers, Recurrence, Slices
@@ -67,6 +67,12 @@ class Traced:
     inputs_total: int
     results: tuple[torch.Tensor, ...]
     carries: int
+
+    @property
+    def random(self) -> bool:
+        """Whether the segment draws random numbers."""
+        tag = torch.Tag.nondeterministic_seeded
+        return any(tag in getattr(node.target, "tags", ()) for node in self.graph.graph.nodes)
 
     def facts(self) -> tuple[Fact, ...]:
         """What is proved of each tensor of the carry."""
@@ -279,5 +285,21 @@ def _inductor(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Boxed
     from torch._inductor.virtualized import V
 
     inputs = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+    if any(value.device.type == "cpu" for value in inputs):
+        _need_compiler()
     with tracing(TracingContext(traced.mode)), V.set_fake_mode(traced.mode), torch.no_grad():
         return compile_fx_inner(graph, inputs, is_backward=backward)
+
+
+def _need_compiler() -> None:
+    """Raise CompilerMissingError where inductor would find no C++ compiler."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        raise CompilerMissingError(
+            "lowering='inductor' needs a C++ compiler, and none was found. Install one (g++ or clang++), name it in the "
+            'environment variable CXX, or use lowering="eager", which needs none.'
+        ) from error

@@ -35,6 +35,10 @@ class UnsupportedError(RerollError):
     """Something outside what a compiled recurrence can do was asked of it."""
 
 
+class CompilerMissingError(RerollError):
+    """Inductor found no C++ compiler."""
+
+
 class ReplayMismatchError(RerollError):
     """``verify=True`` found a recomputed value that differs from the forward's."""
 
