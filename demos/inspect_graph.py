@@ -1,0 +1,34 @@
+"""Look at what the compiler made of a small network: the plan, one step, and the rewritten training program."""
+
+import argparse
+
+import torch
+from spiking import Network, spike_trains
+
+import reroll
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--lowering", default="eager", help="inductor or eager")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    network, x_TBI = Network(neurons=16), spike_trains(torch.rand(4, 64), args.steps)
+    options = {
+        "schedule": "double",
+        "segment": 2,
+        "chunk": args.steps // 2,
+        "slots": 2,
+        "lowering": args.lowering,
+        "on_no_recurrence": "error",
+    }
+    report = reroll.explain(torch.compile(network, backend="reroll", options=options), x_TBI)
+    print(report)
+    assert report.step is not None
+    print("\nOne step, (carry, input, constants) -> (carry, outputs):\n", report.step.graph)
+    print("\nThe training program; each instruction runs over whole segments:\n", report.graph)
+
+
+if __name__ == "__main__":
+    main()
