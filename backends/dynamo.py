@@ -32,13 +32,16 @@ Compiled = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
-    """One graph of Dynamo's, compiled: ``run`` is called in its place; ``module`` is the graph around the recurrences,
-    ``reason`` says why there is none."""
+    """One graph of Dynamo's, compiled: ``run`` is called in its place, ``module`` is the graph around the recurrences.
+
+    ``reason`` says why there is no recurrence, ``broken`` why the model's graph ends here, if Dynamo broke it.
+    """
 
     run: Compiled
     module: fx.GraphModule
     built: tuple[Built, ...]
     reason: str = ""
+    broken: str = ""
 
     def outside(self) -> tuple[int, int]:
         """Bytes between forward and backward outside the recurrences and inputs: results, and what else is saved."""
@@ -73,10 +76,19 @@ def reroll(
     found = capture(gm)
     if not found.recurrences:
         run = _without_recurrence(gm, example_inputs, parsed, found.reason)
-        return _entry(Graph(run, gm, (), found.reason))
+        return _entry(Graph(run, gm, (), found.reason, _break(gm)))
     built = [build(recurrence, parsed) for recurrence in found.recurrences]
     module = assemble(gm, found, built)
-    return _entry(Graph(module, module, tuple(built)))
+    return _entry(Graph(module, module, tuple(built), "", _break(gm)))
+
+
+def _break(gm: fx.GraphModule) -> str:
+    """Where and why Dynamo ended this graph before the model's end; empty if it did not."""
+    ended: Any = getattr(gm, "compile_subgraph_reason", None)
+    if ended is None or not ended.graph_break:
+        return ""
+    at = f" at {ended.user_stack[-1].filename}:{ended.user_stack[-1].lineno}" if ended.user_stack else ""
+    return str(ended.reason).strip().partition("\n")[0] + at
 
 
 def _entry(graph: Graph) -> Compiled:
@@ -131,4 +143,5 @@ def _without_recurrence(
         return gm.forward
     from torch._inductor.compile_fx import compile_fx
 
-    return compile_fx(gm, list(example_inputs))  # type: ignore[no-any-return]
+    compiled: Any = compile_fx(gm, list(example_inputs))
+    return compiled  # type: ignore[no-any-return]

@@ -17,18 +17,14 @@ from reroll.errors import UnsupportedError
 from reroll.report import CarryLine, Loop, Report
 from reroll.sparsity import Fact
 
-_FIRST = (
-    "this is the first graph that the call reaches. If Dynamo breaks the model into several (fullgraph=True tells), the "
-    "others are not shown"
-)
-
 
 def explain(compiled_model: Any, *inputs: Any, **kwargs: Any) -> Report:
     """The plan of ``torch.compile(model, backend="reroll", ...)`` for these inputs.
 
     The model is compiled if it was not yet, and that stays; the graph itself does not run. So nothing is trained, and
     neither parameters, gradients, buffers, attributes of modules nor random numbers change. If Dynamo breaks the graph,
-    the plan is that of the first part. Raises UnsupportedError if no graph of the backend "reroll" is reached.
+    the plan is that of the first part, and says so. Raises UnsupportedError if no graph of the backend "reroll" is
+    reached; a model that was compiled by another one has run then.
     """
     if not _is_compiled(compiled_model):
         raise UnsupportedError(
@@ -41,7 +37,7 @@ def explain(compiled_model: Any, *inputs: Any, **kwargs: Any) -> Report:
         with _random_numbers_kept():
             compiled_model(*inputs, **kwargs)
     except Reached:
-        return _report(reached[-1])
+        return plan(reached[-1])
     finally:
         EXPLAINING.reset(token)
     raise UnsupportedError(
@@ -70,12 +66,16 @@ def _random_numbers_kept() -> Iterator[None]:
         np.random.set_state(arrays)  # noqa: NPY002
 
 
-def _report(graph: Graph) -> Report:
+def plan(graph: Graph) -> Report:
+    """The report on a compiled graph."""
     outer = graph.module.graph
+    notes = (
+        (f"Dynamo broke the model's graph ({graph.broken}); only the part before is shown.",) if graph.broken else ()
+    )
     if not graph.built:
-        return Report((), outer, reason=graph.reason, notes=(_FIRST,))
+        return Report((), outer, reason=graph.reason, notes=notes)
     outputs, outside = graph.outside()
-    return Report(tuple(_loop(built) for built in graph.built), outer, outputs, outside, notes=(_FIRST,))
+    return Report(tuple(_loop(built) for built in graph.built), outer, outputs, outside, notes=notes)
 
 
 def _loop(built: Built) -> Loop:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import fx
 
 from reroll.backends.lowering import Segment
-from reroll.footprint import graph_peak, origin, saved_nbytes, storage_nbytes, wrapper_peak
+from reroll.footprint import graph_peak, origin, storage_nbytes, wrapper_peak
 from reroll.prediction import SegmentBytes
 from reroll.recurrence import Items, Recurrence, Slices
 
@@ -15,16 +15,28 @@ from reroll.recurrence import Items, Recurrence, Slices
 def footprint(segment: Segment, carries: int) -> SegmentBytes:
     """What the runs of a segment hold, whose first ``carries`` inputs are the carry."""
     placeholders = segment.forward_graph.graph.find_nodes(op="placeholder")
-    operands, own = placeholders[carries:], [node.name for node in placeholders[:carries]]
-    results: Any = segment.forward_graph.graph.output_node().args[0]
-    saved = results[segment.outputs :]
+    own = [node.name for node in placeholders[:carries]]
     fresh = _peak(segment.forward, segment.forward_graph.graph, own)
     kept = _peak(segment.forward, segment.forward_graph.graph, [])
-    reverse = 0
-    if segment.backward is not None and segment.backward_graph is not None:
-        owned = [node.name for node in saved if isinstance(node, fx.Node) and origin(node) not in operands]
-        reverse = _peak(segment.backward, segment.backward_graph.graph, owned)
-    return SegmentBytes(saved_nbytes(saved, operands), fresh, kept, reverse)
+    if segment.backward is None or segment.backward_graph is None:
+        return SegmentBytes(0, fresh, kept, 0)
+    saved = _saved(segment, set(placeholders[carries:]))
+    reverse = _peak(segment.backward, segment.backward_graph.graph, [reader.name for _, reader in saved])
+    memory: dict[fx.Node, int] = {}
+    for made, reader in saved:
+        nbytes = max(storage_nbytes(made.meta.get("val")), storage_nbytes(reader.meta.get("val")))
+        memory[made] = max(memory.get(made, 0), nbytes)
+    return SegmentBytes(sum(memory.values()), fresh, kept, reverse)
+
+
+def _saved(segment: Segment, operands: set[fx.Node]) -> list[tuple[fx.Node, fx.Node]]:
+    """(where a saved value was made, its placeholder in the backward) of all that is no operand. By position: inductor
+    renames nodes of the forward."""
+    assert segment.backward_graph is not None
+    results: Any = segment.forward_graph.graph.output_node().args[0]
+    readers = segment.backward_graph.graph.find_nodes(op="placeholder")
+    pairs = ((origin(node), reader) for node, reader in zip(results[segment.outputs :], readers, strict=False))
+    return [(made, reader) for made, reader in pairs if made not in operands]
 
 
 def carry_gradients(segment: Segment, carries: int) -> int:

@@ -52,7 +52,7 @@ def measure(fn: Callable[[], Any], exclude: Iterable[nn.Module | Tensor] = ()) -
         peak = _cpu_peak(fn, tensors)
     wall, seconds = time.perf_counter(), time.process_time()
     result = fn()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available():
         torch.cuda.synchronize()
     return Measurement(peak, time.process_time() - seconds, time.perf_counter() - wall, result)
 

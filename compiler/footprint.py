@@ -1,8 +1,9 @@
 """Bytes that one run of a graph holds at its worst: a walk over allocations and last uses.
 
-A graph of ATen operations is walked node by node: every result takes its bytes when it is made and gives them back after
-its last use, views share the memory of what they look at. Code that inductor wrote has its own plan of allocations and
-reuse; it is read off the wrapper's source (the lines ``empty_strided_cpu``, ``reinterpret_tensor``, ``del``, ``return``).
+A graph of ATen operations is walked node by node: every result takes its bytes when it is made and gives them back
+after its last use, views share the memory of what they look at. Code that inductor wrote has its own plan of
+allocations and reuse; it is read off the wrapper's source (the statements ``empty_strided_cpu``,
+``reinterpret_tensor``, ``del`` and ``return``).
 
 Inputs count only where the run owns them, that is where it drops the last reference: carries that nobody keeps, and the
 saved tensors of a tape.
@@ -88,7 +89,7 @@ def viewed(node: fx.Node) -> fx.Node | None:
         return None
     if target is operator.getitem:
         return node.all_input_nodes[0]
-    is_view = isinstance(target, torch._ops.OpOverload) and (target.is_view or target.name() == "aten::_unsafe_view")
+    is_view = getattr(target, "is_view", False) or str(target).startswith("aten._unsafe_view")
     return node.all_input_nodes[0] if is_view else None
 
 
@@ -97,12 +98,6 @@ def origin(node: fx.Node) -> fx.Node:
     while (source := viewed(node)) is not None:
         node = source
     return node
-
-
-def saved_nbytes(saved: Iterable[Any], borrowed: Collection[fx.Node]) -> int:
-    """Bytes that a tape holds: the memory behind the saved values, each once, that of ``borrowed`` nodes left out."""
-    origins = {origin(node) for node in saved if isinstance(node, fx.Node)}
-    return sum(storage_nbytes(node.meta.get("val")) for node in origins if node not in borrowed)
 
 
 def graph_peak(graph: fx.Graph, owned: Collection[str]) -> int:

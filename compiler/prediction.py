@@ -100,8 +100,8 @@ def _besides(program: Program, node: Node, needs: Needs) -> int:
 
 
 def _lengths(program: Program, node: Node) -> list[int]:
-    _, start, stop = node.args
-    whole, rest = divmod(stop - start, program.segment)  # type: ignore[operator]
+    args: Any = node.args
+    whole, rest = divmod(args[2] - args[1], program.segment)
     return [program.segment] * whole + ([rest] if rest else [])
 
 

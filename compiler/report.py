@@ -1,11 +1,13 @@
-"""What ``reroll.explain`` gives: the plan of a compiled model, in bytes and steps, to be printed or read by programs."""
+"""What ``reroll.explain`` gives: the plan of a compiled model, in bytes and steps, to be printed or read."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.text import Text
 from torch import fx
 
 from reroll.plan import Choice
@@ -20,7 +22,7 @@ WIDTH = 100  # columns, where there is no terminal that says its own
 
 @dataclass(frozen=True, slots=True)
 class CarryLine:
-    """A tensor of the carry: ``nbytes`` of its values, ``kept`` as they are held under ``codec``, and what is proved."""
+    """A tensor of the carry: ``nbytes`` of its values, ``kept`` as held under ``codec``, and what is proved of them."""
 
     name: str
     shape: tuple[int, ...]
@@ -33,8 +35,11 @@ class CarryLine:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loop:
-    """One recurrence and its plan. ``saved`` are bytes of the tape of ``choice.segment`` steps, ``outputs`` bytes of the
-    outputs of all steps, ``gradients`` bytes of the gradients that are added up for operands."""
+    """One recurrence and its plan.
+
+    Bytes: ``saved`` of the tape of ``choice.segment`` steps, ``outputs`` of the outputs of all steps, ``gradients`` of
+    the gradients that are added up for operands.
+    """
 
     recurrence: Recurrence
     program: Program
@@ -60,9 +65,11 @@ class Loop:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Report:
-    """The plan of one graph. ``outer`` is the graph around the recurrences, which holds ``outside`` bytes between forward
-    and backward beside inputs, and gives ``outputs`` bytes; ``reason`` says why no recurrence was found; ``notes`` what
-    else should be known. Local memory does not count inputs, parameters and their gradients.
+    """The plan of one graph.
+
+    ``outer`` is the graph around the recurrences. Between forward and backward it holds ``outputs`` and, for its own
+    backward, ``outside`` bytes. ``reason`` says why no recurrence was found, ``notes`` what else should be known. Local
+    memory does not count inputs, parameters and their gradients.
     """
 
     loops: tuple[Loop, ...]
@@ -122,18 +129,18 @@ class Report:
             console.print(piece)
         return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
 
-    def __rich_console__(self, console: Console, options: object) -> object:
+    def __rich_console__(self, console: Console, options: object) -> Iterator[RenderableType]:
         yield from self._pieces()
 
-    def _pieces(self) -> list[object]:
+    def _pieces(self) -> list[RenderableType]:
+        notes = [Text(f"Note: {note}") for note in self.notes]
         if not self.loops:
-            lines = [f"No recurrence was found: {self.reason}.", *self.notes]
-            return list(lines)
-        pieces: list[object] = []
+            return [Text(f"No recurrence was found: {self.reason}."), *notes]
+        pieces: list[RenderableType] = []
         for loop in self.loops:
             pieces += loop_tables(loop)
         rows = {"outputs of the model": self.outputs, "saved around the recurrences": self.outside}
-        return [*pieces, summary(self.predicted_peak, rows, self.remote_peaks), *(f"Note: {n}" for n in self.notes)]
+        return [*pieces, summary(self.predicted_peak, rows, self.remote_peaks), *notes]
 
 
 __all__ = ["CarryLine", "Loop", "Report", "nbytes_text"]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rich import box
+from rich.console import RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -27,7 +29,7 @@ def nbytes_text(nbytes: int) -> str:
     return f"{size:.3g} TiB"
 
 
-def loop_tables(loop: Loop) -> Iterator[object]:
+def loop_tables(loop: Loop) -> Iterator[RenderableType]:
     """A panel with the plan of a recurrence, and its carries."""
     yield Panel(_plan(loop), title=Text(loop.recurrence.name), title_align="left", box=box.ROUNDED, expand=True)
     yield _carries(loop)
@@ -56,9 +58,12 @@ def _facts(loop: Loop) -> Iterator[tuple[str, str]]:
     if loop.outputs:
         yield "outputs", f"{nbytes_text(loop.outputs)} in all steps"
     yield "gradients", f"{nbytes_text(loop.gradients)} added up for parameters and inputs (not counted below)"
-    yield "local peak", (
-        f"{nbytes_text(prediction.peak)} at {prediction.node}: {nbytes_text(prediction.held)} carries and tapes, "
-        f"{nbytes_text(prediction.scratch)} for the running segment"
+    yield (
+        "local peak",
+        (
+            f"{nbytes_text(prediction.peak)} at {prediction.node}: {nbytes_text(prediction.held)} carries and tapes, "
+            f"{nbytes_text(prediction.scratch)} for the running segment"
+        ),
     )
     yield "over time", _sparkline([nbytes for _, nbytes in prediction.timeline])
 
@@ -68,7 +73,7 @@ def _sparkline(values: list[int]) -> str:
     columns = min(_COLUMNS, len(values))
     edges = [round(index * len(values) / columns) for index in range(columns + 1)]
     most = max(*values, 1)
-    tops = [max(values[start:stop]) for start, stop in zip(edges, edges[1:], strict=False)]
+    tops = [max(values[start:stop]) for start, stop in pairwise(edges)]
     return "".join(_BARS[-(-top * (len(_BARS) - 1) // most)] for top in tops)
 
 
@@ -90,7 +95,9 @@ def _carries(loop: Loop) -> Table:
 
 def summary(peak: int, outside: Mapping[str, int], remote: Mapping[str, int]) -> Table:
     """What a training step takes in each tier."""
-    table = Table(box=box.SIMPLE_HEAD, title="predicted peak of a training step", title_justify="left", title_style="dim")
+    table = Table(
+        box=box.SIMPLE_HEAD, title="predicted peak of a training step", title_justify="left", title_style="dim"
+    )
     table.add_column("tier")
     table.add_column("bytes", justify="right")
     table.add_column("of which")

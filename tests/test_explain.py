@@ -1,0 +1,147 @@
+"""explain: what it shows, what it predicts, and that it changes nothing."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+import reroll
+from networks import RecurrentLIF, spikes
+
+EAGER = {"lowering": "eager"}
+
+
+def compiled(model: Any, **options: Any) -> Any:
+    return torch.compile(model, backend="reroll", options=EAGER | options)
+
+
+class Restless(nn.Module):
+    """Everything that explain could disturb: hidden state on the module, running statistics, dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.norm = nn.Linear(5, 5), nn.BatchNorm1d(5)
+        self.calls: Tensor
+        self.register_buffer("calls", torch.zeros(()))
+        self.hidden: Tensor | None = None
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BI = torch.zeros_like(x_TBI[0]) if self.hidden is None else self.hidden
+        self.calls += 1
+        x_TBI = self.norm(x_TBI.flatten(0, 1)).view_as(x_TBI)
+        for t in range(x_TBI.shape[0]):
+            h_BI = torch.tanh(nn.functional.dropout(self.cell(h_BI), 0.5, self.training) + x_TBI[t])
+        self.hidden = h_BI.detach()
+        return h_BI
+
+
+def state(model: nn.Module) -> dict[str, Any]:
+    found: dict[str, Any] = {name: value.clone() for name, value in model.state_dict().items()}
+    found |= {f"{name}.grad": parameter.grad for name, parameter in model.named_parameters()}
+    hidden = getattr(model, "hidden", None)
+    found["hidden"] = None if hidden is None else hidden.clone()
+    found["torch"], found["python"], found["mode"] = torch.get_rng_state(), random.getstate(), model.training
+    return found
+
+
+def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    pairs = [(first[name], second[name]) for name in first]
+    return first.keys() == second.keys() and all(
+        torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else a == b for a, b in pairs
+    )
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_explaining_changes_nothing(training: bool) -> None:
+    model = Restless().train(training)
+    fast, x = compiled(model), torch.randn(12, 3, 5)
+    before = state(model)
+    first = reroll.explain(fast, x)
+    assert same(before, state(model))
+    fast(x).sum().backward()
+    after = state(model)
+    assert not same(before, after)
+    again = reroll.explain(fast, x)
+    assert same(after, state(model))
+    assert [loop.recurrence.steps for loop in (*first.loops, *again.loops)]
+    assert reroll.explain(fast, x).predicted_peak == again.predicted_peak
+
+
+def test_explaining_first_leaves_the_same_training() -> None:
+    x = spikes(10, batch=3, inputs=6)
+    losses = []
+    for explained in (False, True):
+        torch.manual_seed(1)
+        model = RecurrentLIF(6, 7, 2)
+        fast = compiled(model)
+        if explained:
+            reroll.explain(fast, x)
+        loss = fast(x).square().mean()
+        loss.backward()
+        losses.append((loss.detach(), model.Wr.weight.grad))
+    for plain, after in zip(*losses, strict=True):
+        torch.testing.assert_close(plain, after, rtol=0, atol=0)
+
+
+def test_a_report_shows_the_plan() -> None:
+    fast, x = compiled(RecurrentLIF(6, 7, 2), schedule="double", segment=2, chunk=6, slots=2), spikes(20, 3, 6)
+    report = reroll.explain(fast, x)
+    (loop,) = report.loops
+    assert isinstance(report.graph, fx.Graph)
+    assert report.graphs == (report.graph,)
+    assert isinstance(report.step, fx.GraphModule)
+    targets = {getattr(node.target, "__name__", "") for node in report.graph.nodes}
+    assert {"offload", "reload", "recompute", "tape", "backward"} <= targets
+    assert any(node.op == "call_module" and node.target == loop.recurrence.name for node in report.outer.nodes)
+    assert report.predicted_peak >= loop.prediction.peak > loop.prediction.held > 0
+    assert report.remote_peaks["disk"] == loop.tally.tier_peaks["disk"] > 0
+    assert loop.outputs == 0
+    assert {line.nbytes for line in loop.carries} >= {3 * 7 * 4, 3 * 2 * 4}
+    text = str(report)
+    assert max(map(len, text.splitlines())) <= 140
+    for shown in ("networks.py", "double (segment 2, chunk 6, slots 2, disk)", "steps re-run", "writes", "carry_v_BH"):
+        assert shown in text
+    assert f"{report.predicted_peak:,}" in text
+    assert "Note" not in text
+
+
+def test_outputs_of_all_steps_are_counted() -> None:
+    report = reroll.explain(compiled(RecurrentLIF(6, 7, 2, mean=False)), spikes(20, 3, 6))
+    (loop,) = report.loops
+    assert loop.outputs == loop.recurrence.steps * 3 * 2 * 4
+    assert report.outputs >= 20 * 3 * 2 * 4
+
+
+def test_no_recurrence_is_explained() -> None:
+    with pytest.warns(reroll.RerollWarning):
+        report = reroll.explain(compiled(nn.Linear(4, 2)), torch.randn(3, 4))
+    assert report.loops == ()
+    assert report.reason
+    assert report.step is None
+    assert report.predicted_peak == 0
+    assert report.reason in str(report).replace("\n", " ")
+
+
+def test_a_broken_graph_is_named() -> None:
+    def broken(x_TBI: Tensor, weight: Tensor) -> Tensor:
+        h_BI = x_TBI[0]
+        for t in range(8):
+            h_BI = torch.tanh(h_BI @ weight + x_TBI[t])
+        torch._dynamo.graph_break()
+        return h_BI * 2
+
+    report = reroll.explain(compiled(broken), torch.randn(8, 3, 5), torch.randn(5, 5, requires_grad=True))
+    assert len(report.loops) == 1
+    assert "test_explain.py" in report.notes[0]
+    assert "Note: Dynamo broke" in str(report)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: nn.Linear(2, 2), lambda: abs, lambda: torch.compile(nn.Linear(2, 2), backend="eager")]
+)
+def test_what_reroll_did_not_compile_is_refused(make: Callable[[], Any]) -> None:
+    with pytest.raises(reroll.RerollError, match='backend="reroll"'):
+        reroll.explain(make(), torch.randn(2, 2))
