@@ -11,13 +11,11 @@ from typing import Any
 import torch
 from memory_curves import live_bytes, plot
 from rich.progress import track
-from spiking import Network, digits, spike_trains
+from spiking import Data, Network, digits, spike_trains
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import reroll
-
-Data = tuple[Tensor, Tensor]  # images and labels
 
 
 def arguments() -> argparse.Namespace:

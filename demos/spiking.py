@@ -7,6 +7,8 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
+Data = tuple[Tensor, Tensor]
+
 
 class Spike(torch.autograd.Function):
     """1 where the potential is above 1; its derivative is taken to be a bell around 1.
@@ -48,12 +50,12 @@ class Network(nn.Module):
         return mean_BO
 
 
-def digits(held_out: int = 360) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Images (brightness in [0, 1]) and labels to train on, then those to test on."""
+def digits(held_out: int = 360) -> tuple[Data, Data]:
+    """To train on and held out: images (brightness in [0, 1]) and their labels."""
     images, labels = load_digits(return_X_y=True)
     order = torch.randperm(len(labels))
     x_NI, y_N = torch.tensor(images).float()[order] / 16, torch.tensor(labels)[order]
-    return x_NI[held_out:], y_N[held_out:], x_NI[:held_out], y_N[:held_out]
+    return (x_NI[held_out:], y_N[held_out:]), (x_NI[:held_out], y_N[:held_out])
 
 
 def spike_trains(x_BI: Tensor, steps: int) -> Tensor:

@@ -1,0 +1,84 @@
+"""Every demo at a small size, run as a user runs it but for the process."""
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+DEMOS = Path(__file__).resolve().parent.parent / "demos"
+FLOAT = r"([0-9.]+(?:e[+-]?\d+)?)"
+
+
+def run(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> object:
+    """What the demo ends with: None, or the sentence of its complaint."""
+    pytest.importorskip("sklearn")
+    pytest.importorskip("matplotlib")
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.syspath_prepend(str(DEMOS))
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(DEMOS / name), run_name="__main__")
+    return stop.value.code
+
+
+def numbers(pattern: str, text: str) -> list[float]:
+    """The numbers at the places of FLOAT in the pattern."""
+    found = re.search(pattern.replace("FLOAT", FLOAT), text)
+    assert found, f"{pattern!r} is not in:\n{text}"
+    return [float(number) for number in found.groups()]
+
+
+SMALL_DIGITS = ("--steps=32", "--neurons=24", "--batch=32", "--rounds=25", "--lowering=eager")
+
+
+def test_digits(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    picture = tmp_path / "new" / "digits.png"
+    complaint = run(monkeypatch, "digits.py", *SMALL_DIGITS, "--accuracy=0.3", f"--out={picture}")
+    text = capsys.readouterr().out
+    assert complaint is None, text
+    assert numbers("difference to plain BPTT FLOAT", text)[0] < 1e-12
+    assert numbers("held-out digits: FLOAT", text)[0] >= 0.3
+    (plain,), (rolled,) = (numbers(rf"{name} .*local peak FLOAT MB", text) for name in ("plain BPTT", "reroll"))
+    assert rolled < plain / 4
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_digits_complains_about_low_accuracy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out = f"--out={tmp_path / 'digits.png'}"
+    complaint = run(monkeypatch, "digits.py", "--steps=16", "--neurons=8", "--rounds=1", "--lowering=eager", out)
+    assert re.fullmatch(r"Accuracy 0\.\d+ is below 0\.93\. Train for longer\.", str(complaint))
+
+
+def test_adding(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--steps=60", "--units=16", "--warm-up=100", "--rounds=60", "--lowering=eager", "--error=0.1")
+    complaint = run(monkeypatch, "adding.py", *arguments)
+    text = capsys.readouterr().out
+    assert complaint is None, text
+    (before,), (after,) = (numbers(rf"{name}: FLOAT", text) for name in ("warm-up by plain BPTT", "by reroll"))
+    assert after < min(before, 0.1)
+    (plain,), (rolled,) = (numbers(rf"{name} .*local peak FLOAT MB", text) for name in ("plain BPTT", "reroll"))
+    assert rolled < plain / 2
+
+
+def test_inspect_graph(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "inspect_graph.py", "--steps=24") is None
+    text = capsys.readouterr().out
+    for instruction in (
+        "offload_at12",
+        "reload_at12",
+        "recompute_12to",
+        "save_at",
+        "backward_0to",
+        "autograd_function_apply",
+    ):
+        assert instruction in text
+
+
+def test_own_pass(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "own_pass.py", "--steps=32") is None
+    text = capsys.readouterr().out
+    before, after = (numbers(rf"{name}: FLOAT writes, FLOAT reads", text) for name in ("default passes", "keep-last"))
+    assert after == [count - 1 for count in before]
+    assert "bit for bit: True" in text
