@@ -6,16 +6,23 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from reroll.detect import Region, Sequence, find_regions, repeats
+from reroll.concrete import pin
+from reroll.detect import find_steps, repeats
+from reroll.effects import has_effect
+from reroll.errors import CaptureError
 from reroll.extract import extract
 from reroll.functional import where
 from reroll.normal import normalise
 from reroll.outer import Outer
 from reroll.recurrence import Recurrence
-from reroll.region_step import Step, analyse
+from reroll.region_step import Step
+from reroll.relations import MIN_STEPS
+from reroll.sequence import Sequence
 
 _SMALL_COVERAGE = 0.6
 _CLEARLY_MORE = 1.5
+_FEW_STEPS = 8
+_TINY = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,14 +39,18 @@ class Capture:
 
 def capture(module: fx.GraphModule) -> Capture:
     """Find and take out the recurrences of a captured graph. The graph itself stays as it is."""
-    normal = normalise(module.graph)
+    try:
+        normal = normalise(module)
+    except CaptureError as error:
+        return Capture(module.graph, (), f"the graph cannot be brought to a normal form: {error}")
     sequence, steps = _steps(module, normal)
     if not steps:
         return Capture(normal, (), _explain(sequence))
+    pin(module.graph)
     outer = Outer()
     recurrences: list[Recurrence] = []
     starts = {step.node(0, 0): step for step in steps}
-    inside = {node for step in steps for node in _nodes(sequence, step.region)}
+    inside = {node for step in steps for node in step.sequence.nodes[step.region.start : step.region.stop]}
     for node in normal.nodes:
         if node in starts:
             recurrences.append(extract(outer, starts[node], f"recurrence_{len(recurrences)}"))
@@ -47,46 +58,43 @@ def capture(module: fx.GraphModule) -> Capture:
             outer.graph.output(fx.map_arg(node.args[0], outer.value))
         elif node not in inside:
             outer.copy(node)
-    outer.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output", "call_module") or _keeps(node))
+    outer.graph.eliminate_dead_code(has_effect)
     outer.graph.lint()
     return Capture(outer.graph, tuple(recurrences))
 
 
-def _keeps(node: fx.Node) -> bool:
-    from reroll.normal import has_effect
-
-    return has_effect(node)
-
-
-def _nodes(sequence: Sequence, region: Region) -> list[fx.Node]:
-    return sequence.nodes[region.start : region.stop]
-
-
 def _steps(module: fx.GraphModule, normal: fx.Graph) -> tuple[Sequence, list[Step]]:
-    """Analysed regions; numbers that move are looked for only where the plain search finds little."""
+    """Steps in program order; numbers and inputs that change are looked for only where the plain search finds little."""
     sequence = Sequence(module, normal, abstract=False)
-    steps = _analysed(sequence)
-    covered = _covered(steps)
-    if covered >= _SMALL_COVERAGE * len(sequence.nodes):
+    steps = find_steps(sequence)
+    covered, size = _covered(steps), len(sequence.nodes)
+    if size - covered < MIN_STEPS * 2:
         return sequence, steps
     abstract = Sequence(module, normal, abstract=True)
-    others = _analysed(abstract)
-    return (abstract, others) if _covered(others) > _CLEARLY_MORE * covered else (sequence, steps)
+    if covered < _SMALL_COVERAGE * size:
+        others = find_steps(abstract)
+        if _covered(others) > _CLEARLY_MORE * covered:
+            return abstract, _worthwhile(others)
+    borders = [0, *(at for step in steps for at in (step.region.start, step.region.stop)), size]
+    for low, high in zip(borders[::2], borders[1::2], strict=True):
+        steps = [*steps, *find_steps(abstract, low, high)]
+    return sequence, _worthwhile(sorted(steps, key=lambda step: step.region.start))
 
 
-def _analysed(sequence: Sequence) -> list[Step]:
-    found = [analyse(sequence, region) for region in find_regions(sequence)]
-    return [step for step in found if step is not None]
+def _worthwhile(steps: list[Step]) -> list[Step]:
+    """Without repetitions that are both short and tiny beside the largest: they cost more to compile than they save."""
+    largest = max((step.region.size for step in steps), default=0)
+    return [s for s in steps if s.region.steps >= _FEW_STEPS or s.region.size * _TINY >= largest]
 
 
 def _covered(steps: list[Step]) -> int:
-    return sum(step.region.period * step.region.steps for step in steps)
+    return sum(step.region.size for step in steps)
 
 
 def _explain(sequence: Sequence) -> str:
     """What was looked for, and where the repetition broke."""
     size = len(sequence.nodes)
-    looked = f"looked for a step that repeats at least 3 times with a value carried between steps in {size} operations"
+    looked = f"looked for a step that repeats at least {MIN_STEPS} times with a value carried between steps in {size} operations"
     runs = repeats(sequence.colour)
     if not runs:
         return f"{looked}; no sequence of operations repeats three times"

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from reroll.detect import Operand, attribute, close_slices, open_slices
+from reroll.effects import attribute, example, has_effect, is_random
 from reroll.functional import where
-from reroll.normal import example, has_effect, is_random
 from reroll.outer import Outer
 from reroll.recurrence import Items, Numbers, PerStep, Recurrence, Slices
-from reroll.region_step import Step
+from reroll.region_step import Step, tensor_of
+from reroll.relations import Operand
+from reroll.sequence import FILLS, flatten, rebuild
 
 
 def extract(outer: Outer, step: Step, name: str) -> Recurrence:
     """Emit one recurrence into the outer graph, as a call of module ``name``, and give it."""
+    for place in step.invariant:
+        for r in range(1, step.region.steps):
+            outer.repeated[step.node(place, r)] = step.node(place, 0)
+        outer.hoist(step.node(place, 0))
     builder = _Builder(outer, step)
     module = builder.build()
-    operands = [outer.value(node) for register in step.registers for node in register.initial] + builder.operands
+    operands = [outer.hoist(node) for register in step.registers for node in register.initial] + list(builder.numbers)
     call = outer.graph.call_module(name, tuple(operands))
     first = step.node(0, 0)
     call.meta["stack_trace"] = first.meta.get("stack_trace")
@@ -40,7 +44,7 @@ def extract(outer: Outer, step: Step, name: str) -> Recurrence:
         stacked.meta["example_value"] = rows.requires_grad_(value.requires_grad)
         for r in range(step.region.steps):
             outer.emitted[step.node(place, r)] = (stacked, r)
-    scopes = _scopes(step)
+    grad_enabled, regions = step.sequence.modes[step.region.start]
     return Recurrence(
         name=name,
         step=module,
@@ -49,34 +53,30 @@ def extract(outer: Outer, step: Step, name: str) -> Recurrence:
         xs=tuple(builder.xs),
         constants=tuple(builder.constants),
         ys=tuple(step.node(place, 0).name for place in step.ys),
-        examples=tuple(_example_of(step.sequence, node) for node in operands),
-        autocast=scopes[0],
-        grad_enabled=scopes[1],
+        examples=tuple(_examples(step, operands, builder)),
+        autocast=tuple(arguments for region, arguments in regions if region == "_enter_autocast"),
+        grad_enabled=grad_enabled and not any(region == "_enter_inference_mode" for region, _ in regions),
         random=any(is_random(node) for node in module.graph.nodes),
         where=where(first),
     )
 
 
-def _example_of(sequence: Sequence, node: fx.Node) -> torch.Tensor:
-    value = example(node)
-    if value is None:
-        value = attribute(sequence.module, node)
-    return value
+def _examples(step: Step, operands: list[fx.Node], builder: _Builder) -> Iterator[torch.Tensor]:
+    """An example of each operand. What differs between the items of a list is settled: layout, and gradients if any has."""
+    values = [tensor_of(step.sequence, node) for node in operands]
+    lists = [x.operands for x in builder.xs if isinstance(x, Items)]
+    needs = {i for items in lists if any(_needs(values[j]) for j in items) for i in items}
+    loose = {*range(len(builder.carry_names)), *(i for items in lists for i in items)}
+    for index, value in enumerate(values):
+        assert value is not None
+        like = value
+        if index in loose and not value.is_contiguous():
+            like = value.new_empty(value.shape).requires_grad_(value.requires_grad)
+        yield like.detach().requires_grad_() if index in needs and not like.requires_grad else like
 
 
-def _scopes(step: Step) -> tuple[tuple[tuple[object, ...], ...], bool]:
-    """Autocast regions that are open, and the gradient mode, where the region starts."""
-    opened: dict[fx.Node, tuple[object, ...]] = {}
-    grad = True
-    for node in step.sequence.nodes[: step.region.start]:
-        name = getattr(node.target, "__name__", "")
-        if name == "_enter_autocast":
-            opened[node] = tuple(node.args)
-        elif name == "_exit_autocast":
-            opened.pop(node.args[0], None)  # type: ignore[arg-type]
-        elif node.target is torch._C._set_grad_enabled:
-            grad = bool(node.args[0])
-    return tuple(opened.values()), grad
+def _needs(value: torch.Tensor | None) -> bool:
+    return value is not None and value.requires_grad
 
 
 class _Builder:
@@ -85,7 +85,7 @@ class _Builder:
     def __init__(self, outer: Outer, step: Step) -> None:
         self.outer, self.step = outer, step
         self.graph, self.root = fx.Graph(), torch.nn.Module()
-        self.operands: list[fx.Node] = []
+        self.numbers: dict[fx.Node, int] = {}
         self.xs: list[PerStep] = []
         self.constants: list[int] = []
         self.carry_names: list[str] = []
@@ -108,7 +108,7 @@ class _Builder:
         for place in places:
             self.values[place] = self._emit(place)
         self.graph.output(tuple(self._results()))
-        merge_duplicates(self.graph, self.step.sequence.content)
+        merge_duplicates(self.graph)
         self.graph.eliminate_dead_code(lambda node: has_effect(node))
         return fx.GraphModule(self.root, self.graph)
 
@@ -159,21 +159,19 @@ class _Builder:
 
     def _operand(self, node: fx.Node) -> int:
         """The number of an operand behind the initial carries."""
-        if node not in self.operands:
-            self.operands.append(node)
-        return len(self.carry_names) + self.operands.index(node)
+        return len(self.carry_names) + self.numbers.setdefault(node, len(self.numbers))
 
     def _add_x(self, key: Any, source: Any) -> fx.Node:
         if key[1] == "numbers":
             self.xs.append(Numbers(key[2]))
             return self.graph.placeholder(f"x_number{len(self.xs)}")
         if key[1] == "slices":
-            base = self._operand(self._hoisted(key[2]))
+            base = self._operand(self.outer.hoist(key[2]))
             self.xs.append(Slices(base, key[3], key[4], key[5]))
         elif (run := self.outer.run_of(key[2])) is not None:
             self.xs.append(Slices(self._operand(run[0]), 0, run[1], run[2]))
         else:
-            self.xs.append(Items(tuple(self._operand(self.outer.value(old)) for old in key[2])))
+            self.xs.append(Items(tuple(self._operand(self.outer.hoist(old)) for old in key[2])))
         return self._placeholder(f"x_{source.name}", source)
 
     def _add_constant(self, key: Any, source: fx.Node) -> fx.Node:
@@ -182,27 +180,45 @@ class _Builder:
             if isinstance(value, torch.nn.Module):
                 self.root.add_module(source.name, value)
                 return self.graph.get_attr(source.name)
-        self.constants.append(self._operand(self._hoisted(source)))
+        self.constants.append(self._operand(self.outer.hoist(source)))
         return self._placeholder(source.name, source)
-
-    def _hoisted(self, old: fx.Node) -> fx.Node:
-        """The outer value of a constant; loop-invariant work is done once, before the loop."""
-        if old not in self.outer.env and old not in self.outer.emitted:
-            for node in old.all_input_nodes:
-                self._hoisted(node)
-            self.outer.env[old] = self.outer.graph.node_copy(old, self.outer.value)
-        return self.outer.value(old)
 
     def _emit(self, place: int) -> fx.Node:
         node = self.step.node(place, 0)
         if self.step.moves(place):
             return self.inputs[self._slice_key(place)]
-        leaves, spec = tree_flatten((open_slices(node.args), open_slices(node.kwargs)))
-        new = [self._leaf(leaf, operand) for leaf, operand in zip(leaves, self.step.operands[place], strict=True)]
-        args, kwargs = close_slices(tree_unflatten(new, spec))
-        made = self.graph.create_node(node.op, node.target, args, kwargs, name=node.name)
+        operands = self.step.operands[place]
+        number = next((o for o in operands if o.kind == "numbers"), None)
+        if number is not None and node.target in FILLS:
+            return self._filled(node, self.inputs["x", "numbers", number.values])
+        new = [self._leaf(leaf, operand) for leaf, operand in zip(self._leaves(place), operands, strict=True)]
+        if number is not None:
+            new = self._settled(node, new, number)
+        args, kwargs = rebuild(node, new)
+        target: Any = "reshape" if node.target == "view" and _sizes(node) else node.target
+        made = self.graph.create_node(node.op, target, args, kwargs, name=node.name)
         made.meta = dict(node.meta)
         return made
+
+    def _filled(self, node: fx.Node, number: fx.Node) -> fx.Node:
+        """A tensor filled with the number of the step."""
+        value = example(node)
+        assert value is not None
+        cast = self.graph.call_method("to", (number,), {"dtype": value.dtype, "device": value.device})
+        made = self.graph.call_method("expand", (cast, tuple(value.shape)))
+        made.meta = dict(node.meta)
+        return made
+
+    def _settled(self, node: fx.Node, leaves: list[Any], number: Operand) -> list[Any]:
+        """A number that is a tensor promotes unlike a Python number: cast it where the result would differ."""
+        at = next(i for i, leaf in enumerate(leaves) if leaf is self.inputs["x", "numbers", number.values])
+        like = example(flatten(node)[1 - at])
+        assert like is not None
+        same = torch.empty((1,) * min(like.dim(), 1), dtype=like.dtype)
+        plain = torch.result_type(same, number.values[0])
+        if torch.result_type(same, torch.tensor(number.values[0], dtype=Numbers(number.values).dtype)) != plain:
+            leaves[at] = self.graph.call_method("to", (leaves[at], plain))
+        return leaves
 
     def _leaf(self, leaf: Any, operand: Operand) -> Any:
         key = self._key(operand)
@@ -220,16 +236,24 @@ class _Builder:
         raise AssertionError("every carried operand has a register")
 
 
-def merge_duplicates(graph: fx.Graph, content: Callable[[fx.Node], str]) -> None:
-    """Equal work of one step is done once: same operation, operands and submodules, no random numbers, no effects."""
+def _sizes(node: fx.Node) -> bool:
+    """Whether a view changes sizes, not the dtype: as a reshape it takes a carry of any layout."""
+    return node.op == "call_method" and not any(isinstance(x, torch.dtype) for x in flatten(node)) and not node.kwargs
+
+
+def merge_duplicates(graph: fx.Graph) -> None:
+    """Equal work of one step is done once: same operation, operands, submodules and modes, no random numbers."""
     seen: dict[Any, fx.Node] = {}
-    names: dict[fx.Node, Any] = {}
+    scope = 0
     for node in list(graph.nodes):
-        if node.op in ("placeholder", "output", "get_attr") or is_random(node) or has_effect(node):
+        if has_effect(node):
+            scope += not is_random(node)
             continue
-        leaves, spec = tree_flatten((open_slices(node.args), open_slices(node.kwargs)))
-        parts = [names.get(x, x) if isinstance(x, fx.Node) else (type(x), repr(x)) for x in leaves]
-        key = (node.op, node.target, str(spec), tuple(parts), _scope(node))
+        if node.op == "get_attr":
+            continue
+        parts = [_part(leaf) for leaf in flatten(node)]
+        args, kwargs = rebuild(node, parts)
+        key = (node.op, node.target, repr((args, kwargs)), scope)
         if key in seen:
             node.replace_all_uses_with(seen[key])
             graph.erase_node(node)
@@ -237,10 +261,5 @@ def merge_duplicates(graph: fx.Graph, content: Callable[[fx.Node], str]) -> None
             seen[key] = node
 
 
-def _scope(node: fx.Node) -> int:
-    """How many changes of the gradient or autocast mode come before a node: work is only merged between them."""
-    count, at = 0, node.prev
-    while at.op != "root":
-        count += at.op == "call_function" and (has_effect(at) and not is_random(at))
-        at = at.prev
-    return count
+def _part(leaf: Any) -> Any:
+    return ("node", leaf.name) if isinstance(leaf, fx.Node) else leaf

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from reroll.capture_torch import is_overload, set_grad_enabled, storage_id, written
 from reroll.errors import CaptureError
 
 _INPLACE_OPERATORS = {
@@ -44,12 +45,12 @@ def functionalise(graph: fx.Graph) -> fx.Graph:
 def storage_of(node: Any) -> int | None:
     """Identity of the memory behind a node's example value; None for what is not a tensor."""
     value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+    return storage_id(value) if isinstance(value, torch.Tensor) else None
 
 
 def operand(node: fx.Node, place: Place) -> Any:
     """The operand at a position or under a keyword."""
-    return node.args[place] if isinstance(place, int) else node.kwargs[place]
+    return node.args[place] if isinstance(place, int) else node.kwargs.get(place)
 
 
 def updated_places(node: fx.Node) -> tuple[Place, ...]:
@@ -68,10 +69,9 @@ def _function_updates(node: fx.Node) -> Iterator[Place]:
     name = getattr(target, "__name__", "")
     if target in _INPLACE_OPERATORS or target is operator.setitem:
         yield 0
-    elif isinstance(target, torch._ops.OpOverload):
-        for index, argument in enumerate(target._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                yield index if index < len(node.args) else argument.name
+    elif is_overload(target):
+        for index, argument in written(target):
+            yield index if index < len(node.args) else argument
     elif name.endswith("_") and not name.endswith("__"):
         yield 0
     elif "out" in node.kwargs and isinstance(node.kwargs["out"], fx.Node):
@@ -105,11 +105,14 @@ def out_of_place(
     operation: ``method:NAME`` or ``function:MODULE:NAME``. places: operands that are updated. views: for each place,
     the view operations that lead from the root (the operand given here) to the value that is updated.
     Gives the new root, or ``(result, root, ...)`` when the operation has a result of its own.
+
+    An update under ``no_grad`` changes data and leaves the gradient: what comes back flows on to the old value.
     """
     positional, named, roots = list(args), dict(kwargs), []
     for place, chain in zip(places, views, strict=True):
-        root = (positional[place] if isinstance(place, int) else named[place]).clone()
-        roots.append(root)
+        old = positional[place] if isinstance(place, int) else named[place]
+        root = old.clone()
+        roots.append((old, root))
         value = root
         for step, extra, extra_named in chain:
             value = _call(step, (value, *extra), extra_named)
@@ -117,9 +120,31 @@ def out_of_place(
             positional[place] = value
         else:
             named[place] = value
+    if operation == "function:operator:setitem" and not isinstance(positional[2], torch.Tensor):
+        positional[2] = value.new_full((), positional[2])
     result = _call(operation, tuple(positional), named)
     same = len(places) == 1 and (result is None or result is value)
-    return roots[0] if same else (result, *roots)
+    new = [_data_of(root, old) for old, root in roots]
+    return new[0] if same else (result, *new)
+
+
+def _data_of(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    if torch.is_grad_enabled() or not old.requires_grad:
+        return new
+    with torch.enable_grad():
+        return _Data.apply(old, new)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Data(torch.autograd.Function):
+    """The data of one tensor with the gradient of another."""
+
+    @staticmethod
+    def forward(ctx: Any, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        return new.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad, None
 
 
 def _call(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -142,7 +167,9 @@ def spell(node: fx.Node) -> str:
     if node.op == "call_method":
         return f"method:{node.target}"
     target: Any = node.target
-    if isinstance(target, torch._ops.OpOverload):
+    if target.__name__ == "_get_data_attr":
+        return "method:detach"
+    if is_overload(target):
         namespace, name = target.name().split(".")[0].split("::")
         return f"function:torch:ops.{namespace}.{name}.{target._overloadname}"
     module = getattr(target, "__module__", None) or "torch"
@@ -177,6 +204,7 @@ class _Rewriter:
     new: fx.Graph = field(default_factory=fx.Graph)
     env: dict[fx.Node, fx.Node] = field(default_factory=dict)
     roots: dict[int, fx.Node] = field(default_factory=dict)
+    first: dict[int, fx.Node] = field(default_factory=dict)
     versions: dict[int, int] = field(default_factory=dict)
     taken: dict[fx.Node, int] = field(default_factory=dict)
     parents: dict[fx.Node, tuple[fx.Node, bool]] = field(default_factory=dict)
@@ -199,6 +227,7 @@ class _Rewriter:
             return
         if storage not in self.roots:
             self.roots[storage], self.versions[storage] = node, 0
+            self.first[storage] = self.env[node]
             return
         bases = [base for base in node.all_input_nodes if storage_of(base) == storage]
         bases = bases or [base for base in node.all_input_nodes if _holds(base, storage)]
@@ -276,12 +305,27 @@ class _Rewriter:
         return tuple(reversed(chain))
 
     def _write_back(self) -> None:
+        """Write new values of inputs back, after all else; what is computed reads a copy of the old value."""
         for storage, root in self.roots.items():
-            if root.op in ("placeholder", "get_attr") and self.versions[storage] > 0:
-                original = next(n for n in self.new.nodes if n.name == root.name)
-                self.new.call_method("copy_", (original, self.env[root]))
-                self.env[root] = original
-                self.versions[storage] += 1
+            if root.op not in ("placeholder", "get_attr") or self.versions[storage] == 0:
+                continue
+            original = self.first[storage]
+            before = (
+                next(n for n in self.new.nodes if n.op != "placeholder") if root.op == "placeholder" else original.next
+            )
+            with self.new.inserting_before(before):
+                copy = self.new.call_method("clone", (original,))
+            copy.meta = dict(root.meta)
+            original.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)  # type: ignore[misc]
+            value = root.meta["example_value"]
+            leaf = value.requires_grad and value.is_leaf
+            if leaf:
+                self.new.call_function(set_grad_enabled, (False,))
+            self.new.call_method("copy_", (original, self.env[root]))
+            if leaf:
+                self.new.call_function(set_grad_enabled, (True,))
+            self.env[root] = original
+            self.versions[storage] += 1
 
 
 def _known(storage: int | None) -> int:
@@ -292,4 +336,4 @@ def _known(storage: int | None) -> int:
 def _holds(node: fx.Node, storage: int) -> bool:
     values = node.meta.get("example_value")
     items = values if isinstance(values, tuple | list) else ()
-    return any(isinstance(item, torch.Tensor) and item.untyped_storage()._cdata == storage for item in items)
+    return any(isinstance(item, torch.Tensor) and storage_id(item) == storage for item in items)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.normal import example
+from reroll.effects import example
 
 
 @dataclass
@@ -21,16 +21,37 @@ class Outer:
     env: dict[fx.Node, fx.Node] = field(default_factory=dict)
     emitted: dict[fx.Node, tuple[fx.Node, int]] = field(default_factory=dict)
     unbound: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    repeated: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
     def value(self, old: fx.Node) -> fx.Node:
-        """The new node of an old one; one step's output is taken from the stacked outputs."""
+        """The new node of an old one; one step's output is taken from the stacked outputs.
+
+        ``repeated`` says which loop-invariant value of the first step a later step's equals.
+        """
+        old = self.repeated.get(old, old)
         if old not in self.env and old in self.emitted:
-            stacked, at = self.emitted[old]
-            if stacked not in self.unbound:
-                self.unbound[stacked] = self.graph.call_function(torch.unbind, (stacked, 0))
-            self.env[old] = self.graph.call_function(operator.getitem, (self.unbound[stacked], at))
-            self.env[old].meta["example_value"] = example(old)
+            self.env[old] = self._row(old)
         return self.env[old]
+
+    def _row(self, old: fx.Node) -> fx.Node:
+        """One step's output, taken right behind the recurrence: in the gradient mode of the loop, not of its reader."""
+        stacked, at = self.emitted[old]
+        if stacked not in self.unbound:
+            with self.graph.inserting_after(stacked):
+                self.unbound[stacked] = self.graph.call_function(torch.unbind, (stacked, 0))
+        with self.graph.inserting_after(self.unbound[stacked]):
+            row = self.graph.call_function(operator.getitem, (self.unbound[stacked], at))
+        row.meta["example_value"] = example(old)
+        return row
+
+    def hoist(self, old: fx.Node) -> fx.Node:
+        """The new node of a constant; loop-invariant work is done once, before the loop."""
+        old = self.repeated.get(old, old)
+        if old not in self.env and old not in self.emitted:
+            for node in old.all_input_nodes:
+                self.hoist(node)
+            self.env[old] = self.graph.node_copy(old, self.value)
+        return self.value(old)
 
     def copy(self, old: fx.Node) -> None:
         """Copy an old node; a stack or cat of stacked outputs takes them whole."""

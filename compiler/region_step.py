@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from reroll.detect import Operand, Region, Sequence, classify
-from reroll.normal import example, has_effect, is_random
+from reroll.effects import attribute, example, has_effect, in_transform, is_random, spelled
+from reroll.relations import Operand, Region, classify
+from reroll.sequence import Sequence
 
 _TAIL = 3
+_NOT_IN_A_STEP = ("copy_", "_assert_async", "set_stream", "_enter_inference_mode", "_exit_inference_mode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Step:
 
 def analyse(sequence: Sequence, region: Region) -> Step | None:
     """The analysis of a region, shortened at its end where only the last steps' values are used; None if it fails."""
+    if not _uniform(sequence, region):
+        return None
     for _ in range(_TAIL + 1):
         operands = classify(sequence, region)
         if operands is None:
@@ -63,19 +67,31 @@ def analyse(sequence: Sequence, region: Region) -> Step | None:
         step.registers = registers
         peel = _outside_uses(step)
         if peel == 0:
-            return step if _carriable(step) and _selectable(step) else None
+            return step if _carriable(step) and _selectable(step) and _readable(step) else None
         region = Region(region.start, region.period, region.steps - peel)
         if region.steps < 2:
             return None
     return None
 
 
+def _uniform(sequence: Sequence, region: Region) -> bool:
+    """Whether every step begins and ends in the same modes, and has only effects that may be repeated."""
+    borders = range(region.start, region.stop + 1, region.period)
+    nodes = sequence.nodes[region.start : region.start + region.period]
+    return all(sequence.modes[at] == sequence.modes[region.start] for at in borders) and not any(
+        node.op == "call_module" or in_transform(node) or has_effect(node) and spelled(node) in _NOT_IN_A_STEP
+        for node in nodes
+    )
+
+
 def _invariants(step: Step) -> set[int]:
+    """Work that is the same at every step, in the modes around the loop, so that it may be done before it."""
     found: set[int] = set()
+    modes = step.sequence.modes[step.region.start : step.region.start + step.region.period]
     for place, operands in enumerate(step.operands):
         node = step.node(place, 0)
         same = all(o.kind in ("constant", "literal") or o.kind == "step" and o.node in found for o in operands)
-        if same and not is_random(node) and not has_effect(node):
+        if same and modes[place] == modes[0] and not is_random(node) and not has_effect(node):
             found.add(place)
     return found
 
@@ -105,8 +121,26 @@ def _carriable(step: Step) -> bool:
     places = {register.place for register in step.registers} | set(step.ys)
     initial = [node for register in step.registers for node in register.initial]
     return all(example(step.node(place, 0)) is not None for place in places) and all(
-        example(node) is not None or node.op == "get_attr" for node in initial
+        tensor_of(step.sequence, node) is not None for node in initial
     )
+
+
+def _readable(step: Step) -> bool:
+    """Whether all that the step reads from outside is tensors and submodules."""
+    operands = [o for place, row in enumerate(step.operands) if place not in step.invariant for o in row]
+    outside = {node for o in operands if o.kind in ("constant", "items") for node in o.outside}
+    hoisted = {o.node for o in operands if o.kind == "step" and o.node in step.invariant}
+    return all(example(step.node(place, 0)) is not None for place in hoisted) and all(
+        node.op == "get_attr" or example(node) is not None for node in outside
+    )
+
+
+def tensor_of(sequence: Sequence, node: fx.Node) -> torch.Tensor | None:
+    """The example of a node, or the tensor that it names."""
+    value = example(node)
+    if value is None and node.op == "get_attr":
+        value = attribute(sequence.module, node)
+    return value if isinstance(value, torch.Tensor) else None
 
 
 def _selectable(step: Step) -> bool:

@@ -1,0 +1,65 @@
+"""Private torch API that the capture needs, tried on 2.11 and 2.13, under plain names.
+
+``torch._C._set_grad_enabled`` is the node by which Dynamo writes ``no_grad`` and ``enable_grad``; ``torch._ops.OpOverload``
+is the type of ``torch.ops`` functions, whose schemas say what they update.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.node import map_aggregate as map_aggregate
+
+set_grad_enabled = torch._C._set_grad_enabled
+
+
+def is_overload(target: Any) -> bool:
+    """Whether a call's target is an operator of ``torch.ops`` with a schema."""
+    return isinstance(target, torch._ops.OpOverload)
+
+
+def written(target: Any) -> Iterator[tuple[int, str]]:
+    """(position, name) of the arguments that an operator of ``torch.ops`` updates, by its schema."""
+    for index, argument in enumerate(target._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield index, argument.name
+
+
+@functools.cache
+def tagged_random(name: str) -> bool:
+    """Whether an ATen operator of this name is tagged as drawing from the random number generator."""
+    packet = getattr(torch.ops.aten, name, None)
+    return packet is not None and any(
+        torch.Tag.nondeterministic_seeded in getattr(packet, overload).tags for overload in packet.overloads()
+    )
+
+
+def hint(value: Any) -> Any:
+    """The number that a symbolic one stands for in this call, without a guard; None if it depends on data."""
+    return value.node.hint if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) else value
+
+
+def fake_like(
+    value: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...], offset: int, bases: dict[Any, torch.Tensor]
+) -> torch.Tensor:
+    """A fake tensor of a layout; ``bases`` holds the memory of each storage, by the original's identity."""
+    key, width = storage_id(value), value.element_size()
+    last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if 0 not in size else offset
+    nbytes = -(-(last + 1) * width // 16) * 16
+    mode = bases[key].fake_mode if key in bases else FakeTensorMode()  # type: ignore[attr-defined]
+    with mode, torch.no_grad():
+        base = bases.setdefault(key, torch.empty(nbytes, dtype=torch.uint8, device=value.device))
+        if base.untyped_storage().nbytes() < nbytes:
+            base.untyped_storage().resize_(nbytes)
+        flat = torch.as_strided(base, (nbytes,), (1,), 0).view(value.dtype)
+        found = torch.as_strided(flat, size, stride, offset)
+    return found.requires_grad_(value.requires_grad)
+
+
+def storage_id(value: torch.Tensor) -> int:
+    """Identity of the memory behind a tensor."""
+    return value.untyped_storage()._cdata
