@@ -11,8 +11,9 @@ from reroll.backends.disk import STAGING, DiskTier
 from reroll.backends.executable import Executable
 from reroll.backends.footprints import carry_gradients, footprint, output_gradients
 from reroll.backends.host import HostTier
-from reroll.backends.lowering import Segment, Traced, lower, trace
+from reroll.backends.lowering import Segment, lower
 from reroll.backends.storage import Tier
+from reroll.backends.tracing import Traced, trace
 from reroll.context import Context
 from reroll.options import Options
 from reroll.passes import DEFAULT_PASSES
@@ -22,7 +23,6 @@ from reroll.program import Program, store_all
 from reroll.recurrence import Recurrence
 from reroll.registry import pass_names, run, run_on_step
 from reroll.schedule import Interval
-from reroll.sparsity import Fact
 from reroll.tally import Sizes, Tally
 from reroll.verifier import verify
 

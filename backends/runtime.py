@@ -16,9 +16,10 @@ from torch import Tensor
 
 from reroll.backends.codecs import Encoded, encode
 from reroll.backends.executable import Executable, Instruction
-from reroll.backends.lowering import Segment, segment_inputs, time_slice
+from reroll.backends.lowering import Segment
 from reroll.backends.randomness import random_state, set_random_state
 from reroll.backends.replay import Witness
+from reroll.backends.tracing import segment_inputs, time_slice
 from reroll.backends.values import Carry, Kept, Stored, Tape
 from reroll.program import Node, advance, backward, offload, recompute, reload, save, tape, turn
 from reroll.recurrence import Items, Numbers, Slices

@@ -1,8 +1,9 @@
 """What is around the recurrences: run as it was written, or compiled by inductor where that can pay.
 
-Inductor takes seconds for the smallest graph, and what is around a loop is most often one peeled step. So a piece of the
-outer graph (before, between or after recurrences) is compiled only if it makes at least a tenth of the bytes that the
-recurrences make. Private torch API, tried on 2.13: ``compile_fx`` (what the inductor backend calls), ``TracingContext``.
+Inductor takes seconds for the smallest graph, and what is around a loop is most often one peeled step. So a piece of
+the outer graph (before, between or after recurrences) is compiled only if it makes at least a tenth of the bytes that
+the recurrences make. Private torch API, tried on 2.13: ``compile_fx`` (what the inductor backend calls),
+``TracingContext``.
 """
 
 from __future__ import annotations

@@ -1,0 +1,168 @@
+"""The functional joint graph of a segment of k steps, by AOTAutograd.
+
+Private torch API, tried on 2.11 and 2.13: ``aot_export_joint_simple`` (a functional joint graph of forward and
+backward), ``TracingContext`` (keeps this trace apart from Dynamo's).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch.aot_autograd import aot_export_joint_simple
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from reroll.errors import CaptureError
+from reroll.recurrence import Items, Numbers, Recurrence, Slices
+from reroll.sparsity import Fact, infer_carries
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Traced:
+    """The joint graph of a segment, before it is cut and compiled."""
+
+    steps: int
+    graph: fx.GraphModule
+    mode: FakeTensorMode
+    outputs: int
+    tangents: tuple[int, ...]
+    inputs: tuple[int, ...]
+    inputs_total: int
+    results: tuple[torch.Tensor, ...]
+    carries: int
+
+    @property
+    def random(self) -> bool:
+        """Whether the segment draws random numbers."""
+        tag = torch.Tag.nondeterministic_seeded
+        return any(tag in getattr(node.target, "tags", ()) for node in self.graph.graph.nodes)
+
+    def facts(self) -> tuple[Fact, ...]:
+        """What is proved of each tensor of the carry."""
+        placeholders = self.graph.graph.find_nodes(op="placeholder")
+        results: Any = self.graph.graph.output_node().args[0]
+        return infer_carries(self.graph.graph, placeholders[: self.carries], results[: self.carries])
+
+
+def segment_inputs(recurrence: Recurrence, operands: Sequence[Any], start: int, steps: int) -> list[Any]:
+    """The per-step inputs and constants of steps [start, start + steps): views of the operands, numbers as tensors."""
+    inputs: list[Any] = []
+    for x in recurrence.xs:
+        if isinstance(x, Slices):
+            inputs.append(time_slice(operands[x.operand], x, start, steps))
+        elif isinstance(x, Items):
+            inputs += [operands[i] for i in x.operands[start : start + steps]]
+        else:
+            inputs.append(torch.tensor(x.values[start : start + steps], dtype=x.dtype))
+    return inputs + [operands[i] for i in recurrence.constants]
+
+
+def time_slice(base: torch.Tensor, x: Slices, start: int, steps: int) -> torch.Tensor:
+    """Steps [start, start + steps) of a tensor, in rising order of the index."""
+    ends = (x.start + x.stride * start, x.start + x.stride * (start + steps - 1))
+    index = slice(min(ends), max(ends) + 1, abs(x.stride))
+    return base[(slice(None),) * x.dim + (index,)]
+
+
+def _at(recurrence: Recurrence, inputs: Sequence[Any], t: int, steps: int) -> list[Any]:
+    """Step t's per-step inputs and constants, out of those of a segment."""
+    found, at = [], 0
+    for x in recurrence.xs:
+        if isinstance(x, Slices):
+            found.append(inputs[at].select(x.dim, t if x.stride > 0 else steps - 1 - t))
+        elif isinstance(x, Numbers):
+            found.append(inputs[at][t])
+        else:
+            found.append(inputs[at + t])
+        at += steps if isinstance(x, Items) else 1
+    return [*found, *inputs[at:]]
+
+
+def trace(recurrence: Recurrence, steps: int, *, decompose: bool) -> Traced:
+    """The functional joint graph of ``steps`` steps."""
+    mode = FakeTensorMode()
+    carried = len(recurrence.carries)
+    with tracing(TracingContext(mode)), mode_of(recurrence):
+        examples = [_fake(mode, example) for example in recurrence.examples]
+        inputs = segment_inputs(recurrence, examples, 0, steps)
+        fakes = [_fake(mode, value) for value in [*(e.contiguous() for e in examples[:carried]), *inputs]]
+        _settle_gradients(recurrence, fakes, steps)
+        function = _segment_function(recurrence, steps)
+        results = function(*fakes)
+        tangents = tuple(i for i, value in enumerate(results) if value.requires_grad)
+        graph = _export(function, fakes, recurrence, decompose=decompose, joint=bool(tangents))
+    grads: Any = graph.graph.output_node().args[0][len(results) :]  # type: ignore[index]
+    inputs_with_grad = tuple(i for i, grad in enumerate(grads) if grad is not None)
+    return Traced(steps, graph, mode, len(results), tangents, inputs_with_grad, len(fakes), tuple(results), carried)
+
+
+def mode_of(recurrence: Recurrence) -> contextlib.ExitStack:
+    """The gradient and autocast modes around the loop, as they were in the user's code."""
+    stack = contextlib.ExitStack()
+    stack.enter_context(torch.set_grad_enabled(recurrence.grad_enabled))
+    for device, dtype, enabled, cache in recurrence.autocast:
+        stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache))  # type: ignore[arg-type]
+    return stack
+
+
+def _fake(mode: FakeTensorMode, example: torch.Tensor) -> torch.Tensor:
+    """A fake of ``mode`` with the layout of an example (which may be another mode's fake)."""
+    with mode:
+        fake = torch.empty_strided(example.shape, example.stride(), dtype=example.dtype, device=example.device)
+    return fake.requires_grad_(example.requires_grad)
+
+
+def _settle_gradients(recurrence: Recurrence, fakes: list[torch.Tensor], steps: int) -> None:
+    """A carry needs a gradient if its initial value does or the step makes one that does: a fixpoint."""
+    carried = len(recurrence.carries)
+    for _ in range(carried + 1):
+        results = recurrence.step(*fakes[:carried], *_at(recurrence, fakes[carried:], 0, steps))
+        grown = False
+        for fake, result in zip(fakes[:carried], results[:carried], strict=True):
+            if result.requires_grad and not fake.requires_grad:
+                fake.requires_grad_(True)
+                grown = True
+        if not grown:
+            return
+
+
+def _segment_function(recurrence: Recurrence, steps: int) -> Callable[..., tuple[torch.Tensor, ...]]:
+    carried = len(recurrence.carries)
+
+    def segment(*args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        carries, ys = list(args[:carried]), []
+        for t in range(steps):
+            results = recurrence.step(*carries, *_at(recurrence, args[carried:], t, steps))
+            carries = list(results[:carried])
+            ys.append(results[carried:])
+        return (*_own(carries), *(torch.stack(rows) for rows in zip(*ys, strict=True)))
+
+    return segment
+
+
+def _own(carries: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Contiguous carries that share memory with nothing."""
+    return [carry.clone(memory_format=torch.contiguous_format) for carry in carries]
+
+
+def _export(
+    function: Callable[..., Any], fakes: list[torch.Tensor], recurrence: Recurrence, *, decompose: bool, joint: bool
+) -> fx.GraphModule:
+    from torch._inductor.decomposition import select_decomp_table
+
+    table = select_decomp_table() if decompose else None
+    try:
+        graph = aot_export_joint_simple(function, tuple(fakes), trace_joint=joint, decompositions=table)
+    except RuntimeError as error:
+        raise CaptureError(
+            f"The step at {recurrence.where} could not be traced with its gradient: {error}. Simplify the step, or "
+            "leave this model to another backend."
+        ) from error
+    assert isinstance(graph, fx.GraphModule)
+    graph.graph.eliminate_dead_code()
+    return graph

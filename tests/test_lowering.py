@@ -1,0 +1,152 @@
+"""Inductor segments: right gradients, and bit-identical decisions at small batches and odd widths."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from networks import RecurrentLIF, spikes
+from reroll.backends.build import build
+from reroll.backends.replay import Witness
+from reroll.backends.values import Carry, Kept
+from reroll.backends.tracing import trace
+from reroll.errors import CompilerMissingError, ReplayMismatchError
+from reroll.options import Options
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+
+
+class Mixed(nn.Module):
+    """Products, transcendental functions, a reset by mask, a counter and outputs of every step, odd widths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs, self.states = nn.Linear(5, 7), nn.Linear(7, 7)
+
+    def forward(self, x_TBI: Tensor) -> tuple[Tensor, Tensor]:
+        h_BH = x_TBI.new_zeros(x_TBI.shape[1], 7)
+        count_B, ys = torch.zeros(x_TBI.shape[1], dtype=torch.int64), []
+        for t in range(x_TBI.shape[0]):
+            h_BH = torch.tanh(self.inputs(x_TBI[t]) + self.states(h_BH)) * torch.sigmoid(h_BH)
+            fired_BH = h_BH > 0.2
+            h_BH = h_BH.masked_fill(fired_BH, 0.1)
+            count_B = count_B + fired_BH.sum(-1)
+            ys.append(h_BH.exp())
+        return torch.stack(ys), count_B
+
+
+def gradients(call: Any, model: nn.Module, x: Tensor) -> list[Tensor]:
+    outputs = call(x)
+    first = outputs[0] if isinstance(outputs, tuple) else outputs
+    first.square().mean().backward()
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+@needs_compiler
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_inductor_equals_eager_and_replays_bit_for_bit(batch: int) -> None:
+    plain = Mixed()
+    twin = copy.deepcopy(plain)
+    options = {"schedule": "double", "chunk": 8, "slots": 2, "segment": 3, "verify": True, "remote": "disk"}
+    fast: Any = torch.compile(twin, backend="reroll", options={**options, "on_no_recurrence": "error"})
+    x = torch.randn(20, batch, 5)
+    for expected, actual in zip(gradients(plain, plain, x), gradients(fast, twin, x), strict=True):
+        assert float((actual - expected).abs().max()) <= 2e-5 * float(expected.abs().max())
+    assert torch.equal(fast(x)[1], plain(x)[1])
+
+
+@needs_compiler
+def test_inductor_keeps_random_numbers_in_recomputation() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(6))
+
+        def forward(self, x_TBI: Tensor) -> Tensor:
+            total_BI = torch.zeros_like(x_TBI[0])
+            for t in range(x_TBI.shape[0]):
+                total_BI = total_BI + nn.functional.dropout(x_TBI[t] * self.scale, 0.5)
+            return total_BI
+
+    model = Noisy()
+    options = {"chunk": 4, "segment": 2, "verify": True, "on_no_recurrence": "error"}
+    fast: Any = torch.compile(model, backend="reroll", options=options)
+    x = torch.rand(14, 3, 6) + 0.5
+    total = fast(x)
+    total.sum().backward()
+    assert model.scale.grad is not None
+    assert torch.allclose(model.scale.grad, total.detach().sum(0))  # the same masks, or these would differ
+    assert not torch.equal(fast(x), total)
+
+
+def captured(model: nn.Module, x: Tensor) -> Any:
+    from reroll.capture import capture
+
+    found: list[Any] = []
+
+    def backend(gm: Any, _: Any) -> Any:
+        found.append(capture(gm).recurrences[0])
+        return gm.forward
+
+    torch.compile(model, backend=backend)(x)  # type: ignore[call-overload]
+    return found[0]
+
+
+def test_spikes_are_kept_in_bits_and_the_tape_is_small() -> None:
+    recurrence = captured(RecurrentLIF(8, 32, 3), spikes(24, 4, 8))
+    plain = build(recurrence, Options(lowering="eager", segment=8, codec="none")).needs.sizes.of_tape(0, 8)
+    packed = build(recurrence, Options(lowering="eager", segment=8)).needs.sizes.of_tape(0, 8)
+    assert packed < plain
+    state = 4 * 32 * 4  # one float32 state of the layer
+    assert packed <= 8 * (3 * state)
+
+
+def test_facts_of_the_carry_of_a_spiking_step() -> None:
+    recurrence = captured(Mixed(), torch.randn(20, 2, 5))
+    facts = trace(recurrence, 2, decompose=False).facts()
+    assert len(facts) == len(recurrence.carries)
+
+
+def test_verify_names_the_step_and_value_that_differ() -> None:
+    recurrence = captured(RecurrentLIF(8, 32, 3), spikes(24, 4, 8))
+    witness = Witness(recurrence)
+    carry = [torch.zeros(3) for _ in recurrence.carries]
+    witness.see(4, carry)
+    witness.see(4, carry)
+    carry[0] = carry[0] - 0.0 * 1
+    witness.see(4, carry)
+    with pytest.raises(ReplayMismatchError, match=rf"step 4 .*{recurrence.carries[0]}"):
+        witness.see(4, [carry[0] * -1.0, *carry[1:]])
+
+
+def test_a_changed_replay_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = RecurrentLIF(8, 32, 3), spikes(24, 4, 8)
+    options = {"lowering": "eager", "chunk": 6, "segment": 2, "verify": True, "codec": "none"}
+    fast: Any = torch.compile(model, backend="reroll", options=options)
+    loss = fast(x).sum()
+    original = Kept.carry
+
+    def nudged(self: Kept) -> Carry:
+        carry = original(self)
+        return Carry(tuple(tensor + 1e-3 for tensor in carry.tensors), carry.random)
+
+    monkeypatch.setattr(Kept, "carry", nudged)
+    with pytest.raises(ReplayMismatchError):
+        loss.backward()
+
+
+def test_without_a_compiler_the_error_names_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    monkeypatch.setenv("PATH", "/nowhere")
+    from torch._inductor import config, cpp_builder
+
+    monkeypatch.setattr(config.cpp, "cxx", (None, "/nowhere/g++"))
+    cpp_builder.get_cpp_compiler.cache_clear() if hasattr(cpp_builder.get_cpp_compiler, "cache_clear") else None
+    recurrence = captured(RecurrentLIF(8, 32, 3), spikes(24, 4, 8))
+    with pytest.raises(CompilerMissingError, match='lowering="eager"'):
+        build(recurrence, Options())
