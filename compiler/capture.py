@@ -64,7 +64,7 @@ def capture(module: fx.GraphModule) -> Capture:
 
 
 def _steps(module: fx.GraphModule, normal: fx.Graph) -> tuple[Sequence, list[Step]]:
-    """Steps in program order; numbers and inputs that change are looked for only where the plain search finds little."""
+    """Steps in program order; numbers that change are looked for only where the plain search finds little."""
     sequence = Sequence(module, normal, abstract=False)
     steps = find_steps(sequence)
     covered, size = _covered(steps), len(sequence.nodes)
@@ -94,7 +94,7 @@ def _covered(steps: list[Step]) -> int:
 def _explain(sequence: Sequence) -> str:
     """What was looked for, and where the repetition broke."""
     size = len(sequence.nodes)
-    looked = f"looked for a step that repeats at least {MIN_STEPS} times with a value carried between steps in {size} operations"
+    looked = f"looked for a step that repeats at least {MIN_STEPS} times and carries a value, in {size} operations"
     runs = repeats(sequence.colour)
     if not runs:
         return f"{looked}; no sequence of operations repeats three times"

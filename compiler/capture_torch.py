@@ -1,7 +1,7 @@
 """Private torch API that the capture needs, tried on 2.11 and 2.13, under plain names.
 
-``torch._C._set_grad_enabled`` is the node by which Dynamo writes ``no_grad`` and ``enable_grad``; ``torch._ops.OpOverload``
-is the type of ``torch.ops`` functions, whose schemas say what they update.
+``torch._C._set_grad_enabled`` is the node by which Dynamo writes ``no_grad`` and ``enable_grad``; ``OpOverload`` is the
+type of ``torch.ops`` functions, whose schemas say what they update; ``FakeTensorMode`` makes examples.
 """
 
 from __future__ import annotations
@@ -62,4 +62,4 @@ def fake_like(
 
 def storage_id(value: torch.Tensor) -> int:
     """Identity of the memory behind a tensor."""
-    return value.untyped_storage()._cdata
+    return int(value.untyped_storage()._cdata)

@@ -35,7 +35,7 @@ def concrete(graph: fx.Graph) -> fx.Graph:
                 new.node_copy(node)
             env[node] = _hint(value)
             continue
-        copied = new.node_copy(node, lambda old: env[old])  # type: ignore[arg-type, return-value]
+        copied = new.node_copy(node, lambda old: env[old])
         copied.meta["example_value"] = map_aggregate(value, lambda leaf: _concrete_value(leaf, bases))
         env[node] = copied
     return new

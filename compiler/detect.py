@@ -1,7 +1,7 @@
 """Find the steps that repeat: runs of equal colours in program order whose operands keep one relation.
 
-A run of colours that equals itself shifted by P nodes is a candidate for a step of P nodes. Longest coverage wins, then the
-shortest period; a step starts where the fewest bytes cross from step to step.
+A run of colours that equals itself shifted by P nodes is a candidate for a step of P nodes. Longest coverage wins, then
+the shortest period; a step starts where the fewest bytes cross from step to step.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def repeats(colour: npt.NDArray[np.int32]) -> list[Run]:
 
 
 def rotation(sequence: Sequence, start: int, stop: int, period: int) -> int:
-    """The first node of a step, chosen so that the fewest bytes cross from step to step, outside of ``no_grad`` if it can."""
+    """The first node of a step: the fewest bytes cross from step to step, and no ``no_grad`` is open if it can be."""
     middle = start + max((stop - start) // period // 2, 1) * period
     low, high = max(start, middle - 2 * period), min(stop, middle + 3 * period)
     live = np.zeros(high - low + 1)

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from reroll.capture_torch import is_overload, set_grad_enabled, tagged_random
-from reroll.functional import out_of_place
+from reroll.inplace import out_of_place
 
 _RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "gumbel", "fractional_max_pool", "multi_head_attention")
 _EFFECTS = ("copy_", "_set_grad_enabled", "_enter_autocast", "_exit_autocast", "_assert_async", "set_stream")

@@ -62,7 +62,7 @@ def extract(outer: Outer, step: Step, name: str) -> Recurrence:
 
 
 def _examples(step: Step, operands: list[fx.Node], builder: _Builder) -> Iterator[torch.Tensor]:
-    """An example of each operand. What differs between the items of a list is settled: layout, and gradients if any has."""
+    """An example of each operand; the items of a list have one layout, and all need gradients if any does."""
     values = [tensor_of(step.sequence, node) for node in operands]
     lists = [x.operands for x in builder.xs if isinstance(x, Items)]
     needs = {i for items in lists if any(_needs(values[j]) for j in items) for i in items}

@@ -107,7 +107,7 @@ def _indexed(graph: fx.Graph, node: fx.Node, base: fx.Node) -> fx.Node | None:
     value, name = example(base), spelled(node)
     if name in ("select", "narrow") and value is not None and len(node.args) >= 3 and not node.kwargs:
         dim, at = node.args[1], node.args[2]
-        if not isinstance(dim, int) or not isinstance(at, int) or name == "narrow" and node.args[3] != 1:
+        if not isinstance(dim, int) or not isinstance(at, int) or (name == "narrow" and node.args[3] != 1):
             return None
         dim, at = dim % value.dim(), at % value.shape[dim]
         row = select(graph, base, dim, at)

@@ -6,8 +6,9 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from reroll.errors import OptionError
@@ -61,6 +62,8 @@ class Options:
             _check_choice(name, getattr(self, name), choices)
         for name in ("segment", "chunk", "slots"):
             _check_count(name, getattr(self, name))
+        if not isinstance(self.remote, str | tuple | list | None):
+            raise OptionError(f"Option remote={self.remote!r} is not valid. Name one of: {', '.join(TIERS)}.")
         for tier in self.tiers:
             _check_choice("remote", tier, TIERS)
         if not isinstance(self.verify, bool):
@@ -80,6 +83,8 @@ class Options:
     @classmethod
     def of(cls, options: Mapping[str, Any] | None) -> Options:
         """Options from a mapping. An unknown name is an OptionError that names the nearest valid one."""
+        if options is not None and not isinstance(options, Mapping):
+            raise OptionError(f"options={options!r} must be a mapping from names to values, such as {{'segment': 8}}.")
         given = dict(options or {})
         names = [field.name for field in fields(cls)]
         for name in given:
@@ -93,11 +98,14 @@ def parse_budget(budget: int | float | str | None) -> int | float | None:
     if isinstance(budget, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", budget)
         unit = match and match[2].lower().removesuffix("b") + ("b" if match[2] else "")
-        if not match or unit not in _UNITS and match[2].lower() != "b":
+        if not match or (unit not in _UNITS and match[2].lower() != "b"):
             raise OptionError(
                 f"Option memory_budget={budget!r} is not a size. Write a number of bytes, or a text such as '512MiB'."
             )
-        return int(float(match[1]) * _UNITS.get(str(unit), 1))
+        nbytes = int(float(match[1]) * _UNITS.get(str(unit), 1))
+        if nbytes < 1:
+            raise OptionError(f"Option memory_budget={budget!r} must be positive.")
+        return nbytes
     if budget is None:
         return None
     if isinstance(budget, bool) or not isinstance(budget, int | float) or not math.isfinite(budget) or budget <= 0:
@@ -134,49 +142,38 @@ def _check_passes(passes: object) -> None:
 def _check_folder(folder: object) -> None:
     if folder is None:
         return
-    if not isinstance(folder, str | os.PathLike) or not os.path.isdir(folder):
+    if not isinstance(folder, str | os.PathLike) or not Path(folder).is_dir():
         raise OptionError(f"Option spill_folder={folder!r} is not a folder. Create it first, or leave the option out.")
 
 
 def _check_contradictions(options: Options) -> None:
-    remote = options.schedule in REMOTE_SCHEDULES or options.schedule == "auto"
-    rules = (
-        (
-            bool(options.tiers) and not remote,
-            f"remote={options.remote!r} has no effect with schedule={options.schedule!r}, which keeps all carries local. "
-            "Leave remote out, or use schedule='remote', 'hierarchical' or 'double'",
-        ),
-        (
-            "local" in options.tiers and options.schedule not in ("double", "auto"),
-            f"remote='local' (both levels on the device) goes with schedule='double', not {options.schedule!r}",
-        ),
-        (
-            "local" in options.tiers and len(options.tiers) > 1,
-            f"remote={options.remote!r} mixes 'local' with remote tiers; name either",
-        ),
-        (
-            len(options.tiers) > 1,
-            f"remote={options.remote!r} names several tiers, which needs the planner; name one",
-        ),
-        (
-            options.spill_folder is not None
-            and "disk" not in options.tiers
-            and options.schedule not in REMOTE_SCHEDULES,
-            "spill_folder has no effect without remote='disk'",
-        ),
-        (
-            options.chunk is not None and options.schedule == "store_all",
-            "chunk has no effect with schedule='store_all', which keeps every step",
-        ),
-        (
-            options.slots is not None and options.schedule not in ("hierarchical", "double"),
-            f"slots goes with schedule='hierarchical' or 'double', not {options.schedule!r}",
-        ),
-        (
-            options.slots is not None and options.chunk is not None and options.slots > options.chunk,
-            f"slots={options.slots} is more than the chunk={options.chunk} steps they divide",
-        ),
-    )
-    for broken, sentence in rules:
-        if broken:
-            raise OptionError(f"Contradictory options: {sentence}.")
+    for sentence in (*_tier_contradictions(options), *_size_contradictions(options)):
+        raise OptionError(f"Contradictory options: {sentence}.")
+
+
+def _tier_contradictions(options: Options) -> Iterator[str]:
+    schedule, remote = options.schedule, options.remote
+    if "local" in options.tiers and len(options.tiers) > 1:
+        yield f"remote={remote!r} mixes 'local' with remote tiers; name either"
+    if len(options.tiers) > 1:
+        yield f"remote={remote!r} names several tiers, which needs the planner; name one"
+    if "local" in options.tiers and schedule not in ("double", "auto"):
+        yield f"remote='local' (both levels on the device) goes with schedule='double', not {schedule!r}"
+    if options.tiers and schedule not in (*REMOTE_SCHEDULES, "auto"):
+        yield (
+            f"remote={remote!r} has no effect with schedule={schedule!r}, which keeps all carries local. "
+            "Leave remote out, or use schedule='remote', 'hierarchical' or 'double'"
+        )
+    spills = "disk" in options.tiers or (not options.tiers and schedule in REMOTE_SCHEDULES)
+    if options.spill_folder is not None and not spills:
+        yield f"spill_folder={options.spill_folder!r} has no effect without remote='disk'"
+
+
+def _size_contradictions(options: Options) -> Iterator[str]:
+    schedule, chunk, slots = options.schedule, options.chunk, options.slots
+    if chunk is not None and schedule == "store_all":
+        yield f"chunk={chunk} has no effect with schedule='store_all', which keeps every step"
+    if slots is not None and schedule not in ("hierarchical", "double"):
+        yield f"slots={slots} goes with schedule='hierarchical' or 'double', not {schedule!r}"
+    if slots is not None and chunk is not None and slots > chunk:
+        yield f"slots={slots} is more than the chunk={chunk} steps they divide"

@@ -44,11 +44,10 @@ PerStep = Slices | Items | Numbers
 class Recurrence:
     """``steps`` runs of ``step``: ``(carry..., xs..., constants...) -> (carry'..., ys...)``.
 
-    It is called on operands ``(initial carry..., operands of xs..., constants...)`` and gives ``(last carry..., ys...)``,
-    each of ``ys`` stacked along a new first dimension of ``steps``. ``constants`` are operand numbers. ``autocast`` holds
-    the arguments of the autocast regions around the loop, ``grad_enabled`` whether it runs with gradients, ``random``
-    whether a step draws random numbers, ``where`` the line of the user's code, ``peeled`` how many nodes of the
-    captured graph stay outside.
+    It is called on operands ``(initial carry..., operands of xs..., constants...)`` and gives ``(last carry...,
+    ys...)``, each of ``ys`` stacked along a new first dimension of ``steps``. ``constants`` are operand numbers.
+    ``autocast`` holds the arguments of the autocast regions around the loop, ``grad_enabled`` whether it runs with
+    gradients, ``random`` whether a step draws random numbers, ``where`` the line of the user's code.
     """
 
     name: str
@@ -72,4 +71,5 @@ class Recurrence:
     def describe(self) -> str:
         """One line: the step, its length, and where it comes from."""
         calls = sum(node.op.startswith("call") for node in self.step.graph.nodes)
-        return f"{self.name}: {self.steps} steps of {calls} operations, {len(self.carries)} carried values, at {self.where}"
+        size = f"{self.steps} steps of {calls} operations, {len(self.carries)} carried values"
+        return f"{self.name}: {size}, at {self.where}"

@@ -79,7 +79,7 @@ def _uniform(sequence: Sequence, region: Region) -> bool:
     borders = range(region.start, region.stop + 1, region.period)
     nodes = sequence.nodes[region.start : region.start + region.period]
     return all(sequence.modes[at] == sequence.modes[region.start] for at in borders) and not any(
-        node.op == "call_module" or in_transform(node) or has_effect(node) and spelled(node) in _NOT_IN_A_STEP
+        node.op == "call_module" or in_transform(node) or (has_effect(node) and spelled(node) in _NOT_IN_A_STEP)
         for node in nodes
     )
 
@@ -90,7 +90,7 @@ def _invariants(step: Step) -> set[int]:
     modes = step.sequence.modes[step.region.start : step.region.start + step.region.period]
     for place, operands in enumerate(step.operands):
         node = step.node(place, 0)
-        same = all(o.kind in ("constant", "literal") or o.kind == "step" and o.node in found for o in operands)
+        same = all(o.kind in ("constant", "literal") or (o.kind == "step" and o.node in found) for o in operands)
         if same and modes[place] == modes[0] and not is_random(node) and not has_effect(node):
             found.add(place)
     return found
@@ -151,7 +151,7 @@ def _selectable(step: Step) -> bool:
 def _outside_uses(step: Step) -> int:
     """Fill ``finals`` and ``ys``; give how many last steps to peel instead, if only they are used outside."""
     region, sequence = step.region, step.sequence
-    register_of = {}
+    register_of: dict[tuple[int, int], tuple[int, int]] = {}
     for index, register in enumerate(step.registers):
         for ago in range(len(register.initial)):
             register_of.setdefault((register.place, region.steps - 1 - ago), (index, ago))

@@ -1,7 +1,7 @@
 """The relation of every operand of a candidate region to its step.
 
-Each operand column of a candidate must keep one relation over its steps: the same distance back (a value of this step, or a
-carry of d steps ago), one value from outside, a list of values from outside, or an index that moves evenly.
+Each operand column of a candidate must keep one relation over its steps: the same distance back (a value of this step,
+or a carry of d steps ago), one value from outside, a list of values from outside, or an index that moves evenly.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class Operand:
     """The relation of one operand of a step: its ``kind``, and what belongs to it.
 
     ``step``: the value of node ``node`` of the same step. ``carry``: that of ``delay`` steps ago, before which it is
-    ``outside[0], outside[1], ...`` at steps 0, 1, ... ``constant``: ``outside[0]``. ``items``: ``outside[r]`` at step r.
-    ``index``: ``start + stride * r`` at step r. ``numbers``: ``values[r]``. ``literal``: as it stands.
+    ``outside[0], outside[1], ...`` at steps 0, 1, ... ``constant``: ``outside[0]``. ``items``: ``outside[r]`` at step
+    r. ``index``: ``start + stride * r`` at step r. ``numbers``: ``values[r]``. ``literal``: as it stands.
     """
 
     kind: str

@@ -9,8 +9,8 @@ import torch
 from torch import fx
 
 from reroll.effects import example
-from reroll.functional import out_of_place
 from reroll.indices import as_tuple, replace
+from reroll.inplace import out_of_place
 
 _SETITEM = "function:operator:setitem"
 _PICKS = ("function:operator:getitem", "method:select", "function:torch:select")
@@ -22,7 +22,8 @@ def _row_write(node: Any) -> tuple[fx.Node, int, int, Any] | None:
         return None
     if node.args[2] != ((),):
         return None
-    base, index, row = node.args[3:6]
+    args: Any = node.args
+    base, index, row = args[3:6]
     value = example(base)
     items = as_tuple(index, value.dim()) if value is not None else None
     if items is None or value is None:
@@ -46,11 +47,12 @@ def update_rows(graph: fx.Graph, node: fx.Node) -> None:
     if place is None or value is None:
         return
     dim, at = place
-    _, _, (chain,), base, *rest = node.args  # type: ignore[misc]
-    index = (*(slice(None),) * dim, at)
+    args: Any = node.args
+    operation, (chain,), base, rest = args[0], args[2], args[3], args[4:]
+    index: Any = (*(slice(None),) * dim, at)
     with graph.inserting_before(node):
         row = graph.call_function(operator.getitem, (base, index))
-        changed = graph.call_function(out_of_place, (node.args[0], (0,), (chain[1:],), row, *rest), dict(node.kwargs))  # type: ignore[index]
+        changed = graph.call_function(out_of_place, (operation, (0,), (chain[1:],), row, *rest), dict(node.kwargs))
         written = graph.call_function(out_of_place, (_SETITEM, (0,), ((),), base, index, changed))
     for made in (row, changed):
         made.meta = dict(node.meta, example_value=value.select(dim, at))
@@ -60,10 +62,11 @@ def update_rows(graph: fx.Graph, node: fx.Node) -> None:
 
 def _updated_row(node: fx.Node) -> tuple[int, int] | None:
     """(dimension, index) of the row that an update through a view changes, where the view starts with a row."""
-    if node.target is not out_of_place or node.args[1] != (0,) or not node.args[2][0]:  # type: ignore[index]
+    args: Any = node.args
+    if node.target is not out_of_place or args[1] != (0,) or not args[2][0]:
         return None
     value = example(node)
-    operation, extra, named = node.args[2][0][0]  # type: ignore[index, misc]
+    operation, extra, named = args[2][0][0]
     if operation not in _PICKS or named or value is None:
         return None
     if operation.endswith("getitem"):
@@ -118,19 +121,22 @@ def collect_rows(graph: fx.Graph, node: fx.Node) -> None:
     replace(node, stacked)
 
 
-def _shaped(graph: fx.Graph, row: Any, slot: torch.Tensor, write: fx.Node) -> fx.Node:
+def _shaped(graph: fx.Graph, written: Any, slot: torch.Tensor, write: fx.Node) -> fx.Node:
     """A written value with the shape and dtype of the row that it fills."""
-    value = example(row)
+    value = example(written)
+    row: fx.Node = written
     with graph.inserting_before(write):
-        if not isinstance(row, fx.Node):
+        if not isinstance(written, fx.Node):
             row = graph.call_function(
-                torch.full, (tuple(slot.shape), row), {"dtype": slot.dtype, "device": slot.device}
+                torch.full, (tuple(slot.shape), written), {"dtype": slot.dtype, "device": slot.device}
             )
             row.meta["example_value"] = slot
             return row
         if value is None or value.dtype != slot.dtype:
             row = graph.call_method("to", (row, slot.dtype))
             row.meta["example_value"] = None if value is None else value.to(slot.dtype)
+        if value is not None and value.dim() > slot.dim():
+            row = graph.call_method("reshape", (row, tuple(value.shape[value.dim() - slot.dim() :])))
         if value is None or value.shape != slot.shape:
             row = graph.call_method("expand", (row, tuple(slot.shape)))
             row.meta["example_value"] = slot

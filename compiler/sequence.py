@@ -1,8 +1,8 @@
 """The calls of a graph in program order, as tables of numbers: colours, operands, indices, modes.
 
-The *colour* of a node is its operation, its literals, the structure and shapes of its operands, the identity of the inputs
-it reads and the structure of its submodules; integers that index are left out. An *abstract* sequence leaves out numbers
-of arithmetic and the identity of inputs that are no parameters too.
+The *colour* of a node is its operation, its literals, the structure and shapes of its operands, the identity of the
+inputs it reads and the structure of its submodules; integers that index are left out. An *abstract* sequence leaves out
+numbers of arithmetic and the identity of inputs that are no parameters too.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ MOVING_ARITHMETIC = frozenset(
 )
 MOVING_METHODS = frozenset({"add", "sub", "mul", "div", "pow"})
 FILLS: dict[Any, int] = {torch.tensor: 0, torch.full: 1, torch.full_like: 1, "new_full": 2}
+_CALLS = ("call_function", "call_method", "call_module")
 _MOVING = ("moving",)
 
 
@@ -42,7 +43,9 @@ class Sequence:
 
     def __init__(self, module: torch.nn.Module, graph: fx.Graph, abstract: bool) -> None:
         self.module, self.graph, self.abstract = module, graph, abstract
-        self.nodes = [node for node in graph.nodes if node.op in ("call_function", "call_method", "call_module")]
+        self.nodes: list[fx.Node] = [
+            node for node in graph.nodes if node.op in ("call_function", "call_method", "call_module")
+        ]
         self.position = {node: index for index, node in enumerate(self.nodes)}
         self.operands = [flatten(node) for node in self.nodes]
         self.modes = modes(self.nodes)
@@ -141,22 +144,22 @@ def may_move(node: fx.Node, place: int) -> bool:
 
 def _leaves(operands: tuple[Any, ...]) -> int:
     found: list[Any] = []
-    map_aggregate(operands, found.append)  # type: ignore[arg-type]
+    map_aggregate(operands, found.append)
     return len(found)
 
 
 def flatten(node: fx.Node) -> list[Any]:
     """All leaves of a node's operands, in the order of ``rebuild``."""
     leaves: list[Any] = []
-    map_aggregate((node.args, node.kwargs), leaves.append)  # type: ignore[arg-type]
+    map_aggregate((node.args, node.kwargs), leaves.append)
     return leaves
 
 
 def rebuild(node: fx.Node, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """A node's operands with other leaves."""
     rest = iter(leaves)
-    args, kwargs = map_aggregate((node.args, node.kwargs), lambda _: next(rest))  # type: ignore[misc]
-    return args, kwargs  # type: ignore[return-value]
+    args, kwargs = map_aggregate((node.args, node.kwargs), lambda _: next(rest))
+    return args, kwargs
 
 
 def _content(value: Any) -> str:
