@@ -20,10 +20,10 @@ import reroll
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--steps", type=int, default=400, help="time steps per image")
+    parser.add_argument("--steps", type=int, default=300, help="time steps per image")
     parser.add_argument("--neurons", type=int, default=128)
     parser.add_argument("--batch", type=int, default=50)
-    parser.add_argument("--rounds", type=int, default=250, help="updates")
+    parser.add_argument("--rounds", type=int, default=220, help="updates")
     parser.add_argument("--schedule", default="double", help="standard, remote, hierarchical or double")
     parser.add_argument("--lowering", default="inductor", help="inductor or eager")
     parser.add_argument("--accuracy", type=float, default=0.93, help="least accuracy on held-out digits")
