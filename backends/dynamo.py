@@ -1,8 +1,8 @@
 """The torch.compile backend named ``reroll``.
 
 Dynamo hands over the graph before autograd. Its recurrences are taken out, compiled and put back as modules; what is
-around them runs as it was written. While ``reroll.explain`` asks, a compiled graph does not run: it names itself and
-raises. Dynamo changes attributes of modules only after the graph has run, so nothing is changed.
+around them runs as it was written, or compiled where that can pay. While ``reroll.explain`` asks, a compiled graph does
+not run: it names itself and raises. Dynamo changes attributes of modules only after the graph has run, so nothing is changed.
 
 Private torch API, tried on 2.11 and 2.13: ``torch._inductor.compile_fx`` for graphs without a recurrence,
 ``FakeTensorMode`` to run the graph around the recurrences without memory.
@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from reroll.backends.build import Built, build
 from reroll.backends.outside import held_outside
 from reroll.backends.rolled import Rolled
+from reroll.backends.surroundings import compile_surroundings
 from reroll.capture import Capture, capture
 from reroll.errors import NoRecurrenceError, OptionError, RerollWarning
 from reroll.options import Options
@@ -78,8 +79,10 @@ def reroll(
         run = _without_recurrence(gm, example_inputs, parsed, found.reason)
         return _entry(Graph(run, gm, (), found.reason, _break(gm)))
     built = [build(recurrence, parsed) for recurrence in found.recurrences]
-    module = assemble(gm, found, built)
-    return _entry(Graph(module, module, tuple(built), "", _break(gm)))
+    module = run = assemble(gm, found, built)
+    if parsed.lowering == "inductor":
+        run = compile_surroundings(module, found.recurrences)
+    return _entry(Graph(run, module, tuple(built), "", _break(gm)))
 
 
 def _break(gm: fx.GraphModule) -> str:

@@ -204,6 +204,7 @@ class Run:
             del tangents, saved
             results = segment.backward(arguments)
             carried = self._collect(segment, results, start, steps)
+            del results  # the gradients of constants have been added: free them before the next segment runs
         return carried
 
     def _tangents(self, segment: Segment, carried: Sequence[Tensor | None], start: int, steps: int) -> list[Tensor]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch._guards import TracingContext, tracing
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.passes.split_module import split_module
 
 from reroll.errors import RerollWarning
@@ -99,4 +99,13 @@ def _compiled(piece: fx.GraphModule) -> nn.Module:
         output.args = ((output.args[0],),)
         piece.recompile()
     with tracing(TracingContext(modes[0])):
-        return _Piece(compile_fx(piece, inputs), single)
+        return _Piece(compile_fx(piece, [_distinct(modes[0], value) for value in inputs]), single)
+
+
+def _distinct(mode: FakeTensorMode, value: Any) -> Any:
+    """A fake of its own: a value and its updated successor share one example, which AOTAutograd takes for one input."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    with mode:
+        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return made.requires_grad_(value.requires_grad)

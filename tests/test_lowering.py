@@ -84,6 +84,41 @@ def test_inductor_keeps_random_numbers_in_recomputation() -> None:
     assert not torch.equal(fast(x), total)
 
 
+class Around(nn.Module):
+    """Most of the work is before and after the loop: those parts are compiled too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.cell, self.decode = nn.Linear(6, 32), nn.GRUCell(32, 5), nn.Linear(5, 32)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        self.seen += 1  # type: ignore[operator]
+        coded, h_BH, states = torch.relu(self.encode(x_TBI)), x_TBI.new_zeros(x_TBI.shape[1], 5), []
+        for t in range(coded.shape[0]):
+            h_BH = self.cell(coded[t], h_BH)
+            states.append(h_BH)
+        return torch.relu(self.decode(torch.stack(states))) * self.seen
+
+
+@needs_compiler
+def test_what_is_around_the_loop_is_compiled_where_it_is_large() -> None:
+    from reroll.backends import surroundings
+
+    compiled: list[Any] = []
+    original = surroundings._compiled
+    plain = Around()
+    twin, x = copy.deepcopy(plain), torch.randn(12, 2, 6)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(surroundings, "_compiled", lambda piece: compiled.append(piece) or original(piece))
+        fast: Any = torch.compile(twin, backend="reroll", options={"segment": 2, "on_no_recurrence": "error"})
+        actual = gradients(fast, twin, x)
+    for expected, found in zip(gradients(plain, plain, x), actual, strict=True):
+        assert float((found - expected).abs().max()) <= 2e-5 * float(expected.abs().max())
+    assert len(compiled) == 2
+    assert float(twin.seen) == 1.0  # type: ignore[arg-type]
+
+
 def captured(model: nn.Module, x: Tensor) -> Any:
     from reroll.capture import capture
 
