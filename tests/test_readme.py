@@ -1,0 +1,82 @@
+"""What the README shows is true: its Python runs, in order and at a small size, and what it names exists."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import reroll
+from reroll import registry
+from reroll.options import REMOTE_SCHEDULES, SCHEDULES
+from reroll.program import INSTRUCTIONS
+from reroll.registry import lookup
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def small(source: str) -> str:
+    """The same with fewer steps and without inductor."""
+    return source.replace("1_000", "60").replace("options={", 'options={"lowering": "eager", ')
+
+
+def section(title: str) -> str:
+    return README.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def rows(text: str) -> list[list[str]]:
+    """The first cells' code words of the tables in a text."""
+    return [re.findall(r"`([\w-]+)`", line.split("|")[1]) for line in text.splitlines() if line.startswith("| `")]
+
+
+def test_python_blocks_run_in_order(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    lookup("save")
+    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
+    namespace: dict[str, Any] = {"__name__": "readme"}
+    for source in blocks("python"):
+        exec(compile(small(source), "README.md", "exec"), namespace)
+    text = capsys.readouterr().out
+    for label in [line.split("  ")[0].strip() for line in blocks("text")[0].splitlines()]:
+        assert f"│ {label} " in text, label
+    assert "reload_at" in text
+    grads = [parameter.grad for parameter in namespace["model"].parameters()]
+    namespace["model"].zero_grad()
+    namespace["model"](namespace["x"]).square().mean().backward()
+    plain = [parameter.grad for parameter in namespace["model"].parameters()]
+    calls = 3  # one by the example, two by measure
+    for got, one in zip(grads, plain, strict=True):
+        torch.testing.assert_close(got, calls * one)
+
+
+def test_the_options_are_those_of_the_table() -> None:
+    named = [name for row in rows(section("Options")) for name in row]
+    assert named == [name for name in named if name in reroll.Options.__slots__]
+    assert set(named) == set(reroll.Options.__slots__)
+
+
+def test_the_schedules_are_those_of_the_table() -> None:
+    _, *named = [row[0] for row in rows(section("Schedules"))]
+    assert {*named, "auto"} == set(SCHEDULES)
+    assert set(REMOTE_SCHEDULES) < set(named)
+
+
+def test_the_passes_and_instructions_are_those_of_the_text() -> None:
+    text = section("A pass of your own")
+    instructions = text[text.index("eight instructions:") : text.index("A pass maps")]
+    names = {target.__name__ for target in INSTRUCTIONS} - {"getitem"}
+    assert set(re.findall(r"`(\w+)`", instructions)) == names
+    drawn = re.findall(r"\|    ([a-z-]+)  ", section("How it works"))
+    assert tuple(drawn) == reroll.DEFAULT_PASSES
+    assert all(lookup(name) for name in ("merge-replay", "trim"))
+
+
+def test_the_files_that_are_named_exist() -> None:
+    for name in re.findall(r"demos/\w+\.py|\]\(([\w.]+)\)", README):
+        assert not name or (ROOT / name).exists()
+    assert all((ROOT / name).exists() for name in re.findall(r"demos/\w+\.py", README))
