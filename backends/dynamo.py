@@ -2,7 +2,8 @@
 
 Dynamo hands over the graph before autograd. Its recurrences are taken out, compiled and put back as modules; what is
 around them runs as it was written, or compiled where that can pay. While ``reroll.explain`` asks, a compiled graph does
-not run: it names itself and raises. Dynamo changes attributes of modules only after the graph has run, so nothing is changed.
+not run: it names itself and raises. Dynamo changes attributes of modules only after the graph has run, so nothing is
+changed.
 
 Private torch API, tried on 2.11 and 2.13: ``torch._inductor.compile_fx`` for graphs without a recurrence,
 ``FakeTensorMode`` to run the graph around the recurrences without memory.

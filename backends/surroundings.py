@@ -59,7 +59,8 @@ def _changes_mode(node: fx.Node) -> bool:
 
 def _split(outer: fx.GraphModule, names: set[str]) -> fx.GraphModule:
     """One submodule per recurrence and per piece between them, in program order."""
-    numbers, number = {}, 0
+    numbers: dict[fx.Node, int] = {}
+    number = 0
     for node in outer.graph.nodes:
         if node.target is operator.getitem and node.args[0].target in names:
             numbers[node] = numbers[node.args[0]]

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes  # constants must be real under a fake mode; 2.11, 2.13
+from torch.utils._python_dispatch import _disable_current_modes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+outside_modes = _disable_current_modes  # constants must be real under a fake mode; private, tried on 2.11 and 2.13
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -40,7 +42,7 @@ class Fact:
         """The constants as Python numbers; empty where they are not known."""
         if self.dtype is None or not self.patterns:
             return ()
-        with _disable_current_modes():
+        with outside_modes():
             return tuple(torch.tensor(self.patterns, dtype=WORDS[self.dtype.itemsize]).view(self.dtype).tolist())
 
     @property
@@ -91,7 +93,7 @@ def constants(dtype: torch.dtype | None, values: Iterable[bool | int | float]) -
     """The fact that a tensor of ``dtype`` holds only ``values``, rounded to it; unknown where that cannot be said."""
     if dtype not in FOLLOWED:
         return Fact(dtype)
-    with _disable_current_modes():
+    with outside_modes():
         try:
             rounded = torch.tensor(list(values), dtype=dtype, device="cpu")
         except (RuntimeError, OverflowError, TypeError, ValueError):  # a value that the dtype does not hold

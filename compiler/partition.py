@@ -15,6 +15,7 @@ import networkx as nx
 import torch
 from torch import fx
 
+from reroll.capture_torch import is_overload
 from reroll.sparsity import Fact, infer
 
 _DECISIONS = ("gt", "ge", "lt", "le", "eq", "ne", "sign", "floor", "ceil", "round", "heaviside", "argmax", "bernoulli")
@@ -74,7 +75,7 @@ def _needed_values(graph: fx.Graph, grads: Any, late: set[fx.Node]) -> set[fx.No
 
 def _may_recompute(node: fx.Node, pointwise: bool) -> bool:
     target: Any = node.target
-    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+    if node.op != "call_function" or not is_overload(target):
         return False
     name = target.overloadpacket.__name__
     if name in _DECISIONS or torch.Tag.nondeterministic_seeded in target.tags:

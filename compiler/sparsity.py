@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._python_dispatch import _disable_current_modes  # constants must be real under a fake mode; 2.11, 2.13
 
-from reroll.facts import FLOATS, FOLLOWED, INTEGERS, WORDS, Fact, bits, constants, exact, hull, one_of
+from reroll.facts import FLOATS, FOLLOWED, INTEGERS, WORDS, Fact, bits, constants, exact, hull, one_of, outside_modes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -67,7 +66,7 @@ def infer(graph: fx.Graph, given: Mapping[fx.Node, Fact]) -> dict[fx.Node, Fact]
     """
     functional = not any(_writes(node) for node in graph.nodes)
     facts: dict[fx.Node, Fact] = {}
-    with _disable_current_modes(), torch.no_grad():
+    with outside_modes(), torch.no_grad():
         for node in graph.nodes:
             dtype = _dtype(node)
             fact = given.get(node) or _transfer(node, facts, dtype) if functional else Fact(dtype)

@@ -46,7 +46,7 @@ def sequences(steps: int, batch: int) -> tuple[Tensor, Tensor]:
 
 
 def step(model: Any, x_TBI: Tensor, sum_B: Tensor) -> None:
-    mse_loss(model(x_TBI), sum_B).backward()  # type: ignore[no-untyped-call]
+    mse_loss(model(x_TBI), sum_B).backward()
 
 
 def train(model: Any, optimizer: torch.optim.Optimizer, steps: int, args: argparse.Namespace, rounds: int) -> None:

@@ -39,7 +39,7 @@ def train(model: Any, network: Network, data: Data, args: argparse.Namespace, ro
         chosen = torch.randint(len(data[1]), (args.batch,))
         loss = cross_entropy(model(spike_trains(data[0][chosen], args.steps)), data[1][chosen])
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         decay.step()
@@ -57,7 +57,7 @@ def first_losses(lowering: str | None, data: Data, args: argparse.Namespace) -> 
 
 
 def step(model: Any, x_TBI: Tensor, y_B: Tensor) -> None:
-    cross_entropy(model(x_TBI), y_B).backward()  # type: ignore[no-untyped-call]
+    cross_entropy(model(x_TBI), y_B).backward()
 
 
 def main() -> str | None:

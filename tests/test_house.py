@@ -28,7 +28,15 @@ VAGUE = {"manager", "managers", "helper", "helpers", "util", "utils", "misc", "c
 FORBIDDEN = {"compiler": ("reroll.passes", "reroll.backends"), "passes": ("reroll.backends",)}
 
 # Private torch API lives in as few files as possible. Each use there carries the reason and the torch versions tried.
-PRIVATE_TORCH = ("backends/dynamo.py", "backends/lowering.py", "compiler/capture*.py")
+PRIVATE_TORCH = (
+    "backends/dynamo.py",
+    "backends/lowering.py",
+    "backends/tracing.py",
+    "backends/rolled.py",
+    "backends/surroundings.py",
+    "compiler/capture*.py",
+    "compiler/facts.py",
+)
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 BLOCKS = (ast.For, ast.AsyncFor, ast.While, ast.If, ast.With, ast.AsyncWith, ast.Try, ast.TryStar, ast.Match)
@@ -154,10 +162,18 @@ def line(node: ast.AST) -> int:
     return int(getattr(node, "lineno", 0))
 
 
+def lazy_scopes(source: Source) -> Iterator[ast.AST]:
+    """Where an import is not run when the module is: functions, and what is only for type checkers."""
+    yield from source.functions
+    for node in source.nodes:
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            yield node
+
+
 def wrong_imports(source: Source) -> Iterator[str]:
     """Imports are absolute, of ``reroll``, and point down: backends to passes to compiler."""
     lazy = source.path == "compiler/__init__.py"
-    inner = {id(node) for function in source.functions for node in ast.walk(function)} if lazy else set()
+    inner = {id(node) for scope in lazy_scopes(source) for node in ast.walk(scope)} if lazy else set()
     for node in source.nodes:
         forbidden = PACKAGES if id(node) in inner else PACKAGES + FORBIDDEN.get(source.folder, ())
         for name in imported(node):

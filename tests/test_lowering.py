@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from networks import RecurrentLIF, spikes
+from pairs import compiled
 from reroll.backends.build import build
 from reroll.backends.replay import Witness
-from reroll.backends.values import Carry, Kept
 from reroll.backends.tracing import trace
+from reroll.backends.values import Carry, Kept
 from reroll.errors import CompilerMissingError, ReplayMismatchError
 from reroll.options import Options
 
@@ -53,7 +54,7 @@ def test_inductor_equals_eager_and_replays_bit_for_bit(batch: int) -> None:
     plain = Mixed()
     twin = copy.deepcopy(plain)
     options = {"schedule": "double", "chunk": 8, "slots": 2, "segment": 3, "verify": True, "remote": "disk"}
-    fast: Any = torch.compile(twin, backend="reroll", options={**options, "on_no_recurrence": "error"})
+    fast = compiled(twin, **options)
     x = torch.randn(20, batch, 5)
     for expected, actual in zip(gradients(plain, plain, x), gradients(fast, twin, x), strict=True):
         assert float((actual - expected).abs().max()) <= 2e-5 * float(expected.abs().max())
@@ -74,7 +75,7 @@ def test_inductor_keeps_random_numbers_in_recomputation() -> None:
             return total_BI
 
     model = Noisy()
-    options = {"chunk": 4, "segment": 2, "verify": True, "on_no_recurrence": "error"}
+    options: dict[str, Any] = {"chunk": 4, "segment": 2, "verify": True, "on_no_recurrence": "error"}
     fast: Any = torch.compile(model, backend="reroll", options=options)
     x = torch.rand(14, 3, 6) + 0.5
     total = fast(x)
@@ -90,10 +91,11 @@ class Around(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.encode, self.cell, self.decode = nn.Linear(6, 32), nn.GRUCell(32, 5), nn.Linear(5, 32)
+        self.seen: Tensor
         self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, x_TBI: Tensor) -> Tensor:
-        self.seen += 1  # type: ignore[operator]
+        self.seen += 1
         coded, h_BH, states = torch.relu(self.encode(x_TBI)), x_TBI.new_zeros(x_TBI.shape[1], 5), []
         for t in range(coded.shape[0]):
             h_BH = self.cell(coded[t], h_BH)
@@ -107,16 +109,21 @@ def test_what_is_around_the_loop_is_compiled_where_it_is_large() -> None:
 
     compiled: list[Any] = []
     original = surroundings._compiled
+
+    def noted(piece: Any) -> Any:
+        compiled.append(piece)
+        return original(piece)
+
     plain = Around()
     twin, x = copy.deepcopy(plain), torch.randn(12, 2, 6)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(surroundings, "_compiled", lambda piece: compiled.append(piece) or original(piece))
+        patch.setattr(surroundings, "_compiled", noted)
         fast: Any = torch.compile(twin, backend="reroll", options={"segment": 2, "on_no_recurrence": "error"})
         actual = gradients(fast, twin, x)
     for expected, found in zip(gradients(plain, plain, x), actual, strict=True):
         assert float((found - expected).abs().max()) <= 2e-5 * float(expected.abs().max())
     assert len(compiled) == 2
-    assert float(twin.seen) == 1.0  # type: ignore[arg-type]
+    assert float(twin.seen) == 1.0
 
 
 def captured(model: nn.Module, x: Tensor) -> Any:
@@ -128,7 +135,7 @@ def captured(model: nn.Module, x: Tensor) -> Any:
         found.append(capture(gm).recurrences[0])
         return gm.forward
 
-    torch.compile(model, backend=backend)(x)  # type: ignore[call-overload]
+    torch.compile(model, backend=backend)(x)
     return found[0]
 
 
@@ -161,7 +168,7 @@ def test_verify_names_the_step_and_value_that_differ() -> None:
 
 def test_a_changed_replay_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = RecurrentLIF(8, 32, 3), spikes(24, 4, 8)
-    options = {"lowering": "eager", "chunk": 6, "segment": 2, "verify": True, "codec": "none"}
+    options: dict[str, Any] = {"lowering": "eager", "chunk": 6, "segment": 2, "verify": True, "codec": "none"}
     fast: Any = torch.compile(model, backend="reroll", options=options)
     loss = fast(x).sum()
     original = Kept.carry
