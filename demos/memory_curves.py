@@ -29,6 +29,7 @@ def live_bytes(call: Callable[[], object]) -> Curve:
 def draw(axes: Axes, curve: Curve, colour: str, label: str) -> None:
     times, held = curve
     peak = max(held)
+    late = held.index(peak) > 0.8 * len(held)
     axes.fill_between(times, held, step="post", color=colour, alpha=0.25, linewidth=0)
     axes.step(times, held, where="post", color=colour, linewidth=0.6)
     axes.annotate(
@@ -37,7 +38,7 @@ def draw(axes: Axes, curve: Curve, colour: str, label: str) -> None:
         (0, 5),
         textcoords="offset points",
         color=colour,
-        ha="center",
+        ha="right" if late else "center",
     )
 
 
@@ -48,7 +49,7 @@ def plot(curves: Mapping[str, Curve], title: str, path: Path) -> None:
         draw(both, curve, colour, label)
     label, curve = list(curves.items())[1]
     draw(small, curve, COLOURS[1], label)
-    both.set_ylabel("local memory held (MB)")
+    both.set_ylabel("memory held (MB), parameter gradients included")
     both.set_title(title, loc="left", fontsize=10)
     small.set_title(f"{label} alone, on its own scale", loc="left", fontsize=10)
     for axes in (both, small):
