@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from reroll import registry
+from reroll.registry import lookup
+
 DEMOS = Path(__file__).resolve().parent.parent / "demos"
 FLOAT = r"([0-9.]+(?:e[+-]?\d+)?)"
 
@@ -79,6 +82,8 @@ def test_inspect_graph(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 
 
 def test_own_pass(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    lookup("save")
+    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))  # other tests may take the same name
     assert run(monkeypatch, "own_pass.py", "--steps=32") is None
     text = capsys.readouterr().out
     before, after = (numbers(rf"{name}: FLOAT writes, FLOAT reads", text) for name in ("default passes", "keep-last"))
