@@ -7,6 +7,7 @@ it), on CUDA ``max_memory_allocated``. What bypasses torch's allocators (numpy, 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler of torch 2.13 announces its starts and stops below that
 
 
 @dataclass(frozen=True, slots=True)
