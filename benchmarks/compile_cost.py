@@ -12,11 +12,15 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from contenders import Several, compiled_models
 from network_d import NetworkD, inputs
+from torch import Tensor, fx
+
+from reroll import explain
+from reroll.backends.dynamo import reroll
 
 PARTS = (
     ("normalise", "reroll.capture", "normalise"),
@@ -26,7 +30,9 @@ PARTS = (
     ("lower", "reroll.backends.build", "lower"),
     ("program", "reroll.backends.build", "run"),
     ("program", "reroll.backends.build", "verify"),
-    ("assemble", "reroll.backends.dynamo", "assemble"),
+    ("program", "reroll.backends.build", "predict"),
+    ("around", "reroll.backends.dynamo", "assemble"),
+    ("around", "reroll.backends.dynamo", "compile_surroundings"),
 )
 
 
@@ -50,14 +56,19 @@ def watch(seconds: dict[str, float]) -> None:
         setattr(module, name, timed(seconds, part, getattr(module, name)))
 
 
-class Timed(Several):
-    """A backend that notes how long it took, and how large Dynamo's graph was."""
+@dataclass
+class Backend:
+    """``reroll`` as Dynamo calls it; notes how long it took, and how large Dynamo's graph was."""
 
-    def __call__(self, graph: Any, operands: Sequence[Any]) -> Callable[..., Any]:
+    options: dict[str, str]
+    nodes: int = 0
+    seconds: float = 0.0
+
+    def __call__(self, graph: fx.GraphModule, operands: Sequence[Tensor]) -> Callable[..., Any]:
         """Called by Dynamo, once."""
         self.nodes = len(graph.graph.nodes)
         begin = time.perf_counter()
-        result = super().__call__(graph, operands)
+        result = reroll(graph, operands, options=self.options)
         self.seconds = time.perf_counter() - begin
         return result
 
@@ -66,17 +77,19 @@ def main(steps: int, batch: int, lowering: str) -> dict[str, Any]:
     """The cost of one compilation with the default schedule."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    network, parts = NetworkD(), defaultdict[str, float](float)
+    network, x, parts = NetworkD(), inputs(steps, batch), defaultdict[str, float](float)
     watch(parts)
-    backend = Timed({"default": {"lowering": lowering}})
+    backend = Backend({"lowering": lowering})
     begin = time.perf_counter()
-    compiled_models(network, backend)["default"](inputs(steps, batch))
+    compiled = torch.compile(network, backend=backend, fullgraph=True, dynamic=False)
+    compiled(x)
     whole = time.perf_counter() - begin
-    compiled: Any = backend.compiled["default"]
+    (loop,) = explain(compiled, x).loops
+    length, rolled = loop.choice.segment, loop.recurrence.steps
     return {
         "steps": steps,
-        "rolled_steps": compiled.recurrence_0.executable.recurrence.steps,
-        "segments": backend.segments("default"),
+        "rolled_steps": rolled,
+        "segments": [length, rolled % length] if rolled % length else [length],
         "dynamo_nodes": backend.nodes,
         "backend_s": backend.seconds,
         "dynamo_and_first_forward_s": whole - backend.seconds,

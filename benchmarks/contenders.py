@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from reroll import explain
 from reroll.backends.dynamo import reroll
+from reroll.report import Loop
 
 EAGER, CHECKPOINT = "eager BPTT", "torch.utils.checkpoint"
 SCHEMES: Mapping[str, Mapping[str, Any]] = {
@@ -39,11 +42,6 @@ class Several:
         self.compiled = {name: reroll(graph, inputs, options=options) for name, options in self.options.items()}
         return lambda *operands: self.compiled[self.chosen](*operands)
 
-    def segments(self, name: str) -> list[int]:
-        """The lengths of the compiled segments of a contender."""
-        compiled: Any = self.compiled[name]
-        return sorted(compiled.recurrence_0.executable.segments, reverse=True)
-
 
 def named_options(lowerings: Sequence[str], spill_folder: str | None) -> dict[str, dict[str, Any]]:
     """The options of every contender of reroll."""
@@ -55,17 +53,43 @@ def named_options(lowerings: Sequence[str], spill_folder: str | None) -> dict[st
     return found
 
 
-def compiled_models(network: nn.Module, several: Several) -> dict[str, Callable[[Tensor], Tensor]]:
-    """One callable per contender of reroll, over one compiled network."""
+@dataclass(frozen=True)
+class Contender:
+    """A network compiled with one set of options."""
+
+    name: str
+    several: Several
+    compiled: Callable[[Tensor], Tensor]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Run it."""
+        self.several.chosen = self.name
+        return self.compiled(x)
+
+    def plan(self, x: Tensor) -> Loop:
+        """What ``reroll.explain`` says of its one recurrence."""
+        self.several.chosen = self.name
+        (loop,) = explain(self.compiled, x).loops
+        return loop
+
+    def described(self, x: Tensor) -> dict[str, Any]:
+        """The plan in words and numbers."""
+        loop = self.plan(x)
+        length, steps = loop.choice.segment, loop.recurrence.steps
+        return {
+            "plan": loop.choice.describe(),
+            "rolled_steps": steps,
+            "segments": [length, steps % length] if steps % length else [length],
+            "predicted_peak_bytes": explain(self.compiled, x).predicted_peak,
+            "carries_to_remote": loop.tally.carries_written,
+            "steps_run_again": loop.tally.reforward_steps,
+            "saved_bytes_per_step": loop.tape_step,
+        }
+
+
+def contenders(network: nn.Module, options: Mapping[str, Mapping[str, Any]]) -> dict[str, Contender]:
+    """One contender per set of options, over one compiled network."""
     torch.compiler.reset()
+    several = Several(options)
     compiled = torch.compile(network, backend=several, fullgraph=True, dynamic=False)
-
-    def choose(name: str) -> Callable[[Tensor], Tensor]:
-        def call(x: Tensor) -> Tensor:
-            several.chosen = name
-            result: Tensor = compiled(x)
-            return result
-
-        return call
-
-    return {name: choose(name) for name in several.options}
+    return {name: Contender(name, several, compiled) for name in options}

@@ -15,17 +15,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from contenders import CHECKPOINT, EAGER, Several, compiled_models, named_options
-from measuring import Step, gradients, interleaved, local_peak, pinned, relative_error, summary, training_step
+from contenders import CHECKPOINT, EAGER, contenders, named_options
+from measuring import Step, gradients, interleaved, pinned, relative_error, summary, training_step
 from network_d import Checkpointed, NetworkD, inputs
 from tables import draw, show
+from torch import Tensor
 
+from reroll import measure
 from reroll.backends.disk import filesystem
 
 HERE = Path(__file__).resolve().parent
@@ -33,17 +34,16 @@ PARTS = ("memory", "time", "long", "compile")
 Result = dict[str, Any]
 
 
-def training_steps(options: argparse.Namespace) -> tuple[NetworkD, dict[str, Step], Several]:
-    """One training step per contender, over one network and one input; compiled and run once."""
+def all_contenders(options: argparse.Namespace) -> tuple[NetworkD, dict[str, Step], Result]:
+    """One training step per contender, over one network and one input, compiled and run once; the plans of reroll's."""
     torch.manual_seed(0)
     network, x = NetworkD(options.neurons), inputs(options.steps, options.batch)
-    several = Several(named_options(options.lowerings, options.spill_folder))
-    models: dict[str, Callable[..., Any]] = {EAGER: network, CHECKPOINT: Checkpointed(network)}
-    models |= compiled_models(network, several)
+    ours = contenders(network, named_options(options.lowerings, options.spill_folder))
+    models: dict[str, Callable[[Tensor], Tensor]] = {EAGER: network, CHECKPOINT: Checkpointed(network), **ours}
     steps = {name: training_step(model, network, x) for name, model in models.items()}
     for step in steps.values():
         step()
-    return network, steps, several
+    return network, steps, {name: each.described(x) for name, each in ours.items()}
 
 
 def memory(network: NetworkD, steps: Mapping[str, Step]) -> Result:
@@ -52,7 +52,8 @@ def memory(network: NetworkD, steps: Mapping[str, Step]) -> Result:
     found = {}
     for name, step in steps.items():
         error = relative_error(gradients(step, network), expected)
-        found[name] = {"local_peak_bytes": local_peak(step), "relative_error": error}
+        network.zero_grad(set_to_none=True)
+        found[name] = {"local_peak_bytes": measure(step, [network]).local_peak, "relative_error": error}
     return found
 
 
@@ -65,37 +66,31 @@ def step_time(steps: Mapping[str, Step], options: argparse.Namespace) -> Result:
 def long_sequence(options: argparse.Namespace) -> Result:
     """The local peak of double with disk on a long sequence, and of plain BPTT on a shorter one."""
     torch.manual_seed(0)
-    network = NetworkD(options.neurons)
-    x = inputs(options.long_steps, options.batch)
-    chosen = {"schedule": "double", "remote": "disk", "lowering": options.lowerings[-1]}
-    several = Several(
-        {"double": {**chosen, **({"spill_folder": options.spill_folder} if options.spill_folder else {})}}
-    )
+    network, x = NetworkD(options.neurons), inputs(options.long_steps, options.batch)
     plain = training_step(network, network, x[: options.short_steps])
     plain()
-    plain_peak = local_peak(plain)
+    network.zero_grad(set_to_none=True)
+    plain_peak = measure(plain, [network]).local_peak
     expected = gradients(training_step(network, network, x), network)
-    double = training_step(compiled_models(network, several)["double"], network, x)
-    error = relative_error(gradients(double, network), expected)
-    compiled: Any = several.compiled["double"]
-    executable = compiled.recurrence_0.executable
-    disk = executable.tiers["disk"]
-    calls = [node for node in executable.program.graph.nodes if node.op == "call_function"]
-    before = (disk.traffic.writes, disk.traffic.bytes_written)
-    peak = local_peak(double)
+    folder = options.spill_folder or tempfile.gettempdir()
+    chosen = {"schedule": "double", "remote": "disk", "spill_folder": folder, "lowering": options.lowerings[-1]}
+    double = contenders(network, {"double": chosen})["double"]
+    step = training_step(double, network, x)
+    error = relative_error(gradients(step, network), expected)
+    network.zero_grad(set_to_none=True)
+    peak, choice = measure(step, [network]).local_peak, double.plan(x).choice
     return {
         "steps": options.long_steps,
         "plain_steps": options.short_steps,
         "plain_local_peak_bytes": plain_peak,
-        "double_local_peak_bytes": peak,
+        "local_peak_bytes": peak,
         "ratio": peak / plain_peak,
         "relative_error": error,
-        "segments": several.segments("double"),
-        "blocks_written": disk.traffic.writes - before[0],
-        "bytes_written": disk.traffic.bytes_written - before[1],
-        "instructions": dict(Counter(str(node.target.__name__) for node in calls)),
-        "spill_folder": str(disk.folder),
-        "filesystem": filesystem(disk.folder),
+        "chunks": -(-choice.steps // choice.chunk),
+        "slots": choice.slots,
+        **double.described(x),
+        "spill_folder": folder,
+        "filesystem": filesystem(folder),
     }
 
 
@@ -138,7 +133,14 @@ def goals(result: Result) -> list[tuple[str, float, float, bool]]:
         found.append(("local peak of double (disk) at long T / plain BPTT", result["long"]["ratio"], 1 / 20))
     if "compile" in result:
         found.append(("backend's wall seconds, long T / short T", result["compile"]["ratio"], 1.5))
+    plans = {**result.get("plans", {}), **({"long": result["long"]} if "long" in result else {})}
     if rows:
+        off = [
+            abs(plans[name]["predicted_peak_bytes"] / rows[name]["local_peak_bytes"] - 1)
+            for name in plans
+            if name in rows
+        ]
+        found.append(("largest distance of explain's predicted peak from the measured", max(off), 0.15))
         found.append(
             ("largest relative error of a gradient", max(each["relative_error"] for each in rows.values()), 1e-4)
         )
@@ -202,8 +204,7 @@ def main(given: list[str]) -> Result:
     result: Result = {"environment": environment(options)}
     with pinned(None):
         if {"memory", "time"} & set(options.only):
-            network, steps, several = training_steps(options)
-            result["segments"] = {name: several.segments(name) for name in several.options}
+            network, steps, result["plans"] = all_contenders(options)
             if "memory" in options.only:
                 result["memory"] = memory(network, steps)
             if "time" in options.only:

@@ -7,25 +7,18 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 Step = Callable[[], None]
-MIB = 2**20
 
 
 def training_step(model: Callable[[Tensor], Tensor], network: nn.Module, x: Tensor) -> Step:
-    """One forward and backward into gradients that exist already."""
-    for parameter in network.parameters():
-        parameter.grad = torch.zeros_like(parameter)
+    """One forward and backward into fresh gradients."""
 
     def step() -> None:
-        for parameter in network.parameters():
-            assert parameter.grad is not None
-            parameter.grad.zero_()
+        network.zero_grad(set_to_none=True)
         model(x).square().mean().backward()
 
     return step
@@ -40,19 +33,6 @@ def gradients(step: Step, network: nn.Module) -> list[Tensor]:
 def relative_error(found: list[Tensor], expected: list[Tensor]) -> float:
     """The largest difference of any gradient, relative to the largest entry of the same gradient."""
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, expected, strict=True))
-
-
-def local_peak(step: Step) -> int:
-    """Most bytes held above what was held before the call: the allocator's events, of this thread."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        step()
-    recorded: Any = profiler.profiler
-    events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
-    held = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
-    return peak
 
 
 @contextmanager

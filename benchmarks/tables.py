@@ -13,7 +13,7 @@ MIB = 2**20
 
 def show(result: dict[str, Any]) -> None:
     """Print a result."""
-    console, where = Console(width=110), result["environment"]
+    console, where = Console(width=130), result["environment"]
     load = "/".join(f"{where[f'load_average_{when}'][0]:.1f}" for when in ("before", "after"))
     console.print(
         f"{where['machine']} ({where['cpu']}, {where['cores']} cores, load {load}), torch {where['torch']}, "
@@ -36,36 +36,34 @@ def _steps(result: dict[str, Any]) -> Table:
     """Memory and time per training step."""
     network, memory, seconds = result["environment"]["network"], result.get("memory", {}), result.get("time", {})
     title = f"D2r, T={network['steps']}, batch {network['batch']}: one training step"
-    table = _table(title, "", "local peak MiB", "CPU ms", "x plain", "(medians)", "gradient error", "segments")
+    table = _table(title, "", "peak MiB", "predicted", "CPU ms", "x plain", "(medians)", "error", "plan")
     for name in memory or seconds:
-        held, spent = memory.get(name), seconds.get(name)
+        held, spent, plan = memory.get(name), seconds.get(name), result["plans"].get(name)
+        times = (spent["least_s"] * 1e3, spent["least_ratio"], spent["median_ratio"]) if spent else ()
         table.add_row(
             name,
-            f"{held['local_peak_bytes'] / MIB:.2f}" if held else "",
-            *(
-                [f"{spent['least_s'] * 1e3:.0f}", f"{spent['least_ratio']:.2f}", f"{spent['median_ratio']:.2f}"]
-                if spent
-                else [""] * 3
-            ),
-            f"{held['relative_error']:.1e}" if held else "",
-            ", ".join(map(str, result["segments"].get(name, ()))),
+            _mib(held["local_peak_bytes"]) if held else "",
+            _mib(plan["predicted_peak_bytes"]) if plan else "",
+            *(f"{value:.{digits}f}" for value, digits in zip(times or [0] * 3, (0, 2, 2), strict=True)),
+            f"{held['relative_error']:.0e}" if held else "",
+            plan["plan"].partition(" ")[2].strip("()") if plan else "",
         )
     return table
+
+
+def _mib(nbytes: float) -> str:
+    return f"{nbytes / MIB:.2f}"
 
 
 def _long(result: dict[str, Any]) -> Table:
     """Double with disk on a long sequence."""
     found = result["long"]
     table = _table(f"Double with disk, spilling to {found['spill_folder']} ({found['filesystem']})", "", "value")
-    table.add_row(
-        f"local peak of plain BPTT, T={found['plain_steps']}, MiB", f"{found['plain_local_peak_bytes'] / MIB:.2f}"
-    )
-    table.add_row(f"local peak of double, T={found['steps']}, MiB", f"{found['double_local_peak_bytes'] / MIB:.2f}")
+    table.add_row(f"local peak of plain BPTT, T={found['plain_steps']}, MiB", _mib(found["plain_local_peak_bytes"]))
+    table.add_row(f"local peak of double, T={found['steps']}, MiB", _mib(found["local_peak_bytes"]))
     table.add_row("ratio", f"1/{1 / found['ratio']:.0f}")
-    table.add_row("chunk starts offloaded", str(found["instructions"]["offload"]))
-    table.add_row("carries saved to local slots, all chunks", str(found["instructions"]["save"]))
-    table.add_row("segments", str(found["segments"]))
-    table.add_row("blocks written, MiB", f"{found['blocks_written']}, {found['bytes_written'] / MIB:.1f}")
+    table.add_row("plan", found["plan"])
+    table.add_row("chunks, local slots", f"{found['chunks']}, {found['slots']}")
     table.add_row("gradient error", f"{found['relative_error']:.1e}")
     return table
 

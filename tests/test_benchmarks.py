@@ -19,7 +19,7 @@ def test_benchmark_at_a_small_size(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     written = json.loads(out.read_text())
     assert set(written["memory"]) == set(written["time"]) == set(found["memory"])
     assert all(each["local_peak_bytes"] > 0 and each["relative_error"] < 1e-5 for each in written["memory"].values())
-    assert written["long"]["blocks_written"] > 0
+    assert written["long"]["carries_to_remote"] > 0
     assert written["long"]["relative_error"] < 1e-5
     assert {"local peak of standard, eager, MiB", "largest relative error of a gradient"} <= {
         g[0] for g in written["goals"]
