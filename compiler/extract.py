@@ -52,7 +52,7 @@ def extract(outer: Outer, step: Step, name: str) -> Recurrence:
         carries=tuple(builder.carry_names),
         xs=tuple(builder.xs),
         constants=tuple(builder.constants),
-        ys=tuple(step.node(place, 0).name for place in step.ys),
+        ys=(*(step.node(place, 0).name for place in step.ys), *(node.name for node in builder.unused)),
         examples=tuple(_examples(step, operands, builder)),
         autocast=tuple(arguments for region, arguments in regions if region == "_enter_autocast"),
         grad_enabled=grad_enabled and not any(region == "_enter_inference_mode" for region, _ in regions),
@@ -89,6 +89,7 @@ class _Builder:
         self.xs: list[PerStep] = []
         self.constants: list[int] = []
         self.carry_names: list[str] = []
+        self.unused: list[fx.Node] = []
         self.inputs: dict[Any, fx.Node] = {}
         self.values: dict[int, fx.Node] = {}
 
@@ -99,7 +100,7 @@ class _Builder:
             for ago, initial in enumerate(register.initial):
                 name = f"carry_{self.step.node(register.place, 0).name}" + (f"_ago{ago + 1}" if ago else "")
                 self.inputs["carry", index, ago] = self._placeholder(name, initial)
-                self.carry_names.append(name)
+                self.carry_names.append(self.inputs["carry", index, ago].name)
         reads = dict(read for place in places for read in self._reads(place))
         for kind, make in (("x", self._add_x), ("constant", self._add_constant)):
             for key, source in reads.items():
@@ -107,10 +108,20 @@ class _Builder:
                     self.inputs[key] = make(key, source)
         for place in places:
             self.values[place] = self._emit(place)
+        self._keep_unused_random()
         self.graph.output(tuple(self._results()))
         merge_duplicates(self.graph)
-        self.graph.eliminate_dead_code(lambda node: has_effect(node))
+        self.graph.eliminate_dead_code(has_effect)
         return fx.GraphModule(self.root, self.graph)
+
+    def _keep_unused_random(self) -> None:
+        """A random number that nobody uses is drawn all the same, so that later ones stay: nothing of it is an output."""
+        for node in [node for node in self.graph.nodes if is_random(node) and not node.users]:
+            value = example(node)
+            if value is not None:
+                flat = self.graph.call_method("reshape", (self.graph.call_method("detach", (node,)), -1))
+                self.unused.append(self.graph.call_function(torch.narrow, (flat, 0, 0, 0)))
+                self.unused[-1].meta["example_value"] = value.detach().reshape(-1)[:0]
 
     def _results(self) -> Iterator[fx.Node]:
         for index, register in enumerate(self.step.registers):
@@ -119,6 +130,7 @@ class _Builder:
                 yield self.inputs["carry", index, ago]
         for place in self.step.ys:
             yield self.values[place]
+        yield from self.unused
 
     def _reads(self, place: int) -> Iterator[tuple[Any, fx.Node]]:
         """(key, old node) of every input that a node of the step reads, but for carries."""
@@ -154,6 +166,7 @@ class _Builder:
 
     def _placeholder(self, name: str, like: Any) -> fx.Node:
         node = self.graph.placeholder(name)
+        node.target = node.name
         node.meta["example_value"] = example(like)
         return node
 
@@ -164,7 +177,7 @@ class _Builder:
     def _add_x(self, key: Any, source: Any) -> fx.Node:
         if key[1] == "numbers":
             self.xs.append(Numbers(key[2]))
-            return self.graph.placeholder(f"x_number{len(self.xs)}")
+            return self._placeholder(f"x_number{len(self.xs)}", None)
         if key[1] == "slices":
             base = self._operand(self.outer.hoist(key[2]))
             self.xs.append(Slices(base, key[3], key[4], key[5]))

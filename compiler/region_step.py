@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from reroll.effects import attribute, example, has_effect, in_transform, is_random, spelled
+from reroll.effects import attribute, example, has_effect, in_transform, spelled
 from reroll.relations import Operand, Region, classify
 from reroll.sequence import Sequence
 
@@ -60,11 +60,11 @@ def analyse(sequence: Sequence, region: Region) -> Step | None:
         if operands is None:
             return None
         step = Step(sequence, region, operands)
-        step.invariant = _invariants(step)
         registers = _registers(step)
         if registers is None:
             return None
         step.registers = registers
+        step.invariant = _invariants(step)
         peel = _outside_uses(step)
         if peel == 0:
             return step if _carriable(step) and _selectable(step) and _readable(step) else None
@@ -87,11 +87,12 @@ def _uniform(sequence: Sequence, region: Region) -> bool:
 def _invariants(step: Step) -> set[int]:
     """Work that is the same at every step, in the modes around the loop, so that it may be done before it."""
     found: set[int] = set()
+    carried = {register.place for register in step.registers}
     modes = step.sequence.modes[step.region.start : step.region.start + step.region.period]
     for place, operands in enumerate(step.operands):
         node = step.node(place, 0)
         same = all(o.kind in ("constant", "literal") or (o.kind == "step" and o.node in found) for o in operands)
-        if same and modes[place] == modes[0] and not is_random(node) and not has_effect(node):
+        if same and place not in carried and modes[place] == modes[0] and not has_effect(node):
             found.add(place)
     return found
 
