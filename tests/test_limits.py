@@ -51,6 +51,14 @@ def test_torch_func_is_refused(transform: str) -> None:
         calls[transform](fast)
 
 
+def test_a_transform_inside_what_is_compiled_is_refused_by_name() -> None:
+    plain = Smooth().double()
+    transformed = torch.func.grad(lambda x: loss_of(plain(x)))
+    fast: Any = torch.compile(transformed, backend="reroll", options=DOUBLE)
+    with pytest.raises(UnsupportedError, match=r"torch\.func transforms .* cannot go through the compiled recurrence"):
+        fast(data())
+
+
 def test_an_input_changed_between_forward_and_backward_is_an_error() -> None:
     _, twin, fast = pair(DOUBLE)
     loss = loss_of(fast(data()))
