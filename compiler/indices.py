@@ -123,10 +123,12 @@ def _getitem(graph: fx.Graph, base: fx.Node, value: torch.Tensor, index: Any) ->
     items = as_tuple(index, value.dim())
     if items is None or not any(isinstance(item, int) for item in items):
         return None
-    taken = [item for item in items if item is not None]
-    for dim in range(len(taken) - 1, -1, -1):
-        if isinstance(taken[dim], int):
-            base = select(graph, base, dim, taken[dim] % value.shape[dim])
+    left = 0
+    for dim, item in enumerate(item for item in items if item is not None):
+        if isinstance(item, int):
+            base = select(graph, base, left, item % value.shape[dim])
+        else:
+            left += 1
     rest = tuple(item for item in items if not isinstance(item, int))
     if all(item == slice(None) for item in rest):
         return base

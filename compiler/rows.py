@@ -34,47 +34,61 @@ def _row_write(node: Any) -> tuple[fx.Node, int, int, Any] | None:
 
 def _one_row(items: tuple[Any, ...]) -> tuple[int, int] | None:
     """(dimension, index) of an index that takes one row and all of every other dimension."""
-    rows = [(dim, at) for dim, at in enumerate(items) if isinstance(at, int)]
-    return (
-        rows[0] if len(rows) == 1 and all(item == slice(None) for item in items if not isinstance(item, int)) else None
-    )
+    place = _row_part(items)
+    return place[:2] if place is not None and all(item == slice(None) for item in place[2]) else None
+
+
+def _row_part(items: tuple[Any, ...] | None) -> tuple[int, int, tuple[Any, ...]] | None:
+    """(dimension, index, rest) of an index that takes one row, or the part ``rest`` of the first one that it names."""
+    rows = [(dim, at) for dim, at in enumerate(items or ()) if isinstance(at, int)]
+    if items is None or not rows or None in items:
+        return None
+    dim, at = rows[0]
+    return dim, at, (*items[:dim], *items[dim + 1 :])
 
 
 def update_rows(graph: fx.Graph, node: fx.Node) -> None:
     """An update of a row, ``out[t] += y``, becomes a read of the row, the operation, and a write of the row."""
-    place = _updated_row(node)
+    found = _updated_row(node)
     value = example(node)
-    if place is None or value is None:
+    if found is None or value is None:
         return
-    dim, at = place
+    dim, at, chain, rest = found
     args: Any = node.args
-    operation, (chain,), base, rest = args[0], args[2], args[3], args[4:]
     index: Any = (*(slice(None),) * dim, at)
     with graph.inserting_before(node):
-        row = graph.call_function(operator.getitem, (base, index))
-        changed = graph.call_function(out_of_place, (operation, (0,), (chain[1:],), row, *rest), dict(node.kwargs))
-        written = graph.call_function(out_of_place, (_SETITEM, (0,), ((),), base, index, changed))
+        row = graph.call_function(operator.getitem, (args[3], index))
+        changed = graph.call_function(out_of_place, (args[0], (0,), (chain,), row, *rest), dict(node.kwargs))
+        written = graph.call_function(out_of_place, (_SETITEM, (0,), ((),), args[3], index, changed))
     for made in (row, changed):
         made.meta = dict(node.meta, example_value=value.select(dim, at))
     row.meta["random"] = written.meta["random"] = False
     replace(node, written)
 
 
-def _updated_row(node: fx.Node) -> tuple[int, int] | None:
-    """(dimension, index) of the row that an update through a view changes, where the view starts with a row."""
+def _updated_row(node: fx.Node) -> tuple[int, int, tuple[Any, ...], tuple[Any, ...]] | None:
+    """(dimension, index, views of the row, other operands) of an operation that updates one row, or a part of one."""
     args: Any = node.args
-    if node.target is not out_of_place or args[1] != (0,) or not args[2][0]:
-        return None
     value = example(node)
-    operation, extra, named = args[2][0][0]
-    if operation not in _PICKS or named or value is None:
+    if node.target is not out_of_place or args[1] != (0,) or value is None:
+        return None
+    chain, rest = args[2][0], args[4:]
+    if not chain:
+        place = _row_part(as_tuple(rest[0], value.dim())) if args[0] == _SETITEM else None
+        whole = place is None or all(item == slice(None) for item in place[2])
+        return None if place is None or whole else (place[0], place[1] % value.shape[place[0]], (), (place[2], *rest[1:]))
+    operation, extra, named = chain[0]
+    if operation not in _PICKS or named:
         return None
     if operation.endswith("getitem"):
-        items = as_tuple(extra[0], value.dim())
-        place = _one_row(items) if items is not None else None
+        place = _row_part(as_tuple(extra[0], value.dim()))
     else:
-        place = (extra[0] % value.dim(), extra[1]) if len(extra) == 2 else None
-    return None if place is None else (place[0], place[1] % value.shape[place[0]])
+        place = (extra[0] % value.dim(), extra[1], ()) if len(extra) == 2 else None
+    if place is None:
+        return None
+    dim, at, part = place
+    views = () if all(item == slice(None) for item in part) else (("function:operator:getitem", (part,), {}),)
+    return dim, at % value.shape[dim], (*views, *chain[1:]), rest
 
 
 def forward_read(graph: fx.Graph, node: fx.Node) -> None:
