@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from reroll.backends.lowering import Segment
 from reroll.backends.storage import Tier
+from reroll.backends.values import Ledger
 from reroll.program import Node, Program, turn
 from reroll.recurrence import Recurrence
 
@@ -30,6 +31,7 @@ class Executable:
     verify: bool
     forward: tuple[Instruction, ...]
     backward: tuple[Instruction, ...]
+    ledger: Ledger = field(default_factory=Ledger)
 
     @classmethod
     def of(

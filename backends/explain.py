@@ -89,6 +89,7 @@ def _loop(built: Built) -> Loop:
         dtype = str(value.dtype).removeprefix("torch.")
         kept = expected_nbytes(value, codec)
         lines.append(CarryLine(name, tuple(value.shape), dtype, value.nbytes, codec, kept, fact.describe()))
+    ledger = built.executable.ledger
     return Loop(
         recurrence=recurrence,
         program=built.program,
@@ -100,4 +101,5 @@ def _loop(built: Built) -> Loop:
         tally=built.tally,
         prediction=built.prediction,
         lowering=built.options.lowering,
+        kept=(ledger.carries, ledger.plain_nbytes, ledger.kept_nbytes),
     )

@@ -147,7 +147,9 @@ class Run:
 
     def _encoded(self, carry: Carry, codec: tuple[str, ...]) -> tuple[Encoded, ...]:
         names = codec or ("raw",) * len(carry.tensors)
-        return tuple(encode(tensor, name, copy=False) for tensor, name in zip(carry.tensors, names, strict=True))
+        kept = tuple(encode(tensor, name, copy=False) for tensor, name in zip(carry.tensors, names, strict=True))
+        self.executable.ledger.enter(kept)
+        return kept
 
     def _run(self, source: Node, start: int, stop: int, taped: Tape | None) -> Carry:
         carry = self._carry(source)

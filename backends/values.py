@@ -31,6 +31,21 @@ class Kept:
         return Carry(tuple(decode(tensor) for tensor in self.tensors), self.random)
 
 
+@dataclass(slots=True)
+class Ledger:
+    """What all calls together have kept so far: carries, and their bytes before and after compression."""
+
+    carries: int = 0
+    plain_nbytes: int = 0
+    kept_nbytes: int = 0
+
+    def enter(self, tensors: tuple[Encoded, ...]) -> None:
+        """Add one carry."""
+        self.carries += 1
+        self.plain_nbytes += sum(tensor.numel * tensor.dtype.itemsize for tensor in tensors)
+        self.kept_nbytes += sum(tensor.nbytes for tensor in tensors)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Stored:
     """A block of carries in a remote tier."""

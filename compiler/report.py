@@ -38,7 +38,8 @@ class Loop:
     """One recurrence and its plan.
 
     Bytes: ``saved`` of the tape of ``choice.segment`` steps, ``outputs`` of the outputs of all steps, ``gradients`` of
-    the gradients that are added up for operands.
+    the gradients that are added up for operands. ``kept`` is (carries, bytes before, bytes after compression) of all
+    calls so far.
     """
 
     recurrence: Recurrence
@@ -51,6 +52,7 @@ class Loop:
     tally: Tally
     prediction: Prediction
     lowering: str
+    kept: tuple[int, int, int] = (0, 0, 0)
 
     @property
     def tape_step(self) -> int:

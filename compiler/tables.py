@@ -55,6 +55,9 @@ def _facts(loop: Loop) -> Iterator[tuple[str, str]]:
     if tally.remote_writes:
         writes = f"{tally.remote_writes:,} writes ({tally.carries_written:,} carries)"
         yield "transfers", f"{writes}, {tally.remote_reads:,} reads ({tally.carries_read:,} carries)"
+    if loop.kept[0]:
+        carries, plain, kept = loop.kept
+        yield "kept so far", f"{carries:,} carries, {nbytes_text(plain)}, compressed to {nbytes_text(kept)}"
     if loop.outputs:
         yield "outputs", f"{nbytes_text(loop.outputs)} in all steps"
     yield "gradients", f"{nbytes_text(loop.gradients)} added up for parameters and inputs (not counted below)"

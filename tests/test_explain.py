@@ -102,7 +102,7 @@ def test_a_report_shows_the_plan() -> None:
     assert {line.nbytes for line in loop.carries} >= {3 * 7 * 4, 3 * 2 * 4}
     text = str(report)
     assert max(map(len, text.splitlines())) <= 140
-    for shown in ("networks.py", "double (segment 2, chunk 6, slots 2, disk)", "steps re-run", "writes", "carry_v_BH"):
+    for shown in ("networks.py", "double (segment 2, chunk 6, slots 2, disk)", "steps re-run", "writes", "carry_v_bh"):
         assert shown in text
     assert f"{report.predicted_peak:,}" in text
     assert "Note" not in text
@@ -113,6 +113,29 @@ def test_outputs_of_all_steps_are_counted() -> None:
     (loop,) = report.loops
     assert loop.outputs == loop.recurrence.steps * 3 * 2 * 4
     assert report.outputs >= 20 * 3 * 2 * 4
+
+
+class Spikes(nn.Module):
+    """Carries spikes that are 0 or 1, and a trace that they leave."""
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        z_BI, trace_BI = torch.zeros_like(x_TBI[0]), torch.zeros_like(x_TBI[0])
+        for t in range(x_TBI.shape[0]):
+            trace_BI = 0.5 * trace_BI + z_BI * x_TBI[t]
+            z_BI = (trace_BI + x_TBI[t] > 0.3).to(x_TBI.dtype)
+        return trace_BI
+
+
+def test_bytes_before_and_after_compression_are_reported() -> None:
+    fast = compiled(Spikes(), schedule="standard", chunk=4, segment=2)
+    x = torch.randn(25, 8, 16, requires_grad=True)
+    assert "kept so far" not in str(reroll.explain(fast, x))
+    fast(x).sum().backward()
+    report = reroll.explain(fast, x)
+    carries, plain, kept = report.loops[0].kept
+    assert carries > 0
+    assert 0 < kept < plain
+    assert "kept so far" in str(report)
 
 
 def test_no_recurrence_is_explained() -> None:
