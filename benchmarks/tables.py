@@ -13,7 +13,7 @@ MIB = 2**20
 
 def show(result: dict[str, Any]) -> None:
     """Print a result."""
-    console, where = Console(width=130), result["environment"]
+    console, where = Console(width=150), result["environment"]
     load = "/".join(f"{where[f'load_average_{when}'][0]:.1f}" for when in ("before", "after"))
     console.print(
         f"{where['machine']} ({where['cpu']}, {where['cores']} cores, load {load}), torch {where['torch']}, "
@@ -81,6 +81,8 @@ def _compile(result: dict[str, Any]) -> Table:
     for part in dict.fromkeys([*short["parts_s"], *long["parts_s"]]):
         table.add_row(f"  {part}", *(f"{r['parts_s'].get(part, 0.0):.2f}" for r in (short, long)))
     table.add_row("backend", *(f"{r['backend_s']:.2f}" for r in (short, long)))
+    runs = [sorted(result["compile"]["backend_s_of_all_runs"][name]) for name in ("short", "long")]
+    table.add_row("backend, all runs", *(", ".join(f"{seconds:.1f}" for seconds in each) for each in runs))
     table.add_row("(Dynamo and the first forward)", *(f"{r['dynamo_and_first_forward_s']:.1f}" for r in (short, long)))
     return table
 
