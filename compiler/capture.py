@@ -16,7 +16,7 @@ from reroll.normal import normalise
 from reroll.outer import Outer
 from reroll.recurrence import Recurrence
 from reroll.region_step import Step
-from reroll.relations import MIN_STEPS
+from reroll.relations import MIN_STEPS, Region, why_not
 from reroll.sequence import Sequence
 
 _SMALL_COVERAGE = 0.6
@@ -97,11 +97,14 @@ def _explain(sequence: Sequence) -> str:
     looked = f"looked for a step that repeats at least {MIN_STEPS} times and carries a value, in {size} operations"
     runs = repeats(sequence.colour)
     if not runs:
-        return f"{looked}; no sequence of operations repeats three times"
+        return (
+            f"{looked}; no sequence of operations repeats three times. If the model has a loop over time, Dynamo may "
+            "have broken the graph in it, which fullgraph=True shows"
+        )
     covered, period, start, stop = runs[0]
     first = where(sequence.nodes[start])
-    broke = f"it ends before {where(sequence.nodes[stop])}" if stop < size else "it reaches the end of the graph"
+    broke = f"up to {where(sequence.nodes[stop])}" if stop < size else "up to the end of the graph"
     return (
         f"{looked}; the longest repetition is {period} operations, {covered // period} times, from {first}, {broke}; "
-        "but its operands keep no one relation from step to step, or nothing is carried"
+        f"but {why_not(sequence, Region(start, period, covered // period))}"
     )

@@ -115,7 +115,7 @@ class _Builder:
         return fx.GraphModule(self.root, self.graph)
 
     def _keep_unused_random(self) -> None:
-        """A random number that nobody uses is drawn all the same, so that later ones stay: nothing of it is an output."""
+        """A random number that nobody uses is drawn all the same, for those after it; nothing of it is an output."""
         for node in [node for node in self.graph.nodes if is_random(node) and not node.users]:
             value = example(node)
             if value is not None:

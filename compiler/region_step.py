@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from reroll.effects import attribute, example, has_effect, in_transform, spelled
-from reroll.relations import Operand, Region, classify
+from reroll.relations import MIN_STEPS, Operand, Region, classify
 from reroll.sequence import Sequence
 
 _TAIL = 3
@@ -69,8 +69,6 @@ def analyse(sequence: Sequence, region: Region) -> Step | None:
         if peel == 0:
             return step if _carriable(step) and _selectable(step) and _readable(step) else None
         region = Region(region.start, region.period, region.steps - peel)
-        if region.steps < 2:
-            return None
     return None
 
 
@@ -169,7 +167,7 @@ def _outside_uses(step: Step) -> int:
     for place, steps in wanted.items():
         if all((place, r) in step.finals for r in steps):
             continue
-        if min(steps) >= region.steps - _TAIL:
+        if min(steps) >= max(region.steps - _TAIL, MIN_STEPS):
             tails.append(region.steps - min(steps))
         step.ys.append(place)
     return max(tails, default=0)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import fx
 
+from reroll.functional import where
 from reroll.sequence import OUTSIDE, Ints, Sequence
 
 MIN_STEPS = 3
@@ -137,23 +138,49 @@ class Operand:
 
 def classify(sequence: Sequence, region: Region) -> list[list[Operand]] | None:
     """The relation of every operand, one list a node of the step; None if one has none, or nothing is carried."""
+    found: list[list[Operand]] = []
+    for place, _, operand, _ in _operands(sequence, region):
+        if operand is None:
+            return None
+        found += [[] for _ in range(place + 1 - len(found))]
+        found[place].append(operand)
+    found += [[] for _ in range(region.period - len(found))]
+    return found if any(operand.kind == "carry" for operands in found for operand in operands) else None
+
+
+def why_not(sequence: Sequence, region: Region) -> str:
+    """Why a run of equal operations is no recurrence: the first operand that keeps no relation, or what else."""
+    carried = False
+    for place, index, operand, values in _operands(sequence, region):
+        line = where(sequence.nodes[region.start + place])
+        if operand is None and index:
+            return f"the index at {line} does not move evenly: {', '.join(f'{v:g}' for v in values[:6])}, ..."
+        if operand is None:
+            return f"an operand at {line} is now a value of the steps, now one from outside, or from varying steps ago"
+        carried = carried or operand.kind == "carry"
+    if not carried:
+        return "no value is carried from step to step, so the steps can be one batched operation instead"
+    return "its steps differ in their gradient modes or effects, or what they hand on is not all tensors"
+
+
+def _operands(sequence: Sequence, region: Region) -> Iterator[tuple[int, bool, Operand | None, list[float]]]:
+    """(place in the step, whether it is an index, its relation, its numbers) of every operand of the step."""
     code, number = columns(sequence, region)
     relation = relations(sequence, region)
     leaves = [sequence.operands[at] for at in range(region.start, region.stop)]
-    found: list[list[Operand]] = []
     column = 0
     for place in range(region.period):
-        operands = []
         for slot in range(len(leaves[place])):
             nodes = tuple(leaves[r * region.period + place][slot] for r in range(region.steps))
             index = bool(sequence.index[sequence.offset[region.start] + column])
-            operand = _operand(region, nodes, code[:, column], relation[:, column], number[:, column], index)
-            if operand is None:
-                return None
-            operands.append(operand)
+            values = number[:, column]
+            yield (
+                place,
+                index,
+                _operand(region, nodes, code[:, column], relation[:, column], values, index),
+                values.tolist(),
+            )
             column += 1
-        found.append(operands)
-    return found if any(operand.kind == "carry" for operands in found for operand in operands) else None
 
 
 def _moving(values: Any, number: npt.NDArray[np.float64], index: bool) -> Operand | None:

@@ -76,7 +76,9 @@ def _updated_row(node: fx.Node) -> tuple[int, int, tuple[Any, ...], tuple[Any, .
     if not chain:
         place = _row_part(as_tuple(rest[0], value.dim())) if args[0] == _SETITEM else None
         whole = place is None or all(item == slice(None) for item in place[2])
-        return None if place is None or whole else (place[0], place[1] % value.shape[place[0]], (), (place[2], *rest[1:]))
+        return (
+            None if place is None or whole else (place[0], place[1] % value.shape[place[0]], (), (place[2], *rest[1:]))
+        )
     operation, extra, named = chain[0]
     if operation not in _PICKS or named:
         return None

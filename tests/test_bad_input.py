@@ -1,0 +1,173 @@
+"""What is wrong with the input is said in a sentence, or the result is right."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from agreement import compare, results, sizes
+from networks_zoo import SIZE, Net, load
+from reroll.errors import RerollWarning
+
+ZOO = load()
+
+
+def compiled(run: Callable[..., Any], fullgraph: bool = True, **options: Any) -> Callable[..., Any]:
+    return torch.compile(run, backend="reroll", fullgraph=fullgraph, options={"lowering": "eager", **options})
+
+
+def inputs(steps: int = 9, batch: int = 2) -> Tensor:
+    return torch.randn(steps, batch, SIZE)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"shedule": "double"}, "Unknown option 'shedule'. Did you mean 'schedule'"),
+        ({"schedule": "standard", "remote": "disk"}, "Contradictory options: remote='disk' has no effect"),
+        ({"memory_budget": "lots"}, "memory_budget='lots' is not a size"),
+    ],
+)
+def test_the_user_sees_the_sentence(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(Exception, match=sentence):
+        compiled(Net(ZOO["lif"]), **options)(inputs())
+
+
+def test_a_budget_below_the_least_says_the_least() -> None:
+    model = Net(ZOO["lif"])
+    with pytest.raises(Exception, match=r"below the least .*: [\d,]+ bytes, with schedule \w+ .*Raise the budget"):
+        compiled(model, memory_budget=10)(inputs(33))
+    with pytest.raises(Exception, match="double"):
+        compiled(model, memory_budget=10, schedule="double", remote="disk")(inputs(33))
+
+
+@pytest.mark.parametrize("steps", [4, 5, 9])
+@pytest.mark.parametrize("segment", [1, 8, 100])
+def test_shorter_than_a_segment(steps: int, segment: int) -> None:
+    different, made = compare(Net(ZOO["plain_rnn"]).double(), (inputs(steps).double(),), segment=segment)
+    assert not different
+    assert sizes(made) == ((steps, 1),)
+
+
+def test_an_empty_batch() -> None:
+    different, made = compare(Net(ZOO["lif"]).double(), (inputs(9, 0).double(),))
+    assert not different
+    assert sizes(made)
+
+
+class Still(nn.Module):
+    """No parameters; the state has another kind of number."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.zeros(x.shape[1:], dtype=self.dtype)
+        for t in range(x.shape[0]):
+            h = h * 2 + (x[t] > 0.5).to(self.dtype)
+        return h
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.int64, torch.uint8])
+def test_kinds_of_carries(dtype: torch.dtype) -> None:
+    different, made = compare(Still(dtype), (inputs().double(),), schedule="double", chunk=4, slots=2)
+    assert not different
+    assert sizes(made) == ((9, 1),)
+
+
+class Cell(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(SIZE, SIZE)
+
+    def forward(self, x: Tensor, h: Tensor) -> Tensor:
+        return torch.tanh(self.inner(x) + h)
+
+
+class Breaking(nn.Module):
+    """Dynamo cannot know which way the condition goes, and compiles the cell alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = Cell()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.zeros_like(x[0])
+        for t in range(x.shape[0]):
+            h = self.cell(x[t], h)
+            if h.sum() > 1000:
+                h = h * 0
+        return h
+
+
+def test_control_flow_that_dynamo_breaks_on_is_named() -> None:
+    x, model = inputs(), Breaking()
+    with pytest.raises(Exception, match=r"h\.sum\(\) > 1000"):
+        compiled(model)(x)
+    torch.compiler.reset()
+    with pytest.warns(RerollWarning, match="Dynamo may have broken the graph in it, which fullgraph=True shows"):
+        assert torch.equal(compiled(model, fullgraph=False)(x), model(x))
+
+
+def without_loop(x: Tensor) -> Tensor:
+    return torch.tanh(x @ x.mT).sum()
+
+
+def unsteady(x: Tensor) -> Tensor:
+    h = x[0]
+    for t in (1, 2, 4, 7, 8, 3, 0):
+        h = torch.tanh(h + x[t])
+    return h
+
+
+def test_no_recurrence_warns_once_and_says_why() -> None:
+    run = compiled(without_loop)
+    x = inputs()
+    with pytest.warns(RerollWarning, match=r"looked for a step that repeats at least 3 times .*no sequence") as seen:
+        assert torch.equal(run(x), without_loop(x))
+    assert len([each for each in seen if issubclass(each.category, RerollWarning)]) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(x)
+
+
+def test_no_recurrence_says_where_the_repetition_broke() -> None:
+    x = inputs()
+    with pytest.warns(RerollWarning, match=r"index at .* does not move evenly: 0, 2, 4, 7") as seen:
+        assert torch.equal(compiled(unsteady)(x), unsteady(x))
+    assert len(seen) == 1
+
+
+def test_no_recurrence_as_an_error() -> None:
+    with pytest.raises(Exception, match=r"reroll found no recurrence: looked for .*on_no_recurrence='warn'"):
+        compiled(without_loop, on_no_recurrence="error")(inputs())
+
+
+def test_a_leaf_that_is_changed_in_place_is_refused_as_eager_does() -> None:
+    model = Net(ZOO["mutates_input"])
+    for run in (model, compiled(model)):
+        with pytest.raises(RuntimeError, match="leaf Variable|a leaf"):
+            results(run, model, (inputs(),))
+
+
+def test_an_update_that_reroll_cannot_follow_leaves_the_graph_alone() -> None:
+    def network(x: Tensor, y: Tensor) -> Tensor:
+        h = x[0]
+        for t in range(x.shape[0]):
+            h = torch.tanh(h + x[t])
+        y.mul_(2)
+        return h + y[0]
+
+    x = inputs()
+    expected = network(x.clone(), (w := x.clone())[1:])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RerollWarning)
+        z = x.clone()
+        assert torch.equal(compiled(network)(x.clone(), z[1:]), expected)
+    assert torch.equal(z, w)

@@ -1,0 +1,87 @@
+"""Every network of the zoo is re-rolled into the recurrences it is known to have, and equals eager autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from agreement import compare, sizes
+from networks_zoo import SIZE, Net, Network, load
+
+ZOO = load()
+REGULAR = ("plain_rnn", "lstm_cell", "lif", "snntorch", "batch_norm", "dropout", "out_rows", "mutates_input")
+DOUBLE = {"schedule": "double", "chunk": 4, "slots": 2, "remote": "disk"}
+# The trace of a segment makes real scalars beside fake tensors there.
+LEFT_OUT = {"refractory": "torch.where with a Python number: the tracing of segments is not inside the fake mode"}
+
+
+@pytest.fixture(autouse=True)
+def _double_precision() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def check(network: Network, steps: int, **options: Any) -> tuple[tuple[int, int], ...]:
+    tolerance = 3e-2 if "autocast" in network.forward.__name__ else 1e-12
+    model, inputs = Net(network), network.inputs(steps)
+    different, made = compare(
+        model, inputs, leaf=network.leaf, calls=network.calls, tolerance=tolerance, verify=True, **options
+    )
+    assert not different
+    return sizes(made)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_network(name: str) -> None:
+    if name in LEFT_OUT:
+        pytest.xfail(LEFT_OUT[name])
+    assert check(ZOO[name], ZOO[name].steps, schedule="standard") == ZOO[name].found
+
+
+@pytest.mark.parametrize(("steps", "options"), [(5, {"schedule": "standard", "segment": 4}), (33, DOUBLE)])
+@pytest.mark.parametrize("name", REGULAR)
+def test_other_lengths(name: str, steps: int, options: dict[str, Any]) -> None:
+    ((usual, carries),) = ZOO[name].found
+    assert check(ZOO[name], steps, **options) == ((usual + steps - ZOO[name].steps, carries),)
+
+
+@pytest.mark.parametrize("name", ["lstm_cell", "out_rows", "delays", "dropout", "batch_norm", "mutates_input"])
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_short(name: str, steps: int) -> None:
+    check(ZOO[name], steps, schedule="standard")
+
+
+def test_other_batch_sizes_are_compiled_anew() -> None:
+    model = Net(ZOO["lif"])
+    run = torch.compile(model, backend="reroll", fullgraph=True, options={"lowering": "eager"})
+    for batch in (2, 5, 3, 5, 1):
+        x = torch.randn(6, batch, SIZE)
+        assert torch.equal(run(x), model(x))
+
+
+def test_numbers_that_change_between_calls() -> None:
+    def network(s: Net, x: Tensor, leak: float) -> Tensor:
+        h = x.new_zeros(x.shape[1], SIZE)
+        for t in range(x.shape[0]):
+            h = torch.tanh(leak * h + s.l(x[t]))
+        return h
+
+    model = Net(Network(network, (), lambda _: (), True, 1, 9))
+    run = torch.compile(model, backend="reroll", fullgraph=True, options={"lowering": "eager"})
+    x = torch.randn(6, 2, SIZE)
+    for leak in (0.5, 0.7, 0.9):
+        assert torch.equal(run(x, leak), model(x, leak))
+
+
+def test_the_step_reads_as_the_code_does() -> None:
+    _, made = compare(Net(ZOO["plain_rnn"]), ZOO["plain_rnn"].inputs(9))
+    (recurrence,) = made[0].recurrences
+    calls = [getattr(node.target, "__name__", "") for node in recurrence.step.graph.nodes if node.op.startswith("call")]
+    assert calls == ["linear", "linear", "add", "tanh"]
+    assert "zoo_cells.py" in recurrence.where
+    assert recurrence.where in recurrence.describe()

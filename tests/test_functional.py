@@ -1,0 +1,169 @@
+"""In-place code becomes values: the functional graph gives what the code gives, gradients and updated inputs included."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from reroll.errors import CaptureError
+from reroll.functional import functionalise
+from reroll.inplace import out_of_place, updated_places
+
+Network = Callable[[Tensor, Tensor], Any]
+
+
+def chained(x: Tensor, y: Tensor) -> Any:
+    v = x * 2
+    v += y
+    v.mul_(0.5).add_(1)
+    return v
+
+
+def aliased(x: Tensor, y: Tensor) -> Any:
+    v = x * 2
+    w = v.view(-1)
+    v.add_(1)
+    w[::2] = 0
+    return v, w, v.t()
+
+
+def nested_views(x: Tensor, y: Tensor) -> Any:
+    v = x * 2
+    v.t()[1:].view(-1)[:2].mul_(3)
+    v[0][1] = 7.0
+    v.select(0, 1).narrow(0, 0, 2).copy_(y[0, :2])
+    return v
+
+
+def masks(x: Tensor, y: Tensor) -> Any:
+    v = x * 2
+    v[v > 0.5] = 0
+    v.masked_fill_(y > 0, -1.0)
+    v[torch.tensor([0, 1]), 1] = 5
+    return v.clamp_(-1, 1)
+
+
+def out_argument(x: Tensor, y: Tensor) -> Any:
+    v = torch.zeros_like(x).detach()
+    torch.add(x.detach(), y.detach(), out=v)
+    return v
+
+
+def inplace_flag(x: Tensor, y: Tensor) -> Any:
+    v = F.relu(x * 2, inplace=True)
+    return F.hardtanh_(v), v
+
+
+def input_updated(x: Tensor, y: Tensor) -> Any:
+    y.mul_(2)
+    z = y + x
+    y[0] = 1
+    return z
+
+
+def data_only(x: Tensor, y: Tensor) -> Any:
+    v = x * 2
+    with torch.no_grad():
+        v[v > 0.5] = 0
+    v.data.mul_(2)
+    w = v.detach()
+    w += 1
+    return v * 3
+
+
+def statistics(x: Tensor, y: Tensor) -> Any:
+    mean, var = y[0].clone(), y[1].abs().clone()
+    return F.batch_norm(x, mean, var, training=True, momentum=0.3), mean, var
+
+
+def two_results(x: Tensor, y: Tensor) -> Any:
+    v = x * 1
+    a, b = v.chunk(2)[0], v[1:]
+    a += b
+    return v, a, b
+
+
+NETWORKS = (
+    chained,
+    aliased,
+    nested_views,
+    masks,
+    out_argument,
+    inplace_flag,
+    input_updated,
+    data_only,
+    statistics,
+    two_results,
+)
+
+
+def captured(network: Network, *inputs: Tensor) -> fx.GraphModule:
+    """Dynamo's graph of a network."""
+    made: list[fx.GraphModule] = []
+
+    def keep(module: fx.GraphModule, _: Any) -> Any:
+        made.append(copy.deepcopy(module))
+        return module.forward
+
+    torch.compile(network, backend=keep, fullgraph=True)(*inputs)
+    return made[0]
+
+
+def outcome(run: Callable[..., Any], x: Tensor, y: Tensor) -> list[Tensor]:
+    """Outputs, the gradient of x, and what became of y."""
+    x, y = x.clone().requires_grad_(), y.clone()
+    made = run(x, y)
+    outputs = list(made) if isinstance(made, tuple | list) else [made]
+    loss = sum((i + 1) * value.pow(2).sum() for i, value in enumerate(outputs))
+    assert isinstance(loss, Tensor)
+    grads = torch.autograd.grad(loss, x) if loss.requires_grad else ()
+    return [*(value.detach() for value in outputs), *grads, y]
+
+
+def values() -> tuple[Tensor, Tensor]:
+    return torch.randn(2, 4, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_functional_graph_gives_the_same(network: Network) -> None:
+    x, y = values()
+    module = captured(network, x.clone().requires_grad_(), y.clone())
+    assert any(updated_places(node) for node in module.graph.nodes)
+    new = fx.GraphModule(module, functionalise(module.graph))
+    new.graph.lint()
+    names = [str(node.target) for node in module.graph.find_nodes(op="placeholder")]
+    order = [0 if "x" in name else 1 for name in names]
+    expected = outcome(network, x, y)
+    found = outcome(lambda *pair: new(*(pair[i] for i in order)), x, y)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_nothing_is_updated_but_inputs_at_the_end(network: Network) -> None:
+    x, y = values()
+    nodes = list(functionalise(captured(network, x.clone().requires_grad_(), y.clone()).graph).nodes)
+    for at, node in enumerate(nodes):
+        if updated_places(node) and node.target is not out_of_place:
+            assert node.target == "copy_"
+            assert node.args[0].op == "placeholder"
+            assert all(later.op == "output" or later.target == "copy_" for later in nodes[at + 1 :])
+
+
+def test_memory_that_is_shared_in_a_hidden_way_is_refused() -> None:
+    def network(x: Tensor, y: Tensor) -> Tensor:
+        x.mul_(2)
+        return y + 1
+
+    x = torch.randn(2, 4)
+    module = captured(network, x, torch.randn(2, 4))
+    first, second = module.graph.find_nodes(op="placeholder")
+    second.meta["example_value"] = first.meta["example_value"].view(4, 2)
+    with pytest.raises(CaptureError, match="shares memory with one that is updated in place"):
+        functionalise(module.graph)
