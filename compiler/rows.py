@@ -89,7 +89,9 @@ def _updated_row(node: fx.Node) -> tuple[int, int, tuple[Any, ...], tuple[Any, .
     if place is None:
         return None
     dim, at, part = place
-    views = () if all(item == slice(None) for item in part) else (("function:operator:getitem", (part,), {}),)
+    views: tuple[Any, ...] = (
+        () if all(item == slice(None) for item in part) else (("function:operator:getitem", (part,), {}),)
+    )
     return dim, at % value.shape[dim], (*views, *chain[1:]), rest
 
 

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import reroll.backends.dynamo as dynamo
 from reroll.capture import Capture
+from reroll.capture import capture as capture_graph
 from reroll.errors import RerollWarning
 
 Results = dict[str, Tensor]
@@ -69,7 +70,7 @@ def differences(found: Results, expected: Results, tolerance: float = 1e-12) -> 
 def captures() -> Any:
     """A list that fills with every capture made inside."""
     made: list[Capture] = []
-    inner = dynamo.capture
+    inner = capture_graph
 
     def capture(*args: Any, **kwargs: Any) -> Capture:
         made.append(inner(*args, **kwargs))

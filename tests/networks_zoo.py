@@ -43,7 +43,7 @@ class Surrogate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (v,) = ctx.saved_tensors
+        v: Tensor = ctx.saved_tensors[0]
         return grad / (1 + (math.pi * v) ** 2)
 
 
@@ -57,6 +57,8 @@ class StochasticSpike(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
+        p: Tensor
+        z: Tensor
         p, z = ctx.saved_tensors
         return grad * p * (1 - p) * (1 + z)
 

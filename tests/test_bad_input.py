@@ -152,7 +152,7 @@ def test_no_recurrence_as_an_error() -> None:
 def test_a_leaf_that_is_changed_in_place_is_refused_as_eager_does() -> None:
     model = Net(ZOO["mutates_input"])
     for run in (model, compiled(model)):
-        with pytest.raises(RuntimeError, match="leaf Variable|a leaf"):
+        with pytest.raises(RuntimeError, match=r"leaf Variable|a leaf"):
             results(run, model, (inputs(),))
 
 

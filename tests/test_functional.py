@@ -1,4 +1,4 @@
-"""In-place code becomes values: the functional graph gives what the code gives, gradients and updated inputs included."""
+"""In-place code becomes values: the functional graph gives what the code gives, gradients and updates included."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def aliased(x: Tensor, y: Tensor) -> Any:
 
 def nested_views(x: Tensor, y: Tensor) -> Any:
     v = x * 2
-    v.t()[1:].view(-1)[:2].mul_(3)
+    v.t()[1:].unsqueeze(0)[..., 1:].mul_(3)
     v[0][1] = 7.0
     v.select(0, 1).narrow(0, 0, 2).copy_(y[0, :2])
     return v
@@ -56,8 +56,8 @@ def out_argument(x: Tensor, y: Tensor) -> Any:
 
 
 def inplace_flag(x: Tensor, y: Tensor) -> Any:
-    v = F.relu(x * 2, inplace=True)
-    return F.hardtanh_(v), v
+    v = F.hardtanh(x * 2, inplace=True)
+    return F.relu_(v * 3), v
 
 
 def input_updated(x: Tensor, y: Tensor) -> Any:
@@ -84,7 +84,7 @@ def statistics(x: Tensor, y: Tensor) -> Any:
 
 def two_results(x: Tensor, y: Tensor) -> Any:
     v = x * 1
-    a, b = v.chunk(2)[0], v[1:]
+    a, b = v[:1], v[1:]
     a += b
     return v, a, b
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -17,7 +19,7 @@ def check(seed: int) -> int:
     torch.manual_seed(seed)
     model = Program(seed).double()
     x = torch.randn(LENGTHS[seed % 4], model.batch, WIDTH, dtype=torch.float64)
-    schedule = {"schedule": "standard"} if seed % 2 else {"schedule": "double", "chunk": 5, "slots": 2}
+    schedule: dict[str, Any] = {"schedule": "standard"} if seed % 2 else {"schedule": "double", "chunk": 5, "slots": 2}
     try:
         different, made = compare(model, (x,), tolerance=1e-11, verify=True, **schedule)
     except RuntimeError as error:

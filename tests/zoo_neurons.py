@@ -1,5 +1,8 @@
 """Spiking neurons, noise, and regions without gradients."""
 
+# Written as users write: a name may hold a number, then a tensor.
+# mypy: disable-error-code="assignment, no-untyped-call, var-annotated, list-item"
+
 from __future__ import annotations
 
 from typing import Any
@@ -53,7 +56,7 @@ def snn_two(s: Net, x: Tensor) -> Any:
     return torch.stack(o).sum(0), torch.stack(o)
 
 
-def leaky(beta, i, mem):
+def leaky(beta: Tensor, i: Tensor, mem: Any) -> tuple[Tensor, Tensor]:
     if not torch.is_tensor(mem):
         mem = torch.zeros_like(i)
     _ = mem == None  # noqa: E711  (snnTorch does)

@@ -1,5 +1,8 @@
 """Networks that nobody would write, or somebody did."""
 
+# Written as users write: a name may hold a number, then a tensor.
+# mypy: disable-error-code="assignment, no-untyped-call, var-annotated, list-item"
+
 from __future__ import annotations
 
 from typing import Any

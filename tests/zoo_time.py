@@ -1,5 +1,8 @@
 """Networks that move through time in their own ways."""
 
+# Written as users write: a name may hold a number, then a tensor.
+# mypy: disable-error-code="assignment, no-untyped-call, var-annotated, list-item"
+
 from __future__ import annotations
 
 from typing import Any
