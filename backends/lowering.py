@@ -33,7 +33,7 @@ class Segment:
 
     forward: boxed; carries, xs, constants -> next carries, ys, saved. backward: boxed; saved, gradients of the
     differentiable outputs -> one gradient per differentiable input. ``tangents`` and ``inputs`` number those outputs
-    and inputs; ``reaches[i]`` are the outputs whose gradients reach the gradient of ``inputs[i]``.
+    and inputs; ``reaches[i]`` are the outputs from which autograd reaches ``inputs[i]``.
     """
 
     steps: int
@@ -61,23 +61,11 @@ def lower(traced: Traced, lowering: str, codec: str) -> Segment:
         outputs=traced.outputs,
         tangents=traced.tangents,
         inputs=traced.inputs,
-        reaches=reaches(traced),
+        reaches=traced.reaches,
         output_examples=traced.results,
         forward_graph=forward,
         backward_graph=backward,
     )
-
-
-def reaches(traced: Traced) -> tuple[frozenset[int], ...]:
-    """For each differentiable input, the outputs whose gradients its own gradient is made of."""
-    graph = traced.graph.graph
-    placeholders = [node for node in graph.find_nodes(op="placeholder") if "tangents" in str(node.target)]
-    found = {node: frozenset({output}) for node, output in zip(placeholders, traced.tangents, strict=True)}
-    for node in graph.nodes:
-        if node not in found and node.op != "output":
-            found[node] = frozenset().union(*(found[source] for source in node.all_input_nodes))
-    results: Any = graph.output_node().args[0]
-    return tuple(found[results[traced.outputs + index]] for index in traced.inputs)
 
 
 def _halves(traced: Traced, lowering: str, codec: str) -> tuple[fx.GraphModule, fx.GraphModule | None]:

@@ -24,7 +24,11 @@ from reroll.sparsity import Fact, infer_carries
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Traced:
-    """The joint graph of a segment, before it is cut and compiled."""
+    """The joint graph of a segment, before it is cut and compiled.
+
+    ``reaches[i]`` are the outputs from which autograd reaches ``inputs[i]``: the joint graph does not tell, as a
+    gradient may depend on no other (a penalty that adds a constant).
+    """
 
     steps: int
     graph: fx.GraphModule
@@ -33,6 +37,7 @@ class Traced:
     tangents: tuple[int, ...]
     inputs: tuple[int, ...]
     inputs_total: int
+    reaches: tuple[frozenset[int], ...]
     results: tuple[torch.Tensor, ...]
     carries: int
 
@@ -95,10 +100,31 @@ def trace(recurrence: Recurrence, steps: int, *, decompose: bool) -> Traced:
         function = _segment_function(recurrence, steps)
         results = function(*fakes)
         tangents = tuple(i for i, value in enumerate(results) if value.requires_grad)
+        reached = [_leaves_of(results[i]) for i in tangents]
         graph = _export(function, fakes, recurrence, decompose=decompose, joint=bool(tangents))
     grads: Any = graph.graph.output_node().args[0][len(results) :]  # type: ignore[index]
     inputs_with_grad = tuple(i for i, grad in enumerate(grads) if grad is not None)
-    return Traced(steps, graph, mode, len(results), tangents, inputs_with_grad, len(fakes), tuple(results), carried)
+    reaches = tuple(
+        frozenset(output for output, leaves in zip(tangents, reached, strict=True) if id(fakes[i]) in leaves)
+        for i in inputs_with_grad
+    )
+    sizes = (len(results), tangents, inputs_with_grad, len(fakes))
+    return Traced(steps, graph, mode, *sizes, reaches, tuple(results), carried)
+
+
+def _leaves_of(result: torch.Tensor) -> set[int]:
+    """Identities of the leaves that autograd reaches from a result, as it walks: whatever gradients it will find."""
+    found: set[int] = set()
+    todo: list[Any] = [torch.autograd.graph.get_gradient_edge(result).node]
+    seen = set(todo)
+    while todo:
+        node = todo.pop()
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        fresh = {source for source, _ in node.next_functions if source is not None} - seen
+        seen |= fresh
+        todo += fresh
+    return found
 
 
 def mode_of(recurrence: Recurrence) -> contextlib.ExitStack:

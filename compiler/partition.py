@@ -2,8 +2,8 @@
 
 The capacity of a value is its size as it would be kept (a value proved to be 0/1 takes one bit), the source feeds what
 cannot be recomputed, the sink takes what the backward reads (Chen et al., arXiv 1604.06174, as a min-cut in the
-manner of torch's partitioner). Comparisons are never recomputed: a decision taken in the forward is kept. Nor are
-products, reductions and random numbers.
+manner of torch's partitioner). Comparisons and roundings are never recomputed: a decision taken in the forward is kept.
+Nor are products, reductions and random numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from torch import fx
 from reroll.capture_torch import is_overload
 from reroll.sparsity import Fact, infer
 
-_DECISIONS = ("gt", "ge", "lt", "le", "eq", "ne", "sign", "floor", "ceil", "round", "heaviside", "argmax", "bernoulli")
+_COMPARISONS = ("gt", "ge", "lt", "le", "eq", "ne", "sign", "sgn", "heaviside", "argmax", "bernoulli")
+_ROUNDINGS = ("floor", "ceil", "round", "trunc", "frac", "fmod", "remainder", "floor_divide")
+_DECISIONS = (*_COMPARISONS, *_ROUNDINGS)
 _CHEAP = ("convert_element_type", "_to_copy", "clone", "full", "zeros", "ones", "zeros_like", "ones_like", "full_like")
 _LATER_IS_CHEAPER = 1e-7
 
@@ -78,11 +80,23 @@ def _may_recompute(node: fx.Node, pointwise: bool) -> bool:
     if node.op != "call_function" or not is_overload(target):
         return False
     name = target.overloadpacket.__name__
-    if name in _DECISIONS or torch.Tag.nondeterministic_seeded in target.tags:
+    if name in _DECISIONS or _cuts_off(node) or torch.Tag.nondeterministic_seeded in target.tags:
         return False
     if target.is_view or name in _CHEAP:
         return True
     return pointwise and torch.Tag.pointwise in target.tags
+
+
+def _cuts_off(node: fx.Node) -> bool:
+    """Whether a node makes whole numbers or truth values of others: a cast, or a division that rounds."""
+    made = node.meta.get("val")
+    sources = [source.meta.get("val") for source in node.all_input_nodes]
+    whole = isinstance(made, torch.Tensor) and not _continuous(made)
+    return "rounding_mode" in node.kwargs or (whole and any(_continuous(source) for source in sources))
+
+
+def _continuous(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def _nbytes(node: fx.Node, facts: dict[fx.Node, Fact]) -> float:

@@ -1,0 +1,86 @@
+"""Defects that a review found, each beside plain autograd or as the fact that was wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from pairs import SCHEDULES, B, H, I, data, pair, same, same_grads
+from reroll.backends.lowering import _halves
+from reroll.backends.tracing import Traced
+
+
+class Penalty(torch.autograd.Function):
+    """Gives its first argument, and adds the second to the loss: a gradient of one, whatever gradient arrives."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, loss: Tensor) -> Tensor:
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad, torch.ones((), dtype=grad.dtype)
+
+
+penalty: Any = Penalty.apply
+
+
+class Penalised(nn.Module):
+    """A penalty at every step on a parameter that nothing else reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wi, self.wr, self.scale = nn.Linear(I, H), nn.Linear(H, H), nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BH, ys = x_TBI.new_zeros(B, H), []
+        for t in range(x_TBI.shape[0]):
+            h_BH = torch.tanh(self.wi(x_TBI[t]) + self.wr(h_BH))
+            ys.append(penalty(h_BH, self.scale * 3.0))
+        return torch.stack(ys)
+
+
+@pytest.mark.parametrize("options", SCHEDULES[1:3], ids=("standard", "double"))
+def test_a_gradient_that_depends_on_no_other_is_not_dropped(options: dict[str, Any]) -> None:
+    plain, twin, fast = pair(options, Penalised)
+    x = data()
+    plain(x).square().sum().backward()
+    fast(x).square().sum().backward()
+    same(twin.scale.grad, plain.scale.grad)
+    same_grads(twin, plain)
+
+
+@pytest.mark.parametrize(
+    "decide",
+    [
+        lambda v: v.to(torch.int32).to(v.dtype),
+        lambda v: torch.trunc(v),
+        lambda v: torch.remainder(v, 0.3),
+        lambda v: torch.div(v, 0.3, rounding_mode="floor"),
+        lambda v: v.bool().to(v.dtype),
+    ],
+    ids=("cast", "trunc", "remainder", "division", "bool"),
+)
+def test_roundings_are_not_decided_again_in_the_backward(decide: Any) -> None:
+    def joint(v: Tensor, w: Tensor, tangent: Tensor) -> Any:
+        made = torch.tanh(v * w) * decide(v * 3.0)
+        return made, tangent * decide(v * 3.0) * w
+
+    values = torch.randn(3, 4, 4).unbind()
+    graph = make_fx(joint, tracing_mode="fake")(*values)
+    list(graph.graph.find_nodes(op="placeholder"))[-1].target = "tangents_1"
+    traced = Traced(1, graph, FakeTensorMode(), 1, (0,), (), 2, (), (), 0)
+    _, backward = _halves(traced, "inductor", "none")
+    assert backward is not None
+    again = {str(node.target).split(".")[1] for node in _made(backward)}
+    assert again <= {"mul", "_to_copy"}
+    assert not any(node.meta["val"].dtype in (torch.int32, torch.bool) for node in _made(backward))
+
+
+def _made(module: fx.GraphModule) -> list[fx.Node]:
+    return [node for node in module.graph.nodes if node.op == "call_function"]
