@@ -72,9 +72,10 @@ def _halves(traced: Traced, lowering: str, codec: str) -> tuple[fx.GraphModule, 
     if not traced.tangents:
         return traced.graph, None
     held = set(range(traced.carries, traced.inputs_total))
-    cut = partition(traced.graph, traced.outputs, held, recompute=lowering == "inductor", pack=codec == "auto")
+    pack = codec == "auto" and lowering == "inductor"  # unfused, packing takes longer than the step: eager keeps bools
+    cut = partition(traced.graph, traced.outputs, held, pack=pack)
     forward, backward = cut.forward, cut.backward
-    if codec == "auto":
+    if pack:
         forward, backward = pack_saved(forward, backward, traced.outputs, cut.facts)
     return forward, backward
 

@@ -39,11 +39,11 @@ class Cut:
     facts: dict[str, Fact]
 
 
-def partition(joint: fx.GraphModule, outputs: int, held: set[int], *, recompute: bool, pack: bool) -> Cut:
+def partition(joint: fx.GraphModule, outputs: int, held: set[int], *, pack: bool) -> Cut:
     """Cut a joint graph with ``outputs`` forward outputs.
 
-    held: numbers of inputs that stay alive anyway, so that saving them is free. recompute: whether pointwise work may
-    be repeated in the backward (views and casts always may). pack: whether values proved 0/1 are kept in bits.
+    held: numbers of inputs that stay alive anyway, so that saving them is free. pack: whether values proved 0/1 are
+    kept in bits. Pointwise work, views and casts may be repeated in the backward.
     """
     graph = joint.graph
     results: Any = graph.output_node().args[0]
@@ -54,7 +54,7 @@ def partition(joint: fx.GraphModule, outputs: int, held: set[int], *, recompute:
     facts = infer(graph, {}) if pack else {}
     needed = _needed_values(graph, results[outputs:], late)
     free = {primals[index] for index in held}
-    saved = _minimum_cut(graph, needed, late, free, facts, recompute)
+    saved = _minimum_cut(graph, needed, late, free, facts)
     forward = _sub_graph(joint, primals, [*results[:outputs], *saved])
     backward = _sub_graph(joint, [*saved, *tangents], list(results[outputs:]), drop_none=True)
     return Cut(forward, backward, tuple(n.name for n in saved), {n.name: fact for n, fact in facts.items()})
@@ -75,16 +75,14 @@ def _needed_values(graph: fx.Graph, grads: Any, late: set[fx.Node]) -> set[fx.No
     return early | {grad for grad in grads if isinstance(grad, fx.Node) and grad not in late}
 
 
-def _may_recompute(node: fx.Node, pointwise: bool) -> bool:
+def _may_recompute(node: fx.Node) -> bool:
     target: Any = node.target
     if node.op != "call_function" or not is_overload(target):
         return False
     name = target.overloadpacket.__name__
     if name in _DECISIONS or _cuts_off(node) or torch.Tag.nondeterministic_seeded in target.tags:
         return False
-    if target.is_view or name in _CHEAP:
-        return True
-    return pointwise and torch.Tag.pointwise in target.tags
+    return target.is_view or name in _CHEAP or torch.Tag.pointwise in target.tags
 
 
 def _cuts_off(node: fx.Node) -> bool:
@@ -114,7 +112,6 @@ def _minimum_cut(
     late: set[fx.Node],
     free: set[fx.Node],
     facts: dict[fx.Node, Fact],
-    pointwise: bool,
 ) -> list[fx.Node]:
     network, order = nx.DiGraph(), {node: index for index, node in enumerate(graph.nodes)}
     todo, seen = list(needed), set(needed)
@@ -124,7 +121,7 @@ def _minimum_cut(
         network.add_edge((node, "in"), (node, "out"), **({} if capacity == float("inf") else {"capacity": capacity}))
         if node in needed:
             network.add_edge((node, "out"), "sink")
-        if not _may_recompute(node, pointwise):
+        if not _may_recompute(node):
             network.add_edge("source", (node, "in"))
             continue
         sources = [s for s in node.all_input_nodes if s.op != "get_attr"]

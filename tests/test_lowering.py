@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from networks import RecurrentLIF, spikes
 from pairs import compiled
 from reroll.backends.build import build
+from reroll.backends.lowering import _halves
 from reroll.backends.replay import Witness
 from reroll.backends.tracing import trace
 from reroll.backends.values import Carry, Kept
@@ -141,11 +142,13 @@ def captured(model: nn.Module, x: Tensor) -> Any:
 
 def test_spikes_are_kept_in_bits_and_the_tape_is_small() -> None:
     recurrence = captured(RecurrentLIF(8, 32, 3), spikes(24, 4, 8))
-    plain = build(recurrence, Options(lowering="eager", segment=8, codec="none")).needs.sizes.of_tape(0, 8)
-    packed = build(recurrence, Options(lowering="eager", segment=8)).needs.sizes.of_tape(0, 8)
-    assert packed < plain
-    state = 4 * 32 * 4  # one float32 state of the layer
-    assert packed <= 8 * (3 * state)
+    state, bools = 4 * 32 * 4, 4 * 32  # bytes of one float32 state, and of its spikes as bools
+    eager = build(recurrence, Options(lowering="eager", segment=8)).needs.segments[8].saved
+    assert eager <= 8 * (state + bools) + state
+    forward, _ = _halves(trace(recurrence, 8, decompose=True), "inductor", "auto")
+    results: Any = forward.graph.output_node().args[0]
+    words = [node.meta["val"] for node in results if node.meta["val"].dtype is torch.uint8]
+    assert [word.numel() for word in words] == [4 * 32]  # eight steps in the bits of one byte
 
 
 def test_facts_of_the_carry_of_a_spiking_step() -> None:
