@@ -35,7 +35,7 @@ def results(run: Run, model: nn.Module, inputs: Any, *, leaf: bool = True, calls
         loss = sum((i + 1) * real(value).pow(2).sum() for i, value in enumerate(made))
         assert isinstance(loss, Tensor)
         if loss.requires_grad:
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
     named = {f"output {i}": value.detach() for i, value in enumerate(outputs)}
     named |= {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     named |= {f"input {i}": v.grad for i, v in enumerate(tree_leaves(given)) if v.grad is not None}
