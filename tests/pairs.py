@@ -10,7 +10,14 @@ import torch
 from torch import Tensor, nn
 
 T, B, I, H = 23, 3, 5, 7  # noqa: E741
-DOUBLE: dict[str, Any] = {"lowering": "eager", "schedule": "double", "chunk": 9, "slots": 3, "segment": 2, "remote": "disk"}
+DOUBLE: dict[str, Any] = {
+    "lowering": "eager",
+    "schedule": "double",
+    "chunk": 9,
+    "slots": 3,
+    "segment": 2,
+    "remote": "disk",
+}
 SCHEDULES: list[dict[str, Any]] = [
     {"lowering": "eager", "schedule": "store_all"},
     {"lowering": "eager", "segment": 3, "chunk": 5},
