@@ -1,5 +1,6 @@
 """What the README shows is true: its Python runs, in order and at a small size, and what it names exists."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -80,3 +81,21 @@ def test_the_files_that_are_named_exist() -> None:
     for name in re.findall(r"demos/\w+\.py|\]\(([\w.]+)\)", README):
         assert not name or (ROOT / name).exists()
     assert all((ROOT / name).exists() for name in re.findall(r"demos/\w+\.py", README))
+
+
+def figure_rows() -> list[str]:
+    """The table of measured figures, as the committed result file has them."""
+    result = json.loads((ROOT / "benchmarks/results/figures.json").read_text("utf-8"))
+    rows = []
+    for name, memory in result["memory"].items():
+        ratio = result["time"][name]["least_ratio"]
+        rows.append(f"| {name} | {memory['local_peak_bytes'] / 1e6:.1f} MB | {ratio:.2f} |")
+    return rows
+
+
+def test_the_measured_figures_are_those_of_the_result_file() -> None:
+    table = section("Measured").split("\n\n")
+    assert [line for part in table for line in part.splitlines() if line.startswith("| ")][1:] == [
+        "| --- | --- | --- |",
+        *figure_rows(),
+    ]
