@@ -6,6 +6,8 @@ the shortest period; a step starts where the fewest bytes cross from step to ste
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import numpy.typing as npt
 
@@ -15,6 +17,7 @@ from reroll.relations import MIN_STEPS, Region, window
 from reroll.sequence import Sequence
 
 _CANDIDATES = 400
+_MULTIPLES = 16
 _HUGE = 1e12
 Run = tuple[int, int, int, int]
 
@@ -34,10 +37,14 @@ def find_steps(sequence: Sequence, low: int = 0, high: int | None = None) -> lis
 
 def _best(sequence: Sequence, low: int, high: int) -> Step | None:
     best: Step | None = None
+    spans: Counter[tuple[int, int]] = Counter()
     for tried, (covered, period, start, stop) in enumerate(repeats(sequence.colour[low:high])):
         size = best.region.size if best else 0
         if tried >= _CANDIDATES or size + period >= covered:
             break
+        spans[start, stop] += 1
+        if spans[start, stop] > _MULTIPLES:
+            continue
         first = rotation(sequence, low + start, low + stop, period)
         for at in dict.fromkeys((first, low + start)):
             region = window(sequence, Region(at, period, (low + stop - at) // period))

@@ -66,6 +66,8 @@ def window(sequence: Sequence, region: Region) -> Region | None:
         return None
     code, number = columns(sequence, region)
     relation = relations(sequence, region)
+    if not np.any((relation > 0) & (code >= region.start) & (code < OUTSIDE)):
+        return None  # nothing is carried, whatever the window
     first = sequence.offset[region.start]
     moving = number[:, sequence.index[first : first + number.shape[1]]]
     breaks = sorted({*_relation_breaks(relation, code, region), *_index_breaks(moving)})
