@@ -6,7 +6,8 @@ not run: it names itself and raises. Dynamo changes attributes of modules only a
 changed.
 
 Private torch API, tried on 2.11 and 2.13: ``torch._inductor.compile_fx`` for graphs without a recurrence,
-``FakeTensorMode`` to run the graph around the recurrences without memory.
+``FakeTensorMode`` to run the graph around the recurrences without memory, ``ShortenTraceback``, whose kin Dynamo
+raises as they are.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._dynamo.exc import ShortenTraceback
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from reroll.backends.build import Built, build
@@ -26,7 +28,7 @@ from reroll.backends.outside import held_outside
 from reroll.backends.rolled import Rolled
 from reroll.backends.surroundings import compile_surroundings
 from reroll.capture import Capture, capture
-from reroll.errors import NoRecurrenceError, OptionError, RerollWarning
+from reroll.errors import NoRecurrenceError, OptionError, RerollError, RerollWarning
 from reroll.options import Options
 
 Compiled = Callable[..., Any]
@@ -72,6 +74,27 @@ def reroll(
     options: Mapping[str, Any] | None = None,
 ) -> Compiled:
     """Compile Dynamo's graph: ``torch.compile(model, backend="reroll", options={...})``; see ``reroll.Options``."""
+    try:
+        return _compile(gm, example_inputs, mode, options)
+    except RerollError as error:
+        raise _unwrapped(error) from error.__cause__
+
+
+def _unwrapped(error: RerollError) -> RerollError:
+    """The error as one of its own type that Dynamo hands on as it is, rather than inside a BackendCompilerFailed."""
+    kind = type(error)
+
+    def __init__(self: Exception, *args: object) -> None:
+        Exception.__init__(self, *args)
+
+    body = {"__module__": kind.__module__, "__init__": __init__, "first_useful_frame": None}
+    made: type[RerollError] = type(kind.__name__, (kind, ShortenTraceback), body)
+    return made(*error.args)
+
+
+def _compile(
+    gm: fx.GraphModule, example_inputs: Sequence[Tensor], mode: str | None, options: Mapping[str, Any] | None
+) -> Compiled:
     if mode is not None:
         raise OptionError(f"mode={mode!r} is not an option of reroll. Use options={{...}}: see reroll.Options.")
     parsed = Options.of(options)

@@ -96,9 +96,10 @@ def trace(recurrence: Recurrence, steps: int, *, decompose: bool) -> Traced:
         examples = [_fake(mode, example) for example in recurrence.examples]
         inputs = segment_inputs(recurrence, examples, 0, steps)
         fakes = [_fake(mode, value) for value in [*(e.contiguous() for e in examples[:carried]), *inputs]]
-        _settle_gradients(recurrence, fakes, steps)
         function = _segment_function(recurrence, steps)
-        results = function(*fakes)
+        with mode:
+            _settle_gradients(recurrence, fakes, steps)
+            results = function(*fakes)
         tangents = tuple(i for i, value in enumerate(results) if value.requires_grad)
         reached = [_leaves_of(results[i]) for i in tangents]
         graph = _export(function, fakes, recurrence, decompose=decompose, joint=bool(tangents))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from agreement import compare, results, sizes
 from networks_zoo import SIZE, Net, load
-from reroll.errors import RerollWarning
+from reroll.errors import NoRecurrenceError, OptionError, RerollWarning
 
 ZOO = load()
 
@@ -34,15 +34,15 @@ def inputs(steps: int = 9, batch: int = 2) -> Tensor:
     ],
 )
 def test_the_user_sees_the_sentence(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(Exception, match=sentence):
+    with pytest.raises(OptionError, match=sentence):
         compiled(Net(ZOO["lif"]), **options)(inputs())
 
 
 def test_a_budget_below_the_least_says_the_least() -> None:
     model = Net(ZOO["lif"])
-    with pytest.raises(Exception, match=r"below the least .*: [\d,]+ bytes, with schedule \w+ .*Raise the budget"):
+    with pytest.raises(OptionError, match=r"below the least .*: [\d,]+ bytes, with schedule \w+ .*Raise the budget"):
         compiled(model, memory_budget=10)(inputs(33))
-    with pytest.raises(Exception, match="double"):
+    with pytest.raises(OptionError, match="double"):
         compiled(model, memory_budget=10, schedule="double", remote="disk")(inputs(33))
 
 
@@ -145,7 +145,7 @@ def test_no_recurrence_says_where_the_repetition_broke() -> None:
 
 
 def test_no_recurrence_as_an_error() -> None:
-    with pytest.raises(Exception, match=r"reroll found no recurrence: looked for .*on_no_recurrence='warn'"):
+    with pytest.raises(NoRecurrenceError, match=r"reroll found no recurrence: looked for .*on_no_recurrence='warn'"):
         compiled(without_loop, on_no_recurrence="error")(inputs())
 
 

@@ -16,7 +16,6 @@ ZOO = load()
 REGULAR = ("plain_rnn", "lstm_cell", "lif", "snntorch", "batch_norm", "dropout", "out_rows", "mutates_input")
 DOUBLE = {"schedule": "double", "chunk": 4, "slots": 2, "remote": "disk"}
 # The trace of a segment makes real scalars beside fake tensors there.
-LEFT_OUT = {"refractory": "torch.where with a Python number: the tracing of segments is not inside the fake mode"}
 
 
 @pytest.fixture(autouse=True)
@@ -38,8 +37,6 @@ def check(network: Network, steps: int, **options: Any) -> tuple[tuple[int, int]
 
 @pytest.mark.parametrize("name", ZOO)
 def test_network(name: str) -> None:
-    if name in LEFT_OUT:
-        pytest.xfail(LEFT_OUT[name])
     assert check(ZOO[name], ZOO[name].steps, schedule="standard") == ZOO[name].found
 
 

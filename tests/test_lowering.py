@@ -185,13 +185,12 @@ def test_a_changed_replay_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         loss.backward()
 
 
-def test_without_a_compiler_the_error_names_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "/nowhere/g++")
-    monkeypatch.setenv("PATH", "/nowhere")
-    from torch._inductor import config, cpp_builder
+def test_without_a_compiler_the_error_names_eager() -> None:
+    from torch._inductor import config
 
-    monkeypatch.setattr(config.cpp, "cxx", (None, "/nowhere/g++"))
-    cpp_builder.get_cpp_compiler.cache_clear() if hasattr(cpp_builder.get_cpp_compiler, "cache_clear") else None
     recurrence = captured(RecurrentLIF(8, 32, 3), spikes(24, 4, 8))
-    with pytest.raises(CompilerMissingError, match='lowering="eager"'):
+    with (
+        config.patch({"cpp.cxx": (None, "/nowhere/g++")}),
+        pytest.raises(CompilerMissingError, match='lowering="eager"'),
+    ):
         build(recurrence, Options())
