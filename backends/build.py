@@ -15,9 +15,10 @@ from reroll.backends.lowering import Segment, lower
 from reroll.backends.storage import Tier
 from reroll.backends.tracing import Traced, trace
 from reroll.context import Context
+from reroll.errors import BudgetError
 from reroll.options import Options
 from reroll.passes import DEFAULT_PASSES
-from reroll.plan import Choice, choose, segment_length
+from reroll.plan import Choice, choose, segment_lengths
 from reroll.prediction import Needs, Prediction, predict
 from reroll.program import Program, store_all
 from reroll.recurrence import Recurrence
@@ -58,9 +59,18 @@ class Built:
 
 
 def build(recurrence: Recurrence, options: Options) -> Built:
-    """Compile a recurrence as the options say."""
+    """Compile a recurrence as the options say. Raises BudgetError if no length of segments fits the memory budget."""
+    refusals = []
+    for length in segment_lengths(recurrence.steps, options):
+        try:
+            return _build(recurrence, options, length)
+        except BudgetError as error:
+            refusals.append(error)
+    raise min(refusals, key=lambda error: error.nbytes)
+
+
+def _build(recurrence: Recurrence, options: Options, length: int) -> Built:
     passes = DEFAULT_PASSES if options.passes is None else pass_names(options.passes)
-    length = segment_length(recurrence.steps, options)
     context = Context(store_all_root(recurrence, length), recurrence, codec=options.codec)
     recurrence = replace(recurrence, step=run_on_step(passes, recurrence.step, context))
     traced = {k: trace(recurrence, k, decompose=options.lowering == "inductor") for k in _lengths(recurrence, length)}

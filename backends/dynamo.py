@@ -15,7 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from reroll.backends.rolled import Rolled
 from reroll.backends.surroundings import compile_surroundings
 from reroll.capture import Capture, capture
 from reroll.errors import NoRecurrenceError, OptionError, RerollError, RerollWarning
-from reroll.options import Options
+from reroll.options import Options, parse_budget
 
 Compiled = Callable[..., Any]
 
@@ -89,7 +89,9 @@ def _unwrapped(error: RerollError) -> RerollError:
 
     body = {"__module__": kind.__module__, "__init__": __init__, "first_useful_frame": None}
     made: type[RerollError] = type(kind.__name__, (kind, ShortenTraceback), body)
-    return made(*error.args)
+    same = made(*error.args)
+    same.__dict__.update(error.__dict__)
+    return same
 
 
 def _compile(
@@ -102,11 +104,18 @@ def _compile(
     if not found.recurrences:
         run = _without_recurrence(gm, example_inputs, parsed, found.reason)
         return _entry(Graph(run, gm, (), found.reason, _break(gm)))
-    built = [build(recurrence, parsed) for recurrence in found.recurrences]
+    share = _share(parsed, len(found.recurrences))
+    built = [build(recurrence, share) for recurrence in found.recurrences]
     module = run = assemble(gm, found, built)
     if parsed.lowering == "inductor":
         run = compile_surroundings(module, found.recurrences)
     return _entry(Graph(run, module, tuple(built), "", _break(gm)))
+
+
+def _share(options: Options, count: int) -> Options:
+    """A budget in bytes is shared evenly by the recurrences of a graph, as what they keep is held at the same time."""
+    budget = parse_budget(options.memory_budget)
+    return replace(options, memory_budget=max(budget // count, 1)) if isinstance(budget, int) and count > 1 else options
 
 
 def _break(gm: fx.GraphModule) -> str:

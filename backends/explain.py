@@ -42,7 +42,8 @@ def explain(compiled_model: Any, *inputs: Any, **kwargs: Any) -> Report:
         EXPLAINING.reset(token)
     raise UnsupportedError(
         f"explain ran {_name(compiled_model)}, and no graph compiled by reroll was reached. Compile it with "
-        'torch.compile(model, backend="reroll"), and check that Dynamo is not disabled and has operations to capture.'
+        'torch.compile(model, backend="reroll"), and check that Dynamo is not disabled. A graph break in the loop '
+        "(print, .item(), a branch on values) makes Dynamo run it uncompiled: fullgraph=True says where."
     )
 
 

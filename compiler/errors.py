@@ -11,6 +11,12 @@ class OptionError(RerollError, ValueError):
     """An option has an unknown name, a wrong value, or contradicts another one."""
 
 
+class BudgetError(OptionError):
+    """No plan fits the memory budget; ``nbytes`` is the least that was found."""
+
+    nbytes: int = 0
+
+
 class CaptureError(RerollError):
     """The captured graph holds something that cannot be re-rolled."""
 

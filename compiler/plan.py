@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from reroll.errors import OptionError
+from reroll.errors import BudgetError
 from reroll.options import REMOTE_SCHEDULES, Options, parse_budget
 from reroll.schedule import Interval, best_chunk, best_local_double, best_slots, interval
 
@@ -51,6 +51,14 @@ def segment_length(steps: int, options: Options) -> int:
     return min(lengths, key=lambda k: (steps % k, abs(k - usual)))
 
 
+def segment_lengths(steps: int, options: Options) -> list[int]:
+    """Lengths to try in turn: under a budget also shorter ones, which need less at a time, down to one step."""
+    lengths = [segment_length(steps, options)]
+    while options.memory_budget is not None and options.segment is None and lengths[-1] > 1:
+        lengths.append(lengths[-1] // 2)
+    return lengths
+
+
 def default_tier(options: Options, device: str) -> str:
     """The remote tier: the one asked for, else host RAM for a GPU and disk for a CPU."""
     if options.tiers:
@@ -63,7 +71,7 @@ def choose(
 ) -> Choice:
     """The choice for carries of ``carry`` bytes and taped steps of ``tape`` bytes.
 
-    peak: predicted local bytes of a choice. Raises OptionError if no choice meets the budget; it says the least that
+    peak: predicted local bytes of a choice. Raises BudgetError if no choice meets the budget; it says the least that
     would, and with which schedule.
     """
     tier = default_tier(options, device)
@@ -82,10 +90,12 @@ def choose(
         if least is None or need < least[0]:
             least = (need, candidate)
     assert least is not None
-    raise OptionError(
+    refusal = BudgetError(
         f"memory_budget={options.memory_budget!r} ({budget:,} bytes) is below the least that this network needs: "
         f"{least[0]:,} bytes, with schedule {least[1].describe()}. Raise the budget{_further(options)}."
     )
+    refusal.nbytes = least[0]
+    raise refusal
 
 
 def _preferred(steps: int, segment: int, options: Options, tier: str, carry: int, tape: int) -> Choice:
@@ -127,4 +137,4 @@ def _further(options: Options) -> str:
         return ", or allow a remote tier with remote='disk'"
     if options.schedule in ("store_all", "standard"):
         return ", or use schedule='double'"
-    return ", or compile shorter segments with segment=1"
+    return "" if options.segment is None else ", or compile shorter segments with segment=1"

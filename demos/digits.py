@@ -35,7 +35,7 @@ def train(model: Any, network: Network, data: Data, args: argparse.Namespace, ro
     """The losses of training ``network``; ``model`` is the network, or what torch.compile made of it."""
     optimizer, losses = torch.optim.Adam(network.parameters(), lr=5e-3), []
     decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, rounds)
-    for _ in track(range(rounds), "plain BPTT" if model is network else "reroll"):
+    for _ in track(range(rounds), f"plain BPTT, {rounds} rounds" if model is network else f"reroll, {rounds} rounds"):
         chosen = torch.randint(len(data[1]), (args.batch,))
         loss = cross_entropy(model(spike_trains(data[0][chosen], args.steps)), data[1][chosen])
         optimizer.zero_grad()

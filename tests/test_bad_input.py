@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from agreement import compare, results, sizes
 from networks_zoo import SIZE, Net, load
-from reroll.errors import NoRecurrenceError, OptionError, RerollWarning
+from reroll.errors import BudgetError, NoRecurrenceError, OptionError, RerollWarning
 
 ZOO = load()
 
@@ -44,6 +44,16 @@ def test_a_budget_below_the_least_says_the_least() -> None:
         compiled(model, memory_budget=10)(inputs(33))
     with pytest.raises(OptionError, match="double"):
         compiled(model, memory_budget=10, schedule="double", remote="disk")(inputs(33))
+
+
+def test_shorter_segments_are_tried_before_a_budget_is_refused() -> None:
+    model = Net(ZOO["lif"])
+    with pytest.raises(BudgetError) as refused:
+        compiled(model, memory_budget=10, segment=4)(inputs(33))
+    least = refused.value.nbytes
+    with pytest.raises(BudgetError):
+        compiled(model, memory_budget=least - 1, segment=4)(inputs(33))
+    compiled(model, memory_budget=least - 1)(inputs(33))  # fits with segments of fewer than four steps
 
 
 @pytest.mark.parametrize("steps", [4, 5, 9])
