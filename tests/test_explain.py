@@ -138,6 +138,31 @@ def test_bytes_before_and_after_compression_are_reported() -> None:
     assert "kept so far" in str(report)
 
 
+class Twice(nn.Module):
+    """Two loops, the second over the outputs of the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.GRUCell(5, 8), nn.GRUCell(8, 5)
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BH, states = x_TBI.new_zeros(x_TBI.shape[1], 8), []
+        for t in range(x_TBI.shape[0]):
+            h_BH = self.first(x_TBI[t], h_BH)
+            states.append(h_BH)
+        g_BI = x_TBI.new_zeros(x_TBI.shape[1], 5)
+        for state in states:
+            g_BI = self.second(state, g_BI)
+        return g_BI
+
+
+def test_a_budget_is_shared_by_the_recurrences_of_a_graph() -> None:
+    x, budget = torch.randn(40, 4, 5), 40_000
+    loops = reroll.explain(compiled(Twice(), memory_budget=budget), x).loops
+    assert len(loops) == 2
+    assert sum(loop.prediction.peak for loop in loops) <= budget
+
+
 def test_no_recurrence_is_explained() -> None:
     with pytest.warns(reroll.RerollWarning):
         report = reroll.explain(compiled(nn.Linear(4, 2)), torch.randn(3, 4))
