@@ -8,7 +8,7 @@ from torch import fx
 
 from reroll.concrete import pin
 from reroll.detect import find_steps, repeats
-from reroll.effects import has_effect
+from reroll.effects import has_effect, in_transform
 from reroll.errors import CaptureError
 from reroll.extract import extract
 from reroll.functional import where
@@ -39,6 +39,9 @@ class Capture:
 
 def capture(module: fx.GraphModule) -> Capture:
     """Find and take out the recurrences of a captured graph. The graph itself stays as it is."""
+    transform = next((node for node in module.graph.nodes if in_transform(node)), None)
+    if transform is not None:
+        return Capture(module.graph, (), f"it contains a torch.func transform, at {where(transform)}")
     try:
         normal = normalise(module)
     except CaptureError as error:

@@ -15,7 +15,6 @@ from networks_zoo import SIZE, Net, Network, load
 ZOO = load()
 REGULAR = ("plain_rnn", "lstm_cell", "lif", "snntorch", "batch_norm", "dropout", "out_rows", "mutates_input")
 DOUBLE = {"schedule": "double", "chunk": 4, "slots": 2, "remote": "disk"}
-# The trace of a segment makes real scalars beside fake tensors there.
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +22,12 @@ def _double_precision() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture(autouse=True)
+def _what_dynamo_captures(request: pytest.FixtureRequest) -> None:
+    if torch.__version__ < "2.12" and "snntorch" in request.node.name:
+        pytest.skip("Dynamo of torch 2.11 breaks the graph at ``mem == None``")
 
 
 def check(network: Network, steps: int, **options: Any) -> tuple[tuple[int, int], ...]:
