@@ -12,6 +12,7 @@ from reroll.effects import has_effect, in_transform
 from reroll.errors import CaptureError
 from reroll.extract import extract
 from reroll.functional import where
+from reroll.given import take_given
 from reroll.normal import normalise
 from reroll.outer import Outer
 from reroll.recurrence import Recurrence
@@ -29,12 +30,14 @@ _TINY = 8
 class Capture:
     """The recurrences of a graph, and ``outer``: the graph around them, which calls each as a module of its name.
 
-    ``reason`` says what was looked for and where the repetition broke, if there is no recurrence.
+    ``reason`` says what was looked for and where the repetition broke, if there is no recurrence. ``notes`` say which
+    recurrences were not fused, and why.
     """
 
     outer: fx.Graph
     recurrences: tuple[Recurrence, ...]
     reason: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def capture(module: fx.GraphModule) -> Capture:
@@ -43,15 +46,16 @@ def capture(module: fx.GraphModule) -> Capture:
     if transform is not None:
         return Capture(module.graph, (), f"it contains a torch.func transform, at {where(transform)}")
     try:
-        normal = normalise(module)
+        plain, given = take_given(module)
+        normal = normalise(module, plain)
     except CaptureError as error:
         return Capture(module.graph, (), f"the graph cannot be brought to a normal form: {error}")
     sequence, steps = _steps(module, normal)
-    if not steps:
+    if not steps and not given:
         return Capture(normal, (), _explain(sequence))
     pin(module.graph)
     outer = Outer()
-    recurrences: list[Recurrence] = []
+    recurrences = list(given)
     starts = {step.node(0, 0): step for step in steps}
     inside = {node for step in steps for node in step.sequence.nodes[step.region.start : step.region.stop]}
     for node in normal.nodes:

@@ -60,6 +60,20 @@ def fake_like(
     return found.requires_grad_(value.requires_grad)
 
 
+def new_fake_mode() -> FakeTensorMode:
+    """A mode of its own for fake tensors."""
+    return FakeTensorMode()
+
+
+def fake_alike(mode: FakeTensorMode, value: Any) -> Any:
+    """A fake tensor of a mode with the layout of a tensor; what is none as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    with mode:
+        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return made.requires_grad_(value.requires_grad)
+
+
 def storage_id(value: torch.Tensor) -> int:
     """Identity of the memory behind a tensor."""
     return int(value.untyped_storage()._cdata)

@@ -10,16 +10,16 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from reroll.concrete import concrete
 from reroll.effects import has_effect, mark_random
 from reroll.functional import functionalise
 from reroll.indices import open_windows, to_select
 from reroll.rows import collect_cat, collect_rows, forward_read, update_rows
+from reroll.sequence_ops import show_loops
 
 
-def normalise(module: fx.GraphModule) -> fx.Graph:
-    """The normal form of a Dynamo graph, as a new graph with the same inputs and outputs."""
-    new = functionalise(concrete(module.graph))
+def normalise(module: fx.GraphModule, graph: fx.Graph) -> fx.Graph:
+    """The normal form of a graph of a module, as a new graph with the same inputs and outputs."""
+    new = functionalise(show_loops(graph))
     mark_random(module, new)
     _drop_dead(new)
     for node in list(new.nodes):
