@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from torch import Tensor
+from torch import Tensor, fx
 
 from reroll.backends.disk import STAGING, DiskTier
 from reroll.backends.executable import Executable
@@ -20,10 +20,11 @@ from reroll.options import Options
 from reroll.passes import DEFAULT_PASSES
 from reroll.plan import Choice, choose, segment_lengths
 from reroll.prediction import Needs, Prediction, predict
-from reroll.program import Program, store_all
+from reroll.program import Program, pieces, store_all
 from reroll.recurrence import Recurrence
 from reroll.registry import pass_names, run, run_on_step
 from reroll.schedule import Interval
+from reroll.sparsity import Fact
 from reroll.tally import Sizes, Tally
 from reroll.verifier import verify
 
@@ -60,42 +61,71 @@ class Built:
 
 def build(recurrence: Recurrence, options: Options) -> Built:
     """Compile a recurrence as the options say. Raises BudgetError if no length of segments fits the memory budget."""
+    return fitting(lambda length: compile_kernels(recurrence, options, _lengths(recurrence, length)), recurrence, options)
+
+
+def fitting(kernels_of: Callable[[int], Kernels], recurrence: Recurrence, options: Options) -> Built:
+    """The plan with the longest segments that fit the memory budget. Raises BudgetError if none does."""
     refusals = []
-    for length in segment_lengths(recurrence.steps, options):
+    for length in segment_lengths(recurrence.steps, options, any_length=recurrence.any_length):
         try:
-            return _build(recurrence, options, length)
+            return plan(kernels_of(length), recurrence, options)
         except BudgetError as error:
             refusals.append(error)
     raise min(refusals, key=lambda error: error.nbytes)
 
 
-def _build(recurrence: Recurrence, options: Options, length: int) -> Built:
-    passes = DEFAULT_PASSES if options.passes is None else pass_names(options.passes)
-    context = Context(store_all_root(recurrence, length), recurrence, codec=options.codec)
-    recurrence = replace(recurrence, step=run_on_step(passes, recurrence.step, context))
-    traced = {k: trace(recurrence, k, decompose=options.lowering == "inductor") for k in _lengths(recurrence, length)}
-    recurrence = replace(recurrence, random=recurrence.random or any(each.random for each in traced.values()))
-    facts = traced[length].facts() if options.codec == "auto" else ()
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernels:
+    """The compiled segments of a recurrence, the longest first, and what was proved of its carry."""
+
+    traced: Traced
+    segments: Mapping[int, Segment]
+    facts: tuple[Fact, ...]
+    step: fx.GraphModule
+
+    @property
+    def random(self) -> bool:
+        """Whether a step draws random numbers."""
+        return self.traced.random
+
+
+def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[int]) -> Kernels:
+    """Segments of the given lengths, longest first, whatever the number of steps of the recurrence."""
+    context = Context(store_all_root(recurrence, lengths[0]), recurrence, codec=options.codec)
+    recurrence = replace(recurrence, step=run_on_step(_passes(options), recurrence.step, context))
+    traced = {k: trace(recurrence, k, decompose=options.lowering == "inductor") for k in lengths}
+    facts = traced[lengths[0]].facts() if options.codec == "auto" else ()
     segments = {k: lower(each, options.lowering, options.codec) for k, each in traced.items()}
-    needs = _needs(traced[length], segments, recurrence.steps)
-    context = replace(context, recurrence=recurrence, facts=facts)
+    return Kernels(traced[lengths[0]], segments, facts, recurrence.step)
+
+
+def _passes(options: Options) -> tuple[str, ...]:
+    return DEFAULT_PASSES if options.passes is None else pass_names(options.passes)
+
+
+def plan(kernels: Kernels, recurrence: Recurrence, options: Options) -> Built:
+    """Choose a schedule for a recurrence with compiled segments, and make the program that plays it."""
+    length = kernels.traced.steps
+    recurrence = replace(recurrence, step=kernels.step, random=recurrence.random or kernels.random)
+    needs = _needs(kernels.traced, kernels.segments, recurrence.steps)
+    context = Context(store_all_root(recurrence, length), recurrence, codec=options.codec, facts=kernels.facts)
 
     def program_of(choice: Choice) -> Program:
-        return run(passes, store_all(choice.steps, choice.segment), replace(context, root=choice.root))
+        return run(_passes(options), store_all(choice.steps, choice.segment), replace(context, root=choice.root))
 
-    device = recurrence.examples[0].device.type
     choice = choose(
         recurrence.steps,
         length,
         options,
-        device,
-        needs.sizes.of_carry(tuple(fact.codec for fact in facts)),
+        recurrence.examples[0].device.type,
+        needs.sizes.of_carry(tuple(fact.codec for fact in kernels.facts)),
         max(needs.sizes.of_tape(0, length) // length, 1),
         lambda candidate: _cost(program_of(candidate), needs)[1].peak,
     )
     program = program_of(choice)
     tally, prediction = _cost(program, needs)
-    executable = Executable.of(recurrence, program, segments, _tiers(program, tally, options), options.verify)
+    executable = Executable.of(recurrence, program, kernels.segments, _tiers(program, tally, options), options.verify)
     return Built(executable, choice, replace(context, root=choice.root), tally, needs, prediction, options)
 
 
@@ -126,9 +156,7 @@ def _needs(traced: Traced, segments: Mapping[int, Segment], steps: int) -> Needs
         return sum(expected_nbytes(value, name) for value, name in zip(values, codec, strict=True))
 
     def taped(start: int, stop: int) -> int:
-        whole, rest = divmod(stop - start, length)
-        short = footprints[rest].saved if rest in footprints else 0
-        return whole * footprints[length].saved + short
+        return sum(footprints[k].saved * count for k, count in pieces(stop - start, segments))
 
     return Needs(
         segments=footprints,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from reroll.backends.lowering import Segment
 from reroll.backends.storage import Tier
 from reroll.backends.values import Ledger
-from reroll.program import Node, Program, turn
+from reroll.program import Node, Program, pieces, turn
 from reroll.recurrence import Recurrence
 
 
@@ -49,8 +49,7 @@ class Executable:
 
     def lengths(self, start: int, stop: int) -> list[int]:
         """The lengths of the segments of a range of steps."""
-        whole, rest = divmod(stop - start, self.program.segment)
-        return [self.program.segment] * whole + ([rest] if rest else [])
+        return [length for length, count in pieces(stop - start, self.segments) for _ in range(count)]
 
 
 def _instructions(program: Program) -> tuple[Instruction, ...]:

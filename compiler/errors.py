@@ -21,6 +21,10 @@ class CaptureError(RerollError):
     """The captured graph holds something that cannot be re-rolled."""
 
 
+class LengthError(CaptureError):
+    """What a model does depends on the number of steps in a way that ``reroll.compile`` cannot follow."""
+
+
 class NoRecurrenceError(CaptureError):
     """No repeating step was found and ``on_no_recurrence="error"`` was asked for."""
 

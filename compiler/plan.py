@@ -40,20 +40,25 @@ class Choice:
         return f"{self.schedule} ({named}" + (f", {self.tier})" if self.schedule in REMOTE_SCHEDULES else ")")
 
 
-def segment_length(steps: int, options: Options) -> int:
-    """Steps compiled together: as asked for, else a length near the usual one that leaves the shortest last segment."""
+def segment_length(steps: int, options: Options, *, any_length: bool = False) -> int:
+    """Steps compiled together: as asked for, else a length near the usual one that leaves the shortest last segment.
+
+    ``any_length``: for any number of steps.
+    """
+    usual, longest = _SEGMENT[options.lowering], _LONGEST[options.lowering]
+    if any_length:
+        return options.segment or usual
     if options.segment is not None:
         return min(options.segment, steps)
-    usual, longest = _SEGMENT[options.lowering], _LONGEST[options.lowering]
     if steps <= usual:
         return steps
     lengths = range(usual // 2 + 1, min(longest, steps) + 1)
     return min(lengths, key=lambda k: (steps % k, abs(k - usual)))
 
 
-def segment_lengths(steps: int, options: Options) -> list[int]:
+def segment_lengths(steps: int, options: Options, *, any_length: bool = False) -> list[int]:
     """Lengths to try in turn: under a budget also shorter ones, which need less at a time, down to one step."""
-    lengths = [segment_length(steps, options)]
+    lengths = [segment_length(steps, options, any_length=any_length)]
     while options.memory_budget is not None and options.segment is None and lengths[-1] > 1:
         lengths.append(lengths[-1] // 2)
     return lengths

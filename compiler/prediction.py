@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reroll.instructions import RUNS, before_turn
-from reroll.program import Node, Program, backward, offload, reload, tape, turn
+from reroll.program import Node, Program, backward, offload, pieces, reload, tape, turn
 from reroll.tally import Sizes, Tally
 
 
@@ -93,21 +93,20 @@ def _besides(program: Program, node: Node, needs: Needs) -> int:
     """Bytes that a node needs besides what is held and the gradients that were there before it."""
     args: Any = node.args
     if node.target in RUNS:
-        return _run(program, node, needs)
+        return _run(node, needs)
     if node.target is backward:
-        return needs.carry + _reverse(_lengths(program, args[0]), needs)
+        return needs.carry + _reverse(_lengths(args[0], needs), needs)
     return needs.carry
 
 
-def _lengths(program: Program, node: Node) -> list[int]:
+def _lengths(node: Node, needs: Needs) -> list[int]:
     args: Any = node.args
-    whole, rest = divmod(args[2] - args[1], program.segment)
-    return [program.segment] * whole + ([rest] if rest else [])
+    return [length for length, count in pieces(args[2] - args[1], needs.segments) for _ in range(count)]
 
 
-def _run(program: Program, node: Node, needs: Needs) -> int:
+def _run(node: Node, needs: Needs) -> int:
     """Segments run one after another; the carry of the first may be kept elsewhere, the others own theirs."""
-    lengths = _lengths(program, node)
+    lengths = _lengths(node, needs)
     source: Any = node.args[0]
     owned = source.target in RUNS
     counted = sum(needs.segments[length].saved for length in lengths) if node.target is tape else 0
@@ -123,7 +122,7 @@ def _run(program: Program, node: Node, needs: Needs) -> int:
 def _reverse(lengths: list[int], needs: Needs) -> int:
     """Segments are reversed last to first, each giving up its tape; the gradients handed on are held besides."""
     most = freed = handed = 0
-    for length in lengths[-1:-3:-1]:  # the ones before hold less
+    for length in reversed(lengths):
         each = needs.segments[length]
         most = max(most, each.reverse - each.saved - freed + handed)
         freed, handed = freed + each.saved, needs.grads

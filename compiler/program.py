@@ -22,6 +22,7 @@ Steps that run for the first time (by ``advance`` or ``tape``) emit their output
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -111,3 +112,13 @@ def store_all(steps: int, segment: int) -> Program:
     grad = graph.call_function(turn, (taped,))
     graph.output(graph.call_function(backward, (taped, grad)))
     return Program(graph, steps, segment)
+
+
+def pieces(steps: int, lengths: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """(length, how many of it) of the segments that make up a number of steps: the longest ones first."""
+    for length in sorted(lengths, reverse=True):
+        count, steps = divmod(steps, length)
+        if count:
+            yield length, count
+    if steps:
+        raise ValueError(f"no segment was compiled for the last {steps} steps")

@@ -47,7 +47,8 @@ class Recurrence:
     It is called on operands ``(initial carry..., operands of xs..., constants...)`` and gives ``(last carry...,
     ys...)``, each of ``ys`` stacked along a new first dimension of ``steps``. ``constants`` are operand numbers.
     ``autocast`` holds the arguments of the autocast regions around the loop, ``grad_enabled`` whether it runs with
-    gradients, ``random`` whether a step draws random numbers, ``where`` the line of the user's code.
+    gradients, ``random`` whether a step draws random numbers, ``where`` the line of the user's code. ``any_length``: its compiled
+    segments serve other numbers of steps too, so slices of time come in a layout that does not depend on it.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Recurrence:
     grad_enabled: bool = True
     random: bool = False
     where: str = ""
+    any_length: bool = False
 
     @property
     def operands(self) -> int:

@@ -86,7 +86,7 @@ class Sequence:
         value = attribute(self.module, node)
         key = id(value)
         if key not in self._hashes:
-            self._hashes[key] = _content(value)
+            self._hashes[key] = content_of(value)
         return self._hashes[key]
 
     def _moves(self, node: fx.Node, place: int, leaf: Any) -> bool:
@@ -162,7 +162,8 @@ def rebuild(node: fx.Node, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str
     return args, kwargs
 
 
-def _content(value: Any) -> str:
+def content_of(value: Any) -> str:
+    """A text that is equal for submodules of equal graphs and for small tensors of equal values."""
     if isinstance(value, fx.GraphModule):
         return _module_content(value)
     if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter) and value.numel() <= _SMALL_TENSOR:
@@ -177,7 +178,7 @@ def _module_content(module: fx.GraphModule) -> str:
     for place, node in enumerate(module.graph.nodes):
         names[node] = f"%{place}"
         if node.op == "get_attr":
-            text.append(_content(attribute(module, node)))
+            text.append(content_of(attribute(module, node)))
             continue
         operands = map_aggregate((node.args, node.kwargs), _namer(names))
         text.append(repr((node.op, "" if node.op == "placeholder" else str(node.target), operands)))

@@ -1,0 +1,142 @@
+"""The Python state that a run of a model may change, kept and put back.
+
+A model is run to look at it (``reroll.recording``), and must be afterwards as if it had not been. Its state is what can
+be reached from it: attributes of modules and of other objects of the user's, lists, dicts and sets in them, variables
+of closures, and the tensors in all of these.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_LEAVES = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, torch.dtype, torch.device)
+_NOT_OURS = ("torch", "numpy", "builtins", "reroll", "collections", "functools", "threading", "logging")
+
+
+@dataclass
+class State:
+    """What was reached from the roots, as it was."""
+
+    objects: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
+    containers: list[tuple[Any, Any]] = field(default_factory=list)
+    cells: list[tuple[types.CellType, Any]] = field(default_factory=list)
+    tensors: list[tuple[Tensor, int, Tensor | None]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, *roots: Any, parameters: bool) -> State:
+        """Note all that can be reached; ``parameters``: note the values of parameters too, not only that they changed."""
+        state, seen, todo = cls(), set[int](), list(roots)
+        while todo:
+            value = todo.pop()
+            if id(value) not in seen and not isinstance(value, _LEAVES):
+                seen.add(id(value))
+                todo += state._note(value, parameters)
+        return state
+
+    def _note(self, value: Any, parameters: bool) -> Iterator[Any]:
+        """Note one object, and give what can be reached from it."""
+        if isinstance(value, Tensor):
+            kept = parameters or not isinstance(value, nn.Parameter)
+            self.tensors.append((value, value._version, value.detach().clone() if kept else None))
+        elif isinstance(value, dict):
+            self.containers.append((value, dict(value)))
+            yield from value.values()
+        elif isinstance(value, list | set):
+            self.containers.append((value, type(value)(value)))
+            yield from value
+        elif isinstance(value, tuple | frozenset):
+            yield from value
+        elif isinstance(value, functools.partial):
+            yield from (value.func, value.args, value.keywords)
+        elif isinstance(value, types.MethodType):
+            yield from (value.__self__, value.__func__)
+        elif isinstance(value, types.FunctionType):
+            yield from self._note_function(value)
+        elif _is_users(value):
+            self.objects.append((value, dict(vars(value))))
+            yield from vars(value).values()
+
+    def _note_function(self, function: types.FunctionType) -> Iterator[Any]:
+        for cell in function.__closure__ or ():
+            try:
+                self.cells.append((cell, cell.cell_contents))
+            except ValueError:  # an empty cell
+                continue
+            yield cell.cell_contents
+        yield from function.__defaults__ or ()
+        for name in _names(function.__code__):
+            value = function.__globals__.get(name)
+            if isinstance(value, nn.Module | types.FunctionType | list | dict) or _is_users(value):
+                yield value
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for value, attributes in self.objects:
+            _refill(vars(value), attributes)
+        for value, content in self.containers:
+            _refill(value, content)
+        for cell, content in self.cells:
+            cell.cell_contents = content
+        with torch.no_grad():
+            for tensor, version, kept in self.tensors:
+                if tensor._version != version and kept is not None:
+                    tensor.detach().copy_(kept)
+
+    def changes(self) -> Iterator[tuple[str, Any]]:
+        """(where, new value) of every attribute, variable and item that is another object than it was."""
+        for number, (value, attributes) in enumerate(self.objects):
+            yield from _changed(f"{number} {type(value).__name__}", attributes, vars(value))
+        for number, (value, content) in enumerate(self.containers):
+            now = value if isinstance(value, dict) else dict(enumerate(value))
+            was = content if isinstance(content, dict) else dict(enumerate(content))
+            yield from _changed(f"container {number}", was, now)
+        for number, (cell, content) in enumerate(self.cells):
+            if cell.cell_contents is not content:
+                yield f"variable {number}", cell.cell_contents
+
+    def changed_parameter(self) -> bool:
+        """Whether a parameter was changed in place."""
+        return any(t._version != version for t, version, _ in self.tensors if isinstance(t, nn.Parameter))
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """Global names that a function reads, itself or in functions that it defines."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _changed(name: str, was: Mapping[Any, Any], now: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    for key in now:
+        if key not in was or was[key] is not now[key]:
+            yield f"{name}.{key}", now[key]
+    for key in was.keys() - now.keys():
+        yield f"{name}.{key} is gone", None
+
+
+def _refill(value: Any, content: Any) -> None:
+    if isinstance(value, list):
+        value[:] = content
+    elif isinstance(value, set) or [*_identities(value)] != [*_identities(content)]:
+        value.clear()
+        value.update(content)
+
+
+def _identities(mapping: Mapping[Any, Any]) -> Iterator[tuple[Any, int]]:
+    return ((key, id(item)) for key, item in mapping.items())
+
+
+def _is_users(value: Any) -> bool:
+    """Whether an object has attributes that its methods may change: a module, or an instance of a user's class."""
+    if isinstance(value, nn.Module):
+        return True
+    module = type(value).__module__ or ""
+    return hasattr(value, "__dict__") and module.partition(".")[0] not in _NOT_OURS

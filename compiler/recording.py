@@ -1,0 +1,225 @@
+"""What a model does, operation by operation, while Python really runs it at its full length.
+
+Dynamo is only shown short inputs, and no short trace tells what a loop does later on (``if t % 8 == 7: detach``). So a
+model is also run as it is, without gradients, under a ``TorchFunctionMode`` that turns every operation into an *event*:
+a colour (the operation, the structure of its operands, which inputs and parameters they are) and its numbers (how many
+events ago each operand was made, and all integers and floats). Nothing of an event is kept but that.
+
+Private torch API, tried on 2.11 and 2.13: ``_SingleLevelFunction``, through which every ``autograd.Function`` is applied.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import _SingleLevelFunction
+from torch.overrides import TorchFunctionMode
+
+Numbers = tuple[int | float, ...]
+Sink = Callable[[tuple[Any, ...], Numbers], None]
+LITERALS = ("int", "float")
+"""Markers in a colour where it has a number of the user's; ``made`` and ``count`` mark numbers of the recording."""
+_PLAIN = (int, float, bool, str, complex, type(None), np.generic, torch.Size, torch.dtype, torch.device, torch.layout)
+_GETTERS = frozenset(
+    {getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "requires_grad", "is_leaf", "ndim", "layout")}
+    | {getattr(Tensor, name) for name in ("size", "dim", "numel", "stride", "is_floating_point", "is_contiguous")}
+)
+_LIST = 4
+_RUN = 3
+_OURS = tuple(str(Path(module.__file__ or "").parent) for module in (torch, sys.modules["reroll"]))
+
+
+class Recorder(TorchFunctionMode):
+    """Tells ``sink(colour, numbers)`` of every operation that makes or changes a tensor.
+
+    inputs: names of the tensors that are passed to the model. Other tensors from outside are known by their identity.
+    """
+
+    def __init__(self, sink: Sink, inputs: Mapping[int, str]) -> None:
+        super().__init__()
+        self.sink, self.inputs = sink, inputs
+        self.made: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
+        self.count, self.muted = 0, False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.muted or func in _GETTERS:
+            return func(*args, **kwargs)
+        before = self._operands(args, kwargs)
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor) or not _is_plain(result) or result is None:
+            self._event(func, before, result)
+        return result
+
+    def apply(self, function: Any, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An ``autograd.Function`` is one event, whatever its forward does."""
+        if self.muted:
+            return inner(*args, **kwargs)
+        before = self._operands(args, kwargs)
+        self.muted = True
+        try:
+            result = inner(*args, **kwargs)
+        finally:
+            self.muted = False
+        self._event(tuple(getattr(function, name).__code__ for name in ("forward", "backward")), before, result)
+        return result
+
+    def give(self, name: str, value: Any) -> None:
+        """The event that the model gives a value, or leaves it in an attribute."""
+        self._event(f"gives {name}", self._operands((value,), {}), None)
+
+    def _event(self, function: Any, operands: tuple[list[Any], list[int | float]], result: Any) -> None:
+        colour, numbers = operands
+        colour.append(function)
+        colour.append(torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"))
+        if isinstance(result, Tensor):
+            self.made[id(result)] = (weakref.ref(result), self.count, 0)
+        elif isinstance(result, tuple | list):
+            for index, item in enumerate(result):
+                if isinstance(item, Tensor):
+                    self.made[id(item)] = (weakref.ref(item), self.count, index)
+        self.sink(tuple(colour), tuple(numbers))
+        self.count += 1
+
+    def _operands(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[int | float]]:
+        colour: list[Any] = []
+        numbers: list[int | float] = []
+        for value in args:
+            self._flatten(value, colour, numbers)
+        if kwargs:
+            self._flatten(kwargs, colour, numbers)
+        return colour, numbers
+
+    def _flatten(self, value: Any, colour: list[Any], numbers: list[int | float]) -> None:
+        if isinstance(value, Tensor):
+            self._tensor(value, colour, numbers)
+        elif type(value) is int or (type(value) is float and value == value):
+            colour.append("int" if type(value) is int else "float")
+            numbers.append(value)
+        elif isinstance(value, list | tuple):
+            colour.append("(")
+            if len(value) < _LIST:
+                for item in value:
+                    self._flatten(item, colour, numbers)
+            else:
+                self._list(value, colour, numbers)
+            colour.append(")")
+        elif isinstance(value, Mapping):
+            colour.append(("keys", *value))
+            for item in value.values():
+                self._flatten(item, colour, numbers)
+        elif isinstance(value, slice):
+            colour.append("slice")
+            for item in (value.start, value.stop, value.step):
+                self._flatten(item, colour, numbers)
+        elif isinstance(value, _PLAIN):
+            colour.append((type(value), str(value)))
+        else:
+            self._object(value, colour, numbers)
+
+    def _object(self, value: Any, colour: list[Any], numbers: list[int | float]) -> None:
+        colour.append(value if type(value).__module__.startswith("torch") and value.__hash__ else type(value))
+        if hasattr(type(value), "__dataclass_fields__"):
+            self._flatten(vars(value), colour, numbers)
+
+    def _tensor(self, value: Tensor, colour: list[Any], numbers: list[int | float]) -> None:
+        entry = self.made.get(id(value))
+        if entry is not None and entry[0]() is value:
+            colour.append("made")
+            numbers.append(self.count - entry[1])
+            numbers.append(entry[2])
+        else:
+            colour.append(("from outside", self.inputs.get(id(value), id(value))))
+
+    def _list(self, values: Sequence[Any], colour: list[Any], numbers: list[int | float]) -> None:
+        """The items of a list; three and more that differ evenly in their numbers are one run of them."""
+        items = []
+        for value in values:
+            own: tuple[list[Any], list[int | float]] = ([], [])
+            self._flatten(value, *own)
+            items.append((tuple(own[0]), tuple(own[1])))
+        at = 0
+        while at < len(items):
+            key, first = items[at]
+            count, slope = _even(items, at)
+            if count >= _RUN:
+                colour.append(("run", key))
+                numbers += (*first, *slope, count)
+            else:
+                count = 1
+                colour += key
+                numbers += first
+            at += count
+
+
+def markers(colour: tuple[Any, ...]) -> list[str]:
+    """What each number of an event of this colour is: ``int``, ``float``, or of the recording."""
+    found: list[str] = []
+    for item in colour:
+        if item in LITERALS:
+            found.append(item)
+        elif item == "made":
+            found += ["made", "made"]
+        elif isinstance(item, tuple) and item and item[0] == "run":
+            inner = markers(item[1])
+            found += ["count"] * (2 * len(inner) + 1)
+    return found
+
+
+def _even(items: list[tuple[Any, Numbers]], at: int) -> tuple[int, Numbers]:
+    """(how many items from ``at`` on differ evenly in their numbers, by how much)."""
+    key, first = items[at]
+    if at + 1 == len(items) or items[at + 1][0] != key:
+        return 1, ()
+    slope = tuple(b - a for a, b in zip(first, items[at + 1][1], strict=True))
+    stop = at + 1
+    expected = items[stop][1]
+    while stop < len(items) and items[stop] == (key, expected):
+        expected = tuple(a + b for a, b in zip(expected, slope, strict=True))
+        stop += 1
+    return stop - at, slope
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return not isinstance(value, torch.Size) and all(_is_plain(item) for item in value)
+    return isinstance(value, _PLAIN)
+
+
+@contextmanager
+def recording(recorder: Recorder) -> Iterator[None]:
+    """Record what runs inside, without gradients."""
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return recorder.apply(cls, super(_SingleLevelFunction, cls).apply, args, kwargs)
+
+    _SingleLevelFunction.apply = classmethod(apply)  # type: ignore[assignment]
+    try:
+        with torch.no_grad(), recorder:
+            yield
+    finally:
+        del _SingleLevelFunction.apply
+
+
+def user_line() -> str:
+    """The line of the user's code that is running: the innermost one outside of torch and reroll."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith((*_OURS, "<")):
+        frame = frame.f_back
+    if frame is None:
+        return "the model"
+    import linecache
+
+    name, number = frame.f_code.co_filename, frame.f_lineno
+    code = linecache.getline(name, number).strip()
+    return f'File "{name}", line {number}, in {frame.f_code.co_name}: {code}'.rstrip(": ")
