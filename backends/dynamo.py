@@ -29,6 +29,7 @@ from reroll.backends.rolled import Rolled
 from reroll.backends.surroundings import compile_surroundings
 from reroll.capture import Capture, capture
 from reroll.errors import NoRecurrenceError, OptionError, RerollError, RerollWarning
+from reroll.given import without_regions
 from reroll.options import Options, parse_budget
 
 Compiled = Callable[..., Any]
@@ -176,7 +177,7 @@ def _without_recurrence(
     how = "as the inductor backend does" if options.lowering == "inductor" else "as it is"
     warnings.warn(f"{text} The graph is run {how}.", RerollWarning, stacklevel=2)
     if options.lowering == "eager":
-        return gm.forward
+        return without_regions(gm).forward
     from torch._inductor.compile_fx import compile_fx
 
     compiled: Any = compile_fx(gm, list(example_inputs))
