@@ -29,6 +29,7 @@ from reroll.backends.rolled import Rolled
 from reroll.backends.surroundings import compile_surroundings
 from reroll.capture import Capture, capture
 from reroll.errors import NoRecurrenceError, OptionError, RerollError, RerollWarning
+from reroll.fusion import fuse
 from reroll.given import without_regions
 from reroll.options import Options, parse_budget
 
@@ -39,7 +40,8 @@ Compiled = Callable[..., Any]
 class Graph:
     """One graph of Dynamo's, compiled: ``run`` is called in its place, ``module`` is the graph around the recurrences.
 
-    ``reason`` says why there is no recurrence, ``broken`` why the model's graph ends here, if Dynamo broke it.
+    ``reason`` says why there is no recurrence, ``broken`` why the model's graph ends here, if Dynamo broke it,
+    ``notes`` which recurrences were not fused.
     """
 
     run: Compiled
@@ -47,6 +49,7 @@ class Graph:
     built: tuple[Built, ...]
     reason: str = ""
     broken: str = ""
+    notes: tuple[str, ...] = ()
 
     def outside(self) -> tuple[int, int]:
         """Bytes between forward and backward outside the recurrences and inputs: results, and what else is saved."""
@@ -101,19 +104,20 @@ def _compile(
     if mode is not None:
         raise OptionError(f"mode={mode!r} is not an option of reroll. Use options={{...}}: see reroll.Options.")
     parsed = Options.of(options)
-    found = capture(gm)
+    found = fuse(capture(gm))
     if not found.recurrences:
         run = _without_recurrence(gm, example_inputs, parsed, found.reason)
         return _entry(Graph(run, gm, (), found.reason, _break(gm)))
-    share = _share(parsed, len(found.recurrences))
+    share = shared(parsed, len(found.recurrences))
     built = [build(recurrence, share) for recurrence in found.recurrences]
-    module = run = assemble(gm, found, built)
+    modules = {each.name: Rolled(each.executable) for each in built}
+    module = run = assemble(gm, found.outer, modules)
     if parsed.lowering == "inductor":
         run = compile_surroundings(module, found.recurrences)
-    return _entry(Graph(run, module, tuple(built), "", _break(gm)))
+    return _entry(Graph(run, module, tuple(built), "", _break(gm), found.notes))
 
 
-def _share(options: Options, count: int) -> Options:
+def shared(options: Options, count: int) -> Options:
     """A budget in bytes is shared evenly by the recurrences of a graph, as what they keep is held at the same time."""
     budget = parse_budget(options.memory_budget)
     return replace(options, memory_budget=max(budget // count, 1)) if isinstance(budget, int) and count > 1 else options
@@ -142,14 +146,14 @@ def _entry(graph: Graph) -> Compiled:
     return entry
 
 
-def assemble(gm: fx.GraphModule, found: Capture, built: Sequence[Built]) -> fx.GraphModule:
+def assemble(gm: fx.GraphModule, outer: fx.Graph, modules: Mapping[str, nn.Module]) -> fx.GraphModule:
     """The outer graph with its recurrences as modules."""
     root = nn.Module()
-    for name in {str(node.target) for node in found.outer.find_nodes(op="get_attr")}:
+    for name in {str(node.target) for node in outer.find_nodes(op="get_attr")}:
         _set_attribute(root, name, _attribute(gm, name))
-    for recurrence, each in zip(found.recurrences, built, strict=True):
-        root.add_module(recurrence.name, Rolled(each.executable))
-    return fx.GraphModule(root, found.outer)
+    for name, module in modules.items():
+        root.add_module(name, module)
+    return fx.GraphModule(root, outer)
 
 
 def _attribute(module: nn.Module, name: str) -> Any:

@@ -70,9 +70,8 @@ def _random_numbers_kept() -> Iterator[None]:
 def plan(graph: Graph) -> Report:
     """The report on a compiled graph."""
     outer = graph.module.graph
-    notes = (
-        (f"Dynamo broke the model's graph ({graph.broken}); only the part before is shown.",) if graph.broken else ()
-    )
+    broken = f"Dynamo broke the model's graph ({graph.broken}); only the part before is shown."
+    notes = (*graph.notes, *((broken,) if graph.broken else ()))
     if not graph.built:
         return Report((), outer, reason=graph.reason, notes=notes)
     outputs, outside = graph.outside()

@@ -11,6 +11,7 @@ from reroll.capture_torch import is_overload, set_grad_enabled, tagged_random
 from reroll.inplace import out_of_place
 
 _RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "gumbel", "fractional_max_pool", "multi_head_attention")
+DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 _EFFECTS = ("copy_", "_set_grad_enabled", "_enter_autocast", "_exit_autocast", "_assert_async", "set_stream")
 _TRANSFORMS = ("torch._functorch", "torch._C._functorch")
 _ENTER, _EXIT = ("_enter_autocast", "_enter_inference_mode"), ("_exit_autocast", "_exit_inference_mode")
@@ -37,12 +38,20 @@ def _draws(module: torch.nn.Module, node: fx.Node) -> bool:
     if node.op == "call_module":
         return True
     name = spelled(node).split(".")[0]
+    if name in DROPOUTS and _switched_off(node):
+        return False
     if is_overload(node.target) and torch.Tag.nondeterministic_seeded in node.target.tags:  # type: ignore[union-attr]
         return True
     if tagged_random(name) or any(word in name for word in _RANDOM):
         return True
     inner = [attribute(module, leaf) for leaf in node.all_input_nodes if leaf.op == "get_attr"]
     return any(mark_random(each, each.graph) for each in inner if isinstance(each, fx.GraphModule))
+
+
+def _switched_off(node: fx.Node) -> bool:
+    """Whether a dropout is not training, so that it draws nothing: its third argument says."""
+    operands = node.args[3:] if node.target is out_of_place else node.args
+    return (operands[2] if len(operands) > 2 else node.kwargs.get("training", True)) is False
 
 
 def attribute(module: torch.nn.Module, node: fx.Node) -> Any:

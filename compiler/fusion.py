@@ -1,0 +1,251 @@
+"""Loops that run one after another over the same steps become one loop, where that is legal.
+
+If step t of a second loop reads of the first loop nothing but row t of its outputs (or what row-wise operations make of
+it), one loop can run both steps one after the other: no value of all steps is alive between them. Where the loops are
+off by a step or two, those steps are taken off first. Otherwise the loops stay, and a note says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import fx
+
+from reroll.capture import Capture
+from reroll.effects import example, has_effect, is_random, modes, spelled
+from reroll.functional import where
+from reroll.merge import merge, prune
+from reroll.peel import outer_row, peel
+from reroll.recurrence import Recurrence, Slices
+from reroll.relations import MIN_STEPS
+from reroll.rowrules import Rows
+from reroll.rowwise import Illegal, rows_of
+
+_PEELED = 2
+_FILLS = {"new_zeros": 0, "zeros_like": 0, "new_ones": 1, "ones_like": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """Step t of the second loop reads step t + lag of the first; they run together over steps [start, stop)."""
+
+    lag: int
+    start: int
+    stop: int
+
+
+def fuse(found: Capture) -> Capture:
+    """Fuse the recurrences of a capture where that is legal; ``notes`` say where it is not, and why."""
+    while (fused := _first(found)) is not None:
+        found = fused
+    return replace(found, notes=(*found.notes, *_refusals(found)))
+
+
+def _first(found: Capture) -> Capture | None:
+    """The capture with the first pair fused that can be."""
+    for first, second in _pairs(found):
+        try:
+            return _fused(found, first, second)
+        except Illegal:
+            continue
+    return None
+
+
+def _refusals(found: Capture) -> Iterator[str]:
+    for first, second in _pairs(found):
+        try:
+            _fused(found, first, second)
+        except Illegal as error:
+            if str(error):
+                loops = f"The loop at {first.where} and the loop at {second.where}"
+                yield f"{loops} were not fused, so what is between them is held for all steps: {error}."
+
+
+def _pairs(found: Capture) -> Iterator[tuple[Recurrence, Recurrence]]:
+    """Recurrences, and those behind them that read them without another one in between."""
+    named = {each.name: each for each in found.recurrences}
+    calls = {node: named[node.target] for node in found.outer.nodes if node.target in named}
+    order = list(calls)
+    for second in order:
+        todo, seen = list(second.all_input_nodes), set[fx.Node]()
+        while todo:
+            node = todo.pop()
+            if node not in seen:
+                seen.add(node)
+                todo += [] if node in calls else node.all_input_nodes
+        for first in reversed([call for call in order if call in seen]):
+            yield calls[first], calls[second]
+
+
+def _fused(found: Capture, first: Recurrence, second: Recurrence) -> Capture:
+    """One loop in place of two. Raises Illegal."""
+    graph = _copy(found.outer)
+    before, after = (next(n for n in graph.nodes if n.target == each.name) for each in (first, second))
+    _settle_fills(graph)
+    lag = _lag(after, second, rows_of(graph, before, first), first.steps)
+    _check_modes(graph, before, after, first, second, found)
+    first = peel(graph, before, first, lag.start + lag.lag, first.steps - lag.stop - lag.lag)
+    second = peel(graph, after, second, lag.start, second.steps - lag.stop)
+    _forward(graph, rows_of(graph, before, first))
+    rows = rows_of(graph, before, first)
+    made, needs = merge(before, after, first, second, _timed(rows))
+    _hoist(graph, before, needs, {each.name for each in found.recurrences if each.random}, rows)
+    graph.eliminate_dead_code(has_effect)
+    made = prune(before, made)
+    graph.lint()
+    recurrences = tuple(made if each.name == first.name else each for each in found.recurrences)
+    return replace(found, outer=graph, recurrences=tuple(r for r in recurrences if r.name != second.name))
+
+
+def _timed(rows: dict[fx.Node, Rows | str]) -> dict[fx.Node, Rows]:
+    return {node: each for node, each in rows.items() if isinstance(each, Rows)}
+
+
+def _copy(graph: fx.Graph) -> fx.Graph:
+    """A copy in which every tensor has an example."""
+    new = fx.Graph()
+    new.output(new.graph_copy(graph, {}))
+    for node in new.nodes:
+        source = example(node.all_input_nodes[0]) if node.all_input_nodes else None
+        if "example_value" not in node.meta and source is not None:
+            _infer(node, source)
+    return new
+
+
+def _infer(node: fx.Node, source: torch.Tensor) -> None:
+    """The example of a node that the capture added: a view, or a cat of views."""
+    if node.target not in (torch.unsqueeze, torch.narrow, torch.movedim, torch.flatten, torch.cat, "contiguous"):
+        return
+    values = [example(n) for n in node.all_input_nodes]
+    if any(value is None for value in values):
+        return
+    shapes = {
+        n: torch.empty(v.shape, device="meta")
+        for n, v in zip(node.all_input_nodes, values, strict=True)
+        if v is not None
+    }
+    args = fx.map_arg(node.args, shapes.__getitem__)
+    made = args[0] if isinstance(node.target, str) else node.target(*args)  # type: ignore[operator]
+    needs = any(value is not None and value.requires_grad for value in values)
+    node.meta["example_value"] = source.new_empty(made.shape).requires_grad_(needs)
+
+
+def _settle_fills(graph: fx.Graph) -> None:
+    """A tensor of zeros or ones that is made like another one depends on its shape only: write the shape out."""
+    for node in list(graph.nodes):
+        name, value = spelled(node), example(node)
+        if (
+            name not in _FILLS
+            or value is None
+            or value.requires_grad
+            or node.op not in ("call_function", "call_method")
+        ):
+            continue
+        with graph.inserting_before(node):
+            options = {"dtype": value.dtype, "device": value.device}
+            made = graph.call_function(torch.full, (tuple(value.shape), _FILLS[name]), options)
+        made.meta = dict(node.meta)
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
+
+
+def _lag(after: fx.Node, second: Recurrence, rows: dict[fx.Node, Rows | str], steps: int) -> Lag:
+    """How the steps of two loops stand to each other, read off the slices that the second reads of the first."""
+    reads = [(x, after.args[x.operand]) for x in second.xs if isinstance(x, Slices)]
+    lags, start, stop = set(), 0, second.steps
+    for x, source in reads:
+        found = rows.get(source)  # type: ignore[arg-type]
+        if found is None:
+            continue
+        if isinstance(found, str):
+            raise Illegal(found)
+        if x.dim != found.dim or found.inner != 1:
+            raise Illegal("the second does not go along the time of the first")
+        if x.stride != 1:
+            raise Illegal("the second reads the steps of the first in another order")
+        lags.add(x.start - found.shift)
+        start, stop = max(start, found.first - x.start), min(stop, found.last - x.start)
+    if len(lags) > 1:
+        raise Illegal("a step of the second needs several steps of the first")
+    if not lags:
+        raise Illegal(next((text for node in after.args if isinstance(text := rows.get(node), str) and text), ""))  # type: ignore[arg-type]
+    lag = lags.pop()
+    if max(start, second.steps - stop, start + lag, steps - stop - lag) > _PEELED or stop - start < MIN_STEPS:
+        raise Illegal("they do not run over the same steps")
+    return Lag(lag, start, stop)
+
+
+def _check_modes(
+    graph: fx.Graph, before: fx.Node, after: fx.Node, first: Recurrence, second: Recurrence, found: Capture
+) -> None:
+    """Both steps run in the modes of the first loop, and random numbers are drawn in the order of the user's code."""
+    if (first.grad_enabled, first.autocast) != (second.grad_enabled, second.autocast):
+        raise Illegal("they run in different gradient or autocast modes")
+    for each in (first, second):
+        inside = modes(list(each.step.graph.nodes))
+        if inside[0] != inside[-1]:
+            raise Illegal(f"the gradient or autocast mode changes between the steps at {each.where}")
+    if first.random and second.random:
+        raise Illegal("both draw random numbers, of which the first has all of its steps' before the second")
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    random = {each.name for each in found.recurrences if each.random}
+    for node in graph.nodes:
+        between = order[before] < order[node] < order[after]
+        if between and second.random and (is_random(node) or node.target in random):
+            raise Illegal(f"the second draws random numbers, and so does {where(node)} before it")
+
+
+def _forward(graph: fx.Graph, rows: dict[fx.Node, Rows | str]) -> None:
+    """Who reads one row that is not made in the loop gets that row, not all of them."""
+    timed = _timed(rows)
+    for node in list(graph.nodes):
+        source, dim, at = _read(node)
+        found = timed.get(source) if source is not None else None
+        if source is None or found is None or found.dim != dim or found.inner != 1:
+            continue
+        at %= found.length
+        if found.first <= at < found.last:
+            continue
+        with graph.inserting_before(source.next):
+            made = outer_row(graph, timed, source, at)
+        node.replace_all_uses_with(made)
+    graph.eliminate_dead_code(has_effect)
+
+
+def _read(node: fx.Node) -> tuple[fx.Node | None, int, int]:
+    """(value, dimension, index) of a node that reads one row, itself or by ``torch.unbind``."""
+    if node.op != "call_function" or len(node.args) < 2 or not isinstance(node.args[0], fx.Node):
+        return None, 0, 0
+    source, rank = node.args[0], example(node.args[0])
+    if node.target is torch.select and rank is not None and isinstance(node.args[2], int):
+        return source, int(node.args[1]) % rank.dim(), node.args[2]  # type: ignore[arg-type]
+    if source.target is torch.unbind and isinstance(node.args[1], int):
+        return source.args[0], int(source.args[1]), node.args[1]  # type: ignore[arg-type,return-value]
+    return None, 0, 0
+
+
+def _hoist(
+    graph: fx.Graph, before: fx.Node, needs: list[fx.Node], random: set[str], rows: dict[fx.Node, Rows | str]
+) -> None:
+    """Move what the fused loop needs besides the rows of the first one in front of it."""
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    mode = dict(zip(graph.nodes, modes(list(graph.nodes)), strict=False))
+    moved: set[fx.Node] = set()
+    todo = list(needs)
+    while todo:
+        node = todo.pop()
+        if node in rows:
+            raise Illegal(
+                str(rows[node]) if isinstance(rows[node], str) else "the second needs all steps of the first at once"
+            )
+        if order[node] < order[before] or node in moved:
+            continue
+        pure = node.target not in random if node.op == "call_module" else not has_effect(node)
+        if not pure or mode[node] != mode[before]:
+            raise Illegal(f"what is at {where(node)}, between them, cannot be done before the first")
+        moved.add(node)
+        todo += node.all_input_nodes
+    for node in sorted(moved, key=order.__getitem__):
+        before.prepend(node)
