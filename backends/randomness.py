@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,3 +27,15 @@ def set_random_state(state: tuple[Tensor, ...]) -> None:
     torch.set_rng_state(state[0])
     for marked in state[1:]:
         torch.cuda.set_rng_state(marked[1:], int(marked[0]))
+
+
+@contextmanager
+def random_numbers_kept() -> Iterator[None]:
+    """Put back the states of Python's, numpy's and torch's generators afterwards."""
+    python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002  # the state that users share
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)  # noqa: NPY002

@@ -39,7 +39,9 @@ class _Reversible(torch.autograd.Function):
         carried = len(executable.recurrence.carries)
         plain = [operand.detach() for operand in operands]
         plain[:carried] = [carry.contiguous() for carry in plain[:carried]]
-        laid_out = [conform(value, like) for value, like in zip(plain, executable.recurrence.examples, strict=True)]
+        loose = executable.recurrence.loose
+        examples = enumerate(executable.recurrence.examples)
+        laid_out = [plain[i] if i in loose else conform(plain[i], like) for i, like in examples]
         run = Run(executable, laid_out)
         with torch.autocast(_device(plain), enabled=False):
             last, ys = run.forward(training=any(ctx.needs_input_grad))

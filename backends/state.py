@@ -30,9 +30,12 @@ class State:
     tensors: list[tuple[Tensor, int, Tensor | None]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, *roots: Any, parameters: bool) -> State:
-        """Note all that can be reached; ``parameters``: note the values of parameters too, not only that they changed."""
-        state, seen, todo = cls(), set[int](), list(roots)
+    def of(cls, *roots: Any, parameters: bool, untouched: frozenset[int] = frozenset()) -> State:
+        """Note all that can be reached, but for the objects whose identities are ``untouched``.
+
+        parameters: note the values of parameters too, not only that they changed.
+        """
+        state, seen, todo = cls(), set(untouched), list(roots)
         while todo:
             value = todo.pop()
             if id(value) not in seen and not isinstance(value, _LEAVES):

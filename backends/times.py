@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reroll.backends.tracing import dense
 from reroll.errors import OptionError, UnsupportedError
 
 TimeDim = int | Mapping[str, Any]
@@ -56,7 +57,7 @@ class Call:
 def find_time(signature: inspect.Signature | None, time_dim: TimeDim, args: Any, kwargs: Any) -> Call:
     """Where time is in a call. Raises OptionError if the arguments do not fit ``time_dim``."""
     if isinstance(time_dim, int):
-        dims = _everywhere(time_dim, [value for _, value in _tensors((args, kwargs), ())])
+        dims = _everywhere(time_dim, tensors_of((args, kwargs)))
     else:
         dims = dict(_named(signature, time_dim, args, kwargs))
     if not dims:
@@ -64,7 +65,7 @@ def find_time(signature: inspect.Signature | None, time_dim: TimeDim, args: Any,
             f"reroll.compile: no argument has the time dimension that time_dim={time_dim!r} names. Pass the sequence "
             "as a tensor argument, and name its time dimension."
         )
-    lengths = {value.shape[dims[id(value)]] for _, value in _tensors((args, kwargs), ()) if id(value) in dims}
+    lengths = {value.shape[dims[id(value)]] for value in tensors_of((args, kwargs)) if id(value) in dims}
     if len(lengths) > 1:
         raise OptionError(
             f"reroll.compile: the arguments have different lengths in their time dimensions: {sorted(lengths)}. Name "
@@ -108,7 +109,7 @@ def _along(value: Any, dim: Any, name: str) -> Iterator[tuple[int, int]]:
         for index, (item, each) in enumerate(zip(value, dim, strict=True)):
             yield from _along(item, each, f"{name}[{index}]")
     elif isinstance(dim, int) and isinstance(value, Mapping | tuple | list):
-        yield from _everywhere(dim, [each for _, each in _tensors(value, ())]).items()
+        yield from _everywhere(dim, tensors_of(value)).items()
     elif isinstance(dim, int) and isinstance(value, Tensor) and -value.dim() <= dim < value.dim():
         yield id(value), dim % value.dim()
     else:
@@ -126,6 +127,11 @@ def _tensors(value: Any, place: Place) -> Iterator[tuple[Place, Tensor]]:
     elif isinstance(value, tuple | list):
         for index, item in enumerate(value):
             yield from _tensors(item, (*place, index))
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """All tensors in nested tuples, lists and dicts."""
+    return [each for _, each in _tensors(value, ())]
 
 
 def _map(function: Callable[[Any], Any], value: Any) -> Any:
@@ -168,13 +174,3 @@ def token(value: Tensor, dim: int, length: int) -> Tensor:
         with torch.enable_grad():
             return made if value.is_leaf else made.clone()
     return made
-
-
-def dense(sizes: Sequence[int], strides: Sequence[int]) -> list[int]:
-    """Strides without gaps, in the order of the given ones; an expanded dimension stays so."""
-    found, step = [0] * len(sizes), 1
-    for at in sorted(range(len(sizes)), key=lambda at: (strides[at], -at)):
-        if strides[at] or sizes[at] == 1:
-            found[at] = step
-            step *= sizes[at]
-    return found

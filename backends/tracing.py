@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -59,7 +59,8 @@ def segment_inputs(recurrence: Recurrence, operands: Sequence[Any], start: int, 
     inputs: list[Any] = []
     for x in recurrence.xs:
         if isinstance(x, Slices):
-            inputs.append(time_slice(operands[x.operand], x, start, steps))
+            taken = time_slice(operands[x.operand], x, start, steps)
+            inputs.append(packed(taken) if recurrence.any_length else taken)
         elif isinstance(x, Items):
             inputs += [operands[i] for i in x.operands[start : start + steps]]
         else:
@@ -72,6 +73,24 @@ def time_slice(base: torch.Tensor, x: Slices, start: int, steps: int) -> torch.T
     ends = (x.start + x.stride * start, x.start + x.stride * (start + steps - 1))
     index = slice(min(ends), max(ends) + 1, abs(x.stride))
     return base[(slice(None),) * x.dim + (index,)]
+
+
+def dense(sizes: Sequence[int], strides: Sequence[int]) -> list[int]:
+    """Strides without gaps, in the order of the given ones; an expanded dimension stays so."""
+    found, step = [0] * len(sizes), 1
+    for at in sorted(range(len(sizes)), key=lambda at: (strides[at], -at)):
+        if strides[at] or sizes[at] == 1:
+            found[at] = step
+            step *= sizes[at]
+    return found
+
+
+def packed(value: torch.Tensor) -> torch.Tensor:
+    """The value in a layout without gaps; itself where it has that."""
+    strides = dense(value.shape, value.stride())
+    if list(value.stride()) == strides:
+        return value
+    return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def _at(recurrence: Recurrence, inputs: Sequence[Any], t: int, steps: int) -> list[Any]:
@@ -94,7 +113,7 @@ def trace(recurrence: Recurrence, steps: int, *, decompose: bool) -> Traced:
     carried = len(recurrence.carries)
     with tracing(TracingContext(mode)), mode_of(recurrence):
         examples = [_fake(mode, example) for example in recurrence.examples]
-        inputs = segment_inputs(recurrence, examples, 0, steps)
+        inputs = segment_inputs(*_long_enough(recurrence, examples, steps), 0, steps)
         fakes = [_fake(mode, value) for value in [*(e.contiguous() for e in examples[:carried]), *inputs]]
         function = _segment_function(recurrence, steps)
         with mode:
@@ -111,6 +130,27 @@ def trace(recurrence: Recurrence, steps: int, *, decompose: bool) -> Traced:
     )
     sizes = (len(results), tangents, inputs_with_grad, len(fakes))
     return Traced(steps, graph, mode, *sizes, reaches, tuple(results), carried)
+
+
+def _long_enough(
+    recurrence: Recurrence, examples: list[torch.Tensor], steps: int
+) -> tuple[Recurrence, list[torch.Tensor]]:
+    """The recurrence and examples with at least ``steps`` steps, if its segments are to serve any number of them."""
+    if not recurrence.any_length:
+        return recurrence, examples
+    xs, longer = [], list(examples)
+    for x in recurrence.xs:
+        if isinstance(x, Slices):
+            old = longer[x.operand]
+            sizes = [*old.shape]
+            sizes[x.dim] = abs(x.stride) * steps
+            with old.fake_mode:  # type: ignore[attr-defined]
+                new = torch.empty_strided(sizes, dense(sizes, old.stride()), dtype=old.dtype, device=old.device)
+            longer[x.operand] = new.requires_grad_(old.requires_grad)
+            xs.append(replace(x, start=0 if x.stride > 0 else abs(x.stride) * steps - 1))
+        else:
+            xs.append(Numbers((x.values or (0.0,))[:1] * steps) if isinstance(x, Numbers) else x)
+    return replace(recurrence, xs=tuple(xs)), longer
 
 
 def _leaves_of(result: torch.Tensor) -> set[int]:

@@ -15,14 +15,16 @@ from reroll.registry import register_pass
 
 if TYPE_CHECKING:
     from reroll.backends.explain import explain as explain
+    from reroll.backends.front import compile as compile
     from reroll.backends.measure import measure as measure
     from reroll.passes import DEFAULT_PASSES as DEFAULT_PASSES
 
 __version__ = "0.1.0"
-__all__ = ["DEFAULT_PASSES", "Options", "RerollError", "RerollWarning", "explain", "measure", "register_pass"]
+__all__ = ["DEFAULT_PASSES", "Options", "RerollError", "RerollWarning", "compile", "explain", "measure", "register_pass"]
 
 _LAZY = {
     "DEFAULT_PASSES": "reroll.passes",
+    "compile": "reroll.backends.front",
     "explain": "reroll.backends.explain",
     "measure": "reroll.backends.measure",
 }

@@ -121,7 +121,7 @@ class _Walk:
     def _operation(self, node: fx.Node, module: torch.nn.Module) -> Any:
         if node.op == "get_attr":
             return node.op, content_of(attribute(module, node))
-        return node.op, node.target
+        return node.op, None if node.op == "placeholder" else node.target
 
     def merge(self, values: Sequence[Any], node: fx.Node) -> Any:
         """One operand of all graphs."""
@@ -217,10 +217,11 @@ def _without_rows(graph: fx.Graph) -> list[fx.Node]:
 def _loop(lengths: Sequence[int], found: tuple[Recurrence, ...]) -> LoopTemplate:
     """The template of one recurrence."""
     last = found[-1]
-    same = ("name", "carries", "constants", "ys", "autocast", "grad_enabled", "random")
-    for name in same:
-        if len({getattr(each, name) for each in found}) > 1:
-            raise LengthError(f"The loop at {last.where} differs at {', '.join(map(str, lengths))} steps. {_ADVICE}")
+    kinds = {
+        (r.name, len(r.carries), r.constants, len(r.ys), r.autocast, r.grad_enabled, r.random, len(r.xs)) for r in found
+    }
+    if len(kinds) > 1:
+        raise LengthError(f"The loop at {last.where} differs at {', '.join(map(str, lengths))} steps. {_ADVICE}")
     _check_shapes(found)
     walk = _Walk(lengths, [each.step for each in found])
     walk.graphs([list(each.step.graph.nodes) for each in found])
@@ -231,7 +232,7 @@ def _loop(lengths: Sequence[int], found: tuple[Recurrence, ...]) -> LoopTemplate
 
 
 def _check_shapes(found: tuple[Recurrence, ...]) -> None:
-    sliced = {x.operand for x in found[-1].xs if isinstance(x, Slices)}
+    sliced = {x.operand for x in found[-1].xs if isinstance(x, Slices)} - set(found[-1].constants)
     for operand, examples in enumerate(zip(*(each.examples for each in found), strict=True)):
         if operand not in sliced and len({tuple(example.shape) for example in examples}) > 1:
             shapes = " and ".join(str(list(example.shape)) for example in (examples[0], examples[-1]))

@@ -40,8 +40,11 @@ class Capture:
     notes: tuple[str, ...] = ()
 
 
-def capture(module: fx.GraphModule) -> Capture:
-    """Find and take out the recurrences of a captured graph. The graph itself stays as it is."""
+def capture(module: fx.GraphModule, *, maps: bool = False) -> Capture:
+    """Find and take out the recurrences of a captured graph. The graph itself stays as it is.
+
+    maps: also take out steps that carry nothing, so that no operation is left once for every step.
+    """
     transform = next((node for node in module.graph.nodes if in_transform(node)), None)
     if transform is not None:
         return Capture(module.graph, (), f"it contains a torch.func transform, at {where(transform)}")
@@ -50,7 +53,7 @@ def capture(module: fx.GraphModule) -> Capture:
         normal = normalise(module, plain)
     except CaptureError as error:
         return Capture(module.graph, (), f"the graph cannot be brought to a normal form: {error}")
-    sequence, steps = _steps(module, normal)
+    sequence, steps = _steps(module, normal, maps)
     if not steps and not given:
         return Capture(normal, (), _explain(sequence))
     pin(module.graph)
@@ -70,14 +73,14 @@ def capture(module: fx.GraphModule) -> Capture:
     return Capture(outer.graph, tuple(recurrences))
 
 
-def _steps(module: fx.GraphModule, normal: fx.Graph) -> tuple[Sequence, list[Step]]:
+def _steps(module: fx.GraphModule, normal: fx.Graph, maps: bool) -> tuple[Sequence, list[Step]]:
     """Steps in program order; numbers that change are looked for only where the plain search finds little."""
-    sequence = Sequence(module, normal, abstract=False)
+    sequence = Sequence(module, normal, abstract=False, maps=maps)
     steps = find_steps(sequence)
     covered, size = _covered(steps), len(sequence.nodes)
     if size - covered < MIN_STEPS * 2:
         return sequence, steps
-    abstract = Sequence(module, normal, abstract=True)
+    abstract = Sequence(module, normal, abstract=True, maps=maps)
     if covered < _SMALL_COVERAGE * size:
         others = find_steps(abstract)
         if _covered(others) > _CLEARLY_MORE * covered:

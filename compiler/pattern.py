@@ -94,7 +94,7 @@ class Trace:
     lines: list[str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Pattern:
     """What a model does at every length that it follows."""
 

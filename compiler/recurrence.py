@@ -70,6 +70,11 @@ class Recurrence:
         """Number of operands."""
         return len(self.examples)
 
+    @property
+    def loose(self) -> frozenset[int]:
+        """Operands whose layout may differ from their examples': sequences, if the segments serve any length."""
+        return frozenset(x.operand for x in self.xs if isinstance(x, Slices)) if self.any_length else frozenset()
+
     def describe(self) -> str:
         """One line: the step, its length, and where it comes from."""
         calls = sum(node.op.startswith("call") for node in self.step.graph.nodes)

@@ -66,7 +66,7 @@ def window(sequence: Sequence, region: Region) -> Region | None:
         return None
     code, number = columns(sequence, region)
     relation = relations(sequence, region)
-    if not np.any((relation > 0) & (code >= region.start) & (code < OUTSIDE)):
+    if not sequence.maps and not np.any((relation > 0) & (code >= region.start) & (code < OUTSIDE)):
         return None  # nothing is carried, whatever the window
     first = sequence.offset[region.start]
     moving = number[:, sequence.index[first : first + number.shape[1]]]
@@ -139,7 +139,7 @@ class Operand:
 
 
 def classify(sequence: Sequence, region: Region) -> list[list[Operand]] | None:
-    """The relation of every operand, one list a node of the step; None if one has none, or nothing is carried."""
+    """The relation of every operand, one list a node of the step; None if one has none, or nothing is carried by a step that has to."""
     found: list[list[Operand]] = []
     for place, _, operand, _ in _operands(sequence, region):
         if operand is None:
@@ -147,7 +147,7 @@ def classify(sequence: Sequence, region: Region) -> list[list[Operand]] | None:
         found += [[] for _ in range(place + 1 - len(found))]
         found[place].append(operand)
     found += [[] for _ in range(region.period - len(found))]
-    return found if any(operand.kind == "carry" for operands in found for operand in operands) else None
+    return found if sequence.maps or any(operand.kind == "carry" for operands in found for operand in operands) else None
 
 
 def why_not(sequence: Sequence, region: Region) -> str:

@@ -38,11 +38,11 @@ class Sequence:
 
     ``operands[i]`` are node i's operands, flattened. ``code`` holds, for all nodes one after another, the position of
     each operand that is a call, or ``OUTSIDE`` + an identity for any other; ``number`` the value of moving integers.
-    ``modes[i]`` are the gradient and autocast modes before node i.
+    ``modes[i]`` are the gradient and autocast modes before node i. ``maps``: steps that carry nothing count as steps.
     """
 
-    def __init__(self, module: torch.nn.Module, graph: fx.Graph, abstract: bool) -> None:
-        self.module, self.graph, self.abstract = module, graph, abstract
+    def __init__(self, module: torch.nn.Module, graph: fx.Graph, abstract: bool, maps: bool = False) -> None:
+        self.module, self.graph, self.abstract, self.maps = module, graph, abstract, maps
         self.nodes: list[fx.Node] = [
             node for node in graph.nodes if node.op in ("call_function", "call_method", "call_module")
         ]

@@ -1,0 +1,237 @@
+"""One compiled program for every number of steps: what ``reroll.compile`` gives to Dynamo as its backend.
+
+Dynamo is called with *tokens*: tensors like the sequences, but a few steps long. Its guards check all but the length, and
+its bytecode puts results where the model puts them. The callable that Dynamo gets from this backend receives the tokens
+among its operands, puts the sequences in their place, and runs the program for their length. When it runs first, nothing of
+the model has run yet, so that is when the model is observed, traced at two other lengths, and compiled.
+
+Private torch API, tried on 2.11 and 2.13: ``ShortenTraceback``, whose kin Dynamo raises as they are; ``FakeTensorMode``.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._dynamo.exc import ShortenTraceback
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from reroll.align import align
+from reroll.backends.build import Kernels, compile_kernels, fitting
+from reroll.backends.dynamo import EXPLAINING, Graph, Reached, assemble, shared
+from reroll.backends.observe import Observed, observe
+from reroll.backends.rolled import Rolled
+from reroll.backends.times import Call, token
+from reroll.capture import capture
+from reroll.errors import LengthError
+from reroll.fusion import fuse
+from reroll.lengths import Instance, instantiate
+from reroll.options import Options
+from reroll.plan import segment_length
+from reroll.recurrence import Numbers, Recurrence
+
+TOKEN_STEPS = 11
+_PROGRAMS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Stands for value ``index`` of run ``run`` of the outputs, until the whole run is put in its place."""
+
+    run: int
+    index: int
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """One call of a compiled model: its arguments, the tokens in their place, and what is known of its length."""
+
+    front: Front
+    call: Call
+    observed: Observed | None = None
+    probing: bool = False
+    steps: int = TOKEN_STEPS
+    sequences: dict[int, Tensor] = field(default_factory=dict)
+    runs: list[Sequence[Any]] = field(default_factory=list)
+
+    def traced(self) -> Any:
+        """Call the model under Dynamo on tokens of ``steps`` steps."""
+        tokens, self.sequences = self.call.resized(lambda value, dim: token(value, dim, self.steps))
+        mark = RUNNING.set(self)
+        try:
+            return self.front.traced(*tokens.args, **tokens.kwargs)
+        finally:
+            RUNNING.reset(mark)
+
+
+RUNNING: ContextVar[Running | None] = ContextVar("RUNNING", default=None)
+
+
+class Redirect(BaseException):
+    """Raised in place of running a graph whose tokens do not have the length of the call's pattern."""
+
+
+class Probed(ShortenTraceback):
+    """Raised in place of compiling a graph that is only looked at."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        Exception.__init__(self, "traced")
+        self.module, self.first_useful_frame = module, None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Front:
+    """A model, the model under Dynamo with ``backend``, and how it is to be compiled."""
+
+    model: Callable[..., Any]
+    traced: Callable[..., Any]
+    options: Options
+
+
+def backend(module: fx.GraphModule, _: Sequence[Tensor]) -> Callable[..., Any]:
+    """What Dynamo calls with a graph: compiles nothing yet."""
+    running = RUNNING.get()
+    assert running is not None, "only reroll.compile calls this backend"
+    if running.probing:
+        raise Probed(module)
+    return Entry(module).run
+
+
+class Entry:
+    """One graph of Dynamo's: what its guards hold fixed, at every length."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self.module = module
+        self.families: dict[tuple[int, ...], Family] = {}
+        self.observed: OrderedDict[int, Observed] = OrderedDict()
+
+    def run(self, *operands: Any) -> Any:
+        """Run the program of the present call on its sequences."""
+        running = RUNNING.get()
+        assert running is not None, "only reroll.compile calls what it compiled"
+        if running.observed is None:
+            running.observed = self._observe(running)
+        lengths = running.observed.pattern.lengths
+        if lengths[-1] != running.steps:
+            raise Redirect
+        if lengths not in self.families:
+            self.families[lengths] = Family(self.module, running)
+        graph, outputs = self.families[lengths].program(running, operands)
+        reached = EXPLAINING.get()
+        if reached is not None:
+            reached.append(graph)
+            raise Reached
+        results = graph.run(*(running.sequences.get(id(each), each) for each in operands))
+        return tuple(_given(results, outputs, running))
+
+    def _observe(self, running: Running) -> Observed:
+        length = running.call.length
+        if length not in self.observed:
+            known = list(dict.fromkeys(each.pattern for each in self.observed.values()))
+            self.observed[length] = observe(running.front.model, running.call, known)
+            _forget(self.observed)
+        self.observed.move_to_end(length)
+        return self.observed[length]
+
+
+def _forget(cache: OrderedDict[Any, Any]) -> None:
+    if len(cache) > _PROGRAMS:
+        cache.popitem(last=False)
+
+
+def _given(results: Sequence[Any], outputs: Sequence[int | None], running: Running) -> Iterator[Any]:
+    """What Dynamo expects: as many values as at the length that it traced."""
+    for piece, count in zip(results, outputs, strict=True):
+        if count is None:
+            yield piece
+            continue
+        yield from (Row(len(running.runs), index) for index in range(count))
+        running.runs.append(piece)
+
+
+class Family:
+    """The programs of one pattern, for every length, out of the same compiled segments."""
+
+    def __init__(self, module: fx.GraphModule, running: Running) -> None:
+        assert running.observed is not None
+        lengths = running.observed.pattern.lengths
+        self.module, self.options = module, running.front.options
+        modules = [*(_trace(running, steps) for steps in lengths[:-1]), module]
+        found = [fuse(capture(each, maps=True)) for each in modules]
+        self.template, self.notes = align(lengths, modules, found), found[-1].notes
+        self.kernels: dict[Any, Kernels] = {}
+        self.programs: OrderedDict[int, tuple[Graph, tuple[int | None, ...]]] = OrderedDict()
+
+    def program(self, running: Running, operands: Sequence[Any]) -> tuple[Graph, tuple[int | None, ...]]:
+        """The compiled graph at the length of a call, and what its outputs stand for."""
+        length = running.call.length
+        if length not in self.programs:
+            assert running.observed is not None
+            instance = instantiate(self.template, running.observed.check)
+            _show_sizes(instance, operands, running)
+            self.programs[length] = self._compiled(instance), instance.outputs
+            _forget(self.programs)
+        self.programs.move_to_end(length)
+        return self.programs[length]
+
+    def _compiled(self, instance: Instance) -> Graph:
+        share = shared(self.options, len(instance.recurrences))
+        built, modules = [], {}
+        for at, recurrence in enumerate(instance.recurrences):
+            kernels_of = partial(self._kernels, at, recurrence, share)
+            if recurrence.steps == 0:
+                modules[recurrence.name] = Idle(recurrence, kernels_of(segment_length(0, share, any_length=True)))
+                continue
+            built.append(fitting(kernels_of, recurrence, share))
+            modules[recurrence.name] = Rolled(built[-1].executable)
+        module = assemble(self.module, instance.outer, modules)
+        return Graph(module, module, tuple(built), "", "", self.notes)
+
+    def _kernels(self, at: int, recurrence: Recurrence, options: Options, length: int) -> Kernels:
+        numbers = tuple(x.dtype for x in recurrence.xs if isinstance(x, Numbers))
+        if (at, length, numbers) not in self.kernels:
+            lengths = (length, 1) if length > 1 else (1,)
+            self.kernels[at, length, numbers] = compile_kernels(recurrence, options, lengths)
+        return self.kernels[at, length, numbers]
+
+
+class Idle(nn.Module):
+    """A recurrence of no steps: its last carry is its first, and there are no outputs."""
+
+    def __init__(self, recurrence: Recurrence, kernels: Kernels) -> None:
+        super().__init__()
+        self.carries = len(recurrence.carries)
+        self.rows = kernels.traced.results[self.carries :]
+
+    def forward(self, *operands: Tensor) -> tuple[Tensor, ...]:
+        empty = (torch.empty((0, *row.shape[1:]), dtype=row.dtype, device=row.device) for row in self.rows)
+        return (*operands[: self.carries], *empty)
+
+
+def _trace(running: Running, steps: int) -> fx.GraphModule:
+    """Dynamo's graph of the same call at another length."""
+    try:
+        Running(running.front, running.call, probing=True, steps=steps).traced()
+    except Probed as probed:
+        return probed.module
+    raise LengthError(
+        f"A trace of {steps} steps gave no graph. Use torch.compile(backend='reroll') for this model, which compiles "
+        "each length by itself."
+    )
+
+
+def _show_sizes(instance: Instance, operands: Sequence[Any], running: Running) -> None:
+    """Give the inputs of the outer graph examples of this length."""
+    mode = FakeTensorMode()
+    for node, operand in zip(instance.outer.find_nodes(op="placeholder"), operands, strict=True):
+        value = running.sequences.get(id(operand))
+        if value is not None:
+            with mode:
+                like = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+            node.meta["example_value"] = like.requires_grad_(value.requires_grad)

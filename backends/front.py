@@ -1,0 +1,135 @@
+"""``reroll.compile``: a model compiled once for every number of steps."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, overload
+
+import torch
+from torch import nn
+
+from reroll.backends.anylength import TOKEN_STEPS, Front, Redirect, Running, backend
+from reroll.backends.observe import TooShortError
+from reroll.backends.outputs import outputs
+from reroll.backends.times import TimeDim, find_time
+from reroll.errors import OptionError
+from reroll.options import Options
+
+_SETTINGS = {"allow_rnn": True, "optimize_ddp": False, "recompile_limit": 256, "accumulated_recompile_limit": 4096}
+
+
+def compile(model: Any = None, *, time_dim: TimeDim, **options: Any) -> Any:  # noqa: A001  # as torch.compile
+    """Compile a model whose compile cost does not grow with the number of steps T; also a decorator.
+
+    model: a module, function or method with a loop over time in it. A module gives a module with the same parameters, a
+    function a function.
+    time_dim: the dimension of time of every tensor argument that has it (the first tensor argument with such a dimension
+    says what T is; others of that size there have it too), or a mapping from names of parameters to dimensions:
+    ``{"x": 1, "h": None}``; for nested arguments ``{"batch": {"frames": 0, "labels": None}}``.
+    options: those of ``reroll.Options``.
+
+    The first call runs the model without gradients on a few short pieces of its sequence, has Dynamo trace it at three
+    short lengths, and compiles one segment. The first call at every further length runs the model once without gradients,
+    operation by operation, to check that it does there what the short traces say; nothing is traced or compiled again.
+    Afterwards the model is as if it had not been run: attributes, buffers and random numbers are put back. What hooks and
+    the model itself do outside of Python objects that can be reached from it (files, prints) happens in those runs too.
+    All but T is guarded as under ``torch.compile(fullgraph=True, dynamic=False)``: another batch size, dtype or mode of
+    training compiles anew. A sequence of fewer steps than the model's first and last irregular ones is run as it is.
+
+    Raises LengthError, with the line, if what the model does at T steps cannot be told from a few steps.
+    """
+    parsed = Options.of(options)
+    if not isinstance(time_dim, int | dict) or isinstance(time_dim, bool):
+        raise OptionError(f"reroll.compile: time_dim={time_dim!r} must be a dimension, or a dict of dimensions by name.")
+    if model is None:
+        return lambda target: compile(target, time_dim=time_dim, **options)
+    if isinstance(model, nn.Module):
+        return AnyLengthModule(model, time_dim, parsed)
+    if not callable(model):
+        raise OptionError(f"reroll.compile was given {type(model).__name__}, which cannot be called.")
+    caller = Caller(model, time_dim, parsed)
+
+    @functools.wraps(model)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        return caller(*args, **kwargs)
+
+    compiled.reroll_caller = caller  # type: ignore[attr-defined]
+    return compiled
+
+
+class Caller:
+    """Calls a model on sequences of any length."""
+
+    def __init__(self, model: Callable[..., Any], time_dim: TimeDim, options: Options) -> None:
+        self.model, self.time_dim, self.options = model, time_dim, options
+        traced = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
+        self.front = Front(model, traced, options)
+        self.signature = _signature(model)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's result."""
+        call = find_time(self.signature, self.time_dim, args, kwargs)
+        running = Running(self.front, call, steps=TOKEN_STEPS)
+        with torch._dynamo.config.patch(_SETTINGS):
+            try:
+                returned = running.traced()
+            except Redirect:
+                assert running.observed is not None
+                running.steps = running.observed.pattern.lengths[-1]
+                returned = running.traced()
+            except TooShortError:
+                return self.model(*args, **kwargs)
+        return outputs(returned, running)
+
+
+def _signature(model: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(model.forward if isinstance(model, nn.Module) else model)
+    except (TypeError, ValueError):
+        return None
+
+
+class AnyLengthModule(nn.Module):
+    """A module compiled for every number of steps. Attributes are those of the module that it was made from."""
+
+    def __init__(self, module: nn.Module, time_dim: TimeDim, options: Options) -> None:
+        super().__init__()
+        self._orig_mod = module
+        self._set_caller(time_dim, options)
+
+    def _set_caller(self, time_dim: TimeDim, options: Options) -> None:
+        object.__setattr__(self, "reroll_caller", Caller(self._orig_mod, time_dim, options))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's result."""
+        return self.reroll_caller(*args, **kwargs)
+
+    def train(self, mode: bool = True) -> AnyLengthModule:
+        """Set the mode of the module."""
+        self._orig_mod.train(mode)
+        self.training = mode
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("_orig_mod"), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("_orig_mod", "training") or name.startswith("_") or "_orig_mod" not in self._modules:
+            super().__setattr__(name, value)
+        else:
+            setattr(self._orig_mod, name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        caller: Caller = state.pop("reroll_caller")
+        return state | {"_compiled_with": (caller.time_dim, caller.options)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        time_dim, options = state.pop("_compiled_with")
+        super().__setstate__(state)
+        self._set_caller(time_dim, options)
