@@ -39,13 +39,12 @@ class Body:
         """What it gives."""
         return tuple(self.module.graph.output_node().args[0])  # type: ignore[arg-type]
 
-    def narrowed(self, kept: Sequence[int]) -> Body:
-        """The body with some of its results only."""
-        if len(kept) == len(self.results):
-            return self
+    def copy(self, kept: Sequence[int] | None = None) -> Body:
+        """The body anew, with all of its results or some only."""
         graph, env = fx.Graph(), dict[fx.Node, fx.Node]()
         graph.graph_copy(self.module.graph, env)
-        graph.output(tuple(env[self.results[i]] for i in kept))
+        indices = range(len(self.results)) if kept is None else kept
+        graph.output(tuple(env[self.results[i]] for i in indices))
         graph.eliminate_dead_code(has_effect)
         return Body(fx.GraphModule(self.module, graph), self.path)
 
@@ -65,6 +64,7 @@ class Emitter:
     mode: Mode = (True, ())
     fake_mode: Any = field(default_factory=new_fake_mode)
     fakes: dict[fx.Node, Any] = field(default_factory=dict)
+    bodies: dict[Any, Body] = field(default_factory=dict)
 
     def call(self, target: Any, *args: Any) -> fx.Node:
         """Call a function."""
@@ -145,7 +145,7 @@ class Emitter:
         names = [node.name for node in body.inputs]
         recurrence = Recurrence(
             name=name,
-            step=body.module,
+            step=body.copy().module,
             steps=steps,
             carries=tuple(names[:carried]),
             xs=tuple(Slices(carried + i, 0, start, stride) for i in range(len(xs))),

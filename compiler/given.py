@@ -94,7 +94,7 @@ class _Taking:
         initial, xs, constants = (list(operands) for operands in fx.map_arg(node.args[1:4], self._new))
         carried, read = len(initial), _read_results(node)
         kept = [i for i in range(len(body.results)) if i < carried or i in read]
-        last, ys = self.emitter.loop(body.narrowed(kept), initial, xs, constants, back=False)
+        last, ys = self.emitter.loop(body.copy(kept), initial, xs, constants, back=False)
         results = dict(zip(kept, [*last, *ys], strict=True))
         return [results.get(i) for i in range(len(body.results))]
 

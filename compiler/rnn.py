@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.emitter import Body, Emitter, contiguous, sever
+from reroll.emitter import Body, Emitter, contiguous
 from reroll.errors import UnsupportedError
 from reroll.functional import where
 
@@ -130,22 +130,26 @@ def _loop(
 
 
 def _body(emitter: Emitter, rnn: Rnn, operands: Sequence[fx.Node], outputs: bool) -> Body:
-    """One step: ``(state..., x, weight...) -> (state'..., h')``."""
-    graph = fx.Graph()
-    inner = Emitter(emitter.root, graph, rolled=False, source=emitter.source, mode=emitter.mode)
-    carried = len(rnn.states)
-    names = (*("h", "c")[:carried], "x", "w_ih", "w_hh")
-    names = (*names, "b_ih", "b_hh")[: len(operands)] if not rnn.projected else names
-    inputs = []
-    for index, operand in enumerate(operands):
-        value = emitter.fake(operand)
-        value = contiguous(value) if index < carried else value.select(0, 0) if index == carried else value
-        inputs.append(graph.placeholder(names[index] if index < len(names) else f"w_{index}"))
-        inputs[-1].meta["example_value"] = value
-    state = _projected(inner, inputs) if rnn.projected else _plain(inner, rnn.cell, inputs, carried)
-    graph.output((*state, *([state[0]] if outputs else [])))
-    sever(graph)
-    return Body(fx.GraphModule({}, graph))
+    """One step: ``(state..., x, weight...) -> (state'..., h')``. Calls on operands that look alike share it."""
+    fakes, carried = [emitter.fake(operand) for operand in operands], len(rnn.states)
+    values = [*(contiguous(fake) for fake in fakes[:carried]), fakes[carried].select(0, 0), *fakes[carried + 1 :]]
+    looks = tuple((v.shape, v.stride(), v.dtype, v.device, v.requires_grad) for v in values)
+    key = (rnn.cell, outputs, emitter.mode, looks)
+    if key not in emitter.bodies:
+        graph = fx.Graph()
+        inner = Emitter(emitter.root, graph, rolled=False, mode=emitter.mode)
+        inputs = [graph.placeholder(name) for name in _names(rnn, len(values))]
+        for node, value in zip(inputs, values, strict=True):
+            node.meta["example_value"] = value
+        state = _projected(inner, inputs) if rnn.projected else _plain(inner, rnn.cell, inputs, carried)
+        graph.output((*state, *([state[0]] if outputs else [])))
+        emitter.bodies[key] = Body(fx.GraphModule({}, graph))
+    return emitter.bodies[key]
+
+
+def _names(rnn: Rnn, count: int) -> tuple[str, ...]:
+    biases = count - len(rnn.states) - 3 - rnn.projected
+    return (*("h", "c")[: len(rnn.states)], "x", "w_ih", "w_hh", *("b_ih", "b_hh")[:biases], *("w_hr",) * rnn.projected)
 
 
 def _plain(emitter: Emitter, cell: Any, inputs: list[fx.Node], carried: int) -> list[fx.Node]:
