@@ -5,6 +5,7 @@ T time, B batch, I inputs, H hidden values, P projected ones.
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -227,10 +228,8 @@ def test_cells_in_loops(cell: Callable[..., nn.Module], carries: int) -> None:
     assert check(Model(cells, cell(I, H)), sequence()) == ((9, carries),)
 
 
-@pytest.mark.parametrize(
-    "rnn", [nn.RNN(I, H, 2), nn.GRU(I, H), nn.LSTM(I, H, proj_size=P)], ids=lambda m: type(m).__name__
-)
-def test_autocast(rnn: nn.Module) -> None:
+@pytest.mark.parametrize("make", [nn.RNN, nn.GRU, lambda i, h: nn.LSTM(i, h, proj_size=P)], ids=["rnn", "gru", "lstm"])
+def test_autocast(make: Callable[..., nn.Module]) -> None:
     def network(s: Model, x: Tensor) -> Any:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return s.rnn(x)
@@ -274,6 +273,7 @@ def test_packed_sequences_in_a_model_are_run_by_torch() -> None:
 def test_a_packed_call_in_a_graph_is_refused() -> None:
     graph = fx.Graph()
     data, sizes_T, h, *params = (graph.placeholder(name) for name in ("data", "sizes", "h", "w_ih", "w_hh"))
-    graph.output(graph.call_function(torch.gru, (data, sizes_T, h, params, False, 1, 0.0, True, False)))
+    call = graph.call_function(torch.gru, (data, sizes_T, h, params, False, 1, 0.0, True, False))
+    graph.output(graph.call_function(operator.getitem, (call, 0)))
     with pytest.raises(UnsupportedError, match="packed"):
         capture(fx.GraphModule({}, graph))
