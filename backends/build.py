@@ -61,7 +61,11 @@ class Built:
 
 def build(recurrence: Recurrence, options: Options) -> Built:
     """Compile a recurrence as the options say. Raises BudgetError if no length of segments fits the memory budget."""
-    return fitting(lambda length: compile_kernels(recurrence, options, _lengths(recurrence, length)), recurrence, options)
+
+    def kernels(length: int) -> Kernels:
+        return compile_kernels(recurrence, options, lengths_of(recurrence, length))
+
+    return fitting(kernels, recurrence, options)
 
 
 def fitting(kernels_of: Callable[[int], Kernels], recurrence: Recurrence, options: Options) -> Built:
@@ -139,7 +143,8 @@ def store_all_root(recurrence: Recurrence, segment: int) -> Interval:
     return Choice("store_all", recurrence.steps, segment, 1, 1, "local").root
 
 
-def _lengths(recurrence: Recurrence, length: int) -> tuple[int, ...]:
+def lengths_of(recurrence: Recurrence, length: int) -> tuple[int, ...]:
+    """The lengths of the segments of a recurrence, if most are of this length."""
     rest = recurrence.steps % length
     return (length, rest) if rest else (length,)
 

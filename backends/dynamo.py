@@ -23,11 +23,12 @@ from torch import Tensor, fx, nn
 from torch._dynamo.exc import ShortenTraceback
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from reroll.backends.build import Built, build
+from reroll.backends.alike import build_all
+from reroll.backends.build import Built
 from reroll.backends.outside import held_outside
 from reroll.backends.rolled import Rolled
 from reroll.backends.surroundings import compile_surroundings
-from reroll.capture import Capture, capture
+from reroll.capture import capture
 from reroll.errors import NoRecurrenceError, OptionError, RerollError, RerollWarning
 from reroll.fusion import fuse
 from reroll.given import without_regions
@@ -109,7 +110,7 @@ def _compile(
         run = _without_recurrence(gm, example_inputs, parsed, found.reason)
         return _entry(Graph(run, gm, (), found.reason, _break(gm)))
     share = shared(parsed, len(found.recurrences))
-    built = [build(recurrence, share) for recurrence in found.recurrences]
+    built = build_all(found.recurrences, share)
     modules = {each.name: Rolled(each.executable) for each in built}
     module = run = assemble(gm, found.outer, modules)
     if parsed.lowering == "inductor":

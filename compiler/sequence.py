@@ -165,14 +165,15 @@ def rebuild(node: fx.Node, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str
 def content_of(value: Any) -> str:
     """A text that is equal for submodules of equal graphs and for small tensors of equal values."""
     if isinstance(value, fx.GraphModule):
-        return _module_content(value)
+        return module_content(value)
     if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter) and value.numel() <= _SMALL_TENSOR:
         digest = hashlib.sha256(repr(value.tolist()).encode()).hexdigest()
         return repr((tuple(value.shape), value.dtype, value.device, value.requires_grad, digest))
     return f"object {id(value)}"
 
 
-def _module_content(module: fx.GraphModule) -> str:
+def module_content(module: fx.GraphModule) -> str:
+    """A text that is equal for modules that do the same to their inputs."""
     names: dict[fx.Node, str] = {}
     text = []
     for place, node in enumerate(module.graph.nodes):

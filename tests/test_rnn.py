@@ -9,13 +9,16 @@ import operator
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, fx, nn
 
 import reroll
+import reroll.backends.alike as alike
 from agreement import compare, results, sizes
+from reroll.backends.build import compile_kernels
 from reroll.capture import capture
 from reroll.errors import RerollWarning, UnsupportedError
 
@@ -277,3 +280,19 @@ def test_a_packed_call_in_a_graph_is_refused() -> None:
     graph.output(graph.call_function(operator.getitem, (call, 0)))
     with pytest.raises(UnsupportedError, match="packed"):
         capture(fx.GraphModule({}, graph))
+
+
+def test_equal_chunks_share_their_kernels() -> None:
+    made = []
+
+    def count(*given: Any) -> Any:
+        made.append(compile_kernels(*given))
+        return made[-1]
+
+    with mock.patch.object(alike, "compile_kernels", count):
+        assert check(Model(chunks, nn.GRU(I, H)), sequence(12)) == ((3, 1),) * 4
+    assert len(made) == 1
+    with mock.patch.object(alike, "compile_kernels", count):
+        check(Model(chunks, nn.GRU(I, H)), sequence(10))  # the last chunk has one step, and is no loop
+        check(Model(chunks, nn.GRU(I, H)), sequence(11))
+    assert len(made) == 4
