@@ -15,13 +15,15 @@ from torch import fx
 
 from reroll.capture import Capture
 from reroll.effects import example, has_effect, is_random, modes, spelled
+from reroll.fold import fold
 from reroll.functional import where
+from reroll.hoist import copy_with_examples, hoist
 from reroll.merge import merge, prune
-from reroll.peel import outer_row, peel
+from reroll.peel import outer_emitter, peel
 from reroll.recurrence import Recurrence, Slices
 from reroll.relations import MIN_STEPS
 from reroll.rowrules import Rows
-from reroll.rowwise import Illegal, rows_of
+from reroll.rowwise import Illegal, rows_of, timed
 
 _PEELED = 2
 _FILLS = {"new_zeros": 0, "zeros_like": 0, "new_ones": 1, "ones_like": 1}
@@ -37,10 +39,13 @@ class Lag:
 
 
 def fuse(found: Capture) -> Capture:
-    """Fuse the recurrences of a capture where that is legal; ``notes`` say where it is not, and why."""
+    """Fuse the recurrences of a capture, and what is done row by row behind them, where that is legal.
+
+    ``notes`` say where it is not, and why.
+    """
     while (fused := _first(found)) is not None:
         found = fused
-    return replace(found, notes=(*found.notes, *_refusals(found)))
+    return fold(replace(found, notes=(*found.notes, *_refusals(found))))
 
 
 def _first(found: Capture) -> Capture | None:
@@ -81,7 +86,7 @@ def _pairs(found: Capture) -> Iterator[tuple[Recurrence, Recurrence]]:
 
 def _fused(found: Capture, first: Recurrence, second: Recurrence) -> Capture:
     """One loop in place of two. Raises Illegal."""
-    graph = _copy(found.outer)
+    graph = copy_with_examples(found.outer)
     before, after = (next(n for n in graph.nodes if n.target == each.name) for each in (first, second))
     _settle_fills(graph)
     lag = _lag(after, second, rows_of(graph, before, first), first.steps)
@@ -90,46 +95,13 @@ def _fused(found: Capture, first: Recurrence, second: Recurrence) -> Capture:
     second = peel(graph, after, second, lag.start, second.steps - lag.stop)
     _forward(graph, rows_of(graph, before, first))
     rows = rows_of(graph, before, first)
-    made, needs = merge(before, after, first, second, _timed(rows))
-    _hoist(graph, before, needs, {each.name for each in found.recurrences if each.random}, rows)
+    made, needs = merge(before, after, first, second, timed(rows))
+    hoist(graph, before, needs, {each.name for each in found.recurrences if each.random}, rows)
     graph.eliminate_dead_code(has_effect)
     made = prune(before, made)
     graph.lint()
     recurrences = tuple(made if each.name == first.name else each for each in found.recurrences)
     return replace(found, outer=graph, recurrences=tuple(r for r in recurrences if r.name != second.name))
-
-
-def _timed(rows: dict[fx.Node, Rows | str]) -> dict[fx.Node, Rows]:
-    return {node: each for node, each in rows.items() if isinstance(each, Rows)}
-
-
-def _copy(graph: fx.Graph) -> fx.Graph:
-    """A copy in which every tensor has an example."""
-    new = fx.Graph()
-    new.output(new.graph_copy(graph, {}))
-    for node in new.nodes:
-        source = example(node.all_input_nodes[0]) if node.all_input_nodes else None
-        if "example_value" not in node.meta and source is not None:
-            _infer(node, source)
-    return new
-
-
-def _infer(node: fx.Node, source: torch.Tensor) -> None:
-    """The example of a node that the capture added: a view, or a cat of views."""
-    if node.target not in (torch.unsqueeze, torch.narrow, torch.movedim, torch.flatten, torch.cat, "contiguous"):
-        return
-    values = [example(n) for n in node.all_input_nodes]
-    if any(value is None for value in values):
-        return
-    shapes = {
-        n: torch.empty(v.shape, device="meta")
-        for n, v in zip(node.all_input_nodes, values, strict=True)
-        if v is not None
-    }
-    args = fx.map_arg(node.args, shapes.__getitem__)
-    made = args[0] if isinstance(node.target, str) else node.target(*args)  # type: ignore[operator]
-    needs = any(value is not None and value.requires_grad for value in values)
-    node.meta["example_value"] = source.new_empty(made.shape).requires_grad_(needs)
 
 
 def _settle_fills(graph: fx.Graph) -> None:
@@ -199,17 +171,17 @@ def _check_modes(
 
 def _forward(graph: fx.Graph, rows: dict[fx.Node, Rows | str]) -> None:
     """Who reads one row that is not made in the loop gets that row, not all of them."""
-    timed = _timed(rows)
+    made_rows = timed(rows)
     for node in list(graph.nodes):
         source, dim, at = _read(node)
-        found = timed.get(source) if source is not None else None
+        found = made_rows.get(source) if source is not None else None
         if source is None or found is None or found.dim != dim or found.inner != 1:
             continue
         at %= found.length
         if found.first <= at < found.last:
             continue
         with graph.inserting_before(source.next):
-            made = outer_row(graph, timed, source, at)
+            made = outer_emitter(graph, made_rows).row(source, at)
         node.replace_all_uses_with(made)
     graph.eliminate_dead_code(has_effect)
 
@@ -224,28 +196,3 @@ def _read(node: fx.Node) -> tuple[fx.Node | None, int, int]:
     if source.target is torch.unbind and isinstance(node.args[1], int):
         return source.args[0], int(source.args[1]), node.args[1]  # type: ignore[arg-type,return-value]
     return None, 0, 0
-
-
-def _hoist(
-    graph: fx.Graph, before: fx.Node, needs: list[fx.Node], random: set[str], rows: dict[fx.Node, Rows | str]
-) -> None:
-    """Move what the fused loop needs besides the rows of the first one in front of it."""
-    order = {node: index for index, node in enumerate(graph.nodes)}
-    mode = dict(zip(graph.nodes, modes(list(graph.nodes)), strict=False))
-    moved: set[fx.Node] = set()
-    todo = list(needs)
-    while todo:
-        node = todo.pop()
-        if node in rows:
-            raise Illegal(
-                str(rows[node]) if isinstance(rows[node], str) else "the second needs all steps of the first at once"
-            )
-        if order[node] < order[before] or node in moved:
-            continue
-        pure = node.target not in random if node.op == "call_module" else not has_effect(node)
-        if not pure or mode[node] != mode[before]:
-            raise Illegal(f"what is at {where(node)}, between them, cannot be done before the first")
-        moved.add(node)
-        todo += node.all_input_nodes
-    for node in sorted(moved, key=order.__getitem__):
-        before.prepend(node)

@@ -19,7 +19,7 @@ from reroll.rowwise import Illegal
 
 
 @dataclass
-class _Step:
+class StepBuilder:
     """A step while it is built, and the operands that its recurrence is called on behind the initial carries."""
 
     offset: int
@@ -127,7 +127,7 @@ def merge(
     """
     pairs, wide = ((before, first), (after, second)), len(first.carries)
     width = wide + len(second.carries)
-    step = _Step(width)
+    step = StepBuilder(width)
     carries = [[step.placeholder(old.name, example(old)) for old in _carries(each)] for _, each in pairs]
     inner = {i for i, x in enumerate(second.xs) if isinstance(x, Slices) and after.args[x.operand] in rows}
     env = [step.inputs(before, first, ()), step.inputs(after, second, inner)]

@@ -89,8 +89,8 @@ class Emitter:
         return made
 
 
-def outer_row(graph: fx.Graph, rows: Mapping[fx.Node, Rows], node: fx.Node, r: int) -> fx.Node:
-    """Row r of a value, which is not made in the loop, by operations of the graph around it."""
+def outer_emitter(graph: fx.Graph, rows: Mapping[fx.Node, Rows]) -> Emitter:
+    """Gives rows that are not made in the loop, by operations of the graph around it."""
 
     def leaf(stacked: fx.Node) -> fx.Node:
         raise AssertionError(f"{stacked} is made in the loop")
@@ -101,7 +101,7 @@ def outer_row(graph: fx.Graph, rows: Mapping[fx.Node, Rows], node: fx.Node, r: i
             return source
         return graph.call_function(torch.narrow, (source, dim, at * inner, inner))
 
-    return Emitter(graph, rows, leaf, spread, lambda n: n).row(node, r)
+    return Emitter(graph, rows, leaf, spread, lambda n: n)
 
 
 def peel(graph: fx.Graph, call: fx.Node, recurrence: Recurrence, head: int, tail: int) -> Recurrence:

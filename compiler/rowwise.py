@@ -44,9 +44,13 @@ def rows_of(graph: fx.Graph, call: fx.Node, recurrence: Recurrence) -> dict[fx.N
         elif mode[node] != mode[call]:
             found[node] = f"{_at(node)} runs in another gradient or autocast mode"
         else:
-            timed = {n: rows for n, rows in found.items() if isinstance(rows, Rows)}
-            found[node] = _apply(node, timed) or _why(node)
+            found[node] = _apply(node, timed(found)) or _why(node)
     return found
+
+
+def timed(rows: Mapping[fx.Node, Rows | str]) -> dict[fx.Node, Rows]:
+    """The values that have rows."""
+    return {node: each for node, each in rows.items() if isinstance(each, Rows)}
 
 
 def _apply(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
@@ -68,9 +72,9 @@ def _joins(node: fx.Node, found: Mapping[fx.Node, Rows | str]) -> bool:
     items: Any = node.args[0] if node.args else ()
     if node.target is not torch.cat or not all(example(item) is not None for item in items):
         return False
-    timed = [rows for item in items if isinstance(rows := found.get(item), Rows)]
+    joined = [rows for item in items if isinstance(rows := found.get(item), Rows)]
     dim = argument(node, 1, "dim", 0) % len(shape(items[0]))
-    return len(timed) == 1 and timed[0].dim == dim
+    return len(joined) == 1 and joined[0].dim == dim
 
 
 def _known(node: fx.Node) -> bool:
