@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from reroll.backends.build import Built, Kernels, compile_kernels, fitting, lengths_of
+from reroll.backends import build
+from reroll.backends.build import Built, Kernels, fitting, lengths_of
 from reroll.options import Options
 from reroll.recurrence import Recurrence
 from reroll.sequence import module_content
@@ -18,7 +19,7 @@ def build_all(recurrences: Sequence[Recurrence], options: Options) -> list[Built
     def kernels(recurrence: Recurrence, lengths: tuple[int, ...]) -> Kernels:
         key = (kind(recurrence), lengths)
         if key not in known:
-            known[key] = compile_kernels(recurrence, options, lengths)
+            known[key] = build.compile_kernels(recurrence, options, lengths)
         return known[key]
 
     return [

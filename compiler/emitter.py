@@ -80,7 +80,7 @@ class Emitter:
     def run(self, function: Any, *args: Any) -> Any:
         """What a function gives on fakes of the values of nodes."""
         with self.fake_mode, modes_on(self.mode):
-            return function(*fx.map_arg(args, self.fake))  # type: ignore[misc]
+            return function(*fx.map_arg(args, self.fake))
 
     def fake(self, node: fx.Node) -> Any:
         """A fake of the value of a node, in the mode of this emitter."""

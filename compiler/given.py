@@ -68,7 +68,7 @@ class _Taking:
                 self.emitter.source = node
                 self.emitter.mode = (grad and self.around[0], (*self.around[1], *regions))
                 self.env[node] = self._replaced(node)
-            elif isinstance(node.args[:1] and self.env.get(node.args[0]), list):  # type: ignore[call-overload]
+            elif node.target is operator.getitem and self._is_given(node.all_input_nodes[0]):
                 self._pick(node)
             else:
                 self.env[node] = self.emitter.graph.node_copy(node, self._new)
@@ -88,10 +88,11 @@ class _Taking:
             return list(expand(self.emitter, node, self._new, _read_results(node)))
         body = self._body(node.args[0])
         if node.target is _REGION:
-            operands = fx.map_arg(node.args[2:], self._new)
-            _check_updates(node, body, operands)
-            return self.emitter.paste(body, operands)
-        initial, xs, constants = (list(operands) for operands in fx.map_arg(node.args[1:4], self._new))
+            given: Any = fx.map_arg(node.args[2:], self._new)
+            _check_updates(node, body, given)
+            return self.emitter.paste(body, given)
+        operands: Any = fx.map_arg(node.args[1:4], self._new)
+        initial, xs, constants = (list(each) for each in operands)
         carried, read = len(initial), _read_results(node)
         kept = [i for i in range(len(body.results)) if i < carried or i in read]
         last, ys = self.emitter.loop(body.copy(kept), initial, xs, constants, back=False)

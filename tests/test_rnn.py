@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, fx, nn
 
 import reroll
-import reroll.backends.alike as alike
+import reroll.backends.build as build
 from agreement import compare, results, sizes
-from reroll.backends.build import compile_kernels
 from reroll.capture import capture
 from reroll.errors import RerollWarning, UnsupportedError
 
@@ -283,16 +282,16 @@ def test_a_packed_call_in_a_graph_is_refused() -> None:
 
 
 def test_equal_chunks_share_their_kernels() -> None:
-    made = []
+    made, inner = [], build.compile_kernels
 
     def count(*given: Any) -> Any:
-        made.append(compile_kernels(*given))
+        made.append(inner(*given))
         return made[-1]
 
-    with mock.patch.object(alike, "compile_kernels", count):
+    with mock.patch.object(build, "compile_kernels", count):
         assert check(Model(chunks, nn.GRU(I, H)), sequence(12)) == ((3, 1),) * 4
     assert len(made) == 1
-    with mock.patch.object(alike, "compile_kernels", count):
+    with mock.patch.object(build, "compile_kernels", count):
         check(Model(chunks, nn.GRU(I, H)), sequence(10))  # the last chunk has one step, and is no loop
         check(Model(chunks, nn.GRU(I, H)), sequence(11))
     assert len(made) == 4
