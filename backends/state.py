@@ -89,7 +89,8 @@ class State:
             cell.cell_contents = content
         with torch.no_grad():
             for tensor, version, kept in self.tensors:
-                if tensor._version != version and kept is not None:
+                # Some kernels change running statistics without a new version, so values are compared too.
+                if kept is not None and (tensor._version != version or not torch.equal(tensor, kept)):
                     tensor.detach().copy_(kept)
 
     def changes(self) -> Iterator[tuple[str, Any]]:
