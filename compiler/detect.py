@@ -19,6 +19,7 @@ from reroll.sequence import Sequence
 _CANDIDATES = 400
 _MULTIPLES = 16
 _HUGE = 1e12
+_PEELED = 5
 Run = tuple[int, int, int, int]
 
 
@@ -49,10 +50,21 @@ def _best(sequence: Sequence, low: int, high: int) -> Step | None:
         for at in dict.fromkeys((first, low + start)):
             region = window(sequence, Region(at, period, (low + stop - at) // period))
             step = analyse(sequence, region) if region is not None else None
-            if step is not None and step.region.size > size:
+            if step is not None and step.region.size > _to_beat(best, period):
                 best = step
                 break
     return best
+
+
+def _to_beat(best: Step | None, period: int) -> int:
+    """Nodes that a step must cover more than: several steps in one only if what both peel does not decide.
+
+    Otherwise two steps would be taken for one at some lengths and not at others.
+    """
+    if best is None:
+        return 0
+    single = best.region.period
+    return best.region.size + (max(period, _PEELED * single) if period > single and period % single == 0 else 0)
 
 
 def repeats(colour: npt.NDArray[np.int32]) -> list[Run]:
