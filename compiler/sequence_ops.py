@@ -1,8 +1,8 @@
 """Operators that run a neuron over a whole sequence become the loop over time that they hold.
 
-SpikingJelly 2.0 gives each layer in multi-step mode as one operator, ``(x_seq, v, ...) -> (spikes, v, charged)``, a loop
-that no graph shows. A call of it on one step is the same operator, so T such calls, each with the state of the one
-before, give the same numbers, and the repeating step is found as in single-step mode.
+SpikingJelly 2.0 gives each layer in multi-step mode as one operator, ``(x_seq, v, ...) -> (spikes, v, charged)``, a
+loop that no graph shows. A call of it on one step is the same operator, so T such calls, each with the state of the
+one before, give the same numbers, and the repeating step is found as in single-step mode.
 """
 
 from __future__ import annotations
