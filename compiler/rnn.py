@@ -3,6 +3,7 @@
 With ``torch._dynamo.config.allow_rnn`` each of these modules is one node of Dynamo's graph. The order of layers,
 directions and dropout is torch's own (``aten/src/ATen/native/RNN.cpp``), so that dropout draws what eager draws under
 the same seed. A step is torch's own cell, or its formula where the state is projected (LSTM with ``proj_size``).
+Results have the dtypes that Dynamo says they have: under autocast on a CPU these are not always eager's.
 
 Shapes: B batch, T time, I inputs, H hidden values, R hidden values handed on (H, or the size of the projection).
 """
@@ -55,8 +56,9 @@ def expand(emitter: Emitter, node: fx.Node, env: Any, live: set[int]) -> list[fx
     shapes = [emitter.fake(value).shape for value in results]
     if any(shapes[index] != likes[index].shape for index in live):
         raise UnsupportedError(
-            f"{where(node)}: torch gives {[tuple(like.shape) for like in likes]} here, reroll's loops "
-            f"{[tuple(shape) for shape in shapes]}. Leave this model to another backend, and report it."
+            f"{where(node)}: this call gives the shapes {[tuple(shape) for shape in shapes]}, but Dynamo says "
+            f"{[tuple(like.shape) for like in likes]} and traces what follows wrongly, as torch 2.11 does for the last "
+            "states of nn.LSTM. Use a newer torch, or read the outputs only."
         )
     return results
 
