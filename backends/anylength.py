@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -36,7 +36,6 @@ from reroll.options import Options
 from reroll.plan import segment_length
 from reroll.recurrence import Numbers, Recurrence
 
-TOKEN_STEPS = 11
 _PROGRAMS = 64
 
 
@@ -56,9 +55,10 @@ class Running:
     call: Call
     observed: Observed | None = None
     probing: bool = False
-    steps: int = TOKEN_STEPS
+    steps: int = 0
     sequences: dict[int, Tensor] = field(default_factory=dict)
     runs: list[Sequence[Any]] = field(default_factory=list)
+    unusable: dict[tuple[int, ...], LengthError] = field(default_factory=dict)
 
     def traced(self) -> Any:
         """Call the model under Dynamo on tokens of ``steps`` steps."""
@@ -75,6 +75,14 @@ RUNNING: ContextVar[Running | None] = ContextVar("RUNNING", default=None)
 
 class Redirect(BaseException):
     """Raised in place of running a graph whose tokens do not have the length of the call's pattern."""
+
+
+class Unusable(BaseException):
+    """Raised where traces at a pattern's lengths give no template."""
+
+    def __init__(self, lengths: tuple[int, ...], error: LengthError) -> None:
+        super().__init__(str(error))
+        self.lengths, self.error = lengths, error
 
 
 class Probed(ShortenTraceback):
@@ -110,18 +118,24 @@ class Entry:
         self.module = module
         self.families: dict[tuple[int, ...], Family] = {}
         self.observed: OrderedDict[int, Observed] = OrderedDict()
+        self.unusable: dict[tuple[int, ...], LengthError] = {}
 
     def run(self, *operands: Any) -> Any:
         """Run the program of the present call on its sequences."""
         running = RUNNING.get()
         assert running is not None, "only reroll.compile calls what it compiled"
+        if running.probing:
+            raise Probed(self.module)
         if running.observed is None:
             running.observed = self._observe(running)
         lengths = running.observed.pattern.lengths
         if lengths[-1] != running.steps:
             raise Redirect
         if lengths not in self.families:
-            self.families[lengths] = Family(self.module, running)
+            try:
+                self.families[lengths] = Family(self.module, running)
+            except LengthError as error:
+                raise Unusable(lengths, error) from None
         graph, outputs = self.families[lengths].program(running, operands)
         reached = EXPLAINING.get()
         if reached is not None:
@@ -132,9 +146,11 @@ class Entry:
 
     def _observe(self, running: Running) -> Observed:
         length = running.call.length
-        if length not in self.observed:
-            known = list(dict.fromkeys(each.pattern for each in self.observed.values()))
-            self.observed[length] = observe(running.front.model, running.call, known)
+        self.unusable |= running.unusable
+        if length not in self.observed or self.observed[length].pattern.lengths in self.unusable:
+            patterns = dict.fromkeys(each.pattern for each in self.observed.values())
+            known = [pattern for pattern in patterns if pattern.lengths not in self.unusable]
+            self.observed[length] = observe(running.front.model, running.call, known, self.unusable)
             _forget(self.observed)
         self.observed.move_to_end(length)
         return self.observed[length]
@@ -186,7 +202,8 @@ class Family:
         for at, recurrence in enumerate(instance.recurrences):
             kernels_of = partial(self._kernels, at, recurrence, share)
             if recurrence.steps == 0:
-                modules[recurrence.name] = Idle(recurrence, kernels_of(segment_length(0, share, any_length=True)))
+                any_steps = partial(self._kernels, at, replace(recurrence, steps=1), share)
+                modules[recurrence.name] = Idle(recurrence, any_steps(segment_length(1, share, any_length=True)))
                 continue
             built.append(fitting(kernels_of, recurrence, share))
             modules[recurrence.name] = Rolled(built[-1].executable)

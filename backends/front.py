@@ -9,9 +9,10 @@ from typing import Any, overload
 
 import torch
 from torch import nn
+from torch._dynamo.exc import TorchRuntimeError, Unsupported
 
-from reroll.backends.anylength import TOKEN_STEPS, Front, Redirect, Running, backend
-from reroll.backends.observe import TooShortError
+from reroll.backends.anylength import Front, Redirect, Running, Unusable, backend
+from reroll.backends.observe import SHORT, TooShortError, observe
 from reroll.backends.outputs import outputs
 from reroll.backends.times import TimeDim, find_time
 from reroll.errors import OptionError
@@ -67,21 +68,37 @@ class Caller:
         traced = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
         self.front = Front(model, traced, options)
         self.signature = _signature(model)
+        self.steps = SHORT[0][-1]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result."""
         call = find_time(self.signature, self.time_dim, args, kwargs)
-        running = Running(self.front, call, steps=TOKEN_STEPS)
+        running = Running(self.front, call, steps=self.steps)
         with torch._dynamo.config.patch(_SETTINGS):
             try:
-                returned = running.traced()
-            except Redirect:
-                assert running.observed is not None
-                running.steps = running.observed.pattern.lengths[-1]
-                returned = running.traced()
+                returned = self._settled(running)
             except TooShortError:
                 return self.model(*args, **kwargs)
         return outputs(returned, running)
+
+    def _settled(self, running: Running) -> Any:
+        """What Dynamo's bytecode returns, with the first pattern of the call whose traces give a template."""
+        while True:
+            try:
+                return running.traced()
+            except Redirect:
+                assert running.observed is not None
+                running.steps = running.observed.pattern.lengths[-1]
+            except Unusable as unusable:
+                running.unusable[unusable.lengths] = unusable.error
+                running.observed, running.steps = None, self.steps
+            except (TorchRuntimeError, Unsupported):
+                if running.observed is not None:
+                    raise
+                running.observed = observe(self.model, running.call, (), {})
+                if running.observed.pattern.lengths[-1] == running.steps:
+                    raise
+                running.steps = self.steps = running.observed.pattern.lengths[-1]
 
 
 def _signature(model: Callable[..., Any]) -> inspect.Signature | None:

@@ -5,9 +5,10 @@ The model, its arguments, its Python state and the random numbers are afterwards
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,10 +19,11 @@ from reroll.backends.state import State
 from reroll.backends.times import Call, first_steps, tensors_of
 from reroll.errors import LengthError, UnsupportedError
 from reroll.pattern import Check, Departure, Pattern, Trace, find_pattern
-from reroll.recording import Numbers, Recorder, Sink, recording, user_line
+from reroll.recording import LITERALS, Numbers, Recorder, Sink, recording, user_line
 
-_SHORT = ((8, 9, 11), (16, 17, 19), (32, 33, 35))
+SHORT = ((8, 9, 11), (16, 17, 19), (32, 33, 35))
 _LONGEST_PERIOD = 16
+_TRIES = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,45 +36,57 @@ class Observed:
     leaves: tuple[Any, ...]
 
 
-def observe(model: Callable[..., Any], call: Call, known: Sequence[Pattern]) -> Observed:
+def observe(
+    model: Callable[..., Any], call: Call, known: Sequence[Pattern], unusable: Mapping[tuple[int, ...], LengthError]
+) -> Observed:
     """The first pattern that a call follows: one that is known, else one found from short runs.
 
-    Raises LengthError with the line at which the last pattern was left.
+    unusable: lengths whose traces gave no template, and why. Raises LengthError with the line at which a pattern was left.
     """
-    refusal: LengthError | None = None
-    for pattern in known:
+    refusals = list(unusable.values())
+    tried = {pattern.lengths for pattern in known} | set(unusable)
+    found = (partial(probe, model, call, *each) for each in _candidates(call.length) if each[0] not in tried)
+    for pattern_of in (*(partial(_same, pattern) for pattern in known), *found):
+        if len(unusable) >= _TRIES:
+            break
         try:
-            return _follow(model, call, pattern)
+            return _follow(model, call, pattern_of())
         except TooShortError:
             raise
         except LengthError as error:
-            refusal = error
-    for lengths in _candidates(call.length):
-        if any(pattern.lengths == lengths for pattern in known):
-            continue
-        try:
-            return _follow(model, call, probe(model, call, lengths))
-        except TooShortError:
-            raise
-        except LengthError as error:
-            refusal = refusal or error
-    assert refusal is not None
-    raise refusal
+            refusals.append(error)
+    raise refusals[0]
 
 
-def _candidates(length: int) -> Iterator[tuple[int, ...]]:
-    """Short lengths to look at: any three, or three that leave the same rest as ``length`` for a period."""
-    yield from _SHORT
+def _same(pattern: Pattern) -> Pattern:
+    return pattern
+
+
+def _candidates(length: int) -> Iterator[tuple[tuple[int, ...], tuple[str, ...], int]]:
+    """Short lengths to look at: any three, or three that leave the same rest as ``length`` for a period, with the other
+    arguments of ``find_pattern``.
+
+    Numbers that are no affine function of step and length are taken for free last: most often they have a period.
+    """
+    periodic = []
     for period in range(2, _LONGEST_PERIOD + 1):
         first = max(4 * period, 8)
         first += (length - first) % period
-        yield first, first + period, first + 3 * period
+        periodic.append((first, first + period, first + 3 * period))
+    for free in (("float",), LITERALS):
+        for lengths in SHORT:
+            yield lengths, free, 1
+        for period, lengths in enumerate(periodic, 2):
+            yield lengths, free, 1
+            yield lengths, free, period
 
 
-def probe(model: Callable[..., Any], call: Call, lengths: Sequence[int]) -> Pattern:
-    """The pattern of runs at short lengths. Raises LengthError if there is none."""
+def probe(
+    model: Callable[..., Any], call: Call, lengths: Sequence[int], free: tuple[str, ...], multiple: int
+) -> Pattern:
+    """The pattern of runs at short lengths, as ``find_pattern`` finds it. Raises LengthError if there is none."""
     palette: dict[Any, int] = {}
-    traces = []
+    traces, changes = [], False
     for length in lengths:
         short, _ = call.resized(lambda value, dim, length=length: first_steps(value, dim, length))  # type: ignore[misc]
         trace = Trace(length, [], [], [])
@@ -85,11 +99,16 @@ def probe(model: Callable[..., Any], call: Call, lengths: Sequence[int]) -> Patt
         sequences = [value for value in tensors_of((short.args, short.kwargs)) if id(value) in short.dims]
         versions = [value._version for value in sequences]
         with _looked_at(model, short, frozenset(), parameters=True) as state:
-            _run(model, short, note, state)
-        if versions != [value._version for value in sequences]:
-            raise LengthError("The model changes its sequence in place. Give it a copy: model(x.clone()).")
+            try:
+                _run(model, short, note, state)
+            except Exception as error:
+                raise LengthError(
+                    f"The model cannot be run on the first {length} steps of its sequence: {type(error).__name__}: {error}. "
+                    f"If these are no steps, say in time_dim which arguments have time, and in which dimension."
+                ) from error
+        changes = changes or versions != [value._version for value in sequences]
         traces.append(trace)
-    pattern = find_pattern(traces, palette)
+    pattern = replace(find_pattern(traces, palette, free, multiple), changes_inputs=changes)
     _refuse_attributes(pattern)
     return pattern
 
@@ -99,6 +118,8 @@ def _follow(model: Callable[..., Any], call: Call, pattern: Pattern) -> Observed
     if not check.possible:
         raise TooShortError(f"{call.length} steps are fewer than the first and last ones that differ from the others.")
     try:
+        if pattern.changes_inputs:
+            call, _ = call.resized(lambda value, dim: value.detach().clone())
         with _looked_at(model, call, frozenset(call.dims), parameters=False) as state:
             result = _run(model, call, check.see, state)
         check.finish()

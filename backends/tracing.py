@@ -81,7 +81,7 @@ def dense(sizes: Sequence[int], strides: Sequence[int]) -> list[int]:
     for at in sorted(range(len(sizes)), key=lambda at: (strides[at], -at)):
         if strides[at] or sizes[at] == 1:
             found[at] = step
-            step *= sizes[at]
+            step *= max(sizes[at], 1)
     return found
 
 
@@ -90,7 +90,7 @@ def packed(value: torch.Tensor) -> torch.Tensor:
     strides = dense(value.shape, value.stride())
     if list(value.stride()) == strides:
         return value
-    return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
+    return value.new_empty_strided(value.shape, strides).copy_(value)
 
 
 def _at(recurrence: Recurrence, inputs: Sequence[Any], t: int, steps: int) -> list[Any]:

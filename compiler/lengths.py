@@ -37,6 +37,13 @@ def instantiate(template: Template, check: Check) -> Instance:
         builder.emit(node, args, kwargs)
     recurrences = tuple(_recurrence(loop, builder) for loop in template.loops)
     builder.graph.lint()
+    unasked = check.unasked()
+    if unasked is not None:
+        seen = ", ".join(map(repr, unasked.values[-1][:4]))
+        raise LengthError(
+            f"The number at {unasked.line} ({seen}, ...) changes with the steps or their number in a way that is not known. "
+            "Pass it as a tensor with time, or use torch.compile(backend='reroll'), which compiles each length by itself."
+        )
     return Instance(check.length, builder.graph, recurrences, tuple(builder.outputs))
 
 

@@ -91,14 +91,24 @@ class Outer:
     def _groups(self, items: list[Any]) -> Iterable[list[fx.Node]]:
         group: list[fx.Node] = []
         for item in items:
-            place, last = self.emitted.get(item), self.emitted.get(group[-1]) if group else None
-            if place and last and place[0] is last[0] and place[1] == last[1] + 1:
+            if group and self._even([*group[-2:], item]):
                 group.append(item)
                 continue
-            if group:
-                yield group
+            yield from self._whole(group)
             group = [item]
-        yield group
+        yield from self._whole(group)
+
+    def _whole(self, group: list[fx.Node]) -> list[list[fx.Node]]:
+        """A group as one; two rows that are no neighbours by themselves."""
+        far = len(group) == 2 and abs(self.emitted[group[0]][1] - self.emitted[group[1]][1]) > 1
+        return [[item] for item in group] if far else [group] if group else []
+
+    def _even(self, items: list[fx.Node]) -> bool:
+        """Whether two or three nodes are rows of one stacked output that follow each other evenly."""
+        places = [self.emitted.get(item) for item in items]
+        rows = [place[1] for place in places if place is not None and places[0] and place[0] is places[0][0]]
+        steps = {b - a for a, b in zip(rows, rows[1:], strict=False)}
+        return len(rows) == len(items) and len(steps) == 1 and 0 not in steps
 
     def _piece(self, group: list[fx.Node], dim: int, stack: bool) -> fx.Node:
         call, method = self.graph.call_function, self.graph.call_method
@@ -106,8 +116,13 @@ class Outer:
             node = self.value(group[0])
             return call(torch.unsqueeze, (node, dim)) if stack else node
         stacked, first = self.emitted[group[0]]
-        rows = example(stacked)
-        if rows is None or rows.shape[0] != len(group):
+        step = self.emitted[group[1]][1] - first
+        if step < 0:
+            stacked, first = call(torch.flip, (stacked, [0])), example(stacked).shape[0] - 1 - first  # type: ignore[union-attr]
+        rows = example(self.emitted[group[0]][0])
+        if abs(step) > 1:
+            stacked = call(operator.getitem, (stacked, slice(first, first + abs(step) * len(group), abs(step))))
+        elif rows is None or rows.shape[0] != len(group):
             stacked = call(torch.narrow, (stacked, 0, first, len(group)))
         if dim:
             stacked = method("contiguous", (call(torch.movedim, (stacked, 0, dim)),))

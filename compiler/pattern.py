@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from reroll.detect import repeats
 from reroll.errors import LengthError
 from reroll.recording import LITERALS, Numbers, markers
+from reroll.relations import MIN_STEPS
 
 _EDGE = 4
 _FEW = 2
@@ -25,32 +27,35 @@ Rows = list[Numbers]
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """``a + b T``, exactly, for whole numbers."""
+    """``a + b T``, exactly, for lengths at which it is a whole number."""
 
-    a: int
-    b: int
+    a: int | Fraction
+    b: int | Fraction
 
     def __call__(self, length: int) -> int:
-        return self.a + self.b * length
+        value = self.a + self.b * length
+        if value != int(value):
+            raise LengthError(f"At {length} steps a loop would be run {value} times.")
+        return int(value)
 
     @classmethod
     def through(cls, lengths: Sequence[int], values: Sequence[Any]) -> Affine | None:
-        """The affine function through all points; None if there is none with whole numbers."""
+        """The affine function through all points; None if there is none."""
         if not all(type(value) is int for value in values):
             return None
-        slope, rest = divmod(values[-1] - values[0], lengths[-1] - lengths[0])
-        found = cls(values[0] - slope * lengths[0], slope)
-        fits = rest == 0 and all(found(n) == value for n, value in zip(lengths, values, strict=True))
-        return found if fits else None
+        slope = Fraction(values[-1] - values[0], lengths[-1] - lengths[0])
+        start = values[0] - slope * lengths[0]
+        fits = all(start + slope * n == value for n, value in zip(lengths, values, strict=True))
+        return cls(*(int(x) if x == int(x) else x for x in (start, slope))) if fits else None
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
     """The numbers of an event as a function of run r and length T: ``a + b r + c T`` each; ``free`` ones are not."""
 
-    a: tuple[int | float, ...]
-    b: tuple[int | float, ...]
-    c: tuple[int | float, ...]
+    a: tuple[Any, ...]
+    b: tuple[Any, ...]
+    c: tuple[Any, ...]
     free: frozenset[int] = frozenset()
 
     def __call__(self, run: int, length: int) -> Numbers:
@@ -102,6 +107,7 @@ class Pattern:
     stretches: tuple[Stretch, ...]
     palette: dict[Any, int]
     literals: tuple[Literal, ...]
+    changes_inputs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +118,20 @@ class Literal:
     slot: int
     column: int
     values: tuple[tuple[int | float, ...], ...]
+    line: str
 
 
-def find_pattern(traces: Sequence[Trace], palette: dict[Any, int]) -> Pattern:
-    """The pattern of three recordings, shortest first. Raises LengthError if there is none."""
+def find_pattern(
+    traces: Sequence[Trace], palette: dict[Any, int], free: tuple[str, ...] = (), multiple: int = 1
+) -> Pattern:
+    """The pattern of three recordings, shortest first. Raises LengthError if there is none.
+
+    free: kinds of the user's numbers that may be no affine function of run and length. multiple: how many repetitions of
+    equal operations are one run of a loop, for loops whose numbers have a period.
+    """
     names = {number: colour for colour, number in palette.items()}
     lengths = tuple(trace.length for trace in traces)
-    layout = list(_layout(np.array(traces[-1].colours, np.int32), 0))
+    layout = list(_layout(np.array(traces[-1].colours, np.int32), 0, multiple))
     parsed = [_parse(trace, traces[-1].colours, layout) for trace in traces]
     stretches, literals = [], []
     for at, (start, period, repeated) in enumerate(layout):
@@ -138,10 +151,12 @@ def find_pattern(traces: Sequence[Trace], palette: dict[Any, int]) -> Pattern:
                 [trace.numbers[starts[at][0] + place + period * r] for r in range(starts[at][1])]
                 for trace, starts in zip(traces, parsed, strict=True)
             ]
-            head, tail, middle = _forms(lengths, rows, kinds, traces[-1].lines[event])
+            head, tail, middle = _forms(lengths, rows, kinds, free, traces[-1].lines[event])
             slots.append(Slot(colour, kinds, head, tail, middle))
             literals += [
-                Literal(at, place, column, tuple(tuple(row[column] for row in each) for each in rows))
+                Literal(
+                    at, place, column, tuple(tuple(row[column] for row in each) for each in rows), traces[-1].lines[event]
+                )
                 for column, kind in enumerate(kinds)
                 if kind in LITERALS
             ]
@@ -149,7 +164,7 @@ def find_pattern(traces: Sequence[Trace], palette: dict[Any, int]) -> Pattern:
     return Pattern(lengths, tuple(stretches), palette, tuple(literals))
 
 
-def _layout(colours: Any, offset: int) -> Iterator[tuple[int, int, bool]]:
+def _layout(colours: Any, offset: int, multiple: int) -> Iterator[tuple[int, int, bool]]:
     """(start, period, whether it repeats) of the stretches of a sequence of colours, in order."""
     runs = repeats(colours)
     if not runs:
@@ -158,10 +173,12 @@ def _layout(colours: Any, offset: int) -> Iterator[tuple[int, int, bool]]:
         return
     _, period, start, stop = runs[0]
     count = (stop - start) // period
-    yield from _layout(colours[:start], offset)
+    if count >= MIN_STEPS * multiple:
+        period, count = period * multiple, count // multiple
+    yield from _layout(colours[:start], offset, multiple)
     yield offset + start, period, True
     rest = start + count * period
-    yield from _layout(colours[rest:], offset + rest)
+    yield from _layout(colours[rest:], offset + rest, multiple)
 
 
 def _parse(trace: Trace, model: list[int], layout: list[tuple[int, int, bool]]) -> list[tuple[int, int]]:
@@ -181,17 +198,16 @@ def _parse(trace: Trace, model: list[int], layout: list[tuple[int, int, bool]]) 
 
 
 def _forms(
-    lengths: Sequence[int], rows: Sequence[Rows], kinds: Sequence[str], line: str
+    lengths: Sequence[int], rows: Sequence[Rows], kinds: Sequence[str], loose: tuple[str, ...], line: str
 ) -> tuple[tuple[Form, ...], tuple[Form, ...], Form]:
     """The forms of one slot in its first runs, last runs and others, with the fewest runs of their own."""
     least = min(len(each) for each in rows)
     if least == 0 or max(len(each) for each in rows) == least == 1:
-        one = _fit(lengths, [each[:1] for each in rows], kinds, True)
+        one = _fit(lengths, [each[:1] for each in rows], kinds, loose)
         if one is not None and least:
             return (one,), (), one
-    edges = sorted(((h, e) for h in range(_EDGE + 1) for e in range(_EDGE + 1)), key=lambda pair: (sum(pair), pair))
-    for free in (False, True):
-        for head, tail in edges:
+    for free in ((), loose):
+        for head, tail in _EDGES:
             if least - head - tail < _FEW:
                 continue
             middle = _fit(lengths, [each[head : len(each) - tail] for each in rows], kinds, free, head)
@@ -205,15 +221,15 @@ def _forms(
 
 
 def _fit(
-    lengths: Sequence[int], rows: Sequence[Rows], kinds: Sequence[str], free: bool, offset: int = 0
+    lengths: Sequence[int], rows: Sequence[Rows], kinds: Sequence[str], free: tuple[str, ...], offset: int = 0
 ) -> Form | None:
-    """The form of runs ``offset, offset + 1, ...`` at each length, if there is one; ``free``: the user's numbers may be."""
+    """The form of runs ``offset, offset + 1, ...`` at each length, if there is one; ``free`` kinds of numbers may be."""
     if not all(rows):
         return None
     a, b, c, loose = [], [], [], set()
     for column, kind in enumerate(kinds):
         found = _column(lengths, [[row[column] for row in each] for each in rows], offset)
-        if found is None and (kind not in LITERALS or not free):
+        if found is None and kind not in free:
             return None
         if found is None:
             loose.add(column)
@@ -260,6 +276,7 @@ class Check:
     length: int
     line: Callable[[], str]
     values: dict[tuple[int, int, int], list[int | float]] = field(default_factory=dict)
+    asked: set[int] = field(default_factory=set)
     stretch: int = 0
     run: int = 0
     place: int = 0
@@ -317,17 +334,38 @@ class Check:
     def literal(self, values: Sequence[tuple[int | float, ...]]) -> list[int | float] | None:
         """The values at this length of the user's number that has these values at the pattern's lengths.
 
-        values: at each length the value at every run. None if there is no such number, or several that now differ.
+        values: at each length the value at every run, but for a few first and last ones. None if there is no such
+        number, or several that now differ.
         """
-        wanted = tuple(values)
-        found = {tuple(self._values(each)) for each in self.pattern.literals if each.values == wanted}
+        found = set()
+        for each in self.pattern.literals:
+            for cut in _EDGES:
+                if all(_cut(own, cut) == wanted for own, wanted in zip(each.values, values, strict=True)):
+                    self.asked.add(id(each))
+                    found.add(_cut(tuple(self._values(each)), cut))
         return list(found.pop()) if len(found) == 1 else None
 
     def scalar(self, values: Sequence[int | float]) -> int | float | None:
-        """The value at this length of the user's number that has one value at each of the pattern's lengths."""
-        alike = [e for e in self.pattern.literals if all({*v} == {w} for v, w in zip(e.values, values, strict=True))]
-        found = {value for each in alike for value in self._values(each)}
+        """The value at this length of the user's number that has one value at each of the pattern's lengths.
+
+        It may be the same at every run, or that of one of the first or last runs.
+        """
+        found = set()
+        for each in self.pattern.literals:
+            for own in _ONES:
+                if all(own(runs) == {value} for runs, value in zip(each.values, values, strict=True)):
+                    self.asked.add(id(each))
+                    found |= own(tuple(self._values(each)))
         return found.pop() if len(found) == 1 else None
+
+    def unasked(self) -> Literal | None:
+        """A free number that nobody asked for, if there is one: then it is not known what it does at this length."""
+        for each in self.pattern.literals:
+            slot = self.pattern.stretches[each.stretch].slots[each.slot]
+            free = any(each.column in form.free for form in (*slot.head, *slot.tail, slot.middle))
+            if free and id(each) not in self.asked:
+                return each
+        return None
 
     def _values(self, literal: Literal) -> Iterator[int | float]:
         slot = self.pattern.stretches[literal.stretch].slots[literal.slot]
@@ -336,3 +374,15 @@ class Check:
         for run in range(count):
             form, at = slot.form(run, count)
             yield next(seen) if literal.column in form.free else form(at, self.length)[literal.column]
+
+
+_EDGES = sorted(((h, e) for h in range(_EDGE + 1) for e in range(_EDGE + 1)), key=lambda pair: (sum(pair), pair))
+_ONES: tuple[Callable[[tuple[Any, ...]], set[Any]], ...] = (
+    set,
+    *(lambda runs, at=at: set(runs[at : at + 1]) for at in range(_EDGE)),  # type: ignore[misc]
+    *(lambda runs, at=at: set(runs[len(runs) - at - 1 :][:1]) for at in range(_EDGE)),  # type: ignore[misc]
+)
+
+
+def _cut(runs: tuple[Any, ...], edges: tuple[int, int]) -> tuple[Any, ...]:
+    return runs[edges[0] : len(runs) - edges[1]]

@@ -10,11 +10,11 @@ Private torch API, tried on 2.11 and 2.13: ``_SingleLevelFunction``, through whi
 
 from __future__ import annotations
 
+import linecache
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ _GETTERS = frozenset(
 )
 _LIST = 4
 _RUN = 3
-_OURS = tuple(str(Path(module.__file__ or "").parent) for module in (torch, sys.modules["reroll"]))
+_OURS = ("torch", "reroll")
 
 
 class Recorder(TorchFunctionMode):
@@ -214,12 +214,10 @@ def recording(recorder: Recorder) -> Iterator[None]:
 def user_line() -> str:
     """The line of the user's code that is running: the innermost one outside of torch and reroll."""
     frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((*_OURS, "<")):
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OURS:
         frame = frame.f_back
     if frame is None:
         return "the model"
-    import linecache
-
     name, number = frame.f_code.co_filename, frame.f_lineno
     code = linecache.getline(name, number).strip()
     return f'File "{name}", line {number}, in {frame.f_code.co_name}: {code}'.rstrip(": ")

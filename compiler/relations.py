@@ -18,6 +18,7 @@ from reroll.functional import where
 from reroll.sequence import OUTSIDE, Ints, Sequence
 
 MIN_STEPS = 3
+_MAP_STEPS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,9 @@ def classify(sequence: Sequence, region: Region) -> list[list[Operand]] | None:
         found += [[] for _ in range(place + 1 - len(found))]
         found[place].append(operand)
     found += [[] for _ in range(region.period - len(found))]
-    return found if sequence.maps or any(operand.kind == "carry" for operands in found for operand in operands) else None
+    kinds = {operand.kind for operands in found for operand in operands}
+    maps = sequence.maps and region.steps >= _MAP_STEPS and not kinds.isdisjoint(("index", "items"))
+    return found if maps or "carry" in kinds else None
 
 
 def why_not(sequence: Sequence, region: Region) -> str:
