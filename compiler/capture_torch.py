@@ -57,7 +57,11 @@ def fake_like(
             base.untyped_storage().resize_(nbytes)
         flat = torch.as_strided(base, (nbytes,), (1,), 0).view(value.dtype)
         found = torch.as_strided(flat, size, stride, offset)
-    return found.requires_grad_(value.requires_grad)
+    found.requires_grad_(value.requires_grad)
+    if value.requires_grad and not value.is_leaf:
+        with mode, torch.enable_grad():
+            return found.view_as(found)
+    return found
 
 
 def new_fake_mode() -> FakeTensorMode:

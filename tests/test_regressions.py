@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pairs import SCHEDULES, B, H, I, data, pair, same, same_grads
+from pairs import SCHEDULES, B, H, I, data, grad_of, pair, same, same_grads
 from reroll.backends.lowering import _halves
 from reroll.backends.tracing import Traced
 
@@ -84,3 +84,23 @@ def test_roundings_are_not_decided_again_in_the_backward(decide: Any) -> None:
 
 def _made(module: fx.GraphModule) -> list[fx.Node]:
     return [node for node in module.graph.nodes if node.op == "call_function"]
+
+
+def test_updates_of_an_input_under_symbolic_sizes_keep_its_gradient() -> None:
+    """Dynamo makes the batch symbolic at its second size; the input is no leaf, so its update goes on in its graph."""
+
+    def network(x: Tensor, h: Tensor) -> Tensor:
+        for t in range(x.shape[0]):
+            h.mul_(0.5)
+            h.add_(torch.tanh(x[t] + h))
+        return h * 1
+
+    fast = torch.compile(network, backend="reroll", fullgraph=True, options={"lowering": "eager"})
+    for batch in (2, 3, 5):
+        x, start = torch.randn(6, batch, 4).double(), torch.randn(batch, 4).double()
+        grads = []
+        for run in (network, fast):
+            h = start.clone().requires_grad_()
+            (run(x, passed := h * 1).square().sum() + passed.sin().sum()).backward()
+            grads.append(grad_of(h))
+        same(grads[1], grads[0])
