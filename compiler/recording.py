@@ -32,6 +32,7 @@ _GETTERS = frozenset(
     {getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "requires_grad", "is_leaf", "ndim", "layout")}
     | {getattr(Tensor, name) for name in ("size", "dim", "numel", "stride", "is_floating_point", "is_contiguous")}
 )
+_SCAN = torch.ops.higher_order.scan
 _LIST = 4
 _RUN = 3
 _OURS = ("torch", "reroll")
@@ -55,6 +56,9 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.muted or func in _GETTERS:
             return func(*args, **kwargs)
+        if func is _SCAN:
+            with self:
+                return _step_by_step(*args)
         before = self._operands(args, kwargs)
         result = func(*args, **kwargs)
         if isinstance(result, Tensor) or not _is_plain(result) or result is None:
@@ -205,10 +209,22 @@ def recording(recorder: Recorder) -> Iterator[None]:
 
     _SingleLevelFunction.apply = classmethod(apply)  # type: ignore[assignment]
     try:
-        with torch.no_grad(), recorder:
+        with torch.compiler.set_stance("force_eager"), torch.no_grad(), recorder:  # torch.scan compiles itself
             yield
     finally:
         del _SingleLevelFunction.apply
+
+
+def _step_by_step(
+    combine: Callable[..., Any], initial: Sequence[Tensor], xs: Sequence[Tensor], constants: Sequence[Tensor]
+) -> list[Tensor]:
+    """What ``torch.scan`` does, as the operations of its steps."""
+    carry, rows = list(initial), []
+    for t in range(xs[0].shape[0]):
+        results = combine(*carry, *(x[t] for x in xs), *constants)
+        carry = list(results[: len(initial)])
+        rows.append(results[len(initial) :])
+    return [*carry, *(torch.stack(column) for column in zip(*rows, strict=True))]
 
 
 def user_line() -> str:
