@@ -83,18 +83,7 @@ def _extend(
     for end in ends:
         start = rows[end].shift  # the row that is made in step 0
         made.append(emitter.row(end, start) if rows[end].inner == 1 else emitter.emit(end, start))
-    module = step.build(carries, [*given, *made])
-    call.args = (*call.args[:width], *step.operands)
-    extended = replace(
-        recurrence,
-        step=module,
-        carries=tuple(node.name for node in carries),
-        xs=tuple(x for x, _ in step.xs),
-        constants=tuple(number for number, _ in step.constants),
-        ys=tuple(node.name for node in (*given, *made)[width:]),
-        examples=(*recurrence.examples[:width], *step.examples),
-    )
-    return extended, list(step.operands)
+    return step.extend(call, recurrence, carries, [*given, *made]), list(step.operands)
 
 
 def _restored(graph: fx.Graph, call: fx.Node, end: fx.Node, index: int, rows: Mapping[fx.Node, Rows]) -> fx.Node:

@@ -10,23 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import torch
 from torch import fx
 
 from reroll.capture import Capture
-from reroll.effects import example, has_effect, is_random, modes, spelled
+from reroll.effects import has_effect, is_random, modes
+from reroll.feed import feed
 from reroll.fold import fold
 from reroll.functional import where
-from reroll.hoist import copy_with_examples, hoist
+from reroll.hoist import copy_with_examples, hoist, row_read, settle_fills
 from reroll.merge import merge, prune
 from reroll.peel import outer_emitter, peel
 from reroll.recurrence import Recurrence, Slices
-from reroll.relations import MIN_STEPS
 from reroll.rowrules import Rows
 from reroll.rowwise import Illegal, rows_of, timed
 
 _PEELED = 2
-_FILLS = {"new_zeros": 0, "zeros_like": 0, "new_ones": 1, "ones_like": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,7 @@ def fuse(found: Capture) -> Capture:
     """
     while (fused := _first(found)) is not None:
         found = fused
-    return fold(replace(found, notes=(*found.notes, *_refusals(found))))
+    return feed(fold(replace(found, notes=(*found.notes, *_refusals(found)))))
 
 
 def _first(found: Capture) -> Capture | None:
@@ -88,7 +86,7 @@ def _fused(found: Capture, first: Recurrence, second: Recurrence) -> Capture:
     """One loop in place of two. Raises Illegal."""
     graph = copy_with_examples(found.outer)
     before, after = (next(n for n in graph.nodes if n.target == each.name) for each in (first, second))
-    _settle_fills(graph)
+    settle_fills(graph)
     lag = _lag(after, second, rows_of(graph, before, first), first.steps)
     _check_modes(graph, before, after, first, second, found)
     first = peel(graph, before, first, lag.start + lag.lag, first.steps - lag.stop - lag.lag)
@@ -102,25 +100,6 @@ def _fused(found: Capture, first: Recurrence, second: Recurrence) -> Capture:
     graph.lint()
     recurrences = tuple(made if each.name == first.name else each for each in found.recurrences)
     return replace(found, outer=graph, recurrences=tuple(r for r in recurrences if r.name != second.name))
-
-
-def _settle_fills(graph: fx.Graph) -> None:
-    """A tensor of zeros or ones that is made like another one depends on its shape only: write the shape out."""
-    for node in list(graph.nodes):
-        name, value = spelled(node), example(node)
-        if (
-            name not in _FILLS
-            or value is None
-            or value.requires_grad
-            or node.op not in ("call_function", "call_method")
-        ):
-            continue
-        with graph.inserting_before(node):
-            options = {"dtype": value.dtype, "device": value.device}
-            made = graph.call_function(torch.full, (tuple(value.shape), _FILLS[name]), options)
-        made.meta = dict(node.meta)
-        node.replace_all_uses_with(made)
-        graph.erase_node(node)
 
 
 def _lag(after: fx.Node, second: Recurrence, rows: dict[fx.Node, Rows | str], steps: int) -> Lag:
@@ -144,7 +123,7 @@ def _lag(after: fx.Node, second: Recurrence, rows: dict[fx.Node, Rows | str], st
     if not lags:
         raise Illegal(next((text for node in after.args if isinstance(text := rows.get(node), str) and text), ""))  # type: ignore[arg-type]
     lag = lags.pop()
-    if max(start, second.steps - stop, start + lag, steps - stop - lag) > _PEELED or stop - start < MIN_STEPS:
+    if max(start, second.steps - stop, start + lag, steps - stop - lag) > _PEELED or stop <= start:
         raise Illegal("they do not run over the same steps")
     return Lag(lag, start, stop)
 
@@ -173,7 +152,7 @@ def _forward(graph: fx.Graph, rows: dict[fx.Node, Rows | str]) -> None:
     """Who reads one row that is not made in the loop gets that row, not all of them."""
     made_rows = timed(rows)
     for node in list(graph.nodes):
-        source, dim, at = _read(node)
+        source, dim, at = row_read(node)
         found = made_rows.get(source) if source is not None else None
         if source is None or found is None or found.dim != dim or found.inner != 1:
             continue
@@ -184,15 +163,3 @@ def _forward(graph: fx.Graph, rows: dict[fx.Node, Rows | str]) -> None:
             made = outer_emitter(graph, made_rows).row(source, at)
         node.replace_all_uses_with(made)
     graph.eliminate_dead_code(has_effect)
-
-
-def _read(node: fx.Node) -> tuple[fx.Node | None, int, int]:
-    """(value, dimension, index) of a node that reads one row, itself or by ``torch.unbind``."""
-    if node.op != "call_function" or len(node.args) < 2 or not isinstance(node.args[0], fx.Node):
-        return None, 0, 0
-    source, rank = node.args[0], example(node.args[0])
-    if node.target is torch.select and rank is not None and isinstance(node.args[2], int):
-        return source, int(node.args[1]) % rank.dim(), node.args[2]  # type: ignore[arg-type]
-    if source.target is torch.unbind and isinstance(node.args[1], int):
-        return source.args[0], int(source.args[1]), node.args[1]  # type: ignore[arg-type,return-value]
-    return None, 0, 0

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import fx
 
-from reroll.effects import example, has_effect, modes
+from reroll.effects import example, has_effect, modes, spelled
 from reroll.functional import where
 from reroll.rowrules import Rows
 from reroll.rowwise import Illegal
+
+_FILLS = {"new_zeros": 0, "zeros_like": 0, "new_ones": 1, "ones_like": 1}
 
 
 def copy_with_examples(graph: fx.Graph) -> fx.Graph:
@@ -37,7 +40,7 @@ def _infer(node: fx.Node, source: torch.Tensor) -> None:
         if v is not None
     }
     args = fx.map_arg(node.args, shapes.__getitem__)
-    made = args[0] if isinstance(node.target, str) else node.target(*args)  # type: ignore[operator]
+    made: Any = args[0] if isinstance(node.target, str) else node.target(*args)
     needs = any(value is not None and value.requires_grad for value in values)
     node.meta["example_value"] = source.new_empty(made.shape).requires_grad_(needs)
 
@@ -65,3 +68,34 @@ def hoist(
         todo += node.all_input_nodes
     for node in sorted(moved, key=order.__getitem__):
         before.prepend(node)
+
+
+def settle_fills(graph: fx.Graph) -> None:
+    """A tensor of zeros or ones that is made like another one depends on its shape only: write the shape out."""
+    for node in list(graph.nodes):
+        name, value = spelled(node), example(node)
+        if (
+            name not in _FILLS
+            or value is None
+            or value.requires_grad
+            or node.op not in ("call_function", "call_method")
+        ):
+            continue
+        with graph.inserting_before(node):
+            options: dict[str, Any] = {"dtype": value.dtype, "device": value.device}
+            made = graph.call_function(torch.full, (tuple(value.shape), _FILLS[name]), options)
+        made.meta = dict(node.meta)
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
+
+
+def row_read(node: fx.Node) -> tuple[fx.Node | None, int, int]:
+    """(value, dimension, index) of a node that reads one row, itself or by ``torch.unbind``."""
+    if node.op != "call_function" or len(node.args) < 2 or not isinstance(node.args[0], fx.Node):
+        return None, 0, 0
+    source, rank = node.args[0], example(node.args[0])
+    if node.target is torch.select and rank is not None and isinstance(node.args[2], int):
+        return source, int(node.args[1]) % rank.dim(), node.args[2]  # type: ignore[arg-type]
+    if source.target is torch.unbind and isinstance(node.args[1], int):
+        return source.args[0], int(source.args[1]), node.args[1]  # type: ignore[arg-type,return-value]
+    return None, 0, 0

@@ -20,9 +20,13 @@ from reroll.rowwise import Illegal
 
 @dataclass
 class StepBuilder:
-    """A step while it is built, and the operands that its recurrence is called on behind the initial carries."""
+    """A step while it is built, and the operands that its recurrence is called on behind the initial carries.
+
+    ``stride`` is by how many rows what is read of values from outside moves at each step.
+    """
 
     offset: int
+    stride: int = 1
     graph: fx.Graph = field(default_factory=fx.Graph)
     root: torch.nn.Module = field(default_factory=torch.nn.Module)
     operands: list[fx.Node] = field(default_factory=list)
@@ -72,7 +76,7 @@ class StepBuilder:
     def spread(self, source: fx.Node, dim: int, at: int, inner: int) -> fx.Node:
         """One row of a value from outside, with its time dimension: it becomes a per-step input."""
         value = example(source)
-        x = Slices(self.operand(source, value), dim, at, inner)
+        x = Slices(self.operand(source, value), dim, at, self.stride)
         row = None if value is None else value.select(dim, 0).detach().requires_grad_(value.requires_grad)
         node = self.placeholder(f"x_{source.name}", row)
         self.xs.append((x, node))
@@ -117,6 +121,22 @@ class StepBuilder:
         self.graph.lint()
         return fx.GraphModule(self.root, self.graph)
 
+    def extend(
+        self, call: fx.Node, recurrence: Recurrence, carries: Sequence[fx.Node], results: Sequence[fx.Node]
+    ) -> Recurrence:
+        """The recurrence with this step and its operands in place of its own; its call is changed."""
+        width = len(carries)
+        call.args = (*call.args[:width], *self.operands)
+        return replace(
+            recurrence,
+            step=self.build(carries, results),
+            carries=tuple(node.name for node in carries),
+            xs=tuple(x for x, _ in self.xs),
+            constants=tuple(number for number, _ in self.constants),
+            ys=tuple(node.name for node in results[width:]),
+            examples=(*recurrence.examples[:width], *self.examples),
+        )
+
 
 def merge(
     before: fx.Node, after: fx.Node, first: Recurrence, second: Recurrence, rows: Mapping[fx.Node, Rows]
@@ -143,23 +163,17 @@ def merge(
     made = step.body(second.step, env[1])
     ends = [*given[:wide], *made[: width - wide]]
     ys = [*given[wide:], *made[width - wide :]]
-    module = step.build([*carries[0], *carries[1]], [*ends, *ys])
-    starts = [*before.args[:wide], *after.args[: width - wide]]
-    examples = (*first.examples[:wide], *second.examples[: width - wide], *step.examples)
-    fused = replace(
+    _reconnect(before, after, wide, width, len(given) - wide)
+    before.args = (*before.args[:wide], *after.args[: width - wide])
+    both = replace(
         first,
-        step=module,
-        carries=tuple(node.name for nodes in carries for node in nodes),
-        xs=tuple(x for x, _ in step.xs),
-        constants=tuple(number for number, _ in step.constants),
-        ys=tuple(node.name for node in ys),
-        examples=examples,
+        examples=(*first.examples[:wide], *second.examples[: width - wide]),
         random=first.random or second.random,
         where=f"{first.where}; {second.where}",
     )
-    _reconnect(before, after, wide, width, len(given) - wide)
-    before.args = (*starts, *step.operands)
-    return fused, [node for node in before.args if isinstance(node, fx.Node)]
+    after.graph.erase_node(after)
+    fused = step.extend(before, both, [*carries[0], *carries[1]], [*ends, *ys])
+    return fused, list(before.all_input_nodes)
 
 
 def _carries(recurrence: Recurrence) -> list[fx.Node]:
@@ -180,7 +194,6 @@ def _reconnect(before: fx.Node, after: fx.Node, wide: int, width: int, ys: int) 
     for pick in list(after.users):
         index = _index(pick)
         pick.args = (before, index + (wide if index < width - wide else wide + ys))
-    after.graph.erase_node(after)
 
 
 def prune(call: fx.Node, recurrence: Recurrence) -> Recurrence:

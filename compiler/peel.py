@@ -48,6 +48,8 @@ class Emitter:
 
     def _emit(self, node: fx.Node, r: int) -> fx.Node:
         rows = self.rows[node]
+        if node.op == "placeholder":
+            return self.spread(node, rows.dim, r, 1)
         if node.target is operator.getitem and node.args[0].op == "call_module":  # type: ignore[union-attr]
             return self._like(self.graph.call_function(torch.unsqueeze, (self.leaf(node), 0)), node)
         if rows.passes is not None:
@@ -110,7 +112,7 @@ def peel(graph: fx.Graph, call: fx.Node, recurrence: Recurrence, head: int, tail
         return recurrence
     carried, stop = len(recurrence.carries), recurrence.steps - tail
     picks = [node for node in call.users if node.target is operator.getitem]
-    operands = list(call.args)
+    operands: list[Any] = list(call.args)
     carries, rows = operands[:carried], []
     with graph.inserting_before(call):
         for t in range(head):

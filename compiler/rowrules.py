@@ -17,7 +17,7 @@ from torch import fx
 from reroll.effects import DROPOUTS, example
 
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
-_WHOLE_VIEWS = ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "transpose", "permute", "t")
+WHOLE_VIEWS = ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "transpose", "permute", "t")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def updated(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
 
 def _whole(view: tuple[Any, ...]) -> bool:
     """Whether a view holds every entry of its base once."""
-    return view[0].rpartition(":")[2] in _WHOLE_VIEWS and not any(isinstance(x, torch.dtype) for x in view[1])
+    return view[0].rpartition(":")[2] in WHOLE_VIEWS and not any(isinstance(x, torch.dtype) for x in view[1])
 
 
 def _linear(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
@@ -111,7 +111,7 @@ def _linear(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
 
 
 def _matmul(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
-    return _linear(node, rows) if len(shape(node.args[1])) in (1, 2) else None
+    return _linear(node, rows) if len(shape(argument(node, 1, "other"))) in (1, 2) else None
 
 
 def _layer_norm(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
@@ -171,8 +171,9 @@ def _permute(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
     if source is None or rank > len(_PRIMES):
         return None
     marked = torch.empty(_PRIMES[:rank], device="meta")
-    args, call = (marked, *node.args[1:]), node.target
-    moved: Any = getattr(marked, str(call))(*args[1:], **node.kwargs) if isinstance(call, str) else call(*args)  # type: ignore[operator]
+    args, call = node.args[1:], node.target
+    function: Any = getattr(torch.Tensor, call) if isinstance(call, str) else call
+    moved = function(marked, *args, **node.kwargs)
     return _taken(source, dim=list(moved.shape).index(_PRIMES[source.dim]))
 
 

@@ -6,7 +6,6 @@ done on one row: with a time dimension of size one all its arguments stay, but f
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,17 +26,21 @@ class Illegal(Exception):
 def rows_of(graph: fx.Graph, call: fx.Node, recurrence: Recurrence) -> dict[fx.Node, Rows | str]:
     """What depends on a recurrence: its rows, or why it has none (empty if another recurrence is in between)."""
     found: dict[fx.Node, Rows | str] = {call: ""}
-    mode = dict(zip(graph.nodes, modes(list(graph.nodes)), strict=False))
     carried, steps = len(recurrence.carries), recurrence.steps
+    for pick in call.users:
+        stacked = pick.args[1] >= carried  # type: ignore[operator]
+        found[pick] = Rows(0, 1, steps, 0, 0, steps) if stacked else "it needs the last state of the first"
+    return follow(graph, call, found)
+
+
+def follow(graph: fx.Graph, call: fx.Node, found: dict[fx.Node, Rows | str]) -> dict[fx.Node, Rows | str]:
+    """What depends on the values that are given, with rows or without, where it runs in the modes of a recurrence."""
+    mode = dict(zip(graph.nodes, modes(list(graph.nodes)), strict=False))
     for node in graph.nodes:
-        inputs = [found[n] for n in node.all_input_nodes if n in found]
-        if node is call or not inputs:
+        reasons = [found[n] for n in node.all_input_nodes if isinstance(found.get(n), str)]
+        if node in found or not any(n in found for n in node.all_input_nodes):
             continue
-        reasons = [each for each in inputs if isinstance(each, str)]
-        if node.target is operator.getitem and node.args[0] is call:
-            stacked = node.args[1] >= carried
-            found[node] = Rows(0, 1, steps, 0, 0, steps) if stacked else "it needs the last state of the first"
-        elif node.op == "call_module":
+        if node.op == "call_module":
             found[node] = ""
         elif reasons and not _joins(node, found):
             found[node] = reasons[0]
@@ -56,7 +59,13 @@ def timed(rows: Mapping[fx.Node, Rows | str]) -> dict[fx.Node, Rows]:
 def _apply(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
     name = _name(node)
     rule = RULES.get(name)
-    if not _plain(node) or rule is None or is_random(node) or not all(_known(n) for n in node.all_input_nodes):
+    if (
+        not _plain(node)
+        or rule is None
+        or is_random(node)
+        or not node.args
+        or not all(_known(n) for n in node.all_input_nodes)
+    ):
         return None
     if node.target is out_of_place:
         return updated(node, rows) if rule is pointwise else None

@@ -243,6 +243,29 @@ def test_nothing_of_all_steps_is_between_the_layers() -> None:
     assert len(made.recurrences[0].ys) == 1
 
 
+def fed(x: Tensor, layer: nn.Module, linear: nn.Module, other: nn.Module) -> Any:
+    return layer(linear(x).relu()), other(linear(x.flatten(0, 1)).view(x.shape).transpose(0, 1).transpose(1, 0))
+
+
+def test_the_input_is_read_by_the_step_itself() -> None:
+    made = check(Net(fed, Layer(), nn.Linear(H, H), Layer(False, order=-1)), torch.randn(T, B, H))
+    assert len(made.recurrences) == 2
+    assert all(
+        made.outer.find_nodes(op="placeholder")[0] in node.args for node in made.outer.find_nodes(op="call_module")
+    )
+    assert len(long_values(made, T)) == 4  # what is returned, with the rows that were peeled
+
+
+def test_what_else_reads_the_input_of_a_loop_keeps_it() -> None:
+    made = check(Net(lambda x, a, m: (a(y := m(x)), y), Layer(), nn.Linear(H, H)), torch.randn(T, B, H))
+    (linear,) = (
+        node
+        for node in made.outer.nodes
+        if "linear" in str(node.target) and node in made.outer.output_node().all_input_nodes
+    )
+    assert len(linear.users) >= 2
+
+
 def test_a_readout_is_held_instead_of_the_states() -> None:
     made = check(Net(readout, Layer(), Layer(), nn.Linear(H, 2)), torch.randn(T, B, H))
     shapes = {

@@ -1,0 +1,110 @@
+"""Row-wise operations on the model's input in front of a loop become part of its step.
+
+``fc(x)`` over all steps before the loop is an example: with it in the step, neither it nor its gradient is held for all
+steps; the input is the user's in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from reroll.capture import Capture
+from reroll.effects import example, has_effect, spelled
+from reroll.hoist import copy_with_examples, row_read, settle_fills
+from reroll.merge import StepBuilder
+from reroll.peel import Emitter, outer_emitter
+from reroll.recurrence import Recurrence, Slices
+from reroll.rowrules import WHOLE_VIEWS, Rows
+from reroll.rowwise import Illegal, follow, timed
+
+_VIEWS = (*WHOLE_VIEWS, "select", "narrow", "getitem", "expand")
+
+
+def feed(found: Capture) -> Capture:
+    """A capture in which each recurrence reads the model's input itself, where that is legal."""
+    for name in [each.name for each in found.recurrences]:
+        found = _fed(found, name)
+    return found
+
+
+def _fed(found: Capture, name: str) -> Capture:
+    """One recurrence, and one value after the other that it reads."""
+    recurrence = next(each for each in found.recurrences if each.name == name)
+    operands = next(node.args for node in found.outer.nodes if node.target == name)
+    for place, x in enumerate(recurrence.xs):
+        if isinstance(x, Slices) and operands[x.operand].op != "placeholder":  # type: ignore[union-attr]
+            graph = copy_with_examples(found.outer)
+            settle_fills(graph)
+            call = next(node for node in graph.nodes if node.target == name)
+            try:
+                fed = _without(graph, call, recurrence, place, x)
+            except Illegal:
+                continue
+            recurrences = tuple(fed if each.name == name else each for each in found.recurrences)
+            return _fed(replace(found, outer=graph, recurrences=recurrences), name)
+    return found
+
+
+def _without(graph: fx.Graph, call: fx.Node, recurrence: Recurrence, place: int, x: Slices) -> Recurrence:
+    """The recurrence that makes one of its per-step inputs itself; the graph is changed. Raises Illegal."""
+    source = call.args[x.operand]
+    assert isinstance(source, fx.Node)
+    if x.operand in recurrence.constants or source in call.args[: len(recurrence.carries)]:
+        raise Illegal("it is read whole")
+    rows = next(_sources(graph, call, source, x.dim), None)
+    reads = [(user, row_read(user)) for user in source.users if user is not call]
+    if rows is None or any(read is not source or dim != x.dim for _, (read, dim, _) in reads):
+        raise Illegal("it is read whole, or is no input's row by row")
+    fed = _fused(call, recurrence, place, x, rows)
+    around = outer_emitter(graph, rows)
+    for user, (_, _, at) in reads:
+        with graph.inserting_before(source.next):
+            made = around.row(source, at % rows[source].length)
+        user.replace_all_uses_with(made)
+    graph.eliminate_dead_code(has_effect)
+    graph.lint()
+    return fed
+
+
+def _sources(graph: fx.Graph, call: fx.Node, source: fx.Node, dim: int) -> Iterator[Mapping[fx.Node, Rows]]:
+    """How a value follows row by row from an input of the graph, for each input from which it does."""
+    value = example(source)
+    if value is None or source.op == "placeholder":
+        return
+    for node in graph.find_nodes(op="placeholder"):
+        given = example(node)
+        if given is None or isinstance(given, torch.nn.Parameter):
+            continue
+        for at, size in enumerate(given.shape):
+            if size != value.shape[dim]:
+                continue
+            rows = timed(follow(graph, call, {node: Rows(at, 1, size, 0, 0, size)}))
+            found = rows.get(source)
+            whole = found is not None and (found.dim, found.inner, found.length) == (dim, 1, size) and found.shift == 0
+            if whole and not _is_view(source, node):
+                yield rows
+
+
+def _is_view(node: Any, source: fx.Node) -> bool:
+    """Whether a value is only another view of an input."""
+    return node is source or (spelled(node) in _VIEWS and _is_view(node.args[0], source))
+
+
+def _fused(call: fx.Node, recurrence: Recurrence, place: int, x: Slices, rows: Mapping[fx.Node, Rows]) -> Recurrence:
+    width = len(recurrence.carries)
+    step = StepBuilder(width, x.stride)
+    olds = recurrence.step.graph.find_nodes(op="placeholder")
+    carries = [step.placeholder(old.name, example(old)) for old in olds[:width]]
+    env = {**dict(zip(olds, carries, strict=False)), **step.inputs(call, recurrence, (place,))}
+
+    def leaf(node: fx.Node) -> fx.Node:
+        raise AssertionError(f"{node} is no input")
+
+    emitter = Emitter(step.graph, rows, leaf, step.spread, step.constant)
+    env[olds[width + place]] = emitter.row(call.args[x.operand], x.start)  # type: ignore[arg-type]
+    return step.extend(call, recurrence, carries, step.body(recurrence.step, env))
