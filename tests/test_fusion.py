@@ -5,147 +5,38 @@ Shape letters: T steps, B batch, H neurons.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 import reroll
-import reroll.backends.dynamo as dynamo
-from agreement import compare, sizes
-from networks import Spike
+from agreement import sizes
+from layers import (
+    B,
+    H,
+    Layer,
+    Leaky,
+    Net,
+    Spiking,
+    T,
+    batch_first,
+    between,
+    chain,
+    check,
+    convolved,
+    flat,
+    gathered,
+    halves,
+    kept,
+    readout,
+    skipped,
+    spread,
+    with_input,
+)
 from reroll.capture import Capture
 from reroll.effects import example
-from reroll.fusion import fuse
-
-T, B, H = 9, 2, 4
-
-
-class Layer(nn.Module):
-    """A spiking layer over all of T: ``v = 0.9 v + x (+ Wr z)``, ``z`` a sigmoid of it, subtracted where it resets."""
-
-    def __init__(self, recurrent: bool = True, dropout: float = 0.0, order: int = 1) -> None:
-        super().__init__()
-        self.recurrent = nn.Linear(H, H) if recurrent else None
-        self.dropout, self.order = dropout, order
-
-    def forward(self, x_TBH: Tensor, v_BH: Tensor | None = None) -> Tensor:
-        v_BH = x_TBH.new_zeros(x_TBH.shape[1:]) if v_BH is None else v_BH
-        z_BH, out = torch.zeros_like(v_BH), []
-        for t in range(x_TBH.shape[0])[:: self.order]:
-            v_BH = 0.9 * v_BH + x_TBH[t]
-            v_BH = v_BH if self.recurrent is None else v_BH + self.recurrent(z_BH)
-            z_BH = F.dropout(torch.sigmoid(4 * v_BH), self.dropout, self.training and self.dropout > 0)
-            v_BH = v_BH - z_BH
-            out.append(z_BH)
-        return torch.stack(out)
-
-
-class Leaky(nn.Module):
-    """A leaky sum over all of T, without reset: all of its steps are alike."""
-
-    def forward(self, x_TBH: Tensor) -> Tensor:
-        v_BH, out = torch.zeros_like(x_TBH[0]), []
-        for t in range(x_TBH.shape[0]):
-            v_BH = 0.8 * v_BH + x_TBH[t]
-            out.append(v_BH)
-        return torch.stack(out)
-
-
-class Net(nn.Module):
-    """Modules, and how they are called."""
-
-    def __init__(self, run: Callable[..., Any], *modules: nn.Module) -> None:
-        super().__init__()
-        self.parts, self.run = nn.ModuleList(modules), run
-
-    def forward(self, x_TBH: Tensor) -> Any:
-        return self.run(x_TBH, *self.parts)
-
-
-@contextmanager
-def fusions() -> Iterator[list[Capture]]:
-    """A list that fills with what ``fuse`` gives inside."""
-    made: list[Capture] = []
-
-    def fused(found: Capture) -> Capture:
-        made.append(fuse(found))
-        return made[-1]
-
-    with mock.patch.object(dynamo, "fuse", fused):
-        yield made
-
-
-def check(model: nn.Module, x: Tensor, **options: Any) -> Capture:
-    """Compare with eager in float64; give what was fused."""
-    with fusions() as made:
-        different, _ = compare(model.double(), (x.double(),), **{"schedule": "store_all", **options})
-    assert not different
-    return made[-1]
-
-
-def between(x: Tensor, first: nn.Module, middle: nn.Module, second: nn.Module) -> Any:
-    return second(middle(first(x)))
-
-
-def flat(x: Tensor, first: nn.Module, middle: nn.Module, second: nn.Module) -> Any:
-    """As SpikingJelly's multi-step layers do: time and batch are one dimension for the layer in the middle."""
-    y = first(x)
-    return second(middle(y.flatten(0, 1)).view(y.shape[0], y.shape[1], -1))
-
-
-def convolved(x: Tensor, first: nn.Module, conv: nn.Module, second: nn.Module) -> Any:
-    y = conv(first(x).flatten(0, 1).view(-1, 1, 2, 2)).flatten(1)
-    return second(F.relu(y, inplace=True).view(x.shape[0], x.shape[1], -1))
-
-
-def with_input(x: Tensor, first: nn.Module, middle: nn.Module, second: nn.Module) -> Any:
-    return second(middle(torch.cat([first(x), x], -1)) + x)
-
-
-def kept(x: Tensor, first: nn.Module, middle: nn.Module, second: nn.Module) -> Any:
-    y = first(x)
-    return y, second(middle(y))
-
-
-def chain(x: Tensor, *layers: nn.Module) -> Any:
-    for layer in layers:
-        x = layer(x)
-    return x
-
-
-def skipped(x: Tensor, first: nn.Module, second: nn.Module, third: nn.Module) -> Any:
-    y = first(x)
-    return third(second(y) + y)
-
-
-def gathered(x: Tensor, first: nn.Module, second: nn.Module, third: nn.Module) -> Any:
-    return third(first(x) * second(x))
-
-
-def spread(x: Tensor, first: nn.Module, second: nn.Module, third: nn.Module) -> Any:
-    y = first(x)
-    return second(y), third(y)
-
-
-def batch_first(x: Tensor, first: nn.Module, middle: nn.Module, second: nn.Module) -> Any:
-    return second(middle(first(x).transpose(0, 1)).transpose(0, 1))
-
-
-def halves(x: Tensor, first: nn.Module, second: nn.Module) -> Any:
-    a, b = first(x).chunk(2, -1)
-    return second(torch.cat([b, a.softmax(-1)], -1))
-
-
-def readout(x: Tensor, first: nn.Module, second: nn.Module, out: nn.Module) -> Any:
-    return out(second(first(x))).mean(0)
-
 
 FUSED: dict[str, tuple[Net, int]] = {
     "two": (Net(chain, Layer(False), Layer(False)), 2),
@@ -327,19 +218,6 @@ def test_the_structure_is_the_same_at_every_length(steps: int) -> None:
     assert found[0] == found[1]
 
 
-class Spiking(Layer):
-    """With spikes and their surrogate gradient."""
-
-    def forward(self, x_TBH: Tensor, v_BH: Tensor | None = None) -> Tensor:
-        v_BH, out = x_TBH.new_zeros(x_TBH.shape[1:]), []
-        for t in range(x_TBH.shape[0]):
-            v_BH = 0.9 * v_BH + 3 * x_TBH[t]
-            z_BH = Spike.apply(v_BH)  # type: ignore[no-untyped-call]
-            v_BH = v_BH - z_BH
-            out.append(z_BH)
-        return torch.stack(out)
-
-
 @pytest.mark.parametrize("schedule", ["store_all", "standard", "double"])
 def test_spikes(schedule: str) -> None:
     model = Net(flat, Spiking(), nn.Linear(H, H), Spiking())
@@ -351,53 +229,3 @@ def test_spikes(schedule: str) -> None:
 def test_inductor() -> None:
     made = check(Net(readout, Layer(), Layer(), nn.Linear(H, 2)), torch.randn(T, B, H), lowering="inductor")
     assert [len(each.carries) for each in made.recurrences] == [2]
-
-
-ROWWISE: tuple[Callable[[Tensor], Tensor], ...] = (
-    torch.tanh,
-    lambda y: y.flatten(0, 1).mul(0.5).view(y.shape),
-    lambda y: F.relu(y - 0.2) + y,
-    lambda y: y.permute(1, 0, 2).softmax(-1).permute(1, 0, 2),
-    lambda y: y.transpose(0, 2).contiguous().transpose(2, 0),
-    lambda y: y.unsqueeze(-1).expand(-1, -1, -1, 3).mean(-1),
-    lambda y: y.reshape(*y.shape[:2], 2, 2).amax(-1, keepdim=True).expand(*y.shape[:2], 2, 2).flatten(2),
-    lambda y: torch.cat([y[..., 1:], y[..., :1]], -1),
-    lambda y: y - y.mean(1, keepdim=True),
-    lambda y: torch.stack([y, y * y], 1).sum(1),
-    lambda y: y.flip(-1).clone().mul_(2),
-    lambda y: y.cumsum(2).narrow(2, 0, 4).clamp(max=2.0),
-    lambda y: torch.where(y > 0.5, y, 0.1 * y),
-    lambda y: F.avg_pool2d(y.flatten(0, 1).view(-1, 1, 2, 2), 1).squeeze(1).view(y.shape),
-)
-MIXING: tuple[Callable[[Tensor], Tensor], ...] = (
-    lambda y: y.flip(0),
-    lambda y: y - y.mean(0),
-    lambda y: y.transpose(0, 1).reshape(y.shape),
-    lambda y: y.roll(1, 0),
-    lambda y: torch.cat([y[1:], y[:1]]),
-)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_random_stacks(seed: int) -> None:
-    """Random layers with random operations between: right at every batch size, that of as many items as steps too."""
-    draw = random.Random(seed)
-    torch.manual_seed(seed)
-    depth = draw.choice((2, 2, 3))
-    layers = [draw.choice((Layer, lambda: Layer(False), Leaky))() for _ in range(depth)]
-    ops = [[draw.choice(ROWWISE) for _ in range(draw.randint(0, 3))] for _ in range(depth)]
-    mixes = draw.random() < 0.3
-    if mixes:
-        ops[1].insert(draw.randint(0, len(ops[1])), draw.choice(MIXING))
-
-    def run(x: Tensor, *parts: nn.Module) -> Tensor:
-        for part, between_them in zip(parts, ops, strict=True):
-            for op in between_them:
-                x = op(x)
-            x = part(x)
-        return x
-
-    steps = draw.choice((7, 9, 12))
-    options = ({"schedule": "standard"}, {"schedule": "double", "chunk": 5, "slots": 2, "verify": True})[seed % 2]
-    made = check(Net(run, *layers), torch.randn(steps, draw.choice((1, 2, steps)), H), **options)
-    assert len(made.recurrences) == 1 + mixes
