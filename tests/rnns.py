@@ -1,0 +1,55 @@
+"""What the tests of nn.RNN, nn.GRU and nn.LSTM share.
+
+T time, B batch, I inputs, H hidden values, P projected ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from agreement import compare, sizes
+
+T, B, I, H, P = 9, 3, 5, 7, 4  # noqa: E741
+DOUBLE: dict[str, Any] = {"schedule": "double", "chunk": 4, "slots": 2, "segment": 2, "remote": "disk", "verify": True}
+
+
+def needs_final_states_of_lstm() -> None:
+    if torch.__version__ < "2.12":
+        pytest.skip("Dynamo of torch 2.11 gives the last states of nn.LSTM wrong shapes")
+
+
+class Model(nn.Module):
+    """Parts that the networks share, around one of them."""
+
+    def __init__(self, network: Callable[..., Any], rnn: nn.Module | None = None) -> None:
+        super().__init__()
+        self.network = network
+        self.l, self.r = nn.Linear(I, H), nn.Linear(H, H)
+        self.rnn = rnn or nn.GRU(I, H, 2)
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.network(self, *inputs)
+
+
+def check(model: nn.Module, *inputs: Any, **options: Any) -> tuple[tuple[int, int], ...]:
+    """Compare with plain eager autograd; give the recurrences as (steps, carries)."""
+    different, made = compare(model, inputs, **{"schedule": "standard", **options})
+    assert not different
+    return sizes(made)
+
+
+def sequence(steps: int = T) -> Tensor:
+    return torch.randn(steps, B, I)
+
+
+def state(rows: int, size: int = H) -> Tensor:
+    return torch.randn(rows, B, size)
+
+
+def whole(s: Model, x: Tensor, *states: Tensor) -> Any:
+    return s.rnn(x, *((states,) if len(states) > 1 else states))
