@@ -1,0 +1,85 @@
+"""Networks as their libraries write them train as in eager: every schedule, several lengths, both doors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import case_plain
+import case_snntorch
+import case_spikingjelly
+import case_torch
+from reroll.capture import Capture
+from reroll.capture import capture as capture_graph
+from training import DOORS, SCHEDULES, Case, Door, built, compare, compare_schedules, precision, quiet, through_backend
+
+FAMILIES = {
+    "torch": case_torch.CASES,
+    "snntorch": case_snntorch.CASES,
+    "spikingjelly": case_spikingjelly.CASES,
+    "plain": case_plain.CASES,
+}
+CASES = {f"{family}-{name}": case for family, cases in FAMILIES.items() for name, case in cases.items()}
+STANDARD = SCHEDULES[1]
+# One of each kind: the others differ from these by their step, not by how it repeats.
+OF_A_KIND = ("torch-gru_cell", "torch-lstm", "snntorch-leaky_hidden", "spikingjelly-lif", "spikingjelly-if_multi_step")
+FRONT_DOOR = ("torch-gru_cell", "torch-lstm", "plain-recurrent_spiking")
+SAME_STRUCTURE = (*OF_A_KIND, "snntorch-rleaky", "plain-delays", "plain-loss_inside", "spikingjelly-parametric_lif")
+
+
+@pytest.fixture(autouse=True)
+def _what_dynamo_captures(request: pytest.FixtureRequest) -> None:
+    if torch.__version__ < "2.12" and "snntorch" in request.node.name:
+        pytest.skip("Dynamo of torch 2.11 breaks the graph at ``mem == None``")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_schedule(name: str) -> None:
+    found, loops = compare_schedules(CASES[name])
+    assert not {options: texts for options, texts in found.items() if texts}
+    assert loops == CASES[name].loops
+
+
+@pytest.mark.parametrize(
+    ("name", "door"),
+    [*((name, through_backend) for name in OF_A_KIND), *((name, door) for name in FRONT_DOOR for door in DOORS[1:])],
+)
+def test_other_lengths(name: str, door: Door) -> None:
+    assert not compare(CASES[name], door, STANDARD, CASES[name].lengths)
+
+
+@pytest.mark.inductor
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["snntorch-leaky_hidden", "spikingjelly-lif_multi_step"])
+def test_inductor(name: str) -> None:
+    case = CASES[name]
+    assert not compare(case, through_backend, {"lowering": "inductor", "segment": 3}, (case.steps,))
+
+
+def captured(case: Case, steps: int) -> Capture:
+    """What is captured of the first batch."""
+    found = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        found.append(capture_graph(gm))
+        return gm.forward
+
+    torch._dynamo.reset()
+    with precision(case.dtype), quiet(case):
+        model = built(case)
+        torch.compile(model, backend=backend, fullgraph=True)(*case.lengthwise(steps)[0])
+    return found[0]
+
+
+@pytest.mark.parametrize("name", SAME_STRUCTURE)
+def test_structure_does_not_depend_on_the_length(name: str) -> None:
+    found = [captured(CASES[name], steps) for steps in (7, 8, 10)]
+    calls = [[str(node.target) for node in capture.outer.nodes if node.op.startswith("call")] for capture in found]
+    steps = [[len(r.step.graph.nodes) for r in capture.recurrences] for capture in found]
+    lengths = [[r.steps for r in capture.recurrences] for capture in found]
+    assert calls[0] == calls[1] == calls[2]
+    assert steps[0] == steps[1] == steps[2]
+    assert [b - a for a, b in zip(lengths[0], lengths[1], strict=True)] == [1] * len(lengths[0])
+    assert [b - a for a, b in zip(lengths[1], lengths[2], strict=True)] == [2] * len(lengths[0])
