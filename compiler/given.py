@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from reroll.concrete import concrete
-from reroll.effects import Mode, attribute, has_effect, mark_random, modes
+from reroll.effects import Mode, attribute, has_effect, is_random, mark_random, modes
 from reroll.emitter import Body, Emitter, sever
 from reroll.errors import CaptureError
 from reroll.functional import functionalise, where
@@ -94,7 +94,8 @@ class _Taking:
         operands: Any = fx.map_arg(node.args[1:4], self._new)
         initial, xs, constants = (list(each) for each in operands)
         carried, read = len(initial), _read_results(node)
-        kept = [i for i in range(len(body.results)) if i < carried or i in read]
+        draws = any(is_random(inner) for inner in body.module.graph.nodes)  # what nobody reads is drawn all the same
+        kept = [i for i in range(len(body.results)) if draws or i < carried or i in read]
         last, ys = self.emitter.loop(body.copy(kept), initial, xs, constants, back=False)
         results = dict(zip(kept, [*last, *ys], strict=True))
         return [results.get(i) for i in range(len(body.results))]
