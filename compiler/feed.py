@@ -37,7 +37,7 @@ def _fed(found: Capture, name: str) -> Capture:
     recurrence = next(each for each in found.recurrences if each.name == name)
     operands = next(node.args for node in found.outer.nodes if node.target == name)
     for place, x in enumerate(recurrence.xs):
-        if isinstance(x, Slices) and operands[x.operand].op != "placeholder":  # type: ignore[union-attr]
+        if isinstance(x, Slices) and operands[x.operand].op != "placeholder":
             graph = copy_with_examples(found.outer)
             settle_fills(graph)
             call = next(node for node in graph.nodes if node.target == name)

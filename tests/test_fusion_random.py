@@ -63,18 +63,19 @@ def test_random_stacks(seed: int) -> None:
     assert len(made.recurrences) == 1 + mixes
 
 
-@torch._dynamo.config.patch(allow_rnn=True)
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_stacked_layers_of_torch(kind: Any, batch_first: bool) -> None:
     layers = kind(H, 3, num_layers=3, batch_first=batch_first)
-    made = check(Net(lambda x, rnn: rnn(x), layers), torch.randn((B, T, H) if batch_first else (T, B, H)))
+    x = torch.randn((B, T, H) if batch_first else (T, B, H))
+    with torch._dynamo.config.patch(allow_rnn=True):
+        made = check(Net(lambda x, rnn: rnn(x), layers), x)
     assert [each.steps for each in made.recurrences] == [T]
     assert not made.notes
 
 
-@torch._dynamo.config.patch(allow_rnn=True)
 def test_dropout_between_layers_of_torch_is_cut() -> None:
-    made = check(Net(lambda x, rnn: rnn(x), nn.GRU(H, 3, num_layers=2, dropout=0.3)), torch.randn(T, B, H))
+    with torch._dynamo.config.patch(allow_rnn=True):
+        made = check(Net(lambda x, rnn: rnn(x), nn.GRU(H, 3, num_layers=2, dropout=0.3)), torch.randn(T, B, H))
     assert len(made.recurrences) == 2
     assert "dropout" in made.notes[0]
