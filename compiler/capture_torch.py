@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import map_aggregate as map_aggregate
 
 set_grad_enabled = torch._C._set_grad_enabled
@@ -46,11 +46,14 @@ def hint(value: Any) -> Any:
 def fake_like(
     value: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...], offset: int, bases: dict[Any, torch.Tensor]
 ) -> torch.Tensor:
-    """A fake tensor of a layout; ``bases`` holds the memory of each storage, by the original's identity."""
+    """A fake tensor of a layout, in the original's mode, so that it goes with parameters, which stay as they are.
+
+    ``bases`` holds the memory of each storage, by the original's identity.
+    """
     key, width = storage_id(value), value.element_size()
     last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if 0 not in size else offset
     nbytes = -(-(last + 1) * width // 16) * 16
-    mode = bases[key].fake_mode if key in bases else FakeTensorMode()  # type: ignore[attr-defined]
+    mode = value.fake_mode if isinstance(value, FakeTensor) else FakeTensorMode()
     with mode, torch.no_grad():
         base = bases.setdefault(key, torch.empty(nbytes, dtype=torch.uint8, device=value.device))
         if base.untyped_storage().nbytes() < nbytes:

@@ -21,9 +21,12 @@ def replace(old: fx.Node, new: fx.Node) -> None:
 
 
 def select(graph: fx.Graph, base: fx.Node, dim: int, index: int) -> fx.Node:
-    """A new select node, with its example."""
-    node = graph.call_function(torch.select, (base, dim, index))
+    """A new select node, with its example; a squeeze where there is but one row, which is no step of time."""
     value = example(base)
+    if value is not None and value.shape[dim] == 1:
+        node = graph.call_function(torch.squeeze, (base, dim))
+    else:
+        node = graph.call_function(torch.select, (base, dim, index))
     if value is not None:
         node.meta["example_value"] = value.select(dim, index)
     node.meta["stack_trace"] = base.meta.get("stack_trace")
