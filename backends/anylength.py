@@ -41,10 +41,11 @@ _PROGRAMS = 64
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Stands for value ``index`` of run ``run`` of the outputs, until the whole run is put in its place."""
+    """Stands for value ``index`` of ``count`` of run ``run`` of the outputs, until the model's result is put together."""
 
     run: int
     index: int
+    count: int
 
 
 @dataclass(slots=True, eq=False)
@@ -167,7 +168,7 @@ def _given(results: Sequence[Any], outputs: Sequence[int | None], running: Runni
         if count is None:
             yield piece
             continue
-        yield from (Row(len(running.runs), index) for index in range(count))
+        yield from (Row(len(running.runs), index, count) for index in range(count))
         running.runs.append(piece)
 
 

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
-
-import numpy as np
-import torch
 
 from reroll.backends.build import Built, expected_nbytes
 from reroll.backends.dynamo import EXPLAINING, Graph, Reached
 from reroll.backends.footprints import operand_gradients
+from reroll.backends.randomness import random_numbers_kept
 from reroll.errors import UnsupportedError
 from reroll.report import CarryLine, Loop, Report
 from reroll.sparsity import Fact
 
 
 def explain(compiled_model: Any, *inputs: Any, **kwargs: Any) -> Report:
-    """The plan of ``torch.compile(model, backend="reroll", ...)`` for these inputs.
+    """The plan of ``torch.compile(model, backend="reroll", ...)`` or ``reroll.compile(model, ...)`` for these inputs.
 
     The model is compiled if it was not yet, and that stays; the graph itself does not run. So nothing is trained, and
     neither parameters, gradients, buffers, attributes of modules nor random numbers change. If Dynamo breaks the graph,
@@ -28,13 +23,13 @@ def explain(compiled_model: Any, *inputs: Any, **kwargs: Any) -> Report:
     """
     if not _is_compiled(compiled_model):
         raise UnsupportedError(
-            f"explain was given {_name(compiled_model)}, which torch.compile did not make. Give it what "
-            'torch.compile(model, backend="reroll") returned.'
+            f"explain was given {_name(compiled_model)}, which was not compiled. Give it what "
+            'reroll.compile(model, ...) or torch.compile(model, backend="reroll") returned.'
         )
     reached: list[Graph] = []
     token = EXPLAINING.set(reached)
     try:
-        with _random_numbers_kept():
+        with random_numbers_kept():
             compiled_model(*inputs, **kwargs)
     except Reached:
         return plan(reached[-1])
@@ -48,23 +43,12 @@ def explain(compiled_model: Any, *inputs: Any, **kwargs: Any) -> Report:
 
 
 def _is_compiled(model: Any) -> bool:
-    return hasattr(model, "_torchdynamo_orig_callable") or getattr(model, "_compiled_call_impl", None) is not None
+    marks = ("_torchdynamo_orig_callable", "reroll_caller")
+    return any(hasattr(model, mark) for mark in marks) or getattr(model, "_compiled_call_impl", None) is not None
 
 
 def _name(model: Any) -> str:
     return str(getattr(model, "__name__", type(model).__name__))
-
-
-@contextmanager
-def _random_numbers_kept() -> Iterator[None]:
-    """Put back the states of Python's, numpy's and torch's generators."""
-    python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002  # the state that users share
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(arrays)  # noqa: NPY002
 
 
 def plan(graph: Graph) -> Report:

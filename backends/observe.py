@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._pytree import TreeSpec, tree_flatten
+from torch.utils._pytree import tree_map
 
 from reroll.backends.randomness import random_numbers_kept
 from reroll.backends.state import State
-from reroll.backends.times import Call, first_steps, tensors_of
+from reroll.backends.times import Call, first_steps, places_of, tensors_of
 from reroll.errors import LengthError, UnsupportedError
 from reroll.pattern import Check, Departure, Pattern, Trace, find_pattern
 from reroll.recording import LITERALS, Numbers, Recorder, Sink, recording, user_line
@@ -28,12 +28,11 @@ _TRIES = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observed:
-    """A pattern that a run of the model at one length followed, and what that run returned but for its tensors."""
+    """A pattern that a run of the model at one length followed, and what that run returned, without its tensors."""
 
     pattern: Pattern
     check: Check
-    structure: TreeSpec
-    leaves: tuple[Any, ...]
+    skeleton: Any
 
 
 def observe(
@@ -89,7 +88,7 @@ def probe(
     traces, changes = [], False
     for length in lengths:
         short, _ = call.resized(lambda value, dim, length=length: first_steps(value, dim, length))  # type: ignore[misc]
-        trace = Trace(length, [], [], [])
+        trace = Trace(length, [], [], [], {})
 
         def note(colour: tuple[Any, ...], numbers: Numbers, trace: Trace = trace) -> None:
             trace.colours.append(palette.setdefault(colour, len(palette)))
@@ -100,7 +99,7 @@ def probe(
         versions = [value._version for value in sequences]
         with _looked_at(model, short, frozenset(), parameters=True) as state:
             try:
-                _run(model, short, note, state)
+                trace.given.update(_run(model, short, note, state)[1])
             except Exception as error:
                 raise LengthError(
                     f"The model cannot be run on the first {length} steps of its sequence: {type(error).__name__}: {error}. "
@@ -121,26 +120,28 @@ def _follow(model: Callable[..., Any], call: Call, pattern: Pattern) -> Observed
         if pattern.changes_inputs:
             call, _ = call.resized(lambda value, dim: value.detach().clone())
         with _looked_at(model, call, frozenset(call.dims), parameters=False) as state:
-            result = _run(model, call, check.see, state)
+            result, _ = _run(model, call, check.see, state)
         check.finish()
     except Departure as departure:
         raise (LengthError if call.length > pattern.lengths[0] else TooShortError)(str(departure)) from None
-    leaves, structure = tree_flatten(result)
-    return Observed(pattern, check, structure, tuple(None if isinstance(v, torch.Tensor) else v for v in leaves))
+    return Observed(pattern, check, tree_map(lambda leaf: None if isinstance(leaf, torch.Tensor) else leaf, result))
 
 
 class TooShortError(LengthError):
     """A sequence is so short that its first and last steps, which differ from the others, meet."""
 
 
-def _run(model: Callable[..., Any], call: Call, sink: Sink, state: State) -> Any:
+def _run(
+    model: Callable[..., Any], call: Call, sink: Sink, state: State
+) -> tuple[Any, dict[tuple[Any, ...], int | None]]:
+    """What the model returns, and the event that made each of the tensors in it, by their place."""
     recorder = Recorder(sink, call.names())
     with recording(recorder):
         result = model(*call.args, **call.kwargs)
         recorder.give("result", result)
         for name, value in state.changes():
             recorder.give(name, value)
-    return result
+    return result, {place: recorder.event_of(value) for place, value in places_of(result)}
 
 
 @contextmanager

@@ -1,95 +1,133 @@
 """What a model returns at the full length, from what Dynamo's bytecode returned for a few steps.
 
-Values of single steps that the model returns in lists stand there as ``Row``: row k of run j. A stretch of a list whose
-items have rows 0, 1, 2, ... of a run becomes one item for every value of that run.
+Values of single steps that the model returns stand there as ``Row``: row k of run j. The model's own run at the full
+length says which lists grow, and all numbers; a list that grows has a stretch of items whose rows follow each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from reroll.backends.anylength import Row, Running
 from reroll.errors import LengthError
+
+_STRETCH = 3
+Path = tuple[Any, ...]
 
 
 def outputs(returned: Any, running: Running) -> Any:
     """The model's result. Raises LengthError where it has a structure that cannot be followed."""
     assert running.observed is not None
-    grown = _grown(returned, running) if running.runs else returned
-    leaves, structure = tree_flatten(grown)
-    if structure != running.observed.structure or any(isinstance(leaf, Row) for leaf in leaves):
-        raise LengthError(
-            f"What the model returns at {running.call.length} steps does not have the structure that a short trace "
-            "promises. Return tensors, or lists of one value a step, or use torch.compile(backend='reroll')."
+    return _Outputs(running).follow(returned, running.observed.skeleton, (), "")
+
+
+class _Outputs:
+    """Follows what Dynamo returned beside the skeleton of what the model returned."""
+
+    def __init__(self, running: Running) -> None:
+        assert running.observed is not None
+        self.running, self.anchors = running, running.observed.pattern.anchors
+
+    def follow(self, value: Any, seen: Any, path: Path, anchor: str) -> Any:
+        """One part of the result. anchor: whether rows count from the ``first`` or the ``last``, if that is known."""
+        if isinstance(value, Row):
+            return self._row(value, anchor or self.anchors.get(path, ""))
+        if isinstance(value, Tensor):
+            return self.running.sequences.get(id(value), value)
+        if isinstance(value, Mapping) and isinstance(seen, Mapping) and list(value) == list(seen):
+            found = {key: self.follow(value[key], seen[key], (*path, key), anchor) for key in value}
+            return value if _same(found.values(), value.values()) else _like(value, found)
+        if isinstance(value, list | tuple) and isinstance(seen, list | tuple):
+            if len(value) != len(seen):
+                return _like(value, self._grown(value, seen, path))
+            items = [self.follow(v, s, (*path, i), anchor) for i, (v, s) in enumerate(zip(value, seen, strict=True))]
+            return value if _same(items, value) else _like(value, items)
+        if any(isinstance(leaf, Row) for leaf in tree_leaves(value)) or isinstance(value, Mapping | list | tuple):
+            raise self._refusal(path)
+        return seen if isinstance(value, int | float | bool | str) and type(seen) is type(value) else value
+
+    def _row(self, row: Row, anchor: str) -> Any:
+        run, steps = self.running.runs[row.run], row.count
+        if anchor == "first" or len(run) == steps:
+            return run[row.index]
+        if anchor == "last":
+            return run[row.index - steps]
+        raise self._refusal(())
+
+    def _grown(self, value: Sequence[Any], seen: Sequence[Any], path: Path) -> list[Any]:
+        """A list at the full length: a few first items, the stretch, a few last items."""
+        start, stop = max(_stretches(value), key=lambda each: each[1] - each[0], default=(0, 0))
+        count = len(seen) - start - (len(value) - stop)
+        if stop - start < _STRETCH or count < 0:
+            raise self._refusal(path)
+        head = [self.follow(v, s, path, "first") for v, s in zip(value[:start], seen[:start], strict=True)]
+        rest = len(value) - stop
+        tail = [self.follow(v, s, path, "last") for v, s in zip(value[stop:], seen[len(seen) - rest :], strict=True)]
+        middle = [self._shifted(value, start, stop, at, count, path) for at in range(count)]
+        return [*head, *(self.follow(v, s, path, "first") for v, s in zip(middle, seen[start:], strict=False)), *tail]
+
+    def _shifted(self, value: Sequence[Any], start: int, stop: int, at: int, count: int, path: Path) -> Any:
+        """Item ``at`` of the stretch at the full length: the first one, with its rows moved on."""
+        ends = dict(zip(_rows(value[start]), _rows(value[stop - 1]), strict=True))
+
+        def move(leaf: Any) -> Any:
+            if not isinstance(leaf, Row):
+                return leaf
+            grown, back = len(self.running.runs[leaf.run]) - leaf.count, ends[leaf].index < leaf.index
+            first = leaf.index + (grown if back else 0)
+            last = ends[leaf].index + (0 if back else grown)
+            if abs(last - first) + 1 != count:
+                raise self._refusal(path)
+            return replace(leaf, index=first - at if back else first + at)
+
+        return tree_map(move, value[start])
+
+    def _refusal(self, path: Path) -> LengthError:
+        place = f" at {path}" if path else ""
+        return LengthError(
+            f"What the model returns{place} at {self.running.call.length} steps does not follow from short traces. Return "
+            "tensors, or lists of one value a step, or use torch.compile(backend='reroll')."
         )
-    found = [_leaf(leaf, seen, running) for leaf, seen in zip(leaves, running.observed.leaves, strict=True)]
-    if all(new is old for new, old in zip(found, tree_leaves(returned), strict=False)) and grown is returned:
-        return returned
-    return tree_unflatten(found, structure)
-
-
-def _leaf(leaf: Any, seen: Any, running: Running) -> Any:
-    """A tensor of the program's, the sequence for a token, or a number of the model's own run at this length."""
-    if isinstance(leaf, torch.Tensor):
-        return running.sequences.get(id(leaf), leaf)
-    return seen if isinstance(leaf, int | float | bool | str) and type(seen) is type(leaf) else leaf
-
-
-def _grown(value: Any, running: Running) -> Any:
-    """Lists with their stretches of rows at the full length."""
-    if isinstance(value, Mapping):
-        return type(value)({key: _grown(item, running) for key, item in value.items()})  # type: ignore[call-arg]
-    if not isinstance(value, list | tuple):
-        return value
-    items = list(_items(value, running))
-    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-
-
-def _items(values: Sequence[Any], running: Running) -> Iterator[Any]:
-    at = 0
-    while at < len(values):
-        rows = _rows(values[at])
-        stop = at + 1
-        while rows and stop < len(values) and _shape(values[stop]) == _shape(values[at]) and _follows(values, at, stop):
-            stop += 1
-        if rows and stop > at + 1:
-            yield from _stretch(values[at], values[stop - 1], running)
-        else:
-            yield _grown(values[at], running)
-        at = stop
 
 
 def _rows(value: Any) -> list[Row]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Row)]
 
 
+def _stretches(values: Sequence[Any]) -> list[tuple[int, int]]:
+    """[start, stop) of the stretches of items with rows that follow each other, one further or one back."""
+    found, start = [], 0
+    for at in range(1, len(values) + 1):
+        if at == len(values) or not _follows(values[start:at], values[at]):
+            found.append((start, at))
+            start = at
+    return [each for each in found if _rows(values[each[0]])]
+
+
+def _follows(stretch: Sequence[Any], item: Any) -> bool:
+    before, rows = _rows(stretch[-1]), _rows(item)
+    if not rows or _shape(stretch[-1]) != _shape(item):
+        return False
+    steps = {b.index - a.index for a, b in zip(before, rows, strict=True)}
+    first = {b.index - a.index for a, b in zip(_rows(stretch[0]), _rows(stretch[1]), strict=True)} if stretch[1:] else steps
+    return steps == first and steps in ({1}, {-1})
+
+
 def _shape(value: Any) -> Any:
-    """The structure of an item with its rows' runs, and all else that must be equal along a stretch."""
+    """The structure of an item, and the runs of its rows."""
     leaves, structure = tree_flatten(value)
-    return structure, [leaf.run if isinstance(leaf, Row) else id(leaf) for leaf in leaves]
+    return structure, [leaf.run if isinstance(leaf, Row) else isinstance(leaf, Tensor) and id(leaf) for leaf in leaves]
 
 
-def _follows(values: Sequence[Any], first: int, at: int) -> bool:
-    """Whether the rows of an item are one further, or one back, of those of the item before, as along the stretch."""
-    steps = {b.index - a.index for a, b in zip(_rows(values[at - 1]), _rows(values[at]), strict=True)}
-    start = {b.index - a.index for a, b in zip(_rows(values[first]), _rows(values[first + 1]), strict=True)}
-    return len(steps) == 1 and steps == start and steps <= {1, -1}
+def _same(new: Any, old: Any) -> bool:
+    return all(a is b for a, b in zip(new, old, strict=True))
 
 
-def _stretch(first: Any, last: Any, running: Running) -> Iterator[Any]:
-    """One item for every value of the runs that a stretch goes through."""
-    forward = _rows(first)[0].index < _rows(last)[0].index
-    runs = {row.run for row in _rows(first)}
-    count = min(len(running.runs[run]) for run in runs)
-    for at in range(count):
-        index = at if forward else count - 1 - at
-        yield _mapped(first, lambda row, index=index: running.runs[row.run][index])  # type: ignore[misc]
-
-
-def _mapped(value: Any, function: Callable[[Row], Any]) -> Any:
-    leaves, structure = tree_flatten(value)
-    return tree_unflatten([function(leaf) if isinstance(leaf, Row) else leaf for leaf in leaves], structure)
+def _like(value: Any, content: Any) -> Any:
+    """A container of the kind of another one."""
+    return type(value)(*content) if hasattr(value, "_fields") else type(value)(content)

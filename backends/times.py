@@ -50,8 +50,8 @@ class Call:
 
     def names(self) -> dict[int, str]:
         """A name of every tensor in the arguments, by its identity."""
-        found = {id(value): f"argument {place}" for place, value in _tensors(self.args, ())}
-        return {id(value): f"argument {place}" for place, value in _tensors(self.kwargs, ())} | found
+        found = {id(value): f"argument {place}" for place, value in places_of(self.args, ())}
+        return {id(value): f"argument {place}" for place, value in places_of(self.kwargs, ())} | found
 
 
 def find_time(signature: inspect.Signature | None, time_dim: TimeDim, args: Any, kwargs: Any) -> Call:
@@ -117,21 +117,21 @@ def _along(value: Any, dim: Any, name: str) -> Iterator[tuple[int, int]]:
         raise OptionError(f"reroll.compile: time_dim of argument {name} is {dim!r}, but the argument is {found}.")
 
 
-def _tensors(value: Any, place: Place) -> Iterator[tuple[Place, Tensor]]:
+def places_of(value: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]:
     """All tensors in nested tuples, lists and dicts, with where they are."""
     if isinstance(value, Tensor):
         yield place, value
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _tensors(item, (*place, key))
+            yield from places_of(item, (*place, key))
     elif isinstance(value, tuple | list):
         for index, item in enumerate(value):
-            yield from _tensors(item, (*place, index))
+            yield from places_of(item, (*place, index))
 
 
 def tensors_of(value: Any) -> list[Tensor]:
     """All tensors in nested tuples, lists and dicts."""
-    return [each for _, each in _tensors(value, ())]
+    return [each for _, each in places_of(value, ())]
 
 
 def _map(function: Callable[[Any], Any], value: Any) -> Any:

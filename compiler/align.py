@@ -218,7 +218,8 @@ def _loop(lengths: Sequence[int], found: tuple[Recurrence, ...]) -> LoopTemplate
     """The template of one recurrence."""
     last = found[-1]
     kinds = {
-        (r.name, len(r.carries), r.constants, len(r.ys), r.autocast, r.grad_enabled, r.random, len(r.xs)) for r in found
+        (r.name, len(r.carries), r.constants, len(r.ys), r.autocast, r.grad_enabled, r.random, len(r.xs), r.operands)
+        for r in found
     }
     if len(kinds) > 1:
         raise LengthError(f"The loop at {last.where} differs at {', '.join(map(str, lengths))} steps. {_ADVICE}")

@@ -183,6 +183,8 @@ class _Builder:
             self.xs.append(Slices(base, key[3], key[4], key[5]))
         elif (run := self.outer.run_of(key[2])) is not None:
             self.xs.append(Slices(self._operand(run[0]), 0, run[1], run[2]))
+        elif self.step.sequence.maps and (stacked := self.outer.stacked(key[2])) is not None:
+            self.xs.append(Slices(self._operand(stacked), 0, 0, 1))
         else:
             self.xs.append(Items(tuple(self._operand(self.outer.hoist(old)) for old in key[2])))
         return self._placeholder(f"x_{source.name}", source)

@@ -88,6 +88,20 @@ class Outer:
         pieces = [self._piece(group, dim, old.target is torch.stack) for group in groups]
         return pieces[0] if len(pieces) == 1 else self.graph.call_function(torch.cat, (pieces, dim))
 
+    def stacked(self, olds: Iterable[fx.Node]) -> fx.Node | None:
+        """Nodes stacked along a new first dimension, if some are rows that follow each other evenly."""
+        groups = list(self._groups(list(olds)))
+        if all(len(group) == 1 for group in groups):
+            return None
+        for old in (group[0] for group in groups if len(group) == 1):
+            self.hoist(old)
+        pieces = [self._piece(group, 0, True) for group in groups]
+        made = pieces[0] if len(pieces) == 1 else self.graph.call_function(torch.cat, (pieces, 0))
+        row, count = example(groups[0][0]), sum(map(len, groups))
+        if row is not None:
+            made.meta["example_value"] = row.new_empty((count, *row.shape)).requires_grad_(row.requires_grad)
+        return made
+
     def _groups(self, items: list[Any]) -> Iterable[list[fx.Node]]:
         group: list[fx.Node] = []
         for item in items:

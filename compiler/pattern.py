@@ -58,6 +58,10 @@ class Form:
     c: tuple[Any, ...]
     free: frozenset[int] = frozenset()
 
+    def steady(self, length: int) -> Numbers | None:
+        """The numbers at every run, if they do not change from run to run."""
+        return None if self.free or any(self.b) else self(0, length)
+
     def __call__(self, run: int, length: int) -> Numbers:
         return tuple(a + b * run + c * length for a, b, c in zip(self.a, self.b, self.c, strict=True))
 
@@ -91,22 +95,31 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A recording at a short length: colours and numbers of all events, and the user's line of each."""
+    """A recording at a short length: colours and numbers of all events, and the user's line of each.
+
+    ``given``: the event that made each tensor of the result, by its place in it.
+    """
 
     length: int
     colours: list[int]
     numbers: Rows
     lines: list[str]
+    given: dict[tuple[Any, ...], int | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pattern:
-    """What a model does at every length that it follows."""
+    """What a model does at every length that it follows.
+
+    ``anchors`` says of tensors of the result, by their place in it, whether the run of the loop that makes them counts
+    from the ``first`` or from the ``last``.
+    """
 
     lengths: tuple[int, ...]
     stretches: tuple[Stretch, ...]
     palette: dict[Any, int]
     literals: tuple[Literal, ...]
+    anchors: dict[tuple[Any, ...], str]
     changes_inputs: bool = False
 
 
@@ -161,7 +174,25 @@ def find_pattern(
                 if kind in LITERALS
             ]
         stretches.append(Stretch(tuple(slots), count))
-    return Pattern(lengths, tuple(stretches), palette, tuple(literals))
+    anchors = dict(_anchors(traces, parsed, [period for _, period, _ in layout]))
+    return Pattern(lengths, tuple(stretches), palette, tuple(literals), anchors)
+
+
+def _anchors(
+    traces: Sequence[Trace], parsed: Sequence[list[tuple[int, int]]], periods: list[int]
+) -> Iterator[tuple[tuple[Any, ...], str]]:
+    """Of each tensor that every run gives at the same place: from where the run of the loop that makes it counts."""
+    for place in set.intersection(*(set(trace.given) for trace in traces)):
+        first, last = set(), set()
+        for trace, stretches in zip(traces, parsed, strict=True):
+            event = trace.given[place]
+            for at, ((start, count), period) in enumerate(zip(stretches, periods, strict=True)):
+                if event is not None and start <= event < start + count * period:
+                    run, slot = divmod(event - start, period)
+                    first.add((at, slot, run))
+                    last.add((at, slot, count - run))
+        if len(first) == 1 or len(last) == 1:
+            yield place, "first" if len(first) == 1 else "last"
 
 
 def _layout(colours: Any, offset: int, multiple: int) -> Iterator[tuple[int, int, bool]]:
@@ -283,6 +314,9 @@ class Check:
 
     def __post_init__(self) -> None:
         self.counts = [stretch.count(self.length) for stretch in self.pattern.stretches]
+        colours = list(self.pattern.palette)
+        self.colours = [[colours[slot.colour] for slot in stretch.slots] for stretch in self.pattern.stretches]
+        self.steady = [[slot.middle.steady(self.length) for slot in stretch.slots] for stretch in self.pattern.stretches]
         self._skip()
 
     @property
@@ -298,11 +332,20 @@ class Check:
         """The next event. Raises Departure if it is not the one that the pattern predicts."""
         if self.stretch == len(self.counts):
             self._depart("has no operation left here")
-        stretch, count = self.pattern.stretches[self.stretch], self.counts[self.stretch]
-        slot = stretch.slots[self.place]
-        if self.pattern.palette.get(colour) != slot.colour:
+        place, colours = self.place, self.colours[self.stretch]
+        if colour != colours[place]:
             self._depart("has another operation here, or one on other operands")
-        form, run = slot.form(self.run, count)
+        slot, count = self.pattern.stretches[self.stretch].slots[place], self.counts[self.stretch]
+        if len(slot.head) > self.run or count - self.run <= len(slot.tail) or numbers != self.steady[self.stretch][place]:
+            self._compare(numbers, *slot.form(self.run, count))
+        self.place += 1
+        if self.place == len(colours):
+            self.place, self.run = 0, self.run + 1
+            if self.run == count:
+                self.run, self.stretch = 0, self.stretch + 1
+                self._skip()
+
+    def _compare(self, numbers: Numbers, form: Form, run: int) -> None:
         expected = form(run, self.length)
         if numbers != expected and any(
             a != b and column not in form.free for column, (a, b) in enumerate(zip(numbers, expected, strict=True))
@@ -310,15 +353,6 @@ class Check:
             self._depart("reads another step's value here, or has another number")
         for column in form.free:
             self.values.setdefault((self.stretch, self.place, column), []).append(numbers[column])
-        self._advance(len(stretch.slots), count)
-
-    def _advance(self, period: int, count: int) -> None:
-        self.place += 1
-        if self.place == period:
-            self.place, self.run = 0, self.run + 1
-            if self.run == count:
-                self.run, self.stretch = 0, self.stretch + 1
-                self._skip()
 
     def _depart(self, how: str) -> None:
         lengths = ", ".join(map(str, self.pattern.lengths))

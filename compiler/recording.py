@@ -5,7 +5,8 @@ model is also run as it is, without gradients, under a ``TorchFunctionMode`` tha
 a colour (the operation, the structure of its operands, which inputs and parameters they are) and its numbers (how many
 events ago each operand was made, and all integers and floats). Nothing of an event is kept but that.
 
-Private torch API, tried on 2.11 and 2.13: ``_SingleLevelFunction``, through which every ``autograd.Function`` is applied.
+Private torch API, tried on 2.11 and 2.13: ``_SingleLevelFunction``, through which every ``autograd.Function`` is applied;
+``_is_any_autocast_enabled``.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ _GETTERS = frozenset(
 _SCAN = torch.ops.higher_order.scan
 _LIST = 4
 _RUN = 3
+any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 _OURS = ("torch", "reroll")
 
 
@@ -82,10 +84,15 @@ class Recorder(TorchFunctionMode):
         """The event that the model gives a value, or leaves it in an attribute."""
         self._event(f"gives {name}", self._operands((value,), {}), None)
 
+    def event_of(self, value: Tensor) -> int | None:
+        """The number of the event that made a tensor."""
+        entry = self.made.get(id(value))
+        return entry[1] if entry is not None and entry[0]() is value else None
+
     def _event(self, function: Any, operands: tuple[list[Any], list[int | float]], result: Any) -> None:
         colour, numbers = operands
         colour.append(function)
-        colour.append(torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"))
+        colour.append(any_autocast())
         if isinstance(result, Tensor):
             self.made[id(result)] = (weakref.ref(result), self.count, 0)
         elif isinstance(result, tuple | list):
@@ -99,7 +106,10 @@ class Recorder(TorchFunctionMode):
         colour: list[Any] = []
         numbers: list[int | float] = []
         for value in args:
-            self._flatten(value, colour, numbers)
+            if isinstance(value, Tensor):
+                self._tensor(value, colour, numbers)
+            else:
+                self._flatten(value, colour, numbers)
         if kwargs:
             self._flatten(kwargs, colour, numbers)
         return colour, numbers
