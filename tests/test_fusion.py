@@ -118,7 +118,7 @@ def test_explain_says_what_was_not_fused_and_where() -> None:
     assert "were not fused" in text
     assert "batch_norm" in text
     assert "takes its statistics over all time steps at once" in text
-    assert text.count("test_fusion.py") >= 3  # both loops and the batch norm
+    assert text.count("layers.py") >= 3  # both loops and the batch norm
 
 
 def long_values(found: Capture, steps: int) -> list[str]:
