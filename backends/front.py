@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import nn
@@ -43,7 +43,9 @@ def compile(model: Any = None, *, time_dim: TimeDim, **options: Any) -> Any:  # 
     """
     parsed = Options.of(options)
     if not isinstance(time_dim, int | dict) or isinstance(time_dim, bool):
-        raise OptionError(f"reroll.compile: time_dim={time_dim!r} must be a dimension, or a dict of dimensions by name.")
+        raise OptionError(
+            f"reroll.compile: time_dim={time_dim!r} must be a dimension, or a dict of dimensions by name."
+        )
     if model is None:
         return lambda target: compile(target, time_dim=time_dim, **options)
     if isinstance(model, nn.Module):

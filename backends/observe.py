@@ -17,8 +17,9 @@ from torch.utils._pytree import tree_map
 from reroll.backends.randomness import random_numbers_kept
 from reroll.backends.state import State
 from reroll.backends.times import Call, first_steps, places_of, tensors_of
+from reroll.check import Check, Departure
 from reroll.errors import LengthError, UnsupportedError
-from reroll.pattern import Check, Departure, Pattern, Trace, find_pattern
+from reroll.pattern import Pattern, Trace, find_pattern
 from reroll.recording import LITERALS, Numbers, Recorder, Sink, recording, user_line
 
 SHORT = ((8, 9, 11), (16, 17, 19), (32, 33, 35))
@@ -172,7 +173,10 @@ def _refuse_attributes(pattern: Pattern) -> None:
                 continue
             forms = (*slot.head, *slot.tail, slot.middle)
             moves = any(form.c[i] or i in form.free for form in forms for i, k in enumerate(slot.kinds) if k != "made")
-            inputs = any(isinstance(x, tuple) and x[:1] == ("from outside",) and isinstance(x[1], str) for x in names[slot.colour])
+            inputs = any(
+                isinstance(x, tuple) and x[:1] == ("from outside",) and isinstance(x[1], str)
+                for x in names[slot.colour]
+            )
             if moves or inputs:
                 raise LengthError(
                     f"The model leaves in {str(given).removeprefix('gives ')} what depends on the number of steps (a "

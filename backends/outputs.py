@@ -114,7 +114,9 @@ def _follows(stretch: Sequence[Any], item: Any) -> bool:
     if not rows or _shape(stretch[-1]) != _shape(item):
         return False
     steps = {b.index - a.index for a, b in zip(before, rows, strict=True)}
-    first = {b.index - a.index for a, b in zip(_rows(stretch[0]), _rows(stretch[1]), strict=True)} if stretch[1:] else steps
+    first = (
+        {b.index - a.index for a, b in zip(_rows(stretch[0]), _rows(stretch[1]), strict=True)} if stretch[1:] else steps
+    )
     return steps == first and steps in ({1}, {-1})
 
 

@@ -8,68 +8,21 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
 from reroll.capture import Capture
-from reroll.capture_torch import map_aggregate
 from reroll.effects import attribute
 from reroll.errors import LengthError
 from reroll.functional import where
+from reroll.lift import lift
 from reroll.recurrence import Items, Numbers, PerStep, Recurrence, Slices
-from reroll.sequence import content_of, flatten, may_move, rebuild
+from reroll.sequence import content_of
+from reroll.template import ADVICE, LoopTemplate, Progression, RowRun, Template, Varies
 
 _RUN = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Varies:
-    """A number that differs between the lengths: its value at each of them."""
-
-    values: tuple[int | float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Progression:
-    """Whole numbers ``first, first + stride, ...``, ``count`` of them."""
-
-    first: Any
-    stride: Any
-    count: Any
-
-
-@dataclass(frozen=True, slots=True)
-class RowRun:
-    """Rows ``start, start + stride, ...`` of a stacked output that was unbound, ``count`` of them."""
-
-    rows: fx.Node
-    start: Any
-    stride: Any
-    count: Any
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LoopTemplate:
-    """A recurrence at every length: its step with numbers that depend on the length as per-step inputs.
-
-    ``steps`` and the numbers of ``xs`` may vary; the ``values`` of each ``Numbers`` are those of each length.
-    """
-
-    recurrence: Recurrence
-    steps: Any
-    xs: tuple[PerStep, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Template:
-    """The outer graph's nodes with their operands, and the recurrences, at every length."""
-
-    lengths: tuple[int, ...]
-    nodes: tuple[tuple[fx.Node, Any, Any], ...]
-    loops: tuple[LoopTemplate, ...]
 
 
 def align(lengths: Sequence[int], modules: Sequence[fx.GraphModule], found: Sequence[Capture]) -> Template:
@@ -84,11 +37,8 @@ def align(lengths: Sequence[int], modules: Sequence[fx.GraphModule], found: Sequ
     loops = zip(*(each.recurrences for each in found), strict=False)
     if len({len(each.recurrences) for each in found}) > 1:
         counts = ", ".join(str(len(each.recurrences)) for each in found)
-        raise LengthError(f"Traces of {walk.spelled} steps hold {counts} loops. {_ADVICE}")
+        raise LengthError(f"Traces of {walk.spelled} steps hold {counts} loops. {ADVICE}")
     return Template(tuple(lengths), tuple(walk.merged), tuple(_loop(lengths, each) for each in loops))
-
-
-_ADVICE = "Use torch.compile(backend='reroll') for this model, which compiles each length by itself."
 
 
 class _Walk:
@@ -108,7 +58,7 @@ class _Walk:
         for at, each in enumerate(zip(*nodes, strict=False)):
             last = each[-1]
             if len({self._operation(node, module) for node, module in zip(each, self.modules, strict=True)}) > 1:
-                raise LengthError(f"Traces of {self.spelled} steps differ at {where(last)}. {_ADVICE}")
+                raise LengthError(f"Traces of {self.spelled} steps differ at {where(last)}. {ADVICE}")
             args, kwargs = self.merge([n.args for n in each], last), self.merge([n.kwargs for n in each], last)
             self.merged.append((last, args, kwargs))
             for places, node in zip(self.places, each, strict=True):
@@ -116,7 +66,7 @@ class _Walk:
         if len({len(each) for each in nodes}) > 1:
             shortest = min(len(each) for each in nodes)
             line = where(next(each[shortest] for each in nodes if len(each) > shortest))
-            raise LengthError(f"Traces of {self.spelled} steps differ from {line} on. {_ADVICE}")
+            raise LengthError(f"Traces of {self.spelled} steps differ from {line} on. {ADVICE}")
 
     def _operation(self, node: fx.Node, module: torch.nn.Module) -> Any:
         if node.op == "get_attr":
@@ -144,7 +94,7 @@ class _Walk:
             return first if len(set(values)) == 1 else Varies(tuple(values))
         elif all(value == first for value in values):
             return first
-        raise LengthError(f"Traces of {self.spelled} steps have other operands at {where(node)}. {_ADVICE}")
+        raise LengthError(f"Traces of {self.spelled} steps have other operands at {where(node)}. {ADVICE}")
 
     def _merge_lists(self, runs: Sequence[list[Any]], values: Sequence[Any], node: fx.Node) -> Any:
         if len({len(each) for each in runs}) == 1:
@@ -154,7 +104,7 @@ class _Walk:
         if any(each is None for each in found):
             raise LengthError(
                 f"The list at {where(node)} does not grow evenly: it has {', '.join(str(len(v)) for v in values)} "
-                f"items at {self.spelled} steps. {_ADVICE}"
+                f"items at {self.spelled} steps. {ADVICE}"
             )
         return Progression(*(self.merge([each[i] for each in found if each], node) for i in range(3)))
 
@@ -222,12 +172,12 @@ def _loop(lengths: Sequence[int], found: tuple[Recurrence, ...]) -> LoopTemplate
         for r in found
     }
     if len(kinds) > 1:
-        raise LengthError(f"The loop at {last.where} differs at {', '.join(map(str, lengths))} steps. {_ADVICE}")
+        raise LengthError(f"The loop at {last.where} differs at {', '.join(map(str, lengths))} steps. {ADVICE}")
     _check_shapes(found)
     walk = _Walk(lengths, [each.step for each in found])
     walk.graphs([list(each.step.graph.nodes) for each in found])
     xs = tuple(_per_step(walk, each, last) for each in zip(*(r.xs for r in found), strict=True))
-    recurrence, lifted = _lifted(last, walk.merged)
+    recurrence, lifted = lift(last, walk.merged)
     counts = tuple(each.steps for each in found)
     return LoopTemplate(recurrence, counts[0] if len(set(counts)) == 1 else Varies(counts), (*xs, *lifted))
 
@@ -239,7 +189,7 @@ def _check_shapes(found: tuple[Recurrence, ...]) -> None:
             shapes = " and ".join(str(list(example.shape)) for example in (examples[0], examples[-1]))
             raise LengthError(
                 f"Every step of the loop at {found[-1].where} reads a whole value whose size depends on the number of "
-                f"steps: {shapes}. A step is compiled once for one size. {_ADVICE}"
+                f"steps: {shapes}. A step is compiled once for one size. {ADVICE}"
             )
 
 
@@ -258,59 +208,5 @@ def _per_step(walk: _Walk, xs: tuple[PerStep, ...], recurrence: Recurrence) -> P
         return Numbers(tuple(x.values for x in xs if isinstance(x, Numbers)))  # type: ignore[arg-type]
     raise LengthError(
         f"What the steps of the loop at {recurrence.where} read one after another does not grow evenly with the number "
-        f"of steps. {_ADVICE}"
+        f"of steps. {ADVICE}"
     )
-
-
-def _lifted(recurrence: Recurrence, merged: list[tuple[fx.Node, Any, Any]]) -> tuple[Recurrence, list[Numbers]]:
-    """The recurrence with every number of its step that depends on the length as one more per-step input."""
-    found: list[Numbers] = []
-    graph, env = fx.Graph(), dict[fx.Node, fx.Node]()
-    before = len(recurrence.carries) + sum(1 for _ in recurrence.xs)
-    numbers: list[tuple[fx.Node, int, Varies]] = []
-    for node, args, kwargs in merged:
-        leaves: list[Any] = []
-        map_aggregate((args, kwargs), leaves.append)
-        numbers += [(node, place, leaf) for place, leaf in enumerate(leaves) if isinstance(leaf, Varies)]
-        if any(isinstance(leaf, Progression | RowRun) for leaf in leaves):
-            raise LengthError(f"A list in the loop at {where(node)} grows with the length. {_ADVICE}")
-    made: dict[tuple[fx.Node, int], fx.Node] = {}
-    placeholders = [node for node, _, _ in merged if node.op == "placeholder"]
-    for at, node in enumerate([*placeholders, None]):
-        if at == before:
-            for reader, place, value in numbers:
-                if not may_move(reader, place):
-                    raise LengthError(
-                        f"A number that depends on the length, {value.values}, is used inside of the loop at "
-                        f"{where(reader)}, where it cannot become an input of the step. {_ADVICE}"
-                    )
-                made[reader, place] = graph.placeholder(f"x_length{len(found)}")
-                found.append(Numbers(value.values))
-        if node is not None:
-            env[node] = graph.node_copy(node)
-    for node, _, _ in merged:
-        if node.op == "placeholder":
-            continue
-        copy = env[node] = graph.node_copy(node, env.__getitem__)
-        for (reader, place), number in made.items():
-            if reader is node:
-                settle(graph, copy, place, number)
-    if not found:
-        return recurrence, []
-    step = fx.GraphModule(recurrence.step, graph)
-    fields = {name: getattr(recurrence, name) for name in recurrence.__dataclass_fields__}
-    return Recurrence(**{**fields, "step": step}), found
-
-
-def settle(graph: fx.Graph, node: fx.Node, place: int, number: fx.Node) -> None:
-    """Put a 0-dimensional tensor in the place of a Python number; where it would promote otherwise, cast it."""
-    leaves = flatten(node)
-    like = next(leaf.meta["example_value"] for leaf in leaves if isinstance(leaf, fx.Node))
-    same = torch.empty((1,) * min(like.dim(), 1), dtype=like.dtype)
-    plain = torch.result_type(same, leaves[place])
-    dtype = torch.int64 if isinstance(leaves[place], int) else torch.float64
-    with graph.inserting_before(node):
-        if torch.result_type(same, torch.tensor(0, dtype=dtype)) != plain:
-            number = graph.call_method("to", (number, plain))
-    leaves[place] = number
-    node.args, node.kwargs = rebuild(node, leaves)

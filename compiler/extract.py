@@ -11,6 +11,7 @@ from torch import fx
 
 from reroll.effects import attribute, example, has_effect, is_random
 from reroll.functional import where
+from reroll.lift import promoted
 from reroll.outer import Outer
 from reroll.recurrence import Items, Numbers, PerStep, Recurrence, Slices
 from reroll.region_step import Step, tensor_of
@@ -229,10 +230,7 @@ class _Builder:
         at = next(i for i, leaf in enumerate(leaves) if leaf is self.inputs["x", "numbers", number.values])
         like = example(flatten(node)[1 - at])
         assert like is not None
-        same = torch.empty((1,) * min(like.dim(), 1), dtype=like.dtype)
-        plain = torch.result_type(same, number.values[0])
-        if torch.result_type(same, torch.tensor(number.values[0], dtype=Numbers(number.values).dtype)) != plain:
-            leaves[at] = self.graph.call_method("to", (leaves[at], plain))
+        leaves[at] = promoted(self.graph, leaves[at], Numbers(number.values).dtype, like, number.values[0])
         return leaves
 
     def _leaf(self, leaf: Any, operand: Operand) -> Any:

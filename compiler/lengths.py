@@ -8,12 +8,13 @@ from typing import Any
 
 from torch import fx
 
-from reroll.align import LoopTemplate, Progression, RowRun, Template, Varies
-from reroll.capture_torch import map_aggregate
+from reroll.check import Check
 from reroll.errors import LengthError
+from reroll.forms import Affine
 from reroll.functional import where
-from reroll.pattern import Affine, Check
+from reroll.literals import Literals
 from reroll.recurrence import Numbers, Recurrence, Slices
+from reroll.template import LoopTemplate, Progression, RowRun, Template, Varies
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +38,7 @@ def instantiate(template: Template, check: Check) -> Instance:
         builder.emit(node, args, kwargs)
     recurrences = tuple(_recurrence(loop, builder) for loop in template.loops)
     builder.graph.lint()
-    unasked = check.unasked()
+    unasked = builder.literals.unasked()
     if unasked is not None:
         seen = ", ".join(map(repr, unasked.values[-1][:4]))
         raise LengthError(
@@ -64,7 +65,7 @@ class _Builder:
     """Emits nodes with the numbers of one length."""
 
     def __init__(self, template: Template, check: Check) -> None:
-        self.lengths, self.check = template.lengths, check
+        self.lengths, self.check, self.literals = template.lengths, check, Literals(check)
         self.graph, self.env = fx.Graph(), dict[fx.Node, fx.Node]()
         self.outputs: list[int | None] = []
 
@@ -82,7 +83,9 @@ class _Builder:
 
     def _old(self, run: RowRun) -> range:
         """The rows of a run at the template's last length."""
-        first, stride, count = (x.values[-1] if isinstance(x, Varies) else x for x in (run.start, run.stride, run.count))
+        first, stride, count = (
+            x.values[-1] if isinstance(x, Varies) else x for x in (run.start, run.stride, run.count)
+        )
         return range(first, first + stride * count, stride)
 
     def _value(self, value: Any, node: fx.Node) -> Any:
@@ -120,7 +123,7 @@ class _Builder:
     def number(self, values: tuple[int | float, ...], line: str) -> int | float:
         """The number that has these values at the template's lengths."""
         affine = Affine.through(self.lengths, values)
-        found = affine(self.check.length) if affine is not None else self.check.scalar(values)
+        found = affine(self.check.length) if affine is not None else self.literals.scalar(values)
         if found is None:
             raise LengthError(
                 f"The number {values[-1]!r} at {line} depends on the number of steps "
@@ -133,7 +136,7 @@ class _Builder:
         """The numbers of a loop's steps: ``values`` are those at the template's lengths, or one number for all steps."""
         if not isinstance(values[0], tuple):
             return (self.number(values, line),) * steps
-        found = self.check.literal(values)
+        found = self.literals.sequence(values)
         if found is None or len(found) != steps:
             raise LengthError(
                 f"The numbers that the loop at {line} uses step by step ({', '.join(map(repr, values[-1][:4]))}, ...) "

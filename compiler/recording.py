@@ -30,7 +30,10 @@ LITERALS = ("int", "float")
 """Markers in a colour where it has a number of the user's; ``made`` and ``count`` mark numbers of the recording."""
 _PLAIN = (int, float, bool, str, complex, type(None), np.generic, torch.Size, torch.dtype, torch.device, torch.layout)
 _GETTERS = frozenset(
-    {getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "requires_grad", "is_leaf", "ndim", "layout")}
+    {
+        getattr(Tensor, name).__get__
+        for name in ("shape", "dtype", "device", "requires_grad", "is_leaf", "ndim", "layout")
+    }
     | {getattr(Tensor, name) for name in ("size", "dim", "numel", "stride", "is_floating_point", "is_contiguous")}
 )
 _SCAN = torch.ops.higher_order.scan

@@ -1,0 +1,100 @@
+"""Whether a run of a model at some length follows a pattern, event by event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from reroll.forms import Form
+from reroll.pattern import Literal, Pattern
+from reroll.recording import Numbers
+
+
+class Departure(BaseException):
+    """Raised inside a model that leaves its pattern; no ``except Exception`` of a model catches it."""
+
+
+@dataclass
+class Check:
+    """Follows one run of a model at ``length`` steps, and raises ``Departure`` where it leaves the pattern.
+
+    ``line`` gives the user's line that is running. ``values`` collects the numbers of the user's, by literal.
+    """
+
+    pattern: Pattern
+    length: int
+    line: Callable[[], str]
+    values: dict[tuple[int, int, int], list[int | float]] = field(default_factory=dict)
+    stretch: int = 0
+    run: int = 0
+    place: int = 0
+
+    def __post_init__(self) -> None:
+        self.counts = [stretch.count(self.length) for stretch in self.pattern.stretches]
+        colours = list(self.pattern.palette)
+        self.colours = [[colours[slot.colour] for slot in stretch.slots] for stretch in self.pattern.stretches]
+        self.steady = [
+            [slot.middle.steady(self.length) for slot in stretch.slots] for stretch in self.pattern.stretches
+        ]
+        self._skip()
+
+    @property
+    def possible(self) -> bool:
+        """Whether the pattern has a run of this length: below it, first and last steps would overlap."""
+        return min(self.counts, default=0) >= 0
+
+    def _skip(self) -> None:
+        while self.stretch < len(self.counts) and self.counts[self.stretch] <= 0:
+            self.stretch += 1
+
+    def see(self, colour: tuple[Any, ...], numbers: Numbers) -> None:
+        """The next event. Raises Departure if it is not the one that the pattern predicts."""
+        if self.stretch == len(self.counts):
+            self._depart("has no operation left here")
+        place, colours = self.place, self.colours[self.stretch]
+        if colour != colours[place]:
+            self._depart("has another operation here, or one on other operands")
+        slot, count = self.pattern.stretches[self.stretch].slots[place], self.counts[self.stretch]
+        if (
+            len(slot.head) > self.run
+            or count - self.run <= len(slot.tail)
+            or numbers != self.steady[self.stretch][place]
+        ):
+            self._compare(numbers, *slot.form(self.run, count))
+        self.place += 1
+        if self.place == len(colours):
+            self.place, self.run = 0, self.run + 1
+            if self.run == count:
+                self.run, self.stretch = 0, self.stretch + 1
+                self._skip()
+
+    def _compare(self, numbers: Numbers, form: Form, run: int) -> None:
+        expected = form(run, self.length)
+        if numbers != expected and any(
+            a != b and column not in form.free for column, (a, b) in enumerate(zip(numbers, expected, strict=True))
+        ):
+            self._depart("reads another step's value here, or has another number")
+        for column in form.free:
+            self.values.setdefault((self.stretch, self.place, column), []).append(numbers[column])
+
+    def _depart(self, how: str) -> None:
+        lengths = ", ".join(map(str, self.pattern.lengths))
+        raise Departure(
+            f"At {self.length} steps the model does not go on as at {lengths} steps: what was seen there {how}: {self.line()}."
+        )
+
+    def finish(self) -> None:
+        """The end of the run. Raises Departure if the pattern goes on."""
+        if self.stretch != len(self.counts):
+            self._depart("has more operations")
+
+    def values_of(self, literal: Literal) -> tuple[int | float, ...]:
+        """The values of a number of the user's at every run of its loop, once the run is over."""
+        slot = self.pattern.stretches[literal.stretch].slots[literal.slot]
+        count = self.counts[literal.stretch]
+        seen = iter(self.values.get((literal.stretch, literal.slot, literal.column), ()))
+        forms = (slot.form(run, count) for run in range(count))
+        return tuple(
+            next(seen) if literal.column in form.free else form(at, self.length)[literal.column] for form, at in forms
+        )
