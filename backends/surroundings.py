@@ -104,9 +104,14 @@ def _compiled(piece: fx.GraphModule) -> nn.Module:
 
 
 def _distinct(mode: FakeTensorMode, value: Any) -> Any:
-    """A fake of its own: a value and its updated successor share one example, which AOTAutograd takes for one input."""
+    """A fake of its own: a value and its updated successor share one example, which AOTAutograd takes for one input.
+
+    It is no leaf if the value is none: AOTAutograd cuts off such inputs where no gradient reaches them, as those that
+    a module kept of the batch before, whose graph is gone.
+    """
     if not isinstance(value, torch.Tensor):
         return value
     with mode:
         made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-    return made.requires_grad_(value.requires_grad)
+    made.requires_grad_(value.requires_grad)
+    return made if value.is_leaf else made.clone()
