@@ -141,7 +141,9 @@ def hidden(layer: Any, inside: bool = False, **options: Any) -> nn.Module:
     layer.instances.clear()  # those of other tests: ``utils.reset`` resets every layer that was ever made
     last = layer(spike_grad=GRAD, init_hidden=True, output=True, **options)
     first = layer(spike_grad=GRAD, init_hidden=True, **options)
-    return Hidden(nn.Linear(3, 5), first, nn.Linear(5, 2), last, inside=inside)
+    made = Hidden(nn.Linear(3, 5), first, nn.Linear(5, 2), last, inside=inside)
+    utils.reset(made.net)  # it makes globals of the library's, which Dynamo finds only if they are there before
+    return made
 
 
 def reset_hidden(model: Any) -> None:

@@ -32,7 +32,8 @@ class Rate(nn.Module):
         fr: Any = 0.0
         for t in range(x.shape[0]):
             fr += self.net(self.encoder(x[t]))
-        return fr / x.shape[0]
+        rate: Tensor = fr / x.shape[0]
+        return rate
 
 
 class Steps(nn.Module):

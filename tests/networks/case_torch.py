@@ -50,7 +50,7 @@ def cell(kind: type[nn.Module], states: int = 1, **options: Any) -> Case:
     return Case(lambda: Cell(kind(I, H, **options)), inputs, loops=(8,), time_dim={"input": 0})
 
 
-def layer(kind: type[nn.RNNBase], loops: int, states: tuple[int, ...] = (), **options: Any) -> Case:
+def layer(kind: type[nn.RNN | nn.GRU | nn.LSTM], loops: int, states: tuple[int, ...] = (), **options: Any) -> Case:
     """``states``: the widths of initial states, if they are given."""
     time = 1 if options.get("batch_first") else 0
     rows = options.get("num_layers", 1) * (1 + options.get("bidirectional", False))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import case_plain
 import case_snntorch
@@ -52,7 +53,7 @@ def test_other_lengths(name: str, door: Door) -> None:
 
 @pytest.mark.inductor
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["snntorch-leaky_hidden", "spikingjelly-lif_multi_step"])
+@pytest.mark.parametrize("name", ["snntorch-leaky", "spikingjelly-lif_multi_step"])
 def test_inductor(name: str) -> None:
     case = CASES[name]
     assert not compare(case, through_backend, {"lowering": "inductor", "segment": 3}, (case.steps,))
@@ -83,3 +84,32 @@ def test_structure_does_not_depend_on_the_length(name: str) -> None:
     assert steps[0] == steps[1] == steps[2]
     assert [b - a for a, b in zip(lengths[0], lengths[1], strict=True)] == [1] * len(lengths[0])
     assert [b - a for a, b in zip(lengths[1], lengths[2], strict=True)] == [2] * len(lengths[0])
+
+
+class Packed(torch.nn.Module):
+    """Sequences of different lengths, packed as torch's documentation does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = torch.nn.LSTM(3, 4)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
+        y: torch.Tensor = pad_packed_sequence(self.lstm(packed)[0])[0]
+        return y
+
+
+def test_packed_sequences_are_refused_by_line_or_run_as_in_eager() -> None:
+    model, x, lengths = Packed(), torch.randn(6, 2, 3), torch.tensor([6, 4])
+    with torch._dynamo.config.patch(allow_rnn=True):
+        with pytest.raises(torch._dynamo.exc.Unsupported, match=r"pack_padded_sequence(.|\n)*test_networks.py"):
+            through_backend(model, 0, STANDARD)(x, lengths)
+        broken = torch.compile(model, backend="reroll", options=dict(STANDARD))
+        assert torch.equal(broken(x, lengths), model(x, lengths))
+
+
+def test_what_dynamo_refuses_of_snntorch_is_named_by_its_line() -> None:
+    snn = case_snntorch.snn
+    model = case_snntorch.Passed(snn.Leaky(beta=0.8, reset_delay=False), snn.Leaky(beta=0.8))
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"leaky\.py(.|\n)*if self\.reset_mechanism_val == 0"):
+        through_backend(model, 0, STANDARD)(torch.randn(6, 2, 3))

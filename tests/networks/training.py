@@ -23,6 +23,7 @@ import reroll.backends.build as build
 import reroll.backends.dynamo as dynamo
 from agreement import Results, differences, real
 from reroll.capture import Capture
+from reroll.capture import capture as capture_graph
 from reroll.errors import RerollWarning
 
 Run = Callable[..., Any]
@@ -207,7 +208,7 @@ def compiled_once() -> Iterator[list[Capture]]:
     made: list[Capture] = []
     graphs: dict[Any, Capture] = {}
     kernels: dict[Any, Any] = {}
-    inner_capture, inner_compile = dynamo.capture, build.compile_kernels
+    inner_capture, inner_compile = capture_graph, build.compile_kernels
 
     def capture(gm: Any) -> Capture:
         if gm not in graphs:
