@@ -78,7 +78,7 @@ def _sources(graph: fx.Graph, call: fx.Node, source: fx.Node, dim: int) -> Itera
         return
     for node in graph.find_nodes(op="placeholder"):
         given = example(node)
-        if given is None or isinstance(given, torch.nn.Parameter):
+        if given is None or isinstance(given, torch.nn.Parameter) or _is_written(node):
             continue
         for at, size in enumerate(given.shape):
             if size != value.shape[dim]:
@@ -88,6 +88,11 @@ def _sources(graph: fx.Graph, call: fx.Node, source: fx.Node, dim: int) -> Itera
             whole = found is not None and (found.dim, found.inner, found.length) == (dim, 1, size) and found.shift == 0
             if whole and not _is_view(source, node):
                 yield rows
+
+
+def _is_written(node: fx.Node) -> bool:
+    """Whether an input is updated at the end: its old value is then read off a copy, which must not be made later."""
+    return any(user.target == "copy_" and user.args[0] is node for user in node.users)
 
 
 def _is_view(node: Any, source: fx.Node) -> bool:

@@ -157,6 +157,35 @@ def test_what_else_reads_the_input_of_a_loop_keeps_it() -> None:
     assert len(linear.users) >= 2
 
 
+def halved(x: Tensor, layer: nn.Module, linear: nn.Module) -> Any:
+    y = torch.tanh(x)
+    x.mul_(0.5)
+    return layer(y) + x, linear(x)
+
+
+class Remembered(nn.Module):
+    """Reads a buffer with a row for every step, and updates it."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        self.register_buffer("past", torch.ones(T, B, H))
+        self.past: Tensor
+
+    def forward(self, x_TBH: Tensor) -> Tensor:
+        y_TBH = self.layer(torch.sigmoid(self.past) * x_TBH)
+        self.past.mul_(0.9).add_(y_TBH.detach())
+        return y_TBH
+
+
+@pytest.mark.parametrize("model", [Net(halved, Layer(), nn.Linear(H, H)), Remembered(Layer())])
+def test_what_is_updated_in_place_is_read_before(model: nn.Module) -> None:
+    made = check(model, torch.randn(T, B, H), leaf=False, calls=2)
+    written = [node.args[0] for node in made.outer.nodes if node.target == "copy_"]
+    assert len(written) == 1
+    assert not any(node in written for call in made.outer.find_nodes(op="call_module") for node in call.args)
+
+
 def test_a_readout_is_held_instead_of_the_states() -> None:
     made = check(Net(readout, Layer(), Layer(), nn.Linear(H, 2)), torch.randn(T, B, H))
     shapes = {
