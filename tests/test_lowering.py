@@ -87,7 +87,10 @@ def test_inductor_keeps_random_numbers_in_recomputation() -> None:
 
 
 class Around(nn.Module):
-    """Most of the work is before and after the loop: those parts are compiled too."""
+    """Most of the work is before and after the loop: those parts are compiled too.
+
+    Both sum over time, so that they cannot be done in the step.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,11 +100,12 @@ class Around(nn.Module):
 
     def forward(self, x_TBI: Tensor) -> Tensor:
         self.seen += 1
-        coded, h_BH, states = torch.relu(self.encode(x_TBI)), x_TBI.new_zeros(x_TBI.shape[1], 5), []
+        coded = torch.relu(self.encode(x_TBI)).cumsum(0)
+        h_BH, states = x_TBI.new_zeros(x_TBI.shape[1], 5), []
         for t in range(coded.shape[0]):
             h_BH = self.cell(coded[t], h_BH)
             states.append(h_BH)
-        return torch.relu(self.decode(torch.stack(states))) * self.seen
+        return torch.relu(self.decode(torch.stack(states).cumsum(0))) * self.seen
 
 
 @needs_compiler
