@@ -1,12 +1,14 @@
 """reroll: back-propagation through time inside a memory budget, as a torch.compile backend.
 
-``torch.compile(model, backend="reroll", options={...})`` compiles; ``explain`` shows the plan; ``measure`` the cost of
+``torch.compile(model, backend="reroll", options={...})`` compiles for one length, ``reroll.compile(model, time_dim=0)``
+for every length; ``explain`` shows the plan; ``measure`` the cost of
 one call; ``register_pass`` adds a pass of one's own.
 """
 
 from __future__ import annotations
 
 import importlib
+import random
 from typing import TYPE_CHECKING, Any
 
 from reroll.errors import RerollError, RerollWarning
@@ -15,12 +17,21 @@ from reroll.registry import register_pass
 
 if TYPE_CHECKING:
     from reroll.backends.explain import explain as explain
-    from reroll.backends.front import compile as compile
+    from reroll.backends.front import compile as compile  # noqa: A004  # as torch.compile
     from reroll.backends.measure import measure as measure
     from reroll.passes import DEFAULT_PASSES as DEFAULT_PASSES
 
 __version__ = "0.1.0"
-__all__ = ["DEFAULT_PASSES", "Options", "RerollError", "RerollWarning", "compile", "explain", "measure", "register_pass"]
+__all__ = [
+    "DEFAULT_PASSES",
+    "Options",
+    "RerollError",
+    "RerollWarning",
+    "compile",
+    "explain",
+    "measure",
+    "register_pass",
+]
 
 _LAZY = {
     "DEFAULT_PASSES": "reroll.passes",
@@ -33,4 +44,8 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'reroll' has no attribute {name!r}")
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    state = random.getstate()  # rich draws a number of Python's when it is imported
+    try:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    finally:
+        random.setstate(state)

@@ -1,6 +1,8 @@
 """explain: what it shows, what it predicts, and that it changes nothing."""
 
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -68,6 +70,12 @@ def test_explaining_changes_nothing(training: bool) -> None:
     assert same(after, state(model))
     assert [loop.recurrence.steps for loop in (*first.loops, *again.loops)]
     assert reroll.explain(fast, x).predicted_peak == again.predicted_peak
+
+
+@pytest.mark.parametrize("name", ["explain", "compile", "measure"])
+def test_loading_draws_no_random_numbers(name: str) -> None:
+    code = f"import random, reroll; state = random.getstate(); reroll.{name}; assert random.getstate() == state"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_explaining_first_leaves_the_same_training() -> None:
