@@ -1,11 +1,12 @@
 """One compiled program for every number of steps: what ``reroll.compile`` gives to Dynamo as its backend.
 
-Dynamo is called with *tokens*: tensors like the sequences, but a few steps long. Its guards check all but the length, and
-its bytecode puts results where the model puts them. The callable that Dynamo gets from this backend receives the tokens
-among its operands, puts the sequences in their place, and runs the program for their length. When it runs first, nothing of
-the model has run yet, so that is when the model is observed, traced at two other lengths, and compiled.
+Dynamo is called with *tokens*: tensors like the sequences, but a few steps long. Its guards check all but the length,
+and its bytecode puts results where the model puts them. The callable that Dynamo gets from this backend receives the
+tokens among its operands, puts the sequences in their place, and runs the program for their length. When it runs first,
+nothing of the model has run yet, so that is when the model is observed, traced at two other lengths, and compiled.
 
-Private torch API, tried on 2.11 and 2.13: ``ShortenTraceback``, whose kin Dynamo raises as they are; ``FakeTensorMode``.
+Private torch API, tried on 2.11 and 2.13: ``ShortenTraceback``, whose kin Dynamo raises as they are, and
+``FakeTensorMode``, for examples.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _PROGRAMS = 64
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Stands for value ``index`` of ``count`` of run ``run`` of the outputs, until the model's result is put together."""
+    """Stands for value ``index`` of ``count`` of run ``run`` of the outputs, until the model's result is complete."""
 
     run: int
     index: int
@@ -119,7 +120,6 @@ class Entry:
         self.module = module
         self.families: dict[tuple[int, ...], Family] = {}
         self.observed: OrderedDict[int, Observed] = OrderedDict()
-        self.unusable: dict[tuple[int, ...], LengthError] = {}
 
     def run(self, *operands: Any) -> Any:
         """Run the program of the present call on its sequences."""
@@ -147,11 +147,10 @@ class Entry:
 
     def _observe(self, running: Running) -> Observed:
         length = running.call.length
-        self.unusable |= running.unusable
-        if length not in self.observed or self.observed[length].pattern.lengths in self.unusable:
+        if length not in self.observed or self.observed[length].pattern.lengths in running.unusable:
             patterns = dict.fromkeys(each.pattern for each in self.observed.values())
-            known = [pattern for pattern in patterns if pattern.lengths not in self.unusable]
-            self.observed[length] = observe(running.front.model, running.call, known, self.unusable)
+            known = [pattern for pattern in patterns if pattern.lengths not in running.unusable]
+            self.observed[length] = observe(running.front.model, running.call, known, running.unusable)
             _forget(self.observed)
         self.observed.move_to_end(length)
         return self.observed[length]
@@ -199,7 +198,7 @@ class Family:
 
     def _compiled(self, instance: Instance) -> Graph:
         share = shared(self.options, len(instance.recurrences))
-        built, modules = [], {}
+        built, modules = [], dict[str, nn.Module]()
         for at, recurrence in enumerate(instance.recurrences):
             kernels_of = partial(self._kernels, at, recurrence, share)
             if recurrence.steps == 0:
@@ -228,6 +227,7 @@ class Idle(nn.Module):
         self.rows = kernels.traced.results[self.carries :]
 
     def forward(self, *operands: Tensor) -> tuple[Tensor, ...]:
+        """The first carry, and no rows."""
         empty = (torch.empty((0, *row.shape[1:]), dtype=row.dtype, device=row.device) for row in self.rows)
         return (*operands[: self.carries], *empty)
 

@@ -26,18 +26,19 @@ def compile(model: Any = None, *, time_dim: TimeDim, **options: Any) -> Any:  # 
 
     model: a module, function or method with a loop over time in it. A module gives a module with the same parameters, a
     function a function.
-    time_dim: the dimension of time of every tensor argument that has it (the first tensor argument with such a dimension
-    says what T is; others of that size there have it too), or a mapping from names of parameters to dimensions:
+    time_dim: the dimension of time of every tensor argument that has it (the first tensor with such a dimension says
+    what T is; others of that size there have it too), or a mapping from names of parameters to dimensions:
     ``{"x": 1, "h": None}``; for nested arguments ``{"batch": {"frames": 0, "labels": None}}``.
     options: those of ``reroll.Options``.
 
     The first call runs the model without gradients on a few short pieces of its sequence, has Dynamo trace it at three
-    short lengths, and compiles one segment. The first call at every further length runs the model once without gradients,
-    operation by operation, to check that it does there what the short traces say; nothing is traced or compiled again.
-    Afterwards the model is as if it had not been run: attributes, buffers and random numbers are put back. What hooks and
-    the model itself do outside of Python objects that can be reached from it (files, prints) happens in those runs too.
-    All but T is guarded as under ``torch.compile(fullgraph=True, dynamic=False)``: another batch size, dtype or mode of
-    training compiles anew. A sequence of fewer steps than the model's first and last irregular ones is run as it is.
+    short lengths, and compiles one segment. The first call at every further length runs the model once without
+    gradients, operation by operation, to check that it does there what the short traces say; nothing is traced or
+    compiled again. Afterwards the model is as if it had not been run: attributes, buffers and random numbers are put
+    back. What hooks and the model itself do outside of Python objects that can be reached from it (files, prints)
+    happens in those runs too. All but T is guarded as under ``torch.compile(fullgraph=True, dynamic=False)``: another
+    batch size, dtype or mode of training compiles anew. A sequence so short that its first and last steps, which differ
+    from the others, meet (most often below three) is run by torch as it is.
 
     Raises LengthError, with the line, if what the model does at T steps cannot be told from a few steps.
     """
@@ -150,5 +151,5 @@ class AnyLengthModule(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         time_dim, options = state.pop("_compiled_with")
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._set_caller(time_dim, options)

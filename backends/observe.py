@@ -41,14 +41,14 @@ def observe(
 ) -> Observed:
     """The first pattern that a call follows: one that is known, else one found from short runs.
 
-    unusable: lengths whose traces gave no template, and why. Raises LengthError with the line at which a pattern was left.
+    unusable: lengths whose traces gave no template, and why; after a few of them no more are tried. Raises LengthError
+    with the line where a pattern was left.
     """
     refusals = list(unusable.values())
     tried = {pattern.lengths for pattern in known} | set(unusable)
     found = (partial(probe, model, call, *each) for each in _candidates(call.length) if each[0] not in tried)
-    for pattern_of in (*(partial(_same, pattern) for pattern in known), *found):
-        if len(unusable) >= _TRIES:
-            break
+    fresh = () if len(unusable) >= _TRIES else found
+    for pattern_of in (*(partial(_itself, pattern) for pattern in known), *fresh):
         try:
             return _follow(model, call, pattern_of())
         except TooShortError:
@@ -58,7 +58,7 @@ def observe(
     raise refusals[0]
 
 
-def _same(pattern: Pattern) -> Pattern:
+def _itself(pattern: Pattern) -> Pattern:
     return pattern
 
 
@@ -103,8 +103,8 @@ def probe(
                 trace.given.update(_run(model, short, note, state)[1])
             except Exception as error:
                 raise LengthError(
-                    f"The model cannot be run on the first {length} steps of its sequence: {type(error).__name__}: {error}. "
-                    f"If these are no steps, say in time_dim which arguments have time, and in which dimension."
+                    f"The model cannot be run on the first {length} steps of its sequence: {type(error).__name__}: "
+                    f"{error}. If these are no steps, say in time_dim which arguments have time, in which dimension."
                 ) from error
         changes = changes or versions != [value._version for value in sequences]
         traces.append(trace)
@@ -166,19 +166,16 @@ def _looked_at(
 def _refuse_attributes(pattern: Pattern) -> None:
     """Refuse models that leave something in an attribute that Dynamo would fill from a short trace."""
     names = {number: colour for colour, number in pattern.palette.items()}
-    for stretch in pattern.stretches:
-        for slot in stretch.slots:
-            given = next((x for x in names[slot.colour] if isinstance(x, str) and x.startswith("gives ")), None)
-            if given in (None, "gives result"):
-                continue
-            forms = (*slot.head, *slot.tail, slot.middle)
-            moves = any(form.c[i] or i in form.free for form in forms for i, k in enumerate(slot.kinds) if k != "made")
-            inputs = any(
-                isinstance(x, tuple) and x[:1] == ("from outside",) and isinstance(x[1], str)
-                for x in names[slot.colour]
+    for slot in (slot for stretch in pattern.stretches for slot in stretch.slots):
+        colour = names[slot.colour]
+        given = next((x for x in colour if isinstance(x, str) and x.startswith("gives ")), "gives result")
+        forms = (*slot.head, *slot.tail, slot.middle)
+        moves = any(
+            form.c[i] or i in form.free for form in forms for i, kind in enumerate(slot.kinds) if kind != "made"
+        )
+        inputs = any(isinstance(x, tuple) and x[0] == "from outside" and isinstance(x[1], str) for x in colour)
+        if given != "gives result" and (moves or inputs):
+            raise LengthError(
+                f"The model leaves in {given.removeprefix('gives ')} what depends on the number of steps (a number, a "
+                "list that grows, or its input). Return it instead, or use torch.compile(backend='reroll')."
             )
-            if moves or inputs:
-                raise LengthError(
-                    f"The model leaves in {str(given).removeprefix('gives ')} what depends on the number of steps (a "
-                    "number, a list that grows, or its input). Return it instead, or use torch.compile(backend='reroll')."
-                )

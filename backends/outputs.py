@@ -90,8 +90,8 @@ class _Outputs:
     def _refusal(self, path: Path) -> LengthError:
         place = f" at {path}" if path else ""
         return LengthError(
-            f"What the model returns{place} at {self.running.call.length} steps does not follow from short traces. Return "
-            "tensors, or lists of one value a step, or use torch.compile(backend='reroll')."
+            f"What the model returns{place} at {self.running.call.length} steps does not follow from short traces. "
+            "Return tensors, or lists of one value a step, or use torch.compile(backend='reroll')."
         )
 
 

@@ -85,7 +85,7 @@ def _named(
 ) -> Iterator[tuple[int, int]]:
     if signature is None:
         raise OptionError("reroll.compile: this callable has no signature, so time_dim must be one dimension.")
-    given = signature.bind(*args, **kwargs).arguments
+    given: dict[str, Any] = signature.bind(*args, **kwargs).arguments
     extra: Any = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
     given = {**given, **given.get(extra, {})}
     for name, dim in time_dim.items():

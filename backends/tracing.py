@@ -18,7 +18,7 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from reroll.errors import CaptureError
-from reroll.recurrence import Items, Numbers, Recurrence, Slices
+from reroll.recurrence import Items, Numbers, PerStep, Recurrence, Slices
 from reroll.sparsity import Fact, infer_carries
 
 
@@ -138,7 +138,7 @@ def _long_enough(
     """The recurrence and examples with at least ``steps`` steps, if its segments are to serve any number of them."""
     if not recurrence.any_length:
         return recurrence, examples
-    xs, longer = [], list(examples)
+    xs, longer = list[PerStep](), list(examples)
     for x in recurrence.xs:
         if isinstance(x, Slices):
             old = longer[x.operand]

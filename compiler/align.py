@@ -1,13 +1,15 @@
-"""Captures of one model at several short lengths as one template: the same nodes, with numbers that depend on the length.
+"""Captures of one model at several short lengths as one template: the same nodes, with numbers that may vary.
 
-The outer graphs must have the same nodes in the same order. Where numbers differ between the lengths, the template holds
-all of them (``Varies``); three and more rows of one stacked output that follow each other in a list are one ``RowRun``.
+The outer graphs must have the same nodes in the same order. Where numbers differ between the lengths, the template
+holds all of them (``Varies``); three and more rows of one stacked output that follow each other in a list are one
+``RowRun``.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -113,7 +115,7 @@ def _progression(values: Any) -> tuple[int, int, int] | None:
     if len(values) < 2 or not all(type(value) is int for value in values):
         return None
     stride = values[1] - values[0]
-    even = all(b - a == stride for a, b in zip(values, values[1:], strict=False))
+    even = all(b - a == stride for a, b in pairwise(values))
     return (values[0], stride, len(values)) if even else None
 
 
@@ -205,7 +207,8 @@ def _per_step(walk: _Walk, xs: tuple[PerStep, ...], recurrence: Recurrence) -> P
     if isinstance(last, Items) and all(x == last for x in xs):
         return last
     if isinstance(last, Numbers) and all(isinstance(x, Numbers) for x in xs):
-        return Numbers(tuple(x.values for x in xs if isinstance(x, Numbers)))  # type: ignore[arg-type]
+        values: Any = tuple(x.values for x in xs if isinstance(x, Numbers))
+        return Numbers(values)
     raise LengthError(
         f"What the steps of the loop at {recurrence.where} read one after another does not grow evenly with the number "
         f"of steps. {ADVICE}"

@@ -81,7 +81,8 @@ class Check:
     def _depart(self, how: str) -> None:
         lengths = ", ".join(map(str, self.pattern.lengths))
         raise Departure(
-            f"At {self.length} steps the model does not go on as at {lengths} steps: what was seen there {how}: {self.line()}."
+            f"At {self.length} steps the model does not go on as at {lengths} steps: what was seen there {how}: "
+            f"{self.line()}."
         )
 
     def finish(self) -> None:

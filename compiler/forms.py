@@ -25,6 +25,7 @@ class Affine:
     b: int | Fraction
 
     def __call__(self, length: int) -> int:
+        """The value at a length. Raises LengthError if it is no whole number."""
         value = self.a + self.b * length
         if value != int(value):
             raise LengthError(f"At {length} steps a loop would be run {value} times.")
@@ -55,6 +56,7 @@ class Form:
         return None if self.free or any(self.b) else self(0, length)
 
     def __call__(self, run: int, length: int) -> Numbers:
+        """The numbers at a run."""
         return tuple(a + b * run + c * length for a, b, c in zip(self.a, self.b, self.c, strict=True))
 
 
@@ -84,7 +86,7 @@ def find_forms(
 def _fit(
     lengths: Sequence[int], rows: Sequence[Rows], kinds: Sequence[str], free: tuple[str, ...], offset: int = 0
 ) -> Form | None:
-    """The form of runs ``offset, offset + 1, ...`` at each length, if there is one; ``free`` kinds of numbers may be."""
+    """The form of runs ``offset, offset + 1, ...`` at each length, if there is one; ``free``: kinds that may be so."""
     if not all(rows):
         return None
     a, b, c, loose = [], [], [], set()

@@ -13,8 +13,8 @@ from reroll.errors import LengthError
 from reroll.forms import Affine
 from reroll.functional import where
 from reroll.literals import Literals
-from reroll.recurrence import Numbers, Recurrence, Slices
-from reroll.template import LoopTemplate, Progression, RowRun, Template, Varies
+from reroll.recurrence import Numbers, PerStep, Recurrence, Slices
+from reroll.template import ADVICE, LoopTemplate, Progression, RowRun, Template, Varies
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,15 +42,15 @@ def instantiate(template: Template, check: Check) -> Instance:
     if unasked is not None:
         seen = ", ".join(map(repr, unasked.values[-1][:4]))
         raise LengthError(
-            f"The number at {unasked.line} ({seen}, ...) changes with the steps or their number in a way that is not known. "
-            "Pass it as a tensor with time, or use torch.compile(backend='reroll'), which compiles each length by itself."
+            f"The number at {unasked.line} ({seen}, ...) changes with the steps or their number in a way that is not "
+            f"known. Pass it as a tensor with time. {ADVICE}"
         )
     return Instance(check.length, builder.graph, recurrences, tuple(builder.outputs))
 
 
 def _recurrence(loop: LoopTemplate, builder: _Builder) -> Recurrence:
     steps = builder.whole(loop.steps, loop.recurrence.where)
-    xs = []
+    xs = list[PerStep]()
     for x in loop.xs:
         if isinstance(x, Slices):
             xs.append(replace(x, start=builder.whole(x.start, loop.recurrence.where)))
@@ -83,10 +83,11 @@ class _Builder:
 
     def _old(self, run: RowRun) -> range:
         """The rows of a run at the template's last length."""
-        first, stride, count = (
-            x.values[-1] if isinstance(x, Varies) else x for x in (run.start, run.stride, run.count)
-        )
+        first, stride, count = (self._last(x) for x in (run.start, run.stride, run.count))
         return range(first, first + stride * count, stride)
+
+    def _last(self, value: Any) -> Any:
+        return value.values[-1] if isinstance(value, Varies) else value
 
     def _value(self, value: Any, node: fx.Node) -> Any:
         if isinstance(value, list | tuple) and any(isinstance(item, RowRun) for item in value):
@@ -126,14 +127,13 @@ class _Builder:
         found = affine(self.check.length) if affine is not None else self.literals.scalar(values)
         if found is None:
             raise LengthError(
-                f"The number {values[-1]!r} at {line} depends on the number of steps "
-                f"({', '.join(f'{v!r} at {n}' for n, v in zip(self.lengths, values, strict=True))}) in a way that is not "
-                "known. Use torch.compile(backend='reroll') for this model, which compiles each length by itself."
+                f"The number {values[-1]!r} at {line} depends on the number of steps in a way that is not known: "
+                f"{', '.join(f'{v!r} at {n}' for n, v in zip(self.lengths, values, strict=True))}. {ADVICE}"
             )
         return found
 
     def numbers(self, values: Any, steps: int, line: str) -> tuple[int | float, ...]:
-        """The numbers of a loop's steps: ``values`` are those at the template's lengths, or one number for all steps."""
+        """The numbers of a loop's steps: ``values`` are those at the template's lengths, or one for all steps."""
         if not isinstance(values[0], tuple):
             return (self.number(values, line),) * steps
         found = self.literals.sequence(values)

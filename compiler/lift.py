@@ -52,8 +52,8 @@ def _numbers(merged: Merged) -> Iterator[tuple[fx.Node, int, Varies]]:
         for place, leaf in enumerate(leaves):
             if isinstance(leaf, Progression | RowRun) or (isinstance(leaf, Varies) and not may_move(node, place)):
                 raise LengthError(
-                    f"What is used at {where(node)}, inside of the loop, depends on the number of steps and cannot become "
-                    f"an input of the step. {ADVICE}"
+                    f"What is used at {where(node)}, inside of the loop, depends on the number of steps and cannot "
+                    f"become an input of the step. {ADVICE}"
                 )
             if isinstance(leaf, Varies):
                 yield node, place, leaf
@@ -69,7 +69,7 @@ def _put(graph: fx.Graph, node: fx.Node, place: int, number: fx.Node, dtype: tor
 
 
 def promoted(graph: fx.Graph, number: fx.Node, dtype: torch.dtype, like: torch.Tensor, value: float) -> fx.Node:
-    """A number that is a tensor of ``dtype``, cast where it would promote ``like`` unlike the Python number ``value``."""
+    """A number that is a tensor of ``dtype``, cast where it would promote ``like`` unlike the number ``value``."""
     same = torch.empty((1,) * min(like.dim(), 1), dtype=like.dtype)
     plain = torch.result_type(same, value)
     if torch.result_type(same, torch.tensor(0, dtype=dtype)) == plain:

@@ -63,7 +63,7 @@ class Literals:
         return None
 
     def _chains(self) -> Iterator[tuple[Literal, ...]]:
-        """Numbers by themselves, and with those of the same line that are used once, right before or after their loop."""
+        """Numbers by themselves, and with those of the same line that are used once, before or after their loop."""
         literals = self.check.pattern.literals
         loops = [each for each in literals if len(each.values[-1]) > 1]
         yield from ((each,) for each in literals)
@@ -78,8 +78,8 @@ class Literals:
 
 _ONES: tuple[Callable[[tuple[Any, ...]], set[Any]], ...] = (
     set,
-    *(lambda runs, at=at: set(runs[at : at + 1]) for at in range(_ONE)),  # type: ignore[misc]
-    *(lambda runs, at=at: set(runs[len(runs) - at - 1 :][:1]) for at in range(_ONE)),  # type: ignore[misc]
+    *(lambda runs, at=at: set(runs[at : at + 1]) for at in range(_ONE)),
+    *(lambda runs, at=at: set(runs[len(runs) - at - 1 :][:1]) for at in range(_ONE)),
 )
 
 

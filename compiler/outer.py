@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -121,7 +122,7 @@ class Outer:
         """Whether two or three nodes are rows of one stacked output that follow each other evenly."""
         places = [self.emitted.get(item) for item in items]
         rows = [place[1] for place in places if place is not None and places[0] and place[0] is places[0][0]]
-        steps = {b - a for a, b in zip(rows, rows[1:], strict=False)}
+        steps = {b - a for a, b in pairwise(rows)}
         return len(rows) == len(items) and len(steps) == 1 and 0 not in steps
 
     def _piece(self, group: list[fx.Node], dim: int, stack: bool) -> fx.Node:

@@ -1,8 +1,8 @@
 """The pattern of a model's operations in the number of steps T, and whether a run at some T follows it.
 
-Three recordings at short lengths give the pattern: stretches that are run once, and loops whose number of runs is affine
-in T. Every number of every event is then ``a + b r + c T`` at run r of its loop, but for a few first and last runs,
-which have numbers of their own. A recording at the full length must be what the pattern predicts, event by event.
+Three recordings at short lengths give the pattern: stretches that are run once, and loops whose number of runs is
+affine in T. Every number of every event is then ``a + b r + c T`` at run r of its loop, but for a few first and last
+runs, which have numbers of their own. A recording at the full length must be what the pattern predicts, event by event.
 Numbers of the user's that are no such function (``1 / T``, ``0.9 ** t``) are *free*: they are read from the recording.
 """
 
@@ -94,8 +94,8 @@ def find_pattern(
 ) -> Pattern:
     """The pattern of three recordings, shortest first. Raises LengthError if there is none.
 
-    free: kinds of the user's numbers that may be no affine function of run and length. multiple: how many repetitions of
-    equal operations are one run of a loop, for loops whose numbers have a period.
+    free: kinds of the user's numbers that may be no affine function of run and length. multiple: how many repetitions
+    of equal operations are one run of a loop, for loops whose numbers have a period.
     """
     names = {number: colour for colour, number in palette.items()}
     lengths = tuple(trace.length for trace in traces)
@@ -121,17 +121,11 @@ def find_pattern(
             ]
             head, tail, middle = find_forms(lengths, rows, kinds, free, traces[-1].lines[event])
             slots.append(Slot(colour, kinds, head, tail, middle))
-            literals += [
-                Literal(
-                    at,
-                    place,
-                    column,
-                    tuple(tuple(row[column] for row in each) for each in rows),
-                    traces[-1].lines[event],
-                )
-                for column, kind in enumerate(kinds)
-                if kind in LITERALS
-            ]
+            line = traces[-1].lines[event]
+            for column, kind in enumerate(kinds):
+                if kind in LITERALS:
+                    values = tuple(tuple(row[column] for row in each) for each in rows)
+                    literals.append(Literal(at, place, column, values, line))
         stretches.append(Stretch(tuple(slots), count))
     anchors = dict(_anchors(traces, parsed, [period for _, period, _ in layout]))
     return Pattern(lengths, tuple(stretches), palette, tuple(literals), anchors)

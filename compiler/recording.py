@@ -5,8 +5,8 @@ model is also run as it is, without gradients, under a ``TorchFunctionMode`` tha
 a colour (the operation, the structure of its operands, which inputs and parameters they are) and its numbers (how many
 events ago each operand was made, and all integers and floats). Nothing of an event is kept but that.
 
-Private torch API, tried on 2.11 and 2.13: ``_SingleLevelFunction``, through which every ``autograd.Function`` is applied;
-``_is_any_autocast_enabled``.
+Private torch API, tried on 2.11 and 2.13: ``_SingleLevelFunction``, through which every ``autograd.Function`` is
+applied, and ``_is_any_autocast_enabled``.
 """
 
 from __future__ import annotations
@@ -124,13 +124,7 @@ class Recorder(TorchFunctionMode):
             colour.append("int" if type(value) is int else "float")
             numbers.append(value)
         elif isinstance(value, list | tuple):
-            colour.append("(")
-            if len(value) < _LIST:
-                for item in value:
-                    self._flatten(item, colour, numbers)
-            else:
-                self._list(value, colour, numbers)
-            colour.append(")")
+            self._list(value, colour, numbers)
         elif isinstance(value, Mapping):
             colour.append(("keys", *value))
             for item in value.values():
@@ -160,6 +154,15 @@ class Recorder(TorchFunctionMode):
 
     def _list(self, values: Sequence[Any], colour: list[Any], numbers: list[int | float]) -> None:
         """The items of a list; three and more that differ evenly in their numbers are one run of them."""
+        colour.append("(")
+        if len(values) < _LIST:
+            for value in values:
+                self._flatten(value, colour, numbers)
+        else:
+            self._runs(values, colour, numbers)
+        colour.append(")")
+
+    def _runs(self, values: Sequence[Any], colour: list[Any], numbers: list[int | float]) -> None:
         items = []
         for value in values:
             own: tuple[list[Any], list[int | float]] = ([], [])
@@ -220,12 +223,12 @@ def recording(recorder: Recorder) -> Iterator[None]:
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         return recorder.apply(cls, super(_SingleLevelFunction, cls).apply, args, kwargs)
 
-    _SingleLevelFunction.apply = classmethod(apply)  # type: ignore[assignment]
+    _SingleLevelFunction.apply = classmethod(apply)  # type: ignore[attr-defined]
     try:
         with torch.compiler.set_stance("force_eager"), torch.no_grad(), recorder:  # torch.scan compiles itself
             yield
     finally:
-        del _SingleLevelFunction.apply
+        del _SingleLevelFunction.apply  # type: ignore[attr-defined]
 
 
 def _step_by_step(

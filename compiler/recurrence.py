@@ -47,8 +47,9 @@ class Recurrence:
     It is called on operands ``(initial carry..., operands of xs..., constants...)`` and gives ``(last carry...,
     ys...)``, each of ``ys`` stacked along a new first dimension of ``steps``. ``constants`` are operand numbers.
     ``autocast`` holds the arguments of the autocast regions around the loop, ``grad_enabled`` whether it runs with
-    gradients, ``random`` whether a step draws random numbers, ``where`` the line of the user's code. ``any_length``: its compiled
-    segments serve other numbers of steps too, so slices of time come in a layout that does not depend on it.
+    gradients, ``random`` whether a step draws random numbers, ``where`` the line of the user's code.
+    ``any_length``: its compiled segments serve other numbers of steps too, so slices of time come in a layout that does
+    not depend on it.
     """
 
     name: str

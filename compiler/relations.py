@@ -140,7 +140,10 @@ class Operand:
 
 
 def classify(sequence: Sequence, region: Region) -> list[list[Operand]] | None:
-    """The relation of every operand, one list a node of the step; None if one has none, or nothing is carried by a step that has to."""
+    """The relation of every operand, one list a node of the step.
+
+    None if one has none, or if nothing is carried by a step that has to.
+    """
     found: list[list[Operand]] = []
     for place, _, operand, _ in _operands(sequence, region):
         if operand is None:

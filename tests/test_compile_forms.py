@@ -1,0 +1,155 @@
+"""What ``reroll.compile`` takes and gives: modules, functions and methods; what it refuses; explain and budgets."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+import reroll
+from length_networks import DOUBLE, EAGER, H, I, Net, counted, growing_attribute, kept_input, last, rows, stacked
+from reroll.errors import LengthError, OptionError, RerollError
+
+
+@pytest.fixture(autouse=True)
+def _double_precision() -> Iterator[None]:
+    torch.compiler.reset()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def test_a_module_stays_a_module() -> None:
+    net = Net(last)
+    fast = reroll.compile(net, time_dim=0, **EAGER)
+    x_TBI, seen = torch.randn(20, 2, I), []
+    assert isinstance(fast, nn.Module)
+    assert [id(p) for p in fast.parameters()] == [id(p) for p in net.parameters()]
+    assert fast.cell is net.cell
+    fast.scale = 2.0  # type: ignore[assignment]
+    assert net.scale == 2.0
+    fast.register_forward_hook(lambda *args: seen.append(args[-1].shape))
+    assert torch.equal(fast(x_TBI), net(x_TBI))
+    assert seen == [(2, H)]
+    fast.load_state_dict({name: value * 0 for name, value in fast.state_dict().items()})
+    assert not any(parameter.any() for parameter in net.parameters())
+    assert fast.eval().training is net.training is False
+
+
+def test_copies_and_pickles_have_parameters_of_their_own() -> None:
+    net = Net(last)
+    fast = reroll.compile(net, time_dim=0, **EAGER)
+    x_TBI = torch.randn(20, 2, I)
+    expected = fast(x_TBI)
+    for twin in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+        assert torch.equal(twin(x_TBI), expected)
+        with torch.no_grad():
+            twin.cell.weight_ih.zero_()
+        assert not torch.equal(twin(x_TBI), expected)
+        assert torch.equal(fast(x_TBI), expected)
+
+
+def test_decorators_of_functions_and_methods() -> None:
+    @reroll.compile(time_dim=0, **EAGER)  # type: ignore[untyped-decorator]
+    def total(x_TB: Tensor) -> Tensor:
+        """A leaky sum."""
+        v_B = x_TB.new_zeros(x_TB.shape[1])
+        for t in range(x_TB.shape[0]):
+            v_B = torch.tanh(0.9 * v_B + x_TB[t])
+        return v_B
+
+    class Method(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(()))
+
+        @reroll.compile(time_dim={"x_TB": 0}, **EAGER)  # type: ignore[untyped-decorator]
+        def forward(self, x_TB: Tensor) -> Tensor:
+            v_B = x_TB.new_zeros(x_TB.shape[1])
+            for t in range(x_TB.shape[0]):
+                v_B = torch.tanh(0.9 * v_B + self.gain * x_TB[t])
+            return v_B
+
+    x_TB = torch.randn(40, 3)
+    assert total.__name__ == "total"
+    assert total.__doc__ == "A leaky sum."
+    assert torch.allclose(Method()(x_TB), total(x_TB), atol=1e-14)
+
+
+@pytest.mark.parametrize("body", [growing_attribute, counted, kept_input])
+def test_attributes_that_depend_on_the_length_are_refused(body: Callable[..., Any]) -> None:
+    run = reroll.compile(Net(body), time_dim=0, **EAGER)
+    with pytest.raises(LengthError, match="leaves in"):
+        run(torch.randn(30, 2, I))
+
+
+def test_decisions_on_values_are_refused_with_their_line() -> None:
+    def branch(net: Net, x_TBI: Tensor) -> Any:
+        h_BH = x_TBI.new_zeros(x_TBI.shape[1], H)
+        for t in range(x_TBI.shape[0]):
+            h_BH = net.cell(x_TBI[t], h_BH)
+            if h_BH.sum() > 1:
+                h_BH = h_BH * 0.5
+        return h_BH
+
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"h_BH\.sum"):
+        reroll.compile(Net(branch), time_dim=0, **EAGER)(torch.randn(30, 2, I))
+
+
+@pytest.mark.parametrize(
+    ("time_dim", "args", "match"),
+    [
+        (7, (torch.zeros(30, 2, I),), "no argument has the time dimension"),
+        ({"y": 0}, (torch.zeros(30, 2, I),), "'y', which is no parameter"),
+        ({"x_TBI": "first"}, (torch.zeros(30, 2, I),), "is 'first'"),
+        ({"x_TBI": (0, 1)}, (torch.zeros(30, 2, I),), "a tensor of shape"),
+        (1, (torch.zeros(2, 30, I),), "first 8 steps"),
+    ],
+)
+def test_a_wrong_time_dimension_is_refused(time_dim: Any, args: Any, match: str) -> None:
+    net = Net(last)
+
+    def call(x_TBI: Tensor) -> Any:
+        return net(x_TBI.view(30, 2, I) if x_TBI.shape[0] == 2 else x_TBI)
+
+    with pytest.raises(RerollError, match=match):
+        reroll.compile(call, time_dim=time_dim, **EAGER)(*args)
+
+
+def test_wrong_uses_are_refused() -> None:
+    with pytest.raises(OptionError, match="must be a dimension"):
+        reroll.compile(Net(last), time_dim="first")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="cannot be called"):
+        reroll.compile(3, time_dim=0)
+    with pytest.raises(OptionError, match="Did you mean 'schedule'"):
+        reroll.compile(Net(last), time_dim=0, shedule="double")
+
+
+def test_explain_shows_the_plan_of_the_length() -> None:
+    run = reroll.compile(Net(stacked), time_dim=0, **DOUBLE)
+    for steps in (400, 30):
+        assert reroll.explain(run, torch.randn(steps, 2, I)).loops[0].recurrence.steps in (steps, steps - 1)
+
+
+def test_a_budget_is_met_at_every_length() -> None:
+    net = Net(last)
+    run = reroll.compile(net, time_dim=0, **EAGER, memory_budget="64KiB", remote="disk")
+    for steps in (60, 500):
+        x_TBI = torch.randn(steps, 2, I)
+        report = reroll.explain(run, x_TBI)
+        assert report.loops[0].prediction.peak <= 64 * 2**10
+        assert torch.allclose(run(x_TBI), net(x_TBI), atol=1e-12)
+
+
+def test_nothing_is_said_where_nothing_is_wrong() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", reroll.RerollWarning)
+        found = reroll.compile(Net(rows), time_dim=0, **EAGER)(torch.randn(30, 2, I))
+    assert all(isinstance(leaf, Tensor | int) for leaf in tree_leaves(found))

@@ -1,0 +1,54 @@
+"""Random programs at lengths that were never traced: ``reroll.compile`` is right, or refuses; never wrong."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+import reroll
+from agreement import differences, results
+from random_programs import WIDTH, Program
+from reroll.errors import LengthError
+
+SEEDS = range(24)
+LENGTHS = (13, 24, 5, 31)
+
+
+def check(seed: int) -> int:
+    """Compare a program with eager at every length; how often it agreed. What eager cannot do itself is left out."""
+    torch.manual_seed(seed)
+    torch.compiler.reset()
+    model, agreed = Program(seed).double(), 0
+    twin = copy.deepcopy(model)
+    schedule: dict[str, Any] = {"schedule": "standard"} if seed % 2 else {"schedule": "double", "chunk": 5, "slots": 2}
+    run = reroll.compile(twin, time_dim=0, lowering="eager", **schedule)
+    for steps in LENGTHS:
+        x_TBW = torch.randn(steps, model.batch, WIDTH, dtype=torch.float64)
+        try:
+            expected = results(model, model, (x_TBW,))
+        except (RuntimeError, IndexError):
+            continue
+        try:
+            found = results(run, twin, (x_TBW,))
+        except LengthError:
+            continue
+        different = differences(found, expected, 1e-10)
+        assert not different, (
+            f"program {seed} at {steps} steps: {different}, {model.steps}, {model.order}, {model.ending}"
+        )
+        agreed += 1
+    return agreed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(4))
+def test_random_programs_are_never_wrong(part: int) -> None:
+    seeds = SEEDS[part::4]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", reroll.RerollWarning)
+        agreed = sum(check(seed) for seed in seeds)
+    assert agreed >= len(seeds) * len(LENGTHS) // 3
