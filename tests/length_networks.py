@@ -1,4 +1,4 @@
-"""Networks for ``reroll.compile``: a GRU cell, and what is made of its states. T steps, B batch, I inputs, H neurons."""
+"""Networks for ``reroll.compile``: a GRU cell, and what is made of its states (T steps, B batch, I in, H neurons)."""
 
 from __future__ import annotations
 
