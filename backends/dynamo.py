@@ -12,6 +12,7 @@ raises as they are.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -35,6 +36,7 @@ from reroll.given import without_regions
 from reroll.options import Options, parse_budget
 
 Compiled = Callable[..., Any]
+_LONG = 512
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,6 +111,8 @@ def _compile(
     if not found.recurrences:
         run = _without_recurrence(gm, example_inputs, parsed, found.reason)
         return _entry(Graph(run, gm, (), found.reason, _break(gm)))
+    if max(each.steps for each in found.recurrences) >= _LONG:
+        _say_how_to_unroll_less()
     share = shared(parsed, len(found.recurrences))
     built = build_all(found.recurrences, share)
     modules = {each.name: Rolled(each.executable) for each in built}
@@ -116,6 +120,17 @@ def _compile(
     if parsed.lowering == "inductor":
         run = compile_surroundings(module, found.recurrences)
     return _entry(Graph(run, module, tuple(built), "", _break(gm), found.notes))
+
+
+@functools.cache
+def _say_how_to_unroll_less() -> None:
+    """Said once, for the first long loop."""
+    text = (
+        f"Dynamo has unrolled a loop of {_LONG} steps or more, which takes it 10 to 150 ms a step, and does so again for "
+        "every other number of steps, eight times at most. reroll.compile(model, time_dim=...) has it trace a few steps "
+        "once, whatever their number."
+    )
+    warnings.warn(text, RerollWarning, stacklevel=2)
 
 
 def shared(options: Options, count: int) -> Options:

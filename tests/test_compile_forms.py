@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import reroll
+import reroll.backends.dynamo as dynamo
 from length_networks import DOUBLE, EAGER, H, I, Net, counted, growing_attribute, kept_input, last, rows, stacked
 from reroll.errors import LengthError, OptionError, RerollError
 
@@ -153,3 +154,18 @@ def test_nothing_is_said_where_nothing_is_wrong() -> None:
         warnings.simplefilter("error", reroll.RerollWarning)
         found = reroll.compile(Net(rows), time_dim=0, **EAGER)(torch.randn(30, 2, I))
     assert all(isinstance(leaf, Tensor | int) for leaf in tree_leaves(found))
+
+
+def test_the_backend_says_once_what_a_long_loop_costs() -> None:
+    def leaky(x_TB: Tensor) -> Tensor:
+        v_B = x_TB[0]
+        for t in range(x_TB.shape[0]):
+            v_B = torch.tanh(v_B + x_TB[t])
+        return v_B
+
+    dynamo._say_how_to_unroll_less.cache_clear()
+    for steps, said in ((30, 0), (600, 1), (520, 0)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.compile(leaky, backend="reroll", options=EAGER, dynamic=False)(torch.randn(steps, 2))
+        assert sum("reroll.compile(model, time_dim=...)" in str(each.message) for each in caught) == said
