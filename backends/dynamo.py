@@ -126,9 +126,9 @@ def _compile(
 def _say_how_to_unroll_less() -> None:
     """Said once, for the first long loop."""
     text = (
-        f"Dynamo has unrolled a loop of {_LONG} steps or more, which takes it 10 to 150 ms a step, and does so again for "
-        "every other number of steps, eight times at most. reroll.compile(model, time_dim=...) has it trace a few steps "
-        "once, whatever their number."
+        f"Dynamo has unrolled a loop of {_LONG} steps or more, which takes it 10 to 150 ms a step, and does so again "
+        "for every other number of steps, eight times at most. reroll.compile(model, time_dim=...) has it trace a few "
+        "steps once, whatever their number."
     )
     warnings.warn(text, RerollWarning, stacklevel=2)
 
