@@ -40,8 +40,9 @@ class ConvolutionalSpiking(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         steps, batch = x.shape[:2]
-        v1, v2 = x.new_zeros(batch, 2, 4, 4), x.new_zeros(batch, 3, 2, 2)
-        total = x.new_zeros(batch, 2)
+        v1 = x.new_zeros(batch, self.conv1.out_channels, 4, 4)
+        v2 = x.new_zeros(batch, self.conv2.out_channels, 2, 2)
+        total = x.new_zeros(batch, self.out.out_features)
         for t in range(steps):
             v1 = 0.8 * v1 + self.norm(self.conv1(x[t]))
             z1 = spike(v1 - 0.4)
@@ -59,10 +60,11 @@ class LearnableDecay(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.fc, self.out = nn.Linear(4, 6), nn.Linear(6, 2)
-        self.decay, self.threshold = nn.Parameter(torch.randn(6)), nn.Parameter(torch.full((6,), 0.4))
+        neurons = self.fc.out_features
+        self.decay, self.threshold = nn.Parameter(torch.randn(neurons)), nn.Parameter(torch.full((neurons,), 0.4))
 
     def forward(self, x: Tensor) -> Tensor:
-        v, ys = x.new_zeros(x.shape[1], 6), []
+        v, ys = x.new_zeros(x.shape[1], self.fc.out_features), []
         for t in range(x.shape[0]):
             v = torch.sigmoid(self.decay) * v + self.fc(x[t])
             z = spike(v - self.threshold)
@@ -79,7 +81,7 @@ class TeacherForcing(nn.Module):
         self.cell, self.out = nn.GRUCell(3, 5), nn.Linear(5, 3)
 
     def forward(self, truth: Tensor, forced: Tensor) -> Tensor:
-        h, y, ys = truth.new_zeros(truth.shape[1], 5), truth.new_zeros(truth.shape[1], 3), []
+        h, y, ys = truth.new_zeros(truth.shape[1], self.cell.hidden_size), torch.zeros_like(truth[0]), []
         for t in range(truth.shape[0]):
             h = self.cell(torch.where(forced[t], truth[t], y), h)
             y = self.out(h)
@@ -91,7 +93,7 @@ class AlwaysForced(TeacherForcing):
     """The usual training of a decoder: at every step the true symbol of the step before."""
 
     def forward(self, truth: Tensor, forced: Tensor) -> Any:
-        h, y = truth.new_zeros(truth.shape[1], 5), torch.zeros_like(truth[0])
+        h, y = truth.new_zeros(truth.shape[1], self.cell.hidden_size), torch.zeros_like(truth[0])
         loss = truth.new_zeros(())
         for t in range(truth.shape[0]):
             h = self.cell(y, h)
@@ -108,7 +110,7 @@ class IteratedInside(nn.Module):
         self.inside, self.feed = nn.Linear(4, 4), nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        h, ys = x.new_zeros(x.shape[1], 4), []
+        h, ys = torch.zeros_like(x[0]), []
         for t in range(x.shape[0]):
             drive = self.feed(x[t])
             for _ in range(3):

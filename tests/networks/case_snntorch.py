@@ -168,7 +168,7 @@ def spike_trains(steps: int) -> tuple[Tensor]:
 
 
 def case(make: Any, inputs: Any = flat, loop: int = 5, **options: Any) -> Case:
-    return Case(make, inputs, loops=(loop,), steps=7, lengths=(4, 10), **{**SINGLE, **options})
+    return Case(make, inputs, loops=(loop,), steps=7, lengths=(10,), **{**SINGLE, **options})
 
 
 def rate(x: Tensor) -> Tensor:

@@ -42,8 +42,7 @@ class Kept(nn.Module):
 Make = Callable[[], nn.Module]
 STATEFUL: dict[str, tuple[Make, torch.dtype, float]] = {
     "plain": (Kept, torch.float64, 1e-12),
-    "spikingjelly": (lambda: case_spikingjelly.Steps(case_spikingjelly.dense(neuron.LIFNode)), torch.float64, 1e-12),
-    "spikingjelly float32": (case_spikingjelly.CASES["carried_over"].make, torch.float32, 3e-5),
+    "spikingjelly": (case_spikingjelly.CASES["carried_over"].make, torch.float32, 3e-5),
 }
 TWICE = SCHEDULES[3]
 
