@@ -4,9 +4,6 @@ Dynamo is called with *tokens*: tensors like the sequences, but a few steps long
 and its bytecode puts results where the model puts them. The callable that Dynamo gets from this backend receives the
 tokens among its operands, puts the sequences in their place, and runs the program for their length. When it runs first,
 nothing of the model has run yet, so that is when the model is observed, traced at two other lengths, and compiled.
-
-Private torch API, tried on 2.11 and 2.13: ``ShortenTraceback``, whose kin Dynamo raises as they are, and
-``FakeTensorMode``, for examples.
 """
 
 from __future__ import annotations
@@ -20,16 +17,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._dynamo.exc import ShortenTraceback
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from reroll.align import align
 from reroll.backends.build import Kernels, compile_kernels, fitting
-from reroll.backends.dynamo import EXPLAINING, Graph, Reached, assemble, shared
+from reroll.backends.dynamo import EXPLAINING, Graph, HandedOn, Reached, assemble, shared
 from reroll.backends.observe import Observed, observe
 from reroll.backends.rolled import Rolled
 from reroll.backends.times import Call, token
 from reroll.capture import capture
+from reroll.capture_torch import new_fake_mode
 from reroll.errors import LengthError
 from reroll.fusion import fuse
 from reroll.lengths import Instance, instantiate
@@ -87,7 +83,7 @@ class Unusable(BaseException):
         self.lengths, self.error = lengths, error
 
 
-class Probed(ShortenTraceback):
+class Probed(HandedOn):
     """Raised in place of compiling a graph that is only looked at."""
 
     def __init__(self, module: fx.GraphModule) -> None:
@@ -246,7 +242,7 @@ def _trace(running: Running, steps: int) -> fx.GraphModule:
 
 def _show_sizes(instance: Instance, operands: Sequence[Any], running: Running) -> None:
     """Give the inputs of the outer graph examples of this length."""
-    mode = FakeTensorMode()
+    mode = new_fake_mode()
     for node, operand in zip(instance.outer.find_nodes(op="placeholder"), operands, strict=True):
         value = running.sequences.get(id(operand))
         if value is not None:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._dynamo.exc import ShortenTraceback
+from torch._dynamo.exc import ShortenTraceback, TorchRuntimeError, Unsupported
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from reroll.backends.alike import build_all
@@ -37,6 +37,15 @@ from reroll.options import Options, parse_budget
 
 Compiled = Callable[..., Any]
 _LONG = 512
+HandedOn = ShortenTraceback
+REFUSALS = (TorchRuntimeError, Unsupported)
+"""What Dynamo raises where it cannot trace a model."""
+
+
+def dynamo_settings() -> Any:
+    """A context in which Dynamo keeps torch's RNN layers whole, cuts no graphs for DDP, and compiles many sizes."""
+    settings = {"allow_rnn": True, "optimize_ddp": False, "recompile_limit": 256, "accumulated_recompile_limit": 4096}
+    return torch._dynamo.config.patch(settings)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

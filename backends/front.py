@@ -9,16 +9,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.exc import TorchRuntimeError, Unsupported
 
 from reroll.backends.anylength import Front, Redirect, Running, Unusable, backend
+from reroll.backends.dynamo import REFUSALS, dynamo_settings
 from reroll.backends.observe import SHORT, TooShortError, observe
 from reroll.backends.outputs import outputs
 from reroll.backends.times import TimeDim, find_time
 from reroll.errors import OptionError
 from reroll.options import Options
-
-_SETTINGS = {"allow_rnn": True, "optimize_ddp": False, "recompile_limit": 256, "accumulated_recompile_limit": 4096}
 
 
 def compile(model: Any = None, *, time_dim: TimeDim, **options: Any) -> Any:  # noqa: A001  # as torch.compile
@@ -77,7 +75,7 @@ class Caller:
         """The model's result."""
         call = find_time(self.signature, self.time_dim, args, kwargs)
         running = Running(self.front, call, steps=self.steps)
-        with torch._dynamo.config.patch(_SETTINGS):
+        with dynamo_settings():
             try:
                 returned = self._settled(running)
             except TooShortError:
@@ -95,7 +93,7 @@ class Caller:
             except Unusable as unusable:
                 running.unusable[unusable.lengths] = unusable.error
                 running.observed, running.steps = None, self.steps
-            except (TorchRuntimeError, Unsupported):
+            except REFUSALS:
                 if running.observed is not None:
                     raise
                 running.observed = observe(self.model, running.call, (), {})

@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
+from reroll.backends.nested import places_of, tensors_of, with_leaves
 from reroll.backends.randomness import random_numbers_kept
 from reroll.backends.state import State
-from reroll.backends.times import Call, first_steps, places_of, tensors_of
+from reroll.backends.times import Call, first_steps
 from reroll.check import Check, Departure
 from reroll.errors import LengthError, UnsupportedError
 from reroll.pattern import Pattern, Trace, find_pattern
@@ -125,7 +125,7 @@ def _follow(model: Callable[..., Any], call: Call, pattern: Pattern) -> Observed
         check.finish()
     except Departure as departure:
         raise (LengthError if call.length > pattern.lengths[0] else TooShortError)(str(departure)) from None
-    return Observed(pattern, check, tree_map(lambda leaf: None if isinstance(leaf, torch.Tensor) else leaf, result))
+    return Observed(pattern, check, with_leaves(lambda leaf: None if isinstance(leaf, torch.Tensor) else leaf, result))
 
 
 class TooShortError(LengthError):

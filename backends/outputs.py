@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from reroll.backends.anylength import Row, Running
+from reroll.backends.nested import leaves_of, like, structure_of, with_leaves
 from reroll.errors import LengthError
 
 _STRETCH = 3
@@ -41,13 +41,13 @@ class _Outputs:
             return self.running.sequences.get(id(value), value)
         if isinstance(value, Mapping) and isinstance(seen, Mapping) and list(value) == list(seen):
             found = {key: self.follow(value[key], seen[key], (*path, key), anchor) for key in value}
-            return value if _same(found.values(), value.values()) else _like(value, found)
+            return value if _same(found.values(), value.values()) else like(value, found)
         if isinstance(value, list | tuple) and isinstance(seen, list | tuple):
             if len(value) != len(seen):
-                return _like(value, self._grown(value, seen, path))
+                return like(value, self._grown(value, seen, path))
             items = [self.follow(v, s, (*path, i), anchor) for i, (v, s) in enumerate(zip(value, seen, strict=True))]
-            return value if _same(items, value) else _like(value, items)
-        if any(isinstance(leaf, Row) for leaf in tree_leaves(value)) or isinstance(value, Mapping | list | tuple):
+            return value if _same(items, value) else like(value, items)
+        if any(isinstance(leaf, Row) for leaf in leaves_of(value)) or isinstance(value, Mapping | list | tuple):
             raise self._refusal(path)
         return seen if isinstance(value, int | float | bool | str) and type(seen) is type(value) else value
 
@@ -85,7 +85,7 @@ class _Outputs:
                 raise self._refusal(path)
             return replace(leaf, index=first - at if back else first + at)
 
-        return tree_map(move, value[start])
+        return with_leaves(move, value[start])
 
     def _refusal(self, path: Path) -> LengthError:
         place = f" at {path}" if path else ""
@@ -96,7 +96,7 @@ class _Outputs:
 
 
 def _rows(value: Any) -> list[Row]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Row)]
+    return [leaf for leaf in leaves_of(value) if isinstance(leaf, Row)]
 
 
 def _stretches(values: Sequence[Any]) -> list[tuple[int, int]]:
@@ -122,14 +122,9 @@ def _follows(stretch: Sequence[Any], item: Any) -> bool:
 
 def _shape(value: Any) -> Any:
     """The structure of an item, and the runs of its rows."""
-    leaves, structure = tree_flatten(value)
-    return structure, [leaf.run if isinstance(leaf, Row) else isinstance(leaf, Tensor) and id(leaf) for leaf in leaves]
+    runs = [leaf.run if isinstance(leaf, Row) else isinstance(leaf, Tensor) and id(leaf) for leaf in leaves_of(value)]
+    return structure_of(value), runs
 
 
 def _same(new: Any, old: Any) -> bool:
     return all(a is b for a, b in zip(new, old, strict=True))
-
-
-def _like(value: Any, content: Any) -> Any:
-    """A container of the kind of another one."""
-    return type(value)(*content) if hasattr(value, "_fields") else type(value)(content)

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reroll.backends.nested import mapped, places_of, tensors_of
 from reroll.backends.tracing import dense
 from reroll.errors import OptionError, UnsupportedError
 
 TimeDim = int | Mapping[str, Any]
-Place = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +41,7 @@ class Call:
                     made[id(value)] = change(value, self.dims[id(value)])
                     originals[id(made[id(value)])] = value
                 return made[id(value)]
-            return _map(each, value)
+            return mapped(each, value)
 
         args, kwargs = tuple(map(each, self.args)), {name: each(value) for name, value in self.kwargs.items()}
         dims = {id(made[old]): dim for old, dim in self.dims.items()}
@@ -115,37 +115,6 @@ def _along(value: Any, dim: Any, name: str) -> Iterator[tuple[int, int]]:
     else:
         found = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise OptionError(f"reroll.compile: time_dim of argument {name} is {dim!r}, but the argument is {found}.")
-
-
-def places_of(value: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]:
-    """All tensors in nested tuples, lists and dicts, with where they are."""
-    if isinstance(value, Tensor):
-        yield place, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from places_of(item, (*place, key))
-    elif isinstance(value, tuple | list):
-        for index, item in enumerate(value):
-            yield from places_of(item, (*place, index))
-
-
-def tensors_of(value: Any) -> list[Tensor]:
-    """All tensors in nested tuples, lists and dicts."""
-    return [each for _, each in places_of(value, ())]
-
-
-def _map(function: Callable[[Any], Any], value: Any) -> Any:
-    """A nested tuple, list or dict with another value for each item; itself where nothing changes."""
-    if isinstance(value, Mapping):
-        items = {key: function(item) for key, item in value.items()}
-        same = all(items[key] is value[key] for key in items)
-        return value if same else (items if type(value) is dict else type(value)(items))  # type: ignore[call-arg]
-    if not isinstance(value, tuple | list):
-        return value
-    made = [function(item) for item in value]
-    if all(new is old for new, old in zip(made, value, strict=True)):
-        return value
-    return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
 
 
 def first_steps(value: Tensor, dim: int, length: int) -> Tensor:

@@ -1,20 +1,24 @@
 """Private torch API that the capture needs, tried on 2.11 and 2.13, under plain names.
 
 ``torch._C._set_grad_enabled`` is the node by which Dynamo writes ``no_grad`` and ``enable_grad``; ``OpOverload`` is the
-type of ``torch.ops`` functions, whose schemas say what they update; ``FakeTensorMode`` makes examples.
+type of ``torch.ops`` functions, whose schemas say what they update; ``FakeTensorMode`` makes examples. Through
+``_SingleLevelFunction`` every ``autograd.Function`` is applied; ``_is_any_autocast_enabled`` asks once for all devices.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd.function import _SingleLevelFunction
 from torch.fx.node import map_aggregate as map_aggregate
 
 set_grad_enabled = torch._C._set_grad_enabled
+any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 
 def is_overload(target: Any) -> bool:
@@ -84,3 +88,19 @@ def fake_alike(mode: FakeTensorMode, value: Any) -> Any:
 def storage_id(value: torch.Tensor) -> int:
     """Identity of the memory behind a tensor."""
     return int(value.untyped_storage()._cdata)
+
+
+@contextmanager
+def applied_functions(
+    handler: Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any],
+) -> Iterator[None]:
+    """Every ``autograd.Function`` is applied by ``handler(function, inner, args, kwargs)``; ``inner`` applies it."""
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return handler(cls, super(_SingleLevelFunction, cls).apply, args, kwargs)
+
+    _SingleLevelFunction.apply = classmethod(apply)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        del _SingleLevelFunction.apply  # type: ignore[attr-defined]

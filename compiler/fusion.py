@@ -17,7 +17,7 @@ from reroll.effects import has_effect, is_random, modes
 from reroll.feed import feed
 from reroll.fold import fold
 from reroll.functional import where
-from reroll.hoist import copy_with_examples, hoist, row_read, settle_fills
+from reroll.hoist import add_examples, copy_with_examples, hoist, row_read, settle_fills
 from reroll.merge import merge, prune
 from reroll.peel import outer_emitter, peel
 from reroll.recurrence import Recurrence, Slices
@@ -25,6 +25,7 @@ from reroll.rowrules import Rows
 from reroll.rowwise import Illegal, rows_of, timed
 
 _PEELED = 2
+Refused = dict[tuple[Recurrence, Recurrence], str]  # pairs that cannot be fused, and why
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,29 +42,36 @@ def fuse(found: Capture) -> Capture:
 
     ``notes`` say where it is not, and why.
     """
-    while (fused := _first(found)) is not None:
-        found = fused
-    return feed(fold(replace(found, notes=(*found.notes, *_refusals(found)))))
+    refused: Refused = {}
+    if len(found.recurrences) > 1:
+        settled = replace(found, outer=copy_with_examples(found.outer))
+        settle_fills(settled.outer)
+        while (fused := _first(settled, refused)) is not None:
+            found = settled = fused
+    return feed(fold(replace(found, notes=(*found.notes, *_refusals(found, refused)))))
 
 
-def _first(found: Capture) -> Capture | None:
-    """The capture with the first pair fused that can be."""
+def _first(found: Capture, refused: Refused) -> Capture | None:
+    """The capture with the first pair fused that can be; those that cannot are noted, and never tried again."""
+    rows: dict[Recurrence, dict[fx.Node, Rows | str]] = {}
     for first, second in _pairs(found):
-        try:
-            return _fused(found, first, second)
-        except Illegal:
+        if (first, second) in refused:
             continue
+        before = next(node for node in found.outer.nodes if node.target == first.name)
+        if first not in rows:
+            rows[first] = rows_of(found.outer, before, first)
+        try:
+            return _fused(found, first, second, _legal(found, before, first, second, rows[first]))
+        except Illegal as error:
+            refused[first, second] = str(error)
     return None
 
 
-def _refusals(found: Capture) -> Iterator[str]:
+def _refusals(found: Capture, refused: Refused) -> Iterator[str]:
     for first, second in _pairs(found):
-        try:
-            _fused(found, first, second)
-        except Illegal as error:
-            if str(error):
-                loops = f"The loop at {first.where} and the loop at {second.where}"
-                yield f"{loops} were not fused, so what is between them is held for all steps: {error}."
+        if reason := refused[first, second]:
+            loops = f"The loop at {first.where} and the loop at {second.where}"
+            yield f"{loops} were not fused, so what is between them is held for all steps: {reason}."
 
 
 def _pairs(found: Capture) -> Iterator[tuple[Recurrence, Recurrence]]:
@@ -82,13 +90,20 @@ def _pairs(found: Capture) -> Iterator[tuple[Recurrence, Recurrence]]:
             yield calls[first], calls[second]
 
 
-def _fused(found: Capture, first: Recurrence, second: Recurrence) -> Capture:
+def _legal(
+    found: Capture, before: fx.Node, first: Recurrence, second: Recurrence, rows: dict[fx.Node, Rows | str]
+) -> Lag:
+    """How the steps of two loops stand to each other; nothing is changed. Raises Illegal if they cannot be fused."""
+    after = next(node for node in found.outer.nodes if node.target == second.name)
+    lag = _lag(after, second, rows, first.steps)
+    _check_modes(found.outer, before, after, first, second, found)
+    return lag
+
+
+def _fused(found: Capture, first: Recurrence, second: Recurrence, lag: Lag) -> Capture:
     """One loop in place of two. Raises Illegal."""
     graph = copy_with_examples(found.outer)
     before, after = (next(n for n in graph.nodes if n.target == each.name) for each in (first, second))
-    settle_fills(graph)
-    lag = _lag(after, second, rows_of(graph, before, first), first.steps)
-    _check_modes(graph, before, after, first, second, found)
     first = peel(graph, before, first, lag.start + lag.lag, first.steps - lag.stop - lag.lag)
     second = peel(graph, after, second, lag.start, second.steps - lag.stop)
     _forward(graph, rows_of(graph, before, first))
@@ -97,6 +112,8 @@ def _fused(found: Capture, first: Recurrence, second: Recurrence) -> Capture:
     hoist(graph, before, needs, {each.name for each in found.recurrences if each.random}, rows)
     graph.eliminate_dead_code(has_effect)
     made = prune(before, made)
+    add_examples(graph)
+    settle_fills(graph)
     graph.lint()
     recurrences = tuple(made if each.name == first.name else each for each in found.recurrences)
     return replace(found, outer=graph, recurrences=tuple(r for r in recurrences if r.name != second.name))

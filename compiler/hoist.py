@@ -20,11 +20,16 @@ def copy_with_examples(graph: fx.Graph) -> fx.Graph:
     """A copy in which every tensor has an example."""
     new = fx.Graph()
     new.output(new.graph_copy(graph, {}))
-    for node in new.nodes:
+    add_examples(new)
+    return new
+
+
+def add_examples(graph: fx.Graph) -> None:
+    """Give every tensor that has none an example."""
+    for node in graph.nodes:
         source = example(node.all_input_nodes[0]) if node.all_input_nodes else None
         if "example_value" not in node.meta and source is not None:
             _infer(node, source)
-    return new
 
 
 def _infer(node: fx.Node, source: torch.Tensor) -> None:

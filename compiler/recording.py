@@ -4,9 +4,6 @@ Dynamo is only shown short inputs, and no short trace tells what a loop does lat
 model is also run as it is, without gradients, under a ``TorchFunctionMode`` that turns every operation into an *event*:
 a colour (the operation, the structure of its operands, which inputs and parameters they are) and its numbers (how many
 events ago each operand was made, and all integers and floats). Nothing of an event is kept but that.
-
-Private torch API, tried on 2.11 and 2.13: ``_SingleLevelFunction``, through which every ``autograd.Function`` is
-applied, and ``_is_any_autocast_enabled``.
 """
 
 from __future__ import annotations
@@ -21,8 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import _SingleLevelFunction
 from torch.overrides import TorchFunctionMode
+
+from reroll.capture_torch import any_autocast, applied_functions
 
 Numbers = tuple[int | float, ...]
 Sink = Callable[[tuple[Any, ...], Numbers], None]
@@ -39,7 +37,6 @@ _GETTERS = frozenset(
 _SCAN = torch.ops.higher_order.scan
 _LIST = 4
 _RUN = 3
-any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 _OURS = ("torch", "reroll")
 
 
@@ -220,15 +217,9 @@ def _is_plain(value: Any) -> bool:
 def recording(recorder: Recorder) -> Iterator[None]:
     """Record what runs inside, without gradients."""
 
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        return recorder.apply(cls, super(_SingleLevelFunction, cls).apply, args, kwargs)
-
-    _SingleLevelFunction.apply = classmethod(apply)  # type: ignore[attr-defined]
-    try:
-        with torch.compiler.set_stance("force_eager"), torch.no_grad(), recorder:  # torch.scan compiles itself
-            yield
-    finally:
-        del _SingleLevelFunction.apply  # type: ignore[attr-defined]
+    eager = torch.compiler.set_stance("force_eager")  # torch.scan compiles itself
+    with applied_functions(recorder.apply), eager, torch.no_grad(), recorder:
+        yield
 
 
 def _step_by_step(
