@@ -15,7 +15,7 @@ from torch import fx
 
 from reroll.capture import Capture
 from reroll.effects import example, has_effect, spelled
-from reroll.hoist import copy_with_examples, row_read, settle_fills
+from reroll.hoist import add_examples, copy_with_examples, row_read, settle_fills
 from reroll.merge import StepBuilder
 from reroll.peel import Emitter, outer_emitter
 from reroll.recurrence import Recurrence, Slices
@@ -27,46 +27,63 @@ _VIEWS = (*WHOLE_VIEWS, "select", "narrow", "getitem", "expand")
 
 def feed(found: Capture) -> Capture:
     """A capture in which each recurrence reads the model's input itself, where that is legal."""
+    settled = replace(found, outer=copy_with_examples(found.outer))
+    settle_fills(settled.outer)
     for name in [each.name for each in found.recurrences]:
-        found = _fed(found, name)
+        while (fed := _fed(settled, name)) is not None:
+            found = settled = fed
     return found
 
 
-def _fed(found: Capture, name: str) -> Capture:
-    """One recurrence, and one value after the other that it reads."""
+def _fed(found: Capture, name: str) -> Capture | None:
+    """A capture with one more of the values that a recurrence reads made in its step; None where none can be."""
     recurrence = next(each for each in found.recurrences if each.name == name)
-    operands = next(node.args for node in found.outer.nodes if node.target == name)
-    for place, x in enumerate(recurrence.xs):
-        if isinstance(x, Slices) and operands[x.operand].op != "placeholder":
+    for place in range(len(recurrence.xs)):
+        try:
+            _reads(found.outer, recurrence, place)  # on the graph itself first: a copy takes as long as all else
             graph = copy_with_examples(found.outer)
-            settle_fills(graph)
-            call = next(node for node in graph.nodes if node.target == name)
-            try:
-                fed = _without(graph, call, recurrence, place, x)
-            except Illegal:
-                continue
-            recurrences = tuple(fed if each.name == name else each for each in found.recurrences)
-            return _fed(replace(found, outer=graph, recurrences=recurrences), name)
-    return found
+            fed = _without(graph, recurrence, place)
+        except Illegal:
+            continue
+        recurrences = tuple(fed if each.name == name else each for each in found.recurrences)
+        return replace(found, outer=graph, recurrences=recurrences)
+    return None
 
 
-def _without(graph: fx.Graph, call: fx.Node, recurrence: Recurrence, place: int, x: Slices) -> Recurrence:
-    """The recurrence that makes one of its per-step inputs itself; the graph is changed. Raises Illegal."""
-    source = call.args[x.operand]
-    assert isinstance(source, fx.Node)
-    if x.operand in recurrence.constants or source in call.args[: len(recurrence.carries)]:
+def _reads(
+    graph: fx.Graph, recurrence: Recurrence, place: int
+) -> tuple[fx.Node, Mapping[fx.Node, Rows], list[tuple[fx.Node, int]]]:
+    """A recurrence's call, how a value that it reads follows from an input, and who else reads which row of the value.
+
+    Raises Illegal.
+    """
+    call, x = next(node for node in graph.nodes if node.target == recurrence.name), recurrence.xs[place]
+    if not isinstance(x, Slices) or x.operand in recurrence.constants:
         raise Illegal("it is read whole")
+    source: Any = call.args[x.operand]
+    if source.op == "placeholder" or source in call.args[: len(recurrence.carries)]:
+        raise Illegal("it is an input, or read whole")
     rows = next(_sources(graph, call, source, x.dim), None)
     reads = [(user, row_read(user)) for user in source.users if user is not call]
     if rows is None or any(read is not source or dim != x.dim for _, (read, dim, _) in reads):
         raise Illegal("it is read whole, or is no input's row by row")
+    return call, rows, [(user, at % rows[source].length) for user, (_, _, at) in reads]
+
+
+def _without(graph: fx.Graph, recurrence: Recurrence, place: int) -> Recurrence:
+    """The recurrence that makes one of its per-step inputs itself; the graph is changed. Raises Illegal."""
+    call, rows, reads = _reads(graph, recurrence, place)
+    x: Any = recurrence.xs[place]
+    source: Any = call.args[x.operand]
     fed = _fused(call, recurrence, place, x, rows)
     around = outer_emitter(graph, rows)
-    for user, (_, _, at) in reads:
+    for user, at in reads:
         with graph.inserting_before(source.next):
-            made = around.row(source, at % rows[source].length)
+            made = around.row(source, at)
         user.replace_all_uses_with(made)
     graph.eliminate_dead_code(has_effect)
+    add_examples(graph)
+    settle_fills(graph)
     graph.lint()
     return fed
 

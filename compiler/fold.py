@@ -15,7 +15,7 @@ from torch import fx
 
 from reroll.capture import Capture
 from reroll.effects import example, has_effect
-from reroll.hoist import copy_with_examples, hoist
+from reroll.hoist import add_examples, copy_with_examples, hoist
 from reroll.merge import StepBuilder, prune
 from reroll.peel import Emitter, outer_emitter
 from reroll.recurrence import Recurrence
@@ -26,17 +26,18 @@ _OUTSIDE = 4  # rows of a value that are not made in the loop, at most
 
 
 def fold(found: Capture) -> Capture:
-    """A capture with the readouts of each recurrence in its step."""
+    """A capture with the readouts of each recurrence in its step. The graph has examples for all tensors."""
     for recurrence in found.recurrences:
         try:
+            _readouts(found.outer, recurrence)  # on the graph itself first: a copy takes as long as all else
             found = _folded(found, recurrence)
         except Illegal:
             continue
     return found
 
 
-def _folded(found: Capture, recurrence: Recurrence) -> Capture:
-    graph = copy_with_examples(found.outer)
+def _readouts(graph: fx.Graph, recurrence: Recurrence) -> tuple[fx.Node, dict[fx.Node, Rows | str], list[fx.Node]]:
+    """A recurrence's call, what depends on it, and what is read of that in place of its outputs. Raises Illegal."""
     call = next(node for node in graph.nodes if node.target == recurrence.name)
     analysed = rows_of(graph, call, recurrence)
     rows = timed(analysed)
@@ -47,6 +48,13 @@ def _folded(found: Capture, recurrence: Recurrence) -> Capture:
             raise Illegal("what is read is not what the steps make")
     if sum(_row_bytes(n, rows) for n in ends) >= sum(_row_bytes(n, rows) for n in gone):
         raise Illegal("nothing would be smaller")
+    return call, analysed, ends
+
+
+def _folded(found: Capture, recurrence: Recurrence) -> Capture:
+    graph = copy_with_examples(found.outer)
+    call, analysed, ends = _readouts(graph, recurrence)
+    rows = timed(analysed)
     extended, needs = _extend(call, recurrence, ends, rows)
     hoist(graph, call, needs, {each.name for each in found.recurrences if each.random}, analysed)
     first = len(recurrence.carries) + len(recurrence.ys)
@@ -55,6 +63,7 @@ def _folded(found: Capture, recurrence: Recurrence) -> Capture:
         end.replace_all_uses_with(made)
     graph.eliminate_dead_code(has_effect)
     extended = prune(call, extended)
+    add_examples(graph)
     graph.lint()
     return replace(found, outer=graph, recurrences=tuple(extended if r is recurrence else r for r in found.recurrences))
 

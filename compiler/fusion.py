@@ -43,6 +43,7 @@ def fuse(found: Capture) -> Capture:
     ``notes`` say where it is not, and why.
     """
     refused: Refused = {}
+    found = replace(found, outer=copy_with_examples(found.outer))
     if len(found.recurrences) > 1:
         settled = replace(found, outer=copy_with_examples(found.outer))
         settle_fills(settled.outer)

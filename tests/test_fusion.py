@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import reroll
+import reroll.fusion as fusion
 from agreement import sizes
 from layers import (
     B,
@@ -107,6 +108,26 @@ def test_not_fused(name: str) -> None:
     assert len(made.notes) == 1
     with pytest.raises(AssertionError, match=note):
         raise AssertionError(made.notes[0].replace("\n", " "))
+
+
+def test_no_pair_is_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Any] = []
+    legal = fusion._legal
+
+    def noted(found: Capture, before: fx.Node, first: Any, second: Any, rows: Any) -> Any:
+        tried.append((first, second))
+        return legal(found, before, first, second, rows)
+
+    def run(x: Tensor, norm: nn.Module, *layers: nn.Module) -> Tensor:
+        for layer in layers:
+            x = layer(norm(x.flatten(0, 1)).view(x.shape) if layer in (layers[1], layers[3]) else x) + x
+        return x
+
+    monkeypatch.setattr(fusion, "_legal", noted)
+    layers = (Leaky(), Layer(False), Layer(), Leaky(), Layer(False))
+    made = check(Net(run, nn.BatchNorm1d(H), *layers), torch.randn(T, B, H))
+    assert [len(each.carries) for each in made.recurrences] == [1, 2, 2]
+    assert len(tried) == len(set(tried)) > 4
 
 
 def test_explain_says_what_was_not_fused_and_where() -> None:
