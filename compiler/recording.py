@@ -34,7 +34,7 @@ _GETTERS = frozenset(
     }
     | {getattr(Tensor, name) for name in ("size", "dim", "numel", "stride", "is_floating_point", "is_contiguous")}
 )
-_SCAN = torch.ops.higher_order.scan
+SCAN = torch.ops.higher_order.scan
 _LIST = 4
 _RUN = 3
 _OURS = ("torch", "reroll")
@@ -58,25 +58,29 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.muted or func in _GETTERS:
             return func(*args, **kwargs)
-        if func is _SCAN:
+        if func is SCAN:
             with self:
-                return _step_by_step(*args)
+                return step_by_step(*args)
         before = self._operands(args, kwargs)
-        result = func(*args, **kwargs)
+        result = self._muted(func, args, kwargs)
         if isinstance(result, Tensor) or not _is_plain(result) or result is None:
             self._event(func, before, result)
         return result
+
+    def _muted(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What an operation gives; those inside of it are no events."""
+        self.muted = True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self.muted = False
 
     def apply(self, function: Any, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An ``autograd.Function`` is one event, whatever its forward does."""
         if self.muted:
             return inner(*args, **kwargs)
         before = self._operands(args, kwargs)
-        self.muted = True
-        try:
-            result = inner(*args, **kwargs)
-        finally:
-            self.muted = False
+        result = self._muted(inner, args, kwargs)
         self._event(tuple(getattr(function, name).__code__ for name in ("forward", "backward")), before, result)
         return result
 
@@ -222,7 +226,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
         yield
 
 
-def _step_by_step(
+def step_by_step(
     combine: Callable[..., Any], initial: Sequence[Tensor], xs: Sequence[Tensor], constants: Sequence[Tensor]
 ) -> list[Tensor]:
     """What ``torch.scan`` does, as the operations of its steps."""
@@ -234,8 +238,8 @@ def _step_by_step(
     return [*carry, *(torch.stack(column) for column in zip(*rows, strict=True))]
 
 
-def user_line() -> str:
-    """The line of the user's code that is running: the innermost one outside of torch and reroll."""
+def user_trace() -> str:
+    """The line of the user's code that is running: the innermost one outside of torch and reroll; as in a traceback."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OURS:
         frame = frame.f_back
@@ -243,4 +247,9 @@ def user_line() -> str:
         return "the model"
     name, number = frame.f_code.co_filename, frame.f_lineno
     code = linecache.getline(name, number).strip()
-    return f'File "{name}", line {number}, in {frame.f_code.co_name}: {code}'.rstrip(": ")
+    return f'File "{name}", line {number}, in {frame.f_code.co_name}\n    {code}'.rstrip()
+
+
+def user_line() -> str:
+    """The same in one line."""
+    return ": ".join(map(str.strip, user_trace().split("\n")))
