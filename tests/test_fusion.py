@@ -194,7 +194,7 @@ class Remembered(nn.Module):
         self.past: Tensor
 
     def forward(self, x_TBH: Tensor) -> Tensor:
-        y_TBH = self.layer(torch.sigmoid(self.past) * x_TBH)
+        y_TBH: Tensor = self.layer(torch.sigmoid(self.past) * x_TBH)
         self.past.mul_(0.9).add_(y_TBH.detach())
         return y_TBH
 
