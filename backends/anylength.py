@@ -93,20 +93,25 @@ class Probed(HandedOn):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Front:
-    """A model, the model under Dynamo with ``backend``, and how it is to be compiled."""
+    """A model, the model under Dynamo with a ``new_backend``, and how it is to be compiled."""
 
     model: Callable[..., Any]
     traced: Callable[..., Any]
     options: Options
 
 
-def backend(module: fx.GraphModule, _: Sequence[Tensor]) -> Callable[..., Any]:
-    """What Dynamo calls with a graph: compiles nothing yet."""
-    running = RUNNING.get()
-    assert running is not None, "only reroll.compile calls this backend"
-    if running.probing:
-        raise Probed(module)
-    return Entry(module).run
+def new_backend() -> Callable[..., Any]:
+    """What Dynamo calls with a graph, which compiles nothing yet. Dynamo shares what it compiled between equal backends,
+    so that each compiled model has one of its own."""
+
+    def backend(module: fx.GraphModule, _: Sequence[Tensor]) -> Callable[..., Any]:
+        running = RUNNING.get()
+        assert running is not None, "only reroll.compile calls this backend"
+        if running.probing:
+            raise Probed(module)
+        return Entry(module).run
+
+    return backend
 
 
 class Entry:

@@ -170,3 +170,11 @@ def test_the_backend_says_once_what_a_long_loop_costs() -> None:
             warnings.simplefilter("always")
             torch.compile(leaky, backend="reroll", options=EAGER, dynamic=False)(torch.randn(steps, 2))
         assert sum("reroll.compile(model, time_dim=...)" in str(each.message) for each in caught) == said
+
+
+def test_two_compilations_of_one_model_keep_to_their_options() -> None:
+    net, x_TBI = Net(last), torch.randn(40, 2, I)
+    runs = {name: reroll.compile(net, time_dim=0, **EAGER, schedule=name) for name in ("standard", "store_all")}
+    for name, run in runs.items():
+        assert torch.equal(run(x_TBI), net(x_TBI))
+        assert reroll.explain(run, x_TBI).loops[0].choice.schedule == name
