@@ -40,6 +40,8 @@ _LONG = 512
 HandedOn = ShortenTraceback
 REFUSALS = (TorchRuntimeError, Unsupported)
 """What Dynamo raises where it cannot trace a model."""
+UNREADABLE = Unsupported
+"""What Dynamo raises where it meets Python code that it does not take."""
 
 
 def dynamo_settings() -> Any:

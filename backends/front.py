@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from reroll.backends.anylength import Front, Redirect, Running, Unusable, backend
-from reroll.backends.dynamo import REFUSALS, dynamo_settings
+from reroll.backends.anylength import Front, Redirect, Running, Unusable, new_backend
+from reroll.backends.dynamo import REFUSALS, UNREADABLE, dynamo_settings
 from reroll.backends.observe import SHORT, TooShortError, observe
 from reroll.backends.outputs import outputs
+from reroll.backends.recorded import Recorded
 from reroll.backends.times import TimeDim, find_time
-from reroll.errors import OptionError
+from reroll.errors import OptionError, RerollWarning
 from reroll.options import Options
+from reroll.recorded import Unrecordable
 
 
 def compile(model: Any = None, *, time_dim: TimeDim, **options: Any) -> Any:  # noqa: A001  # as torch.compile
@@ -66,8 +69,8 @@ class Caller:
 
     def __init__(self, model: Callable[..., Any], time_dim: TimeDim, options: Options) -> None:
         self.model, self.time_dim, self.options = model, time_dim, options
-        traced = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
-        self.front = Front(model, traced, options)
+        traced = torch.compile(model, backend=new_backend(), fullgraph=True, dynamic=False)
+        self.front = self.read = Front(model, traced, options)
         self.signature = _signature(model)
         self.steps = SHORT[0][-1]
 
@@ -80,10 +83,29 @@ class Caller:
                 returned = self._settled(running)
             except TooShortError:
                 return self.model(*args, **kwargs)
+        if running.front is not self.front:
+            self._take(running.front)
         return outputs(returned, running)
 
+    def _take(self, front: Front) -> None:
+        """Call the model this way from now on."""
+        self.front = front
+        if isinstance(front.traced, Recorded):
+            text = (
+                f"Dynamo cannot read the model ({front.traced.reason}), so reroll.compile has recorded its operations "
+                "on a few steps instead. Without Dynamo's guards: the arguments, all attributes that can be reached "
+                "from the model, and torch's modes are compared at every call, and the model is recorded anew where "
+                "they differ. Other things that it reads (globals, class attributes, files, the clock) must not change."
+            )
+            warnings.warn(text, RerollWarning, stacklevel=4)
+
     def _settled(self, running: Running) -> Any:
-        """What Dynamo's bytecode returns, with the first pattern of the call whose traces give a template."""
+        """What Dynamo's bytecode returns, with the first pattern of the call whose traces give a template.
+
+        Where Dynamo refuses the model, its operations are recorded; where they cannot be, Dynamo's refusal is raised.
+        """
+        refusal: Exception | None = None
+        recordable = True
         while True:
             try:
                 return running.traced()
@@ -93,13 +115,21 @@ class Caller:
             except Unusable as unusable:
                 running.unusable[unusable.lengths] = unusable.error
                 running.observed, running.steps = None, self.steps
-            except REFUSALS:
-                if running.observed is not None:
+            except Unrecordable as unrecordable:
+                if refusal is not None:
+                    refusal.add_note(f"reroll.compile cannot record the model's operations either: {unrecordable}")
+                    raise refusal from None
+                running.front, recordable = self.read, False
+            except REFUSALS as error:
+                if running.observed is None:
+                    running.observed = observe(self.model, running.call, (), {})
+                    if running.observed.pattern.lengths[-1] != running.steps:
+                        running.steps = self.steps = running.observed.pattern.lengths[-1]
+                        continue
+                if refusal is not None or not recordable or not isinstance(error, UNREADABLE):
                     raise
-                running.observed = observe(self.model, running.call, (), {})
-                if running.observed.pattern.lengths[-1] == running.steps:
-                    raise
-                running.steps = self.steps = running.observed.pattern.lengths[-1]
+                refusal = error
+                running.front = Front(self.model, Recorded(self.model, str(error)), self.options)
 
 
 def _signature(model: Callable[..., Any]) -> inspect.Signature | None:

@@ -98,7 +98,7 @@ def probe(
 
         sequences = [value for value in tensors_of((short.args, short.kwargs)) if id(value) in short.dims]
         versions = [value._version for value in sequences]
-        with _looked_at(model, short, frozenset(), parameters=True) as state:
+        with looked_at(model, short, frozenset(), parameters=True) as state:
             try:
                 trace.given.update(_run(model, short, note, state)[1])
             except Exception as error:
@@ -120,7 +120,7 @@ def _follow(model: Callable[..., Any], call: Call, pattern: Pattern) -> Observed
     try:
         if pattern.changes_inputs:
             call, _ = call.resized(lambda value, dim: value.detach().clone())
-        with _looked_at(model, call, frozenset(call.dims), parameters=False) as state:
+        with looked_at(model, call, frozenset(call.dims), parameters=False) as state:
             result, _ = _run(model, call, check.see, state)
         check.finish()
     except Departure as departure:
@@ -136,17 +136,27 @@ def _run(
     model: Callable[..., Any], call: Call, sink: Sink, state: State
 ) -> tuple[Any, dict[tuple[Any, ...], int | None]]:
     """What the model returns, and the event that made each of the tensors in it, by their place."""
-    recorder = Recorder(sink, call.names())
+    recorder = Recorder(sink, tensor_names(state) | call.names())
     with recording(recorder):
         result = model(*call.args, **call.kwargs)
         recorder.give("result", result)
-        for name, value in state.changes():
-            recorder.give(name, value)
+        for change in state.changes():
+            recorder.give(change.name, change.value)
     return result, {place: recorder.event_of(value) for place, value in places_of(result)}
 
 
+def tensor_names(state: State) -> dict[int, str]:
+    """A name of every tensor of the model's state, by its identity: another state has other tensors in its places."""
+    owners = [*state.objects, *state.containers, *((cell, {"": content}) for cell, content in state.cells)]
+    return {
+        id(tensor): f"state {number} {place}"
+        for number, (_, content) in reversed(list(enumerate(owners)))
+        for place, tensor in places_of(content if isinstance(content, dict) else tuple(content))
+    }
+
+
 @contextmanager
-def _looked_at(
+def looked_at(
     model: Callable[..., Any], call: Call, untouched: frozenset[int], *, parameters: bool
 ) -> Iterator[State]:
     """Put back what the model changes; ``untouched`` are tensors that it is known not to change."""
@@ -173,7 +183,7 @@ def _refuse_attributes(pattern: Pattern) -> None:
         moves = any(
             form.c[i] or i in form.free for form in forms for i, kind in enumerate(slot.kinds) if kind != "made"
         )
-        inputs = any(isinstance(x, tuple) and x[0] == "from outside" and isinstance(x[1], str) for x in colour)
+        inputs = any(isinstance(x, tuple) and str(x[1:2]).startswith("('argument") for x in colour)
         if given != "gives result" and (moves or inputs):
             raise LengthError(
                 f"The model leaves in {given.removeprefix('gives ')} what depends on the number of steps (a number, a "

@@ -11,13 +11,27 @@ import functools
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 _LEAVES = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, torch.dtype, torch.device)
 _NOT_OURS = ("torch", "numpy", "builtins", "reroll", "collections", "functools", "threading", "logging")
+
+
+class Change(NamedTuple):
+    """An attribute, variable or item that is another object than it was.
+
+    ``owner`` is the place in ``State.owners`` of the mapping or list that holds it under ``key``; None for what cannot
+    be assigned again: items that are gone or were added to a list, items of sets, variables.
+    """
+
+    name: str
+    value: Any
+    owner: int | None
+    key: Any
+    before: Any
 
 
 @dataclass
@@ -30,23 +44,23 @@ class State:
     tensors: list[tuple[Tensor, int, Tensor | None]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, *roots: Any, parameters: bool, untouched: frozenset[int] = frozenset()) -> State:
+    def of(cls, *roots: Any, parameters: bool, untouched: frozenset[int] = frozenset(), values: bool = True) -> State:
         """Note all that can be reached, but for the objects whose identities are ``untouched``.
 
-        parameters: note the values of parameters too, not only that they changed.
+        parameters: note the values of parameters too, not only that they changed. values: note those of other tensors.
         """
         state, seen, todo = cls(), set(untouched), list(roots)
         while todo:
             value = todo.pop()
             if id(value) not in seen and not isinstance(value, _LEAVES):
                 seen.add(id(value))
-                todo += state._note(value, parameters)
+                todo += state._note(value, parameters, values)
         return state
 
-    def _note(self, value: Any, parameters: bool) -> Iterator[Any]:
+    def _note(self, value: Any, parameters: bool, values: bool) -> Iterator[Any]:
         """Note one object, and give what can be reached from it."""
         if isinstance(value, Tensor):
-            kept = parameters or not isinstance(value, nn.Parameter)
+            kept = parameters if isinstance(value, nn.Parameter) else values
             self.tensors.append((value, value._version, value.detach().clone() if kept else None))
         elif isinstance(value, dict):
             self.containers.append((value, dict(value)))
@@ -93,17 +107,23 @@ class State:
                 if kept is not None and (tensor._version != version or not torch.equal(tensor, kept)):
                     tensor.detach().copy_(kept)
 
-    def changes(self) -> Iterator[tuple[str, Any]]:
-        """(where, new value) of every attribute, variable and item that is another object than it was."""
+    @property
+    def owners(self) -> list[Any]:
+        """The attributes of each object, and the dicts, lists and sets."""
+        return [*(vars(value) for value, _ in self.objects), *(value for value, _ in self.containers)]
+
+    def changes(self) -> Iterator[Change]:
+        """What is another object than it was."""
         for number, (value, attributes) in enumerate(self.objects):
-            yield from _changed(f"{number} {type(value).__name__}", attributes, vars(value))
+            yield from _changed(f"{number} {type(value).__name__}", attributes, vars(value), number)
         for number, (value, content) in enumerate(self.containers):
             now = value if isinstance(value, dict) else dict(enumerate(value))
             was = content if isinstance(content, dict) else dict(enumerate(content))
-            yield from _changed(f"container {number}", was, now)
+            fixed = isinstance(value, set) or (isinstance(value, list) and len(was) != len(now))
+            yield from _changed(f"container {number}", was, now, None if fixed else len(self.objects) + number)
         for number, (cell, content) in enumerate(self.cells):
             if cell.cell_contents is not content:
-                yield f"variable {number}", cell.cell_contents
+                yield Change(f"variable {number}", cell.cell_contents, None, None, content)
 
     def changed_parameter(self) -> bool:
         """Whether a parameter was changed in place."""
@@ -118,12 +138,12 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _changed(name: str, was: Mapping[Any, Any], now: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+def _changed(name: str, was: Mapping[Any, Any], now: Mapping[Any, Any], owner: int | None) -> Iterator[Change]:
     for key in now:
         if key not in was or was[key] is not now[key]:
-            yield f"{name}.{key}", now[key]
+            yield Change(f"{name}.{key}", now[key], owner, key, was.get(key))
     for key in was.keys() - now.keys():
-        yield f"{name}.{key} is gone", None
+        yield Change(f"{name}.{key} is gone", None, None, key, was[key])
 
 
 def _refill(value: Any, content: Any) -> None:

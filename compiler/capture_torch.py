@@ -26,6 +26,11 @@ def is_overload(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload)
 
 
+def is_higher_order(target: Any) -> bool:
+    """Whether a call's target is an operator that runs a function of the user's."""
+    return isinstance(target, torch._ops.HigherOrderOperator)
+
+
 def written(target: Any) -> Iterator[tuple[int, str]]:
     """(position, name) of the arguments that an operator of ``torch.ops`` updates, by its schema."""
     for index, argument in enumerate(target._schema.arguments):

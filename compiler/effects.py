@@ -32,6 +32,11 @@ def mark_random(module: torch.nn.Module, graph: fx.Graph) -> bool:
     return any(node.meta["random"] for node in graph.nodes)
 
 
+def draws(name: str) -> bool:
+    """Whether an operation of this name draws random numbers."""
+    return tagged_random(name) or any(word in name for word in _RANDOM)
+
+
 def _draws(module: torch.nn.Module, node: fx.Node) -> bool:
     if node.op not in ("call_function", "call_method", "call_module"):
         return False
@@ -42,7 +47,7 @@ def _draws(module: torch.nn.Module, node: fx.Node) -> bool:
         return False
     if is_overload(node.target) and torch.Tag.nondeterministic_seeded in node.target.tags:  # type: ignore[union-attr]
         return True
-    if tagged_random(name) or any(word in name for word in _RANDOM):
+    if draws(name):
         return True
     inner = [attribute(module, leaf) for leaf in node.all_input_nodes if leaf.op == "get_attr"]
     return any(mark_random(each, each.graph) for each in inner if isinstance(each, fx.GraphModule))

@@ -17,7 +17,7 @@ _INPLACE_OPERATORS = {
     getattr(operator, name)
     for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor")
 }
-_STATISTICS = {
+STATISTICS = {
     torch.nn.functional.batch_norm: ("training", ("running_mean", "running_var")),
     torch.nn.functional.instance_norm: ("use_input_stats", ("running_mean", "running_var")),
 }
@@ -71,7 +71,7 @@ def _python_function_updates(target: Callable[..., Any], node: fx.Node) -> Itera
     given |= {name: name for name in node.kwargs}
     if "inplace" in given and operand(node, given["inplace"]) is True:
         yield 0
-    switch, names = _STATISTICS.get(target, (None, ()))
+    switch, names = STATISTICS.get(target, (None, ()))
     if switch is None or switch not in given or operand(node, given[switch]) is not True:
         return
     for name in names:

@@ -1,0 +1,89 @@
+"""What a recorded graph holds for, in place of Dynamo's guards: a key of all that can be reached."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reroll.backends.state import State
+from reroll.capture_torch import any_autocast, storage_id
+
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), type(...), torch.dtype, torch.device, torch.Size)
+
+
+def plain(value: Any) -> bool:
+    """Whether a value is a number, a text or the like, which holds nothing else."""
+    return isinstance(value, _PLAIN)
+
+
+class Same:
+    """One object, equal to nothing else; it is kept alive, so that no other object gets its identity."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def key_of(state: State, roots: Any) -> Any:
+    """Equal for two states in which the same operations have the same operands at the same positions.
+
+    Numbers and texts are told apart by value; tensors by all but their values; objects of torch's and others that are
+    not looked into, by identity. The modes of torch that change what operations do belong to it too.
+    """
+    places: dict[int, int] = {}
+    for value in (*(each for each, *_ in state.objects), *(each for each, _ in state.containers)):
+        places[id(value)] = len(places)
+    tensors = {id(value): index for index, (value, _, _) in enumerate(state.tensors)}
+
+    def described(value: Any) -> Any:
+        if id(value) in tensors:
+            return "tensor", tensors[id(value)]
+        if id(value) in places:
+            return "object", places[id(value)]
+        if plain(value):
+            return type(value), repr(value)
+        if isinstance(value, tuple):
+            return type(value), tuple(map(described, value))
+        return Same(value)
+
+    owners = [(type(value), _items(attributes, described)) for value, attributes in state.objects]
+    owners += [(type(value), _items(content, described)) for value, content in state.containers]
+    cells = tuple(described(content) for _, content in state.cells)
+    return described(roots[0]), _nested(roots[1:], described), tuple(owners), cells, _tensors(state), _modes()
+
+
+def _items(content: Any, described: Any) -> Any:
+    if isinstance(content, dict):
+        return tuple((described(key), described(value)) for key, value in content.items())
+    return tuple(map(described, content))
+
+
+def _nested(roots: Any, described: Any) -> Any:
+    """The arguments: the tuple and the dict of a call are new at every call, so they are known by what they hold."""
+    args, kwargs = roots
+    return tuple(map(described, args)), _items(kwargs, described)
+
+
+def _tensors(state: State) -> Any:
+    memory: dict[int, int] = {}
+    return tuple(_tensor(value, memory) for value, _, _ in state.tensors)
+
+
+def _tensor(value: Tensor, memory: dict[int, int]) -> Any:
+    if value.layout != torch.strided:
+        return Same(value)
+    shared = memory.setdefault(storage_id(value), len(memory))
+    layout = (tuple(value.shape), value.stride(), value.storage_offset(), shared)
+    return (*layout, type(value), value.dtype, value.device, value.requires_grad, value.is_leaf, value.is_inference())
+
+
+def _modes() -> Any:
+    found = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), any_autocast())
+    return (*found, torch.get_default_dtype(), torch.get_default_device())
