@@ -10,18 +10,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from contenders import CHECKPOINT, EAGER, contenders, named_options
-from measuring import Step, gradients, interleaved, pinned, relative_error, summary, training_step
+from measuring import Step, gradients, interleaved, machine, pinned, relative_error, summary, training_step
 from network_d import Checkpointed, NetworkD, inputs
 from tables import draw, show
 from torch import Tensor
@@ -149,26 +147,11 @@ def goals(result: Result) -> list[tuple[str, float, float, bool]]:
 
 def environment(options: argparse.Namespace) -> Result:
     """Where and how this was measured."""
-    models = [
-        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False
-    )
     return {
-        "command": " ".join(["python", "benchmarks/figures.py", *options.given]),
-        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "machine": platform.node(),
-        "cpu": models[0] if models else platform.processor(),
-        "cores": os.cpu_count(),
+        **machine(" ".join(["python", "benchmarks/figures.py", *options.given])),
         "load_average_before": os.getloadavg(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "commit": commit.stdout.strip(),
-        "capability": torch.backends.cpu.get_cpu_capability(),
         "network": {key: getattr(options, key) for key in ("steps", "batch", "neurons")},
         "pinned_to_core": options.core,
-        "threads": 1,
     }
 
 

@@ -136,6 +136,6 @@ def load() -> dict[str, Network]:
     return _ZOO
 
 
-def zeros(x: Tensor, size: int = SIZE) -> Tensor:
-    """An initial state [B, size]."""
-    return x.new_zeros(x.shape[1], size)
+def zeros(x: Tensor, size: int | None = None) -> Tensor:
+    """An initial state [B, size]; as wide as the input by default."""
+    return x.new_zeros(x.shape[1], x.shape[-1] if size is None else size)

@@ -78,7 +78,7 @@ def loss_inside(s: Net, x: Tensor) -> Any:
     loss = 0.0
     for t in range(x.shape[0]):
         h = s.gru(x[t], h)
-        loss += F.mse_loss(s.o(h), x[t, :, :3])
+        loss += F.mse_loss(s.o(h), x[t, :, : s.o.out_features])
     return loss / x.shape[0]
 
 
@@ -88,7 +88,7 @@ def losses_sum(s: Net, x: Tensor) -> Any:
     ls = []
     for t in range(x.shape[0]):
         h = s.gru(x[t], h)
-        ls.append(F.mse_loss(s.o(h), x[t, :, :3]))
+        ls.append(F.mse_loss(s.o(h), x[t, :, : s.o.out_features]))
     return sum(ls), torch.stack(ls).mean(), sum(ls) / len(ls)
 
 

@@ -31,10 +31,10 @@ class Cell(nn.Module):
 class Layer(nn.Module):
     """A recurrent layer with a readout; all that the layer gives is an output."""
 
-    def __init__(self, layer: nn.RNNBase) -> None:
+    def __init__(self, kind: type[nn.RNN | nn.GRU | nn.LSTM], **options: Any) -> None:
         super().__init__()
-        self.layer = layer
-        width = (layer.proj_size or layer.hidden_size) * (1 + layer.bidirectional)
+        self.layer = kind(I, H, **options)
+        width = options.get("proj_size", H) * (1 + options.get("bidirectional", False))
         self.out = nn.Linear(width, 2)
 
     def forward(self, x: Tensor, *state: Tensor) -> Any:
@@ -60,7 +60,7 @@ def layer(kind: type[nn.RNN | nn.GRU | nn.LSTM], loops: int, states: tuple[int, 
         return x, *(torch.randn(rows, 2, width) for width in states)
 
     return Case(
-        lambda: Layer(kind(I, H, **options)),
+        lambda: Layer(kind, **options),
         inputs,
         loops=(9,) * loops,
         time_dim={"x": time},
