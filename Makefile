@@ -4,12 +4,14 @@
 #   make test TORCH=torch==2.11.0                           another torch
 #   make test INDEX=https://download.pytorch.org/whl/cpu    torch from another index, here without CUDA
 #   make test ARGS="-k house -x"                            more arguments for pytest
+#   make test WORKERS=8                                     more tests at a time
 
 PYTHON ?= python3
 VENV   ?= .venv
 TORCH  ?= torch==2.13.0
 INDEX  ?=
 ARGS   ?=
+WORKERS ?= 2
 
 PY    := $(VENV)/bin/python
 EMPTY :=
@@ -40,7 +42,7 @@ $(STAMP): pyproject.toml
 	@rm -f $(VENV)/.ready-* && touch "$@"
 
 test: lint  ## lint, check types, run all tests
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) $(ARGS)
 
 lint: style types  ## ruff and mypy --strict
 
