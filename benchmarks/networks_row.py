@@ -99,17 +99,22 @@ class Counts:
 
     def __init__(self) -> None:
         self.graphs = self.segments = 0
-        backend, compile_kernels = front.backend, anylength.compile_kernels
+        new_backend, compile_kernels = front.new_backend, anylength.compile_kernels
 
-        def counted_backend(*args: Any) -> Any:
-            self.graphs += 1
-            return backend(*args)
+        def counted_backend() -> Any:
+            backend = new_backend()
+
+            def counted(*args: Any) -> Any:
+                self.graphs += 1
+                return backend(*args)
+
+            return counted
 
         def counted_kernels(*args: Any) -> Any:
             self.segments += 1
             return compile_kernels(*args)
 
-        front.backend, anylength.compile_kernels = counted_backend, counted_kernels
+        front.new_backend, anylength.compile_kernels = counted_backend, counted_kernels
 
     def now(self) -> dict[str, int]:
         """Both numbers."""
@@ -164,7 +169,7 @@ def main(name: str, options: dict[str, Any]) -> dict[str, Any]:
         made = Row(case, options["batch"], options["width"])
         row |= {"batch": 2 * made.batch, "width": made.width, "steps": options["steps"]}
         for schedule in options["first"]:
-            torch._dynamo.reset()
+            torch.compiler.reset()
             try:
                 row[schedule] = measured(made, schedule, options)
             except (RerollError, RuntimeError) as error:
