@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import platform
 import statistics
@@ -102,3 +104,21 @@ def machine(command: str) -> dict[str, Any]:
         "capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
     }
+
+
+def resident_growth(call: Callable[[], object]) -> int:
+    """Bytes by which the process grows at most during a call (Linux). Memory of Python's counts too.
+
+    For steps so long that the profiler of ``reroll.measure``, which keeps every event, does not fit into memory.
+    """
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    before = _status("VmRSS")
+    call()
+    return _status("VmHWM") - before
+
+
+def _status(key: str) -> int:
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines[key].split()[0]) * 1024

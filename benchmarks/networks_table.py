@@ -108,7 +108,19 @@ def show(result: Result) -> None:
     """Print the tables."""
     console = Console(width=170)
     for lowering, rows in result.items():
-        columns = ("T", "eager MB", "standard", "double", "x eager", "double", "error", "first s", "long", "graphs", "segments")
+        columns = (
+            "T",
+            "eager MB",
+            "standard",
+            "double",
+            "x eager",
+            "double",
+            "error",
+            "first s",
+            "long",
+            "graphs",
+            "segments",
+        )
         table = Table(title=f"reroll.compile, {lowering} lowering", title_justify="left")
         for column in ("network", *columns):
             table.add_column(column, justify="right" if column != "network" else "left", no_wrap=True)

@@ -24,3 +24,32 @@ def test_benchmark_at_a_small_size(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert {"local peak of standard, eager, MiB", "largest relative error of a gradient"} <= {
         g[0] for g in written["goals"]
     }
+
+
+def test_table_of_networks_at_a_small_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    table = importlib.import_module("networks_table")
+    out = tmp_path / "networks.json"
+    command = ["--fast", "--only", "torch-gru_cell", "--out", str(out)]
+    table.main(command)
+    written = json.loads(out.read_text())
+    row = written["eager"]["torch-gru_cell"]
+    assert table.refusal(row) is None
+    for schedule in ("standard", "double"):
+        assert row[schedule]["relative_error"] < 1e-12
+        assert row[schedule]["local_peak_bytes"][schedule] < row[schedule]["local_peak_bytes"]["eager"]
+    assert row["standard"]["compiled_after_ten_lengths"] == row["standard"]["compiled_after_first_calls"][0]
+    assert table.main(command) == written  # what is there is not measured again
+
+
+def test_costs_over_lengths_at_a_small_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    lengths = importlib.import_module("lengths")
+    out = tmp_path / "lengths.json"
+    small = ["--lowering", "eager", "--neurons", "8", "--batch", "2", "--networks", "network D2r"]
+    small += ["--compile-steps", "20", "40", "--long-steps", "60", "--short-steps", "20", "--long-batch", "2"]
+    lengths.main([*small, "--out", str(out)])
+    written = json.loads(out.read_text())
+    assert written["compile, network D2r"]["long"]["first_s"] > 0
+    assert written["long"]["double_at_plain_steps"]["relative_error"] < 1e-5
+    assert written["long"]["step_cpu_s"] > 0
