@@ -5,11 +5,15 @@ Eager takes turns with what ``reroll.compile`` made, in the dtype of the test: f
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from measuring import Step, gradients, interleaved, relative_error, summary
@@ -36,8 +40,8 @@ sys.path[:0] = [str(TESTS), str(TESTS / "networks")]
 
 def cases() -> dict[str, Any]:
     """The networks by name, as the tests have them, and one that may be refused."""
-    import test_networks  # noqa: PLC0415  # found only now
-    from training import Case  # noqa: PLC0415
+    import test_networks  # found only now
+    from training import Case
 
     def packed(steps: int) -> tuple[Tensor, Tensor]:
         return torch.randn(steps, 2, 3), torch.tensor([steps, steps - 2])
@@ -114,7 +118,8 @@ class Counts:
             self.segments += 1
             return compile_kernels(*args)
 
-        front.new_backend, anylength.compile_kernels = counted_backend, counted_kernels
+        front.new_backend = counted_backend
+        anylength.compile_kernels = counted_kernels  # type: ignore[assignment]
 
     def now(self) -> dict[str, int]:
         """Both numbers."""
@@ -158,10 +163,21 @@ def measured(row: Row, schedule: str, options: dict[str, Any]) -> dict[str, Any]
     return found
 
 
+@contextmanager
+def anew() -> Iterator[None]:
+    """Nothing is compiled yet."""
+    torch.compiler.reset()
+    with (
+        tempfile.TemporaryDirectory(prefix="reroll-bench-") as cache,
+        mock.patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": cache}),
+    ):
+        yield
+
+
 def main(name: str, options: dict[str, Any]) -> dict[str, Any]:
     """The figures, or the sentence of a refusal."""
     torch.set_num_threads(1)
-    import training  # noqa: PLC0415  # a module of the tests, found only now
+    import training  # a module of the tests, found only now
 
     case = cases()[name]
     row: dict[str, Any] = {"dtype": str(case.dtype).removeprefix("torch.")}
@@ -169,9 +185,9 @@ def main(name: str, options: dict[str, Any]) -> dict[str, Any]:
         made = Row(case, options["batch"], options["width"])
         row |= {"batch": 2 * made.batch, "width": made.width, "steps": options["steps"]}
         for schedule in options["first"]:
-            torch.compiler.reset()
-            try:
-                row[schedule] = measured(made, schedule, options)
-            except (RerollError, RuntimeError) as error:
-                row[schedule] = {"refused": f"{type(error).__name__}: {error}"[:900]}
+            with anew():
+                try:
+                    row[schedule] = measured(made, schedule, options)
+                except (RerollError, RuntimeError) as error:
+                    row[schedule] = {"refused": f"{type(error).__name__}: {error}"[:900]}
     return row

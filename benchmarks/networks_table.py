@@ -1,18 +1,18 @@
-"""``reroll.compile`` on the networks that others wrote (``tests/networks``), against plain eager: a table, a row per network.
+"""``reroll.compile`` on the networks that others wrote (``tests/networks``) against plain eager: a row per network.
 
     python benchmarks/networks_table.py                              all networks, eager lowering
     python benchmarks/networks_table.py --lowering inductor --only torch-lstm,snntorch-leaky
     python benchmarks/networks_table.py --show                       print what is in the result file
 
-A row is measured in a process of its own and saved at once in ``results/networks.json``; one that is there already is left
-alone unless ``--again`` is given, so a run can be stopped and goes on where it was. Each network is made larger: its batch
-and its widths times a factor (``wider.py``; images less), so that hidden layers have about 100 neurons.
+A row is measured in a process of its own and saved at once in ``results/networks.json``; one that is there already is
+left alone unless ``--again`` is given, so a run can be stopped and goes on where it was. Each network is made larger:
+its batch and its widths times a factor (``wider.py``; images less), so that hidden layers have about 100 neurons.
 
-- error: the largest difference of any gradient of a parameter from eager's, relative to the largest entry of that gradient
+- error: the largest difference of any gradient of a parameter from eager's, relative to that gradient's largest entry
 - peak: what the allocator holds in one training step above inputs, parameters and their gradients
 - time: CPU seconds of one training step, one thread, medians, eager = 1
-- first call: wall seconds of the first forward in a fresh process (T=64) or after a reset of Dynamo (T=4,096); it traces,
-  compiles, checks the model at the full length, and runs it
+- first call: wall seconds of the first forward in a fresh process (T=64) or after a reset of Dynamo (T=4,096), with an
+  empty inductor cache; it traces, compiles, checks the model at the full length, and runs it
 - compiled: graphs that Dynamo traced and segments that were compiled, after the first call, and after ten lengths
 """
 

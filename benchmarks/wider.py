@@ -1,7 +1,7 @@
-"""The networks of ``tests/networks`` made large enough that memory and time say something: batch and widths times a factor.
+"""The networks of ``tests/networks`` made so large that memory and time say something: batch and widths times a factor.
 
-Every layer that is made inside of ``wider`` is so many times as wide in and out; the networks themselves are those of the
-tests. A width is a number of features, neurons or channels.
+Every layer that is made inside of ``wider`` is so many times as wide in and out; the networks themselves are those of
+the tests. A width is a number of features, neurons or channels.
 """
 
 from __future__ import annotations
