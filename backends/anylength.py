@@ -8,6 +8,7 @@ nothing of the model has run yet, so that is when the model is observed, traced 
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -21,8 +22,11 @@ from torch import Tensor, fx, nn
 from reroll.align import align
 from reroll.backends.build import Kernels, compile_kernels, fitting
 from reroll.backends.dynamo import EXPLAINING, Graph, HandedOn, Reached, assemble, shared
+from reroll.backends.keys import key_of
+from reroll.backends.nested import tensors_of
 from reroll.backends.observe import Observed, observe
 from reroll.backends.rolled import Rolled
+from reroll.backends.state import State
 from reroll.backends.times import Call, token
 from reroll.capture import capture
 from reroll.capture_torch import new_fake_mode
@@ -36,7 +40,7 @@ from reroll.recurrence import Numbers, Recurrence
 _PROGRAMS = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Row:
     """Stands for value ``index`` of ``count`` of run ``run`` of the outputs, until the model's result is complete."""
 
@@ -56,11 +60,15 @@ class Running:
     steps: int = 0
     sequences: dict[int, Tensor] = field(default_factory=dict)
     runs: list[Sequence[Any]] = field(default_factory=list)
+    lent: list[weakref.ref[Any]] = field(default_factory=list)
     unusable: dict[tuple[int, ...], LengthError] = field(default_factory=dict)
 
     def traced(self) -> Any:
         """Call the model under Dynamo on tokens of ``steps`` steps."""
         tokens, self.sequences = self.call.resized(lambda value, dim: token(value, dim, self.steps))
+        self.lent = [
+            weakref.ref(value) for value in tensors_of((tokens.args, tokens.kwargs)) if id(value) in tokens.dims
+        ]
         mark = RUNNING.set(self)
         try:
             return self.front.traced(*tokens.args, **tokens.kwargs)
@@ -101,8 +109,10 @@ class Front:
 
 
 def new_backend() -> Callable[..., Any]:
-    """What Dynamo calls with a graph, which compiles nothing yet. Dynamo shares what it compiled between equal backends,
-    so that each compiled model has one of its own."""
+    """What Dynamo calls with a graph, which compiles nothing yet.
+
+    Dynamo shares what it compiled between equal backends, so each compiled model has one of its own.
+    """
 
     def backend(module: fx.GraphModule, _: Sequence[Tensor]) -> Callable[..., Any]:
         running = RUNNING.get()
@@ -119,8 +129,8 @@ class Entry:
 
     def __init__(self, module: fx.GraphModule) -> None:
         self.module = module
-        self.families: dict[tuple[int, ...], Family] = {}
-        self.observed: OrderedDict[int, Observed] = OrderedDict()
+        self.families: dict[Any, Family] = {}
+        self.observed: OrderedDict[Any, Observed] = OrderedDict()
 
     def run(self, *operands: Any) -> Any:
         """Run the program of the present call on its sequences."""
@@ -133,12 +143,13 @@ class Entry:
         lengths = running.observed.pattern.lengths
         if lengths[-1] != running.steps:
             raise Redirect
-        if lengths not in self.families:
+        family = lengths, running.call.places
+        if family not in self.families:
             try:
-                self.families[lengths] = Family(self.module, running)
+                self.families[family] = Family(self.module, running)
             except LengthError as error:
                 raise Unusable(lengths, error) from None
-        graph, outputs = self.families[lengths].program(running, operands)
+        graph, outputs = self.families[family].program(running, operands)
         reached = EXPLAINING.get()
         if reached is not None:
             reached.append(graph)
@@ -147,14 +158,17 @@ class Entry:
         return tuple(_given(results, outputs, running))
 
     def _observe(self, running: Running) -> Observed:
-        length = running.call.length
-        if length not in self.observed or self.observed[length].pattern.lengths in running.unusable:
-            patterns = dict.fromkeys(each.pattern for each in self.observed.values())
+        """What is known of a call in its state: what a model reads late in a sequence, Dynamo's guards do not hold."""
+        places = running.call.places
+        state = State.of(running.front.model, running.call.args, running.call.kwargs, parameters=False, values=False)
+        key = places, key_of(state, (running.front.model, running.call.args, running.call.kwargs))
+        if key not in self.observed or self.observed[key].pattern.lengths in running.unusable:
+            patterns = dict.fromkeys(each.pattern for (at, _), each in self.observed.items() if at == places)
             known = [pattern for pattern in patterns if pattern.lengths not in running.unusable]
-            self.observed[length] = observe(running.front.model, running.call, known, running.unusable)
+            self.observed[key] = observe(running.front.model, running.call, known, running.unusable)
             _forget(self.observed)
-        self.observed.move_to_end(length)
-        return self.observed[length]
+        self.observed.move_to_end(key)
+        return self.observed[key]
 
 
 def _forget(cache: OrderedDict[Any, Any]) -> None:
@@ -168,8 +182,11 @@ def _given(results: Sequence[Any], outputs: Sequence[int | None], running: Runni
         if count is None:
             yield piece
             continue
-        yield from (Row(len(running.runs), index, count) for index in range(count))
+        rows = [Row(len(running.runs), index, count) for index in range(count)]
+        running.lent += map(weakref.ref, rows)
         running.runs.append(piece)
+        yield from rows
+        del rows
 
 
 class Family:
@@ -183,19 +200,19 @@ class Family:
         found = [fuse(capture(each, maps=True)) for each in modules]
         self.template, self.notes = align(lengths, modules, found), found[-1].notes
         self.kernels: dict[Any, Kernels] = {}
-        self.programs: OrderedDict[int, tuple[Graph, tuple[int | None, ...]]] = OrderedDict()
+        self.programs: OrderedDict[Observed, tuple[Graph, tuple[int | None, ...]]] = OrderedDict()
 
     def program(self, running: Running, operands: Sequence[Any]) -> tuple[Graph, tuple[int | None, ...]]:
         """The compiled graph at the length of a call, and what its outputs stand for."""
-        length = running.call.length
-        if length not in self.programs:
-            assert running.observed is not None
-            instance = instantiate(self.template, running.observed.check)
+        observed = running.observed
+        assert observed is not None
+        if observed not in self.programs:
+            instance = instantiate(self.template, observed.check)
             _show_sizes(instance, operands, running)
-            self.programs[length] = self._compiled(instance), instance.outputs
+            self.programs[observed] = self._compiled(instance), instance.outputs
             _forget(self.programs)
-        self.programs.move_to_end(length)
-        return self.programs[length]
+        self.programs.move_to_end(observed)
+        return self.programs[observed]
 
     def _compiled(self, instance: Instance) -> Graph:
         share = shared(self.options, len(instance.recurrences))

@@ -44,6 +44,11 @@ UNREADABLE = Unsupported
 """What Dynamo raises where it meets Python code that it does not take."""
 
 
+def dynamo_is_off() -> bool:
+    """Whether the user has asked torch to run compiled models as they are."""
+    return torch._dynamo.config.disable or torch._dynamo.eval_frame._stance.stance == "force_eager"
+
+
 def dynamo_settings() -> Any:
     """A context in which Dynamo keeps torch's RNN layers whole, cuts no graphs for DDP, and compiles many sizes."""
     settings = {"allow_rnn": True, "optimize_ddp": False, "recompile_limit": 256, "accumulated_recompile_limit": 4096}

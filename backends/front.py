@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from reroll.backends.anylength import Front, Redirect, Running, Unusable, new_backend
-from reroll.backends.dynamo import REFUSALS, UNREADABLE, dynamo_settings
-from reroll.backends.observe import SHORT, TooShortError, observe
+from reroll.backends.dynamo import REFUSALS, UNREADABLE, dynamo_is_off, dynamo_settings
+from reroll.backends.observe import SHORT, Observed, TooShortError, observe
 from reroll.backends.outputs import outputs
 from reroll.backends.recorded import Recorded
 from reroll.backends.times import TimeDim, find_time
-from reroll.errors import OptionError, RerollWarning
+from reroll.errors import LengthError, OptionError, RerollWarning
 from reroll.options import Options
 from reroll.recorded import Unrecordable
 
@@ -76,6 +76,8 @@ class Caller:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result."""
+        if dynamo_is_off():
+            return self.model(*args, **kwargs)
         call = find_time(self.signature, self.time_dim, args, kwargs)
         running = Running(self.front, call, steps=self.steps)
         with dynamo_settings():
@@ -85,7 +87,18 @@ class Caller:
                 return self.model(*args, **kwargs)
         if running.front is not self.front:
             self._take(running.front)
-        return outputs(returned, running)
+        if running.observed is None:
+            raise LengthError(
+                "The model has no operation that Dynamo sees, so there is nothing to compile. Use it as it is."
+            )
+        result = outputs(returned, running)
+        del returned
+        if any(lent() is not None for lent in running.lent):
+            raise LengthError(
+                "The model keeps its sequence, or values of single steps, in an attribute, a global or another object, "
+                "where only what a short trace had can be put. Return them instead, and set what was changed anew."
+            )
+        return result
 
     def _take(self, front: Front) -> None:
         """Call the model this way from now on."""
@@ -98,6 +111,14 @@ class Caller:
                 "they differ. Other things that it reads (globals, class attributes, files, the clock) must not change."
             )
             warnings.warn(text, RerollWarning, stacklevel=4)
+
+    def _observed(self, running: Running, refusal: Exception) -> Observed:
+        try:
+            return observe(self.model, running.call, (), {})
+        except LengthError as error:
+            if isinstance(error, TooShortError) or not isinstance(refusal, UNREADABLE):
+                raise
+            raise _noted(refusal, error) from None
 
     def _settled(self, running: Running) -> Any:
         """What Dynamo's bytecode returns, with the first pattern of the call whose traces give a template.
@@ -117,12 +138,11 @@ class Caller:
                 running.observed, running.steps = None, self.steps
             except Unrecordable as unrecordable:
                 if refusal is not None:
-                    refusal.add_note(f"reroll.compile cannot record the model's operations either: {unrecordable}")
-                    raise refusal from None
+                    raise _noted(refusal, unrecordable) from None
                 running.front, recordable = self.read, False
             except REFUSALS as error:
                 if running.observed is None:
-                    running.observed = observe(self.model, running.call, (), {})
+                    running.observed = self._observed(running, error)
                     if running.observed.pattern.lengths[-1] != running.steps:
                         running.steps = self.steps = running.observed.pattern.lengths[-1]
                         continue
@@ -130,6 +150,12 @@ class Caller:
                     raise
                 refusal = error
                 running.front = Front(self.model, Recorded(self.model, str(error)), self.options)
+
+
+def _noted(refusal: Exception, reason: Exception) -> Exception:
+    """Dynamo's refusal, with why nothing else can be done."""
+    refusal.add_note(f"reroll.compile cannot record the model's operations either: {reason}")
+    return refusal
 
 
 def _signature(model: Callable[..., Any]) -> inspect.Signature | None:
@@ -167,10 +193,13 @@ class AnyLengthModule(nn.Module):
             return getattr(super().__getattr__("_orig_mod"), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("_orig_mod", "training") or name.startswith("_") or "_orig_mod" not in self._modules:
+        if name in ("_orig_mod", "training") or name in self.__dict__ or "_orig_mod" not in self._modules:
             super().__setattr__(name, value)
         else:
             setattr(self._orig_mod, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._orig_mod, name)
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)

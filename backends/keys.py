@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from reroll.backends.state import State
-from reroll.capture_torch import any_autocast, storage_id
+from reroll.capture_torch import any_autocast, autocast_dtypes, storage_id
+from reroll.identity import Same
 
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), type(...), torch.dtype, torch.device, torch.Size)
 
@@ -16,19 +17,6 @@ _PLAIN = (str, bytes, int, float, complex, bool, type(None), type(...), torch.dt
 def plain(value: Any) -> bool:
     """Whether a value is a number, a text or the like, which holds nothing else."""
     return isinstance(value, _PLAIN)
-
-
-class Same:
-    """One object, equal to nothing else; it is kept alive, so that no other object gets its identity."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and other.value is self.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
 
 
 def key_of(state: State, roots: Any) -> Any:
@@ -56,7 +44,9 @@ def key_of(state: State, roots: Any) -> Any:
     owners = [(type(value), _items(attributes, described)) for value, attributes in state.objects]
     owners += [(type(value), _items(content, described)) for value, content in state.containers]
     cells = tuple(described(content) for _, content in state.cells)
-    return described(roots[0]), _nested(roots[1:], described), tuple(owners), cells, _tensors(state), _modes()
+    arrays = tuple((each.shape, each.dtype.str, each.tobytes()) for each, _ in state.arrays)
+    held = (tuple(owners), cells, arrays, _tensors(state))
+    return described(roots[0]), _nested(roots[1:], described), held, _modes()
 
 
 def _items(content: Any, described: Any) -> Any:
@@ -85,5 +75,5 @@ def _tensor(value: Tensor, memory: dict[int, int]) -> Any:
 
 
 def _modes() -> Any:
-    found = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), any_autocast())
+    found = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), any_autocast() and autocast_dtypes())
     return (*found, torch.get_default_dtype(), torch.get_default_device())

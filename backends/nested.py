@@ -1,8 +1,10 @@
-"""Nested tuples, lists and dicts of arguments and results."""
+"""Nested tuples, lists, dicts and dataclasses of arguments and results."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import is_dataclass
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +13,8 @@ Place = tuple[Any, ...]
 
 
 def places_of(value: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]:
-    """All tensors in nested tuples, lists and dicts, with where they are."""
+    """All tensors in nested values, with where they are."""
+    value = opened(value)
     if isinstance(value, Tensor):
         yield place, value
     elif isinstance(value, Mapping):
@@ -28,7 +31,8 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 
 def leaves_of(value: Any) -> Iterator[Any]:
-    """All that is no tuple, list or dict, in order."""
+    """All that is not nested, in order."""
+    value = opened(value)
     if isinstance(value, Mapping):
         for item in value.values():
             yield from leaves_of(item)
@@ -40,9 +44,10 @@ def leaves_of(value: Any) -> Iterator[Any]:
 
 
 def structure_of(value: Any) -> Any:
-    """Types and keys of nested tuples, lists and dicts, with None for everything in them."""
+    """Types and keys of nested values, with None for everything in them."""
+    kind, value = type(value), opened(value)
     if isinstance(value, Mapping):
-        return type(value), tuple((key, structure_of(item)) for key, item in value.items())
+        return kind, tuple((key, structure_of(item)) for key, item in value.items())
     if isinstance(value, tuple | list):
         return type(value), tuple(structure_of(item) for item in value)
     return None
@@ -50,15 +55,21 @@ def structure_of(value: Any) -> Any:
 
 def with_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     """A nested value with ``function`` of each of its leaves."""
-    nested = isinstance(value, Mapping | tuple | list)
+    nested = isinstance(opened(value), Mapping | tuple | list)
     return mapped(lambda item: with_leaves(function, item), value) if nested else function(value)
 
 
+def opened(value: Any) -> Any:
+    """The fields of a dataclass as a dict; other values as they are."""
+    return dict(vars(value)) if hasattr(value, "__dict__") and is_dataclass(value) else value
+
+
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """A nested tuple, list or dict with another value for each item; itself where nothing changes."""
-    if isinstance(value, Mapping):
-        items = {key: function(item) for key, item in value.items()}
-        same = all(items[key] is value[key] for key in items)
+    """A nested value with another one for each item; itself where nothing changes."""
+    inside = opened(value)
+    if isinstance(inside, Mapping):
+        items = {key: function(item) for key, item in inside.items()}
+        same = all(items[key] is inside[key] for key in items)
         return value if same else like(value, items)
     if not isinstance(value, tuple | list):
         return value
@@ -69,5 +80,14 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def like(value: Any, content: Any) -> Any:
-    """A tuple, list or dict of the type of another one."""
-    return type(value)(*content) if hasattr(value, "_fields") else type(value)(content)
+    """A nested value of the type of another one."""
+    if isinstance(value, tuple | list):
+        return type(value)(*content) if hasattr(value, "_fields") else type(value)(content)
+    made = copy.copy(value)
+    if isinstance(value, Mapping):
+        made.clear()  # type: ignore[attr-defined]
+        made.update(content)  # type: ignore[attr-defined]
+        return made
+    for name, item in content.items():
+        object.__setattr__(made, name, item)
+    return made

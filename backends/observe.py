@@ -15,7 +15,7 @@ import torch
 
 from reroll.backends.nested import places_of, tensors_of, with_leaves
 from reroll.backends.randomness import random_numbers_kept
-from reroll.backends.state import State
+from reroll.backends.state import State, version_of
 from reroll.backends.times import Call, first_steps
 from reroll.check import Check, Departure
 from reroll.errors import LengthError, UnsupportedError
@@ -97,7 +97,7 @@ def probe(
             trace.lines.append(user_line())
 
         sequences = [value for value in tensors_of((short.args, short.kwargs)) if id(value) in short.dims]
-        versions = [value._version for value in sequences]
+        versions = [version_of(value) for value in sequences]
         with looked_at(model, short, frozenset(), parameters=True) as state:
             try:
                 trace.given.update(_run(model, short, note, state)[1])
@@ -106,7 +106,7 @@ def probe(
                     f"The model cannot be run on the first {length} steps of its sequence: {type(error).__name__}: "
                     f"{error}. If these are no steps, say in time_dim which arguments have time, in which dimension."
                 ) from error
-        changes = changes or versions != [value._version for value in sequences]
+        changes = changes or versions != [version_of(value) for value in sequences]
         traces.append(trace)
     pattern = replace(find_pattern(traces, palette, free, multiple), changes_inputs=changes)
     _refuse_attributes(pattern)
@@ -156,9 +156,7 @@ def tensor_names(state: State) -> dict[int, str]:
 
 
 @contextmanager
-def looked_at(
-    model: Callable[..., Any], call: Call, untouched: frozenset[int], *, parameters: bool
-) -> Iterator[State]:
+def looked_at(model: Callable[..., Any], call: Call, untouched: frozenset[int], *, parameters: bool) -> Iterator[State]:
     """Put back what the model changes; ``untouched`` are tensors that it is known not to change."""
     state = State.of(model, call.args, call.kwargs, parameters=parameters, untouched=untouched)
     try:

@@ -8,15 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from enum import Enum
+from types import FunctionType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from reroll.backends.anylength import Row, Running
-from reroll.backends.nested import leaves_of, like, structure_of, with_leaves
+from reroll.backends.nested import leaves_of, like, opened, structure_of, with_leaves
 from reroll.errors import LengthError
 
 _STRETCH = 3
+_PLAIN = (
+    int,
+    float,
+    complex,
+    bool,
+    str,
+    bytes,
+    type(None),
+    slice,
+    range,
+    torch.dtype,
+    torch.device,
+    Enum,
+    FunctionType,
+)
 Path = tuple[Any, ...]
 
 
@@ -39,17 +57,18 @@ class _Outputs:
             return self._row(value, anchor or self.anchors.get(path, ""))
         if isinstance(value, Tensor):
             return self.running.sequences.get(id(value), value)
-        if isinstance(value, Mapping) and isinstance(seen, Mapping) and list(value) == list(seen):
-            found = {key: self.follow(value[key], seen[key], (*path, key), anchor) for key in value}
-            return value if _same(found.values(), value.values()) else like(value, found)
+        fields, shown = opened(value), opened(seen)
+        if isinstance(fields, Mapping) and isinstance(shown, Mapping) and list(fields) == list(shown):
+            found = {key: self.follow(fields[key], shown[key], (*path, key), anchor) for key in fields}
+            return value if _same(found.values(), fields.values()) else like(value, found)
         if isinstance(value, list | tuple) and isinstance(seen, list | tuple):
             if len(value) != len(seen):
                 return like(value, self._grown(value, seen, path))
             items = [self.follow(v, s, (*path, i), anchor) for i, (v, s) in enumerate(zip(value, seen, strict=True))]
             return value if _same(items, value) else like(value, items)
-        if any(isinstance(leaf, Row) for leaf in leaves_of(value)) or isinstance(value, Mapping | list | tuple):
+        if type(seen) is not type(value) or not isinstance(value, _PLAIN):
             raise self._refusal(path)
-        return seen if isinstance(value, int | float | bool | str) and type(seen) is type(value) else value
+        return seen
 
     def _row(self, row: Row, anchor: str) -> Any:
         run, steps = self.running.runs[row.run], row.count

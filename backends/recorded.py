@@ -8,19 +8,21 @@ them. Dynamo's guards are replaced by a key of all that can be reached from the 
 from __future__ import annotations
 
 import contextlib
+import io
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from reroll.backends.anylength import RUNNING, new_backend
 from reroll.backends.keys import key_of, plain
-from reroll.backends.nested import leaves_of, with_leaves
+from reroll.backends.nested import leaves_of, like, with_leaves
 from reroll.backends.observe import looked_at
 from reroll.backends.state import Change, State
 from reroll.backends.times import Call, first_steps, token
@@ -34,21 +36,21 @@ class Recording:
     """A graph of a model, as the backend runs it, with where its operands are and its results go.
 
     read: positions of the operands in ``State.tensors``. skeleton: the model's result and the new values of its
-    attributes, of ``Given``. changes: the attributes.
+    attributes, of ``Given``. changed: where these are, as owner and key of ``State.owners``.
     """
 
     run: Callable[..., Any]
     read: Sequence[int]
     skeleton: Any
-    changes: tuple[Change, ...]
+    changed: tuple[tuple[int | None, Any], ...]
 
     def replay(self, state: State) -> Any:
         """Run the graph on the present tensors, change attributes as the model does, and give its result."""
         results = self.run(*(state.tensors[index][0] for index in self.read))
-        returned, *values = with_leaves(lambda leaf: leaf.of(results), self.skeleton)
+        returned, *values = _filled(self.skeleton, results)
         owners = state.owners
-        for change, value in zip(self.changes, values, strict=True):
-            owners[change.owner][change.key] = value  # type: ignore[index]
+        for (owner, key), value in zip(self.changed, values, strict=True):
+            owners[owner][key] = value  # type: ignore[index]
         return returned
 
 
@@ -58,10 +60,6 @@ class Given:
 
     index: int = -1
     value: Any = None
-
-    def of(self, results: Sequence[Any]) -> Any:
-        """What belongs here."""
-        return self.value if self.index < 0 else results[self.index]
 
 
 class Recorded:
@@ -93,28 +91,27 @@ class Recorded:
             result = self._run(recorder, call)
             changes = tuple(change for change in state.changes() if not _same(change))
             results: list[Any] = []
-            holes = partial(_hole, results)
-            skeleton = [with_leaves(holes, result)]
+            skeleton = [with_leaves(partial(_place, results, {}), result)]
             for change in changes:
                 _check(change)
-                skeleton.append(with_leaves(partial(_apart, results), change.value))
+                skeleton.append(with_leaves(partial(_place_apart, results), change.value))
             module, read = recorder.finish(results)
-        return Recording(new_backend()(module, []), read, skeleton, changes)
+        changed = tuple((change.owner, change.key) for change in changes)
+        return Recording(new_backend()(module, []), read, skeleton, changed)
 
     def _run(self, recorder: GraphRecorder, call: Call) -> Any:
-        drawn = random.getstate()
-        console = _Console()
+        drawn, console = _drawn(), io.StringIO()
         try:
-            with recorder.recording(), contextlib.redirect_stdout(console):  # type: ignore[type-var]
+            with recorder.recording(), contextlib.redirect_stdout(console):
                 result = self.model(*call.args, **call.kwargs)
         except Unrecordable:
             raise
         except Exception as error:
             raise Unrecordable(f"The model raised {type(error).__name__} in a run that records it: {error}") from error
-        if console.written:
+        if console.getvalue():
             raise Unrecordable("The model prints, which a record of its operations does not tell.")
-        if random.getstate() != drawn:
-            raise Unrecordable("The model draws from Python's random numbers: use torch's.")
+        if _drawn() != drawn:
+            raise Unrecordable("The model draws from Python's or numpy's random numbers. Draw from torch's.")
         return result
 
 
@@ -128,18 +125,10 @@ def _in_short(refusal: str) -> str:
     return f"{lines[0].rstrip('.')}; {lines[places[-1]].strip()}: {code}".rstrip(": ")
 
 
-class _Console:
-    """Standard output while a model is recorded."""
-
-    written = False
-
-    def write(self, text: str) -> int:
-        """Note that something was printed."""
-        self.written = True
-        return len(text)
-
-    def flush(self) -> None:
-        """Nothing is held back."""
+def _drawn() -> Any:
+    """The states of the generators of random numbers that a graph does not draw from."""
+    arrays = np.random.get_state(legacy=False)  # noqa: NPY002  # the state that users share
+    return random.getstate(), repr(arrays), arrays["state"]["key"].tobytes()
 
 
 def _first_steps(value: Tensor, dim: int, length: int) -> Tensor:
@@ -150,20 +139,31 @@ def _first_steps(value: Tensor, dim: int, length: int) -> Tensor:
     return made
 
 
-def _hole(results: list[Any], leaf: Any) -> Given:
-    """A place for a tensor; other leaves stay. Raises Unrecordable for what may hold tensors, unseen."""
+def _place(results: list[Any], known: dict[int, Given], leaf: Any) -> Given:
+    """A place for a tensor, one for each; other leaves stay. Raises Unrecordable for what may hold tensors, unseen."""
     if isinstance(leaf, Tensor):
-        results.append(leaf)
-        return Given(len(results) - 1)
+        if id(leaf) not in known:
+            known[id(leaf)] = Given(len(results))
+            results.append(leaf)
+        return known[id(leaf)]
     if not plain(leaf):
         raise Unrecordable(f"The model gives a {type(leaf).__name__}, not tensors and numbers in tuples, lists, dicts.")
     return Given(value=leaf)
 
 
-def _apart(results: list[Any], leaf: Any) -> Given:
-    """The same for an attribute, apart from the rows of lists."""
+def _place_apart(results: list[Any], leaf: Any) -> Given:
+    """The same for an attribute: a result of its own, apart from others, so that it is no row of a list."""
     results.append(None)
-    return _hole(results, leaf)
+    return _place(results, {}, leaf)
+
+
+def _filled(skeleton: Any, results: Sequence[Any]) -> Any:
+    """A new result like a skeleton."""
+    if isinstance(skeleton, Given):
+        return skeleton.value if skeleton.index < 0 else results[skeleton.index]
+    if isinstance(skeleton, Mapping):
+        return like(skeleton, {key: _filled(item, results) for key, item in skeleton.items()})
+    return like(skeleton, [_filled(item, results) for item in skeleton])
 
 
 def _same(change: Change) -> bool:

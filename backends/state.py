@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import functools
 import types
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+
+from reroll.errors import UnsupportedError
 
 _LEAVES = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, torch.dtype, torch.device)
 _NOT_OURS = ("torch", "numpy", "builtins", "reroll", "collections", "functools", "threading", "logging")
@@ -42,6 +46,7 @@ class State:
     containers: list[tuple[Any, Any]] = field(default_factory=list)
     cells: list[tuple[types.CellType, Any]] = field(default_factory=list)
     tensors: list[tuple[Tensor, int, Tensor | None]] = field(default_factory=list)
+    arrays: list[tuple[Any, Any]] = field(default_factory=list)
 
     @classmethod
     def of(cls, *roots: Any, parameters: bool, untouched: frozenset[int] = frozenset(), values: bool = True) -> State:
@@ -61,24 +66,34 @@ class State:
         """Note one object, and give what can be reached from it."""
         if isinstance(value, Tensor):
             kept = parameters if isinstance(value, nn.Parameter) else values
-            self.tensors.append((value, value._version, value.detach().clone() if kept else None))
-        elif isinstance(value, dict):
-            self.containers.append((value, dict(value)))
-            yield from value.values()
-        elif isinstance(value, list | set):
-            self.containers.append((value, type(value)(value)))
-            yield from value
-        elif isinstance(value, tuple | frozenset):
-            yield from value
-        elif isinstance(value, functools.partial):
+            self.tensors.append((value, version_of(value), value.detach().clone() if kept else None))
+        elif isinstance(value, dict | list | set | deque):
+            self.containers.append((value, value.copy()))
+            yield from value.values() if isinstance(value, dict) else value
+        elif isinstance(value, tuple | frozenset | functools.partial | types.MethodType | types.FunctionType):
+            yield from self._note_fixed(value)
+        elif isinstance(value, np.ndarray):
+            self.arrays.append((value, value.copy()))
+        elif hasattr(type(value), "__next__"):
+            raise UnsupportedError(
+                f"reroll.compile: the model keeps an iterator ({type(value).__name__}), whose state cannot be put back "
+                "after a look at the model. Keep a number or a list instead."
+            )
+        elif _is_users(value):
+            self.objects.append((value, dict(vars(value))))
+            yield from vars(value).values()
+            yield from _of_class(type(value))
+
+    def _note_fixed(self, value: Any) -> Iterator[Any]:
+        """What can be reached from an object that does not change itself."""
+        if isinstance(value, functools.partial):
             yield from (value.func, value.args, value.keywords)
         elif isinstance(value, types.MethodType):
             yield from (value.__self__, value.__func__)
         elif isinstance(value, types.FunctionType):
             yield from self._note_function(value)
-        elif _is_users(value):
-            self.objects.append((value, dict(vars(value))))
-            yield from vars(value).values()
+        else:
+            yield from value
 
     def _note_function(self, function: types.FunctionType) -> Iterator[Any]:
         for cell in function.__closure__ or ():
@@ -88,6 +103,8 @@ class State:
                 continue
             yield cell.cell_contents
         yield from function.__defaults__ or ()
+        if not _is_code_of_users(function.__globals__.get("__name__")):
+            return
         for name in _names(function.__code__):
             value = function.__globals__.get(name)
             if isinstance(value, nn.Module | types.FunctionType | list | dict) or _is_users(value):
@@ -101,10 +118,12 @@ class State:
             _refill(value, content)
         for cell, content in self.cells:
             cell.cell_contents = content
+        for array, values in self.arrays:
+            array[...] = values
         with torch.no_grad():
             for tensor, version, kept in self.tensors:
                 # Some kernels change running statistics without a new version, so values are compared too.
-                if kept is not None and (tensor._version != version or not torch.equal(tensor, kept)):
+                if kept is not None and (version_of(tensor) != version or not _equal(tensor, kept)):
                     tensor.detach().copy_(kept)
 
     @property
@@ -119,15 +138,36 @@ class State:
         for number, (value, content) in enumerate(self.containers):
             now = value if isinstance(value, dict) else dict(enumerate(value))
             was = content if isinstance(content, dict) else dict(enumerate(content))
-            fixed = isinstance(value, set) or (isinstance(value, list) and len(was) != len(now))
+            fixed = isinstance(value, set) or (not isinstance(value, dict) and len(was) != len(now))
             yield from _changed(f"container {number}", was, now, None if fixed else len(self.objects) + number)
+        for number, (array, values) in enumerate(self.arrays):
+            if not np.array_equal(array, values, equal_nan=array.dtype.kind in "fc"):
+                yield Change(f"array {number}", array.tolist(), None, None, values)
         for number, (cell, content) in enumerate(self.cells):
             if cell.cell_contents is not content:
                 yield Change(f"variable {number}", cell.cell_contents, None, None, content)
 
     def changed_parameter(self) -> bool:
         """Whether a parameter was changed in place."""
-        return any(t._version != version for t, version, _ in self.tensors if isinstance(t, nn.Parameter))
+        return any(version_of(t) != version for t, version, _ in self.tensors if isinstance(t, nn.Parameter))
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor was changed in place, as far as torch counts that."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _equal(tensor: Tensor, kept: Tensor) -> bool:
+    """Whether two tensors have the same values, where NaN is one."""
+    return bool(((tensor == kept) | ((tensor != tensor) & (kept != kept))).all())
+
+
+def _of_class(kind: type) -> Iterator[Any]:
+    """What an object's class holds: its methods, which read globals, and lists and dicts that all objects share."""
+    for each in kind.__mro__:
+        if _is_code_of_users(each.__module__):
+            shared = (types.FunctionType, list, dict, set)
+            yield from (value for value in vars(each).values() if isinstance(value, shared))
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
@@ -149,6 +189,9 @@ def _changed(name: str, was: Mapping[Any, Any], now: Mapping[Any, Any], owner: i
 def _refill(value: Any, content: Any) -> None:
     if isinstance(value, list):
         value[:] = content
+    elif isinstance(value, deque):
+        value.clear()
+        value.extend(content)
     elif isinstance(value, set) or [*_identities(value)] != [*_identities(content)]:
         value.clear()
         value.update(content)
@@ -162,5 +205,8 @@ def _is_users(value: Any) -> bool:
     """Whether an object has attributes that its methods may change: a module, or an instance of a user's class."""
     if isinstance(value, nn.Module):
         return True
-    module = type(value).__module__ or ""
-    return hasattr(value, "__dict__") and module.partition(".")[0] not in _NOT_OURS
+    return hasattr(value, "__dict__") and _is_code_of_users(type(value).__module__)
+
+
+def _is_code_of_users(module: str | None) -> bool:
+    return (module or "").partition(".")[0] not in _NOT_OURS

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reroll.backends.nested import mapped, places_of, tensors_of
+from reroll.backends.nested import Place, mapped, places_of, tensors_of
 from reroll.backends.tracing import dense
 from reroll.errors import OptionError, UnsupportedError
 
@@ -29,6 +29,12 @@ class Call:
     kwargs: dict[str, Any]
     dims: Mapping[int, int]
     length: int
+
+    @property
+    def places(self) -> tuple[tuple[Place, int], ...]:
+        """Where in the arguments time is, and in which dimension."""
+        named = places_of((self.args, self.kwargs))
+        return tuple((place, self.dims[id(value)]) for place, value in named if id(value) in self.dims)
 
     def resized(self, change: Callable[[Tensor, int], Tensor]) -> tuple[Call, dict[int, Tensor]]:
         """The call with ``change(tensor, dim)`` for every tensor with time, and the original of each, by identity."""

@@ -8,6 +8,7 @@ type of ``torch.ops`` functions, whose schemas say what they update; ``FakeTenso
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -95,14 +96,23 @@ def storage_id(value: torch.Tensor) -> int:
     return int(value.untyped_storage()._cdata)
 
 
+def autocast_dtypes() -> tuple[torch.dtype | None, ...]:
+    """The dtype of autocast on each kind of device, None where it is off."""
+    kinds = ("cpu", "cuda")
+    return tuple(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in kinds)
+
+
 @contextmanager
 def applied_functions(
     handler: Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any],
 ) -> Iterator[None]:
     """Every ``autograd.Function`` is applied by ``handler(function, inner, args, kwargs)``; ``inner`` applies it."""
 
+    thread = threading.get_ident()
+
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        return handler(cls, super(_SingleLevelFunction, cls).apply, args, kwargs)
+        inner = super(_SingleLevelFunction, cls).apply
+        return handler(cls, inner, args, kwargs) if threading.get_ident() == thread else inner(*args, **kwargs)
 
     _SingleLevelFunction.apply = classmethod(apply)  # type: ignore[attr-defined]
     try:

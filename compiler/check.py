@@ -29,6 +29,7 @@ class Check:
     stretch: int = 0
     run: int = 0
     place: int = 0
+    departed: str = ""
 
     def __post_init__(self) -> None:
         self.counts = [stretch.count(self.length) for stretch in self.pattern.stretches]
@@ -49,7 +50,9 @@ class Check:
             self.stretch += 1
 
     def see(self, colour: tuple[Any, ...], numbers: Numbers) -> None:
-        """The next event. Raises Departure if it is not the one that the pattern predicts."""
+        """The next event. Raises Departure if it is not the one that the pattern predicts, and ever after."""
+        if self.departed:
+            raise Departure(self.departed)
         if self.stretch == len(self.counts):
             self._depart("has no operation left here")
         place, colours = self.place, self.colours[self.stretch]
@@ -80,13 +83,16 @@ class Check:
 
     def _depart(self, how: str) -> None:
         lengths = ", ".join(map(str, self.pattern.lengths))
-        raise Departure(
+        self.departed = (
             f"At {self.length} steps the model does not go on as at {lengths} steps: what was seen there {how}: "
             f"{self.line()}."
         )
+        raise Departure(self.departed)
 
     def finish(self) -> None:
-        """The end of the run. Raises Departure if the pattern goes on."""
+        """The end of the run. Raises Departure if the pattern goes on, or was left."""
+        if self.departed:
+            raise Departure(self.departed)
         if self.stretch != len(self.counts):
             self._depart("has more operations")
 

@@ -74,7 +74,11 @@ class GraphRecorder(TorchFunctionMode):
         """The graph that gives ``results``, and which of the tensors from outside it reads, in order."""
         self.graph.output(self._operand(tuple(results)))
         for node in self.graph.nodes:
-            node.meta["example_value"] = map_aggregate(node.meta.get("example_value"), _example)
+            value = node.meta.get("example_value")
+            if node.op == "placeholder":
+                node.meta["example_value"] = _example(value, value.is_leaf)
+            else:
+                node.meta["example_value"] = map_aggregate(value, _example)
         read = [index for index, node in enumerate(self.inputs) if node.users]
         for node in self.inputs:
             if not node.users:
@@ -103,9 +107,9 @@ class GraphRecorder(TorchFunctionMode):
         if name in _REFUSED or is_higher_order(func) or module.startswith("torch.autograd"):
             self._refuse(f"{name or func} cannot be recorded")
         written = spelled(func, args, kwargs)
-        if written is None:
-            self._refuse(f"{getattr(func, '__self__', func)} cannot be recorded")
-        return self._call(written, result_of.run)
+        if written is not None:
+            return self._call(written, result_of.run)
+        return self._refuse(f"{getattr(func, '__self__', func)} cannot be recorded")
 
     def _inside(self, call: Spelled) -> Any:
         """An operation of the forward of an ``autograd.Function``, which a graph applies as a whole."""
@@ -225,12 +229,12 @@ def _tensors_among(nodes: Sequence[fx.Node]) -> list[fx.Node]:
     return [node for node in nodes if isinstance(node.meta.get("example_value"), Tensor)]
 
 
-def _example(value: Any) -> Any:
+def _example(value: Any, leaf: bool = False) -> Any:
     """An example in the same memory without autograd's record of it, which would keep what made it alive."""
     if not isinstance(value, Tensor) or isinstance(value, nn.Parameter):
         return value
     made = value.detach().requires_grad_(value.requires_grad)
-    if value.is_leaf or not value.requires_grad:
+    if leaf or not value.requires_grad:
         return made
     with torch.enable_grad():
         return made.view_as(made)

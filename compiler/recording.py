@@ -1,8 +1,8 @@
 """What a model does, operation by operation, while Python really runs it at its full length.
 
 Dynamo is only shown short inputs, and no short trace tells what a loop does later on (``if t % 8 == 7: detach``). So a
-model is also run as it is, without gradients, under a ``TorchFunctionMode`` that turns every operation into an *event*:
-a colour (the operation, the structure of its operands, which inputs and parameters they are) and its numbers (how many
+model is also run as it is, without a tape, under a ``TorchFunctionMode`` that turns every operation into an *event*: a
+colour (the operation, the structure of its operands, which inputs and parameters they are) and its numbers (how many
 events ago each operand was made, and all integers and floats). Nothing of an event is kept but that.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import linecache
 import sys
+import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from reroll.capture_torch import any_autocast, applied_functions
+from reroll.capture_torch import any_autocast, applied_functions, autocast_dtypes
+from reroll.errors import UnsupportedError
+from reroll.identity import Same, fingerprint
 
 Numbers = tuple[int | float, ...]
 Sink = Callable[[tuple[Any, ...], Numbers], None]
@@ -53,7 +56,7 @@ class Recorder(TorchFunctionMode):
         self.count, self.muted = 0, False
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if self.muted or func in _GETTERS:
@@ -61,10 +64,14 @@ class Recorder(TorchFunctionMode):
         if func is SCAN:
             with self:
                 return step_by_step(*args)
-        before = self._operands(args, kwargs)
+        colour, numbers = self._operands(func, args, kwargs)
+        if _changes(func, kwargs):  # told of before it happens, so that a departure comes before any harm
+            self._tell(colour, numbers)
+            return self._made(self._muted(func, args, kwargs))
         result = self._muted(func, args, kwargs)
         if isinstance(result, Tensor) or not _is_plain(result) or result is None:
-            self._event(func, before, result)
+            self._tell(colour, numbers)
+            self._made(result)
         return result
 
     def _muted(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -76,38 +83,39 @@ class Recorder(TorchFunctionMode):
             self.muted = False
 
     def apply(self, function: Any, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An ``autograd.Function`` is one event, whatever its forward does."""
+        """An ``autograd.Function`` is an event, as are the operations of its forward, and what it notes at the end."""
         if self.muted:
             return inner(*args, **kwargs)
-        before = self._operands(args, kwargs)
-        result = self._muted(inner, args, kwargs)
-        self._event(tuple(getattr(function, name).__code__ for name in ("forward", "backward")), before, result)
-        return result
+        self._tell(*self._operands(fingerprint(function), args, kwargs))
+        result = inner(*args, **kwargs)
+        noted = next((vars(t.grad_fn) for t in _tensors(result) if hasattr(t.grad_fn, "__dict__")), {})
+        self._tell(*self._operands("noted for backward", (noted,), {}))
+        return self._made(result)
 
     def give(self, name: str, value: Any) -> None:
         """The event that the model gives a value, or leaves it in an attribute."""
-        self._event(f"gives {name}", self._operands((value,), {}), None)
+        self._tell(*self._operands(f"gives {name}", (value,), {}))
 
     def event_of(self, value: Tensor) -> int | None:
         """The number of the event that made a tensor."""
         entry = self.made.get(id(value))
         return entry[1] if entry is not None and entry[0]() is value else None
 
-    def _event(self, function: Any, operands: tuple[list[Any], list[int | float]], result: Any) -> None:
-        colour, numbers = operands
-        colour.append(function)
-        colour.append(any_autocast())
-        if isinstance(result, Tensor):
-            self.made[id(result)] = (weakref.ref(result), self.count, 0)
-        elif isinstance(result, tuple | list):
-            for index, item in enumerate(result):
-                if isinstance(item, Tensor):
-                    self.made[id(item)] = (weakref.ref(item), self.count, index)
+    def _tell(self, colour: list[Any], numbers: list[int | float]) -> None:
         self.sink(tuple(colour), tuple(numbers))
         self.count += 1
 
-    def _operands(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[int | float]]:
-        colour: list[Any] = []
+    def _made(self, result: Any) -> Any:
+        """Note which event made the tensors of a result."""
+        for index, item in enumerate(_tensors(result)):
+            self.made[id(item)] = (weakref.ref(item), self.count - 1, index)
+        return result
+
+    def _operands(
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], list[int | float]]:
+        """Colour and numbers of an event."""
+        colour: list[Any] = [function, autocast_dtypes() if any_autocast() else None]
         numbers: list[int | float] = []
         for value in args:
             if isinstance(value, Tensor):
@@ -121,7 +129,7 @@ class Recorder(TorchFunctionMode):
     def _flatten(self, value: Any, colour: list[Any], numbers: list[int | float]) -> None:
         if isinstance(value, Tensor):
             self._tensor(value, colour, numbers)
-        elif type(value) is int or (type(value) is float and value == value):
+        elif type(value) is int or (type(value) is float and value == value and str(value) != "-0.0"):
             colour.append("int" if type(value) is int else "float")
             numbers.append(value)
         elif isinstance(value, list | tuple):
@@ -140,9 +148,17 @@ class Recorder(TorchFunctionMode):
             self._object(value, colour, numbers)
 
     def _object(self, value: Any, colour: list[Any], numbers: list[int | float]) -> None:
-        colour.append(value if type(value).__module__.startswith("torch") and value.__hash__ else type(value))
+        colour.append(type(value))
         if hasattr(type(value), "__dataclass_fields__"):
             self._flatten(vars(value), colour, numbers)
+        elif isinstance(value, range):
+            self._flatten((value.start, value.stop, value.step), colour, numbers)
+        elif isinstance(value, types.FunctionType):
+            colour.append(fingerprint(value))
+        elif value.__hash__ is not None:
+            colour.append(Same(value))
+        else:
+            colour.append(repr(value))
 
     def _tensor(self, value: Tensor, colour: list[Any], numbers: list[int | float]) -> None:
         entry = self.made.get(id(value))
@@ -211,6 +227,17 @@ def _even(items: list[tuple[Any, Numbers]], at: int) -> tuple[int, Numbers]:
     return stop - at, slope
 
 
+def _tensors(result: Any) -> list[Tensor]:
+    items = result if isinstance(result, tuple | list) else (result,)
+    return [item for item in items if isinstance(item, Tensor)]
+
+
+def _changes(function: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether an operation is known by its name to update an operand in place."""
+    name = getattr(function, "__name__", "")
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or "out" in kwargs
+
+
 def _is_plain(value: Any) -> bool:
     if isinstance(value, tuple | list):
         return not isinstance(value, torch.Size) and all(_is_plain(item) for item in value)
@@ -219,11 +246,18 @@ def _is_plain(value: Any) -> bool:
 
 @contextmanager
 def recording(recorder: Recorder) -> Iterator[None]:
-    """Record what runs inside, without gradients."""
-
+    """Record what runs inside: with gradients if they are on, as models ask for that, but without a tape."""
     eager = torch.compiler.set_stance("force_eager")  # torch.scan compiles itself
-    with applied_functions(recorder.apply), eager, torch.no_grad(), recorder:
+    no_tape = torch.autograd.graph.saved_tensors_hooks(lambda _: None, _no_backward)
+    with applied_functions(recorder.apply), eager, no_tape, recorder:
         yield
+
+
+def _no_backward(_: None) -> Tensor:
+    raise UnsupportedError(
+        "reroll.compile: the model calls backward in its forward, which a run that checks it cannot do. Use "
+        "torch.compile(backend='reroll') for this model."
+    )
 
 
 def step_by_step(

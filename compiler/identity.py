@@ -1,0 +1,53 @@
+"""When two functions, or two objects, are the same for a model: to tell one run's operations from another's."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device)
+_METHODS = ("forward", "backward", "setup_context", "vjp", "jvp", "vmap")
+
+
+class Same:
+    """One object, equal to nothing else; it is kept alive, so that no other object gets its identity."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def fingerprint(value: Any) -> Any:
+    """Equal for functions, and for ``autograd.Function`` classes, of the same code over the same values.
+
+    A class or function that is made anew in every call is so known again; other objects are known by identity.
+    """
+    if isinstance(value, _PLAIN):
+        return type(value), repr(value)
+    if isinstance(value, tuple):
+        return tuple(map(fingerprint, value))
+    if isinstance(value, types.FunctionType):
+        cells = tuple(fingerprint(cell.cell_contents) if _full(cell) else None for cell in value.__closure__ or ())
+        return value.__code__, fingerprint(value.__defaults__), cells
+    if isinstance(value, type) and issubclass(value, torch.autograd.Function):
+        methods = tuple(fingerprint(getattr(value, name, None)) for name in _METHODS)
+        plain = tuple((k, repr(v)) for k, v in sorted(vars(value).items()) if isinstance(v, _PLAIN) and k[:2] != "__")
+        return methods, plain
+    return Same(value)
+
+
+def _full(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018  # an empty cell raises
+    except ValueError:
+        return False
+    return True
