@@ -54,8 +54,17 @@ def observe(
         except TooShortError:
             raise
         except LengthError as error:
-            refusals.append(error)
+            refusals.append(_without_frames(error))
     raise refusals[0]
+
+
+def _without_frames(error: LengthError) -> LengthError:
+    """An error that does not keep what was there when it was raised alive."""
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__
+    return error
 
 
 def _itself(pattern: Pattern) -> Pattern:

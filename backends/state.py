@@ -66,7 +66,7 @@ class State:
         """Note one object, and give what can be reached from it."""
         if isinstance(value, Tensor):
             kept = parameters if isinstance(value, nn.Parameter) else values
-            self.tensors.append((value, version_of(value), value.detach().clone() if kept else None))
+            self.tensors.append((value, version_of(value), _copy(value) if kept else None))
         elif isinstance(value, dict | list | set | deque):
             self.containers.append((value, value.copy()))
             yield from value.values() if isinstance(value, dict) else value
@@ -125,6 +125,8 @@ class State:
                 # Some kernels change running statistics without a new version, so values are compared too.
                 if kept is not None and (version_of(tensor) != version or not _equal(tensor, kept)):
                     tensor.detach().copy_(kept)
+                if kept is not None and tensor.requires_grad and not kept.requires_grad:
+                    tensor.detach_()
 
     @property
     def owners(self) -> list[Any]:
@@ -155,6 +157,11 @@ class State:
 def version_of(tensor: Tensor) -> int:
     """How often a tensor was changed in place, as far as torch counts that."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """A copy without its history."""
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 def _equal(tensor: Tensor, kept: Tensor) -> bool:

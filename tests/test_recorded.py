@@ -1,0 +1,484 @@
+"""``reroll.compile`` of models that Dynamo refuses: their operations are recorded, and compared with eager.
+
+``unread`` is what Dynamo refuses here, whatever its version: a function that it is told not to read.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import random
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.exc import Unsupported
+
+import length_networks as networks
+import reroll
+from agreement import differences, real, results
+from length_networks import EAGER, H, I, Net
+from networks_zoo import spike
+from reroll.backends.recorded import Recorded
+from reroll.errors import RerollWarning
+
+UNKNOWN = torch.ones(H, dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def _double_precision() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RerollWarning)
+        yield
+    torch.set_default_dtype(torch.float32)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def unread(value: Any) -> Any:
+    return value
+
+
+def refused_by_dynamo(body: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda net, *args, **kwargs: body(unread(net), *args, **kwargs)
+
+
+class Stateful(nn.Module):
+    """A leaky layer that keeps its state from call to call, as snnTorch's and SpikingJelly's do."""
+
+    def __init__(self, update: Callable[..., Any] | None = None) -> None:
+        super().__init__()
+        self.fc, self.out, self.drop = nn.Linear(I, H), nn.Linear(H, 2), nn.Dropout(0.4)
+        self.norm = nn.BatchNorm1d(H)
+        self.decay, self.mem, self.seen, self.update = 0.8, torch.zeros(0), 0, update
+        self.past: deque[Tensor] = deque([torch.zeros(1), torch.zeros(1)], maxlen=2)
+
+    def forward(self, x_TBI: Tensor) -> Any:
+        if self.mem.shape != (x_TBI.shape[1], H):
+            self.mem = x_TBI.new_zeros(x_TBI.shape[1], H)
+        rows = []
+        for x_BI in x_TBI:
+            self.step(x_BI)
+            if self.update is not None:
+                self.update(self)
+            rows.append(self.out(self.mem))
+        return torch.stack(rows)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def step(self, x_BI: Tensor) -> None:
+        z_BH = spike(self.mem - 0.5)
+        self.mem = self.decay * self.mem * (1 - z_BH) + self.drop(self.fc(x_BI))
+
+
+def twins(net: nn.Module, **options: Any) -> tuple[Any, Any, Any]:
+    twin = copy.deepcopy(net)
+    return net, twin, reroll.compile(twin, time_dim=0, **{**EAGER, **options})
+
+
+def agree(net: nn.Module, twin: nn.Module, run: Any, x_TBI: Tensor) -> None:
+    different = differences(results(run, twin, (x_TBI,)), results(net, net, (x_TBI,)), 1e-12)
+    assert not different, f"at {x_TBI.shape[0]} steps: {different}"
+    assert isinstance(run.reroll_caller.front.traced, Recorded)
+
+
+def detach(net: Any, twin: Any) -> None:
+    net.mem, twin.mem = net.mem.detach(), twin.mem.detach()
+
+
+def named(tensors: Any) -> dict[str, Tensor]:
+    return {str(index): tensor for index, tensor in enumerate(tensors) if tensor is not None}
+
+
+def recordings(run: Any) -> int:
+    return len(run.reroll_caller.front.traced.recordings)
+
+
+BODIES = ("last", "stacked", "rows", "over_steps", "flattened", "positions", "time_numbers", "dropped", "backwards")
+
+
+@pytest.mark.parametrize("body", [*BODIES, "every_other", "detached", "late"])
+def test_every_length_agrees_with_eager(body: str) -> None:
+    net, twin, run = twins(Net(refused_by_dynamo(getattr(networks, body))))
+    for steps in (37, 14, 21, 37):
+        agree(net, twin, run, torch.randn(steps, 3, I))
+    assert recordings(run) <= 2  # detached once more where its period asks for other lengths
+
+
+def test_state_of_modules_is_carried_from_call_to_call() -> None:
+    net, twin, run = twins(Stateful(), schedule="double", chunk=6, slots=2, segment=2, remote="disk")
+    for steps in (20, 33, 9, 20):
+        agree(net, twin, run, torch.randn(steps, 3, I))
+        assert real(net.mem - twin.mem).abs().max() < 1e-12
+        detach(net, twin)
+    assert recordings(run) == 2  # without a state, and with one
+
+
+def test_state_without_detaching_has_its_gradients() -> None:
+    net, twin, run = twins(Stateful())
+    x_TBI = torch.randn(3, 16, 2, I)
+    for call in (net, run):
+        torch.manual_seed(1)
+        torch.stack([call(x).square().sum() for x in x_TBI]).sum().backward()
+    gradients = [named(parameter.grad for parameter in model.parameters()) for model in (net, twin)]
+    assert not differences(gradients[1], gradients[0])
+    assert gradients[0]
+
+
+def test_recording_keeps_nothing_of_the_call_before() -> None:
+    _, twin, run = twins(Stateful())
+    run(torch.randn(16, 2, I))
+    grad_fn = weakref.ref(twin.mem.grad_fn)
+    for _ in range(2):
+        run(torch.randn(16, 2, I)).sum().backward()
+        twin.mem = twin.mem.detach()
+    gc.collect()
+    assert grad_fn() is None
+
+
+def switch_mode(net: Any) -> None:
+    net.train(not net.training)
+
+
+def double(net: Any) -> None:
+    net.double() if net.fc.weight.dtype == torch.float32 else net.float()
+    torch.set_default_dtype(net.fc.weight.dtype)
+
+
+def other_decay(net: Any) -> None:
+    net.decay = 0.3
+
+
+def freeze(net: Any) -> None:
+    net.fc.weight.requires_grad_(False)
+
+
+def tensor_decay(net: Any) -> None:
+    net.decay = torch.full((H,), 0.4)
+
+
+def other_layer(net: Any) -> None:
+    net.out = nn.Linear(H, 2, bias=False)
+    nn.init.constant_(net.out.weight, 0.3)
+
+
+def hook(net: Any) -> None:
+    net.fc.register_forward_hook(_doubled)
+
+
+def _doubled(module: Any, args: Any, out: Any) -> Any:
+    return 2 * out
+
+
+@pytest.mark.parametrize("change", [switch_mode, other_decay, freeze, tensor_decay, other_layer, hook])
+def test_what_changes_in_the_model_is_recorded_anew(change: Callable[..., Any]) -> None:
+    net, twin, run = twins(Stateful())
+    for _ in range(2):
+        agree(net, twin, run, torch.randn(17, 3, I))
+        detach(net, twin)
+    before = recordings(run)
+    change(net), change(twin)
+    agree(net, twin, run, torch.randn(17, 3, I))
+    assert recordings(run) == before + 1
+
+
+def test_other_dtypes_batches_and_modes_of_torch_are_recorded_anew() -> None:
+    net, twin, run = twins(Net(refused_by_dynamo(networks.stacked)))
+    agree(net, twin, run, torch.randn(17, 3, I))
+    agree(net, twin, run, torch.randn(17, 2, I))
+    with torch.no_grad():
+        agree(net, twin, run, torch.randn(17, 2, I))
+    net.float(), twin.float()
+    x_TBI = torch.randn(17, 2, I, dtype=torch.float32)
+    assert not differences(results(run, twin, (x_TBI,)), results(net, net, (x_TBI,)), 1e-5)
+    assert recordings(run) == 4
+
+
+def test_new_parameters_are_read_where_the_old_ones_were() -> None:
+    net, twin, run = twins(Net(refused_by_dynamo(networks.stacked)))
+    agree(net, twin, run, torch.randn(17, 3, I))
+    weight = torch.randn(2, H)
+    net.out.weight, twin.out.weight = nn.Parameter(weight.clone()), nn.Parameter(weight.clone())
+    agree(net, twin, run, torch.randn(17, 3, I))
+    assert recordings(run) == 1
+
+
+def operators(net: Any, x_TBI: Tensor) -> Any:
+    """Ways to write an operation: reflected, in place, properties, into rows, under no_grad."""
+    h_BH, out_TBH = x_TBI.new_zeros(x_TBI.shape[1], H), x_TBI.new_zeros(*x_TBI.shape[:2], H)
+    mask = None
+    for t, x_BI in enumerate(x_TBI):
+        assert (mask == None) is (t == 0)  # noqa: E711  # as snnTorch asks
+        with torch.no_grad():
+            mask = 1 - (h_BH > 0.3) / 2
+        h_BH = 2 ** (-h_BH.abs()) * (1 - torch.tanh(x_BI @ net.cell.weight_ih[:H].T)) * mask
+        h_BH += h_BH.data * 0.1
+        h_BH[:, 0] *= 0.5
+        clamped = h_BH.clamp(min=0.1, max=2.0)
+        out_TBH[t] = clamped
+        first, second = clamped.split(H // 2, dim=1)
+        h_BH = torch.cat([second, 1 / (1 + first.square())], dim=-1)
+    return out_TBH, h_BH.max(dim=1).values
+
+
+def normed(net: Any, x_TBI: Tensor) -> Any:
+    h_BH = x_TBI.new_zeros(x_TBI.shape[1], H)
+    for x_BI in x_TBI:
+        h_BH = torch.tanh(net.norm(net.fc(x_BI)) + 0.5 * h_BH)
+    return h_BH
+
+
+class Layers(nn.Module):
+    """Whole layers over time, which torch has as one operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = unread
+        self.lstm = nn.LSTM(I, H, num_layers=2)
+
+    def forward(self, x_TBI: Tensor) -> Any:
+        return self.lstm(unread(x_TBI))
+
+
+def test_operations_are_written_as_dynamo_writes_them() -> None:
+    for model in (Net(refused_by_dynamo(operators)), Layers()):
+        net, twin, run = twins(model)
+        for steps in (17, 26):
+            agree(net, twin, run, torch.randn(steps, 3, I))
+
+
+def test_running_statistics_are_updated_once() -> None:
+    model = Stateful()
+    model.forward = refused_by_dynamo(normed).__get__(model)  # type: ignore[method-assign]
+    twin = copy.deepcopy(model)
+    twin.forward = refused_by_dynamo(normed).__get__(twin)  # type: ignore[method-assign]
+    run = reroll.compile(twin, time_dim=0, **EAGER)
+    for steps in (17, 26):
+        agree(model, twin, run, torch.randn(steps, 3, I))
+    assert model.norm.num_batches_tracked == twin.norm.num_batches_tracked == 43
+
+
+def test_the_warning_names_the_reason_and_the_line() -> None:
+    _, _, run = twins(Net(refused_by_dynamo(networks.last)))
+    with pytest.warns(RerollWarning, match=r"(?s)disable.*test_recorded\.py.*unread\(net\).*must not change"):
+        run(torch.randn(16, 2, I))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(torch.randn(16, 3, I))  # said once
+
+
+def branch(net: Any) -> None:
+    if net.mem.sum() > 0:
+        net.mem = net.mem * 0.5
+
+
+def item(net: Any) -> None:
+    net.mem = net.mem * net.mem.sum().item()
+
+
+def number(net: Any) -> None:
+    net.mem = net.mem * float(net.mem.sum())
+
+
+def listed(net: Any) -> None:
+    net.mem = net.mem * max(net.mem.sum(1).tolist())
+
+
+def array(net: Any) -> None:
+    net.mem = net.mem + torch.from_numpy(net.mem.detach().numpy().round())
+
+
+def caught(net: Any) -> None:
+    try:
+        positive = bool(net.mem.sum() > 0)
+    except reroll.RerollError:
+        positive = True
+    net.mem = net.mem * (0.5 if positive else 0.4)
+
+
+def printed(net: Any) -> None:
+    print("a step")
+
+
+def shown(net: Any) -> None:
+    print(net.mem)
+
+
+def drawn(net: Any) -> None:
+    net.mem = net.mem * random.random()
+
+
+def drawn_by_numpy(net: Any) -> None:
+    net.mem = net.mem * float(np.random.rand())  # noqa: NPY002
+
+
+def counted(net: Any) -> None:
+    net.seen += 1
+
+
+def from_nowhere(net: Any) -> None:
+    net.mem = net.mem * UNKNOWN
+
+
+def autocast(net: Any) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        net.mem = net.mem + net.fc(net.mem[:, :I]).double()
+
+
+def written_with_gradients(net: Any) -> None:
+    net.mem.add_(net.fc.bias)
+    net.norm.running_mean.mul_(net.fc.bias)
+
+
+class Noisy(torch.autograd.Function):
+    """Draws random numbers where a record cannot see it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x + torch.rand_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+class Branching(Noisy):
+    """Decides by values where a record cannot see it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2 if x.sum() > 0 else x * 3
+
+
+def noisy(net: Any) -> None:
+    net.mem = Noisy.apply(net.mem)  # type: ignore[no-untyped-call]
+
+
+def branching(net: Any) -> None:
+    net.mem = Branching.apply(net.mem)  # type: ignore[no-untyped-call]
+
+
+VALUES = (branch, item, number, listed, array, caught, shown, branching)
+OTHERS = (printed, drawn, drawn_by_numpy, counted, from_nowhere, autocast, written_with_gradients, noisy)
+
+
+@pytest.mark.parametrize("update", [*VALUES, *OTHERS])
+def test_what_a_record_does_not_tell_is_refused_as_dynamo_refuses(update: Callable[..., Any]) -> None:
+    net: Any = Stateful(update)
+    run = reroll.compile(net, time_dim=0, **EAGER)
+    before = (net.mem, net.seen, net.norm.running_mean.clone())
+    with pytest.raises(Unsupported, match=r"(?s)disable.*test_recorded\.py") as refusal:
+        run(torch.randn(16, 2, I))
+    assert "cannot record" in refusal.value.__notes__[0]
+    assert (net.mem, net.seen) == before[:2]
+    assert torch.equal(net.norm.running_mean, before[2])
+    assert not net.norm.running_mean.requires_grad
+
+
+@pytest.mark.parametrize("update", [branch, printed])
+def test_what_dynamo_itself_refuses_keeps_its_line(update: Callable[..., Any]) -> None:
+    class Read(Stateful):
+        def step(self, x_BI: Tensor) -> None:
+            self.mem = self.decay * self.mem + self.fc(x_BI)
+
+    run = reroll.compile(Read(update), time_dim=0, **EAGER)
+    with pytest.raises(Unsupported, match=rf"(?s)test_recorded\.py.*in {update.__name__}"):
+        run(torch.randn(16, 2, I))
+
+
+def test_past_states_in_a_deque() -> None:
+    def remember(net: Any) -> None:
+        net.mem = net.mem + 0.1 * net.past[0].mean()
+        net.past.append(net.mem)
+
+    net, twin, run = twins(Stateful(remember))
+    for steps in (17, 26):
+        agree(net, twin, run, torch.randn(steps, 3, I))
+        for model in (net, twin):
+            model.past = deque([value.detach() for value in model.past], maxlen=2)
+        detach(net, twin)
+        assert not differences(named(twin.past), named(net.past))
+
+
+def test_functions_and_nested_arguments() -> None:
+    weight = nn.Parameter(torch.randn(I, I) / 2)
+
+    def forward(batch: dict[str, Tensor], scale: float) -> dict[str, Any]:
+        h_BI = unread(batch["start"])
+        for x_BI in batch["x"]:
+            h_BI = torch.tanh(x_BI + h_BI @ weight) * scale
+        return {"h": h_BI, "scale": scale, "empty": []}
+
+    run = reroll.compile(forward, time_dim={"batch": {"x": 0, "start": None}}, **EAGER)
+    for steps, scale in ((17, 1.0), (26, 1.0), (17, 0.5)):
+        batch = {"x": torch.randn(steps, 2, I), "start": torch.randn(2, I)}
+        made: list[dict[str, Any]] = []
+        for call in (run, forward):
+            weight.grad = None
+            result = call(batch, scale)
+            result["h"].square().sum().backward()
+            assert result["scale"] == scale
+            assert not result["empty"]
+            result["empty"].append(1)  # the user's own list at every call
+            made.append({"h": result["h"].detach(), "weight": weight.grad})
+        assert not differences(made[0], made[1])
+
+
+def test_dynamo_reads_a_model_that_it_refused_once_it_can() -> None:
+    net, twin, run = twins(Stateful(branch))
+    net.update = twin.update = None
+    agree(net, twin, run, torch.randn(16, 2, I))
+    twin.update = branch
+    with pytest.raises(Unsupported):
+        run(torch.randn(16, 2, I))
+    twin.update = None
+    detach(net, twin)
+    agree(net, twin, run, torch.randn(16, 2, I))
+
+
+def test_nothing_is_recorded_where_dynamo_reads_the_model() -> None:
+    _, _, run = twins(Net(networks.last))
+    with mock.patch.object(Recorded, "__call__", side_effect=AssertionError):
+        run(torch.randn(16, 2, I))
+
+
+def leaky_network(snn: Any) -> nn.Module:
+    """Two leaky layers, as snnTorch's tutorials write them."""
+
+    class Leaky(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc1, self.lif1 = nn.Linear(I, H), snn.Leaky(beta=0.9)
+            self.fc2, self.lif2 = nn.Linear(H, 2), snn.Leaky(beta=0.8, learn_beta=True)
+
+        def forward(self, x_TBI: Tensor) -> tuple[Tensor, Tensor]:
+            mem1, mem2 = self.lif1.reset_mem(), unread(self.lif2.reset_mem())
+            spikes, mems = [], []
+            for step in range(x_TBI.shape[0]):
+                spk1, mem1 = self.lif1(self.fc1(x_TBI[step]), mem1)
+                spk2, mem2 = self.lif2(self.fc2(spk1), mem2)
+                spikes.append(spk2)
+                mems.append(mem2)
+            return torch.stack(spikes), torch.stack(mems)
+
+    return Leaky()
+
+
+def test_snntorch_trains_as_in_eager() -> None:
+    snn = pytest.importorskip("snntorch")
+    torch.set_default_dtype(torch.float32)  # its surrogates give float32
+    net, twin, run = twins(leaky_network(snn))
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.05) for model in (net, twin)]
+    for steps in (20, 33, 20):
+        x_TBI = 2 * torch.randn(steps, 3, I)
+        different = differences(results(run, twin, (x_TBI,)), results(net, net, (x_TBI,)), 3e-5)
+        assert not different
+        for optimizer in optimizers:
+            optimizer.step()
+    assert isinstance(run.reroll_caller.front.traced, Recorded)
