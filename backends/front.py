@@ -41,6 +41,12 @@ def compile(model: Any = None, *, time_dim: TimeDim, **options: Any) -> Any:  # 
     batch size, dtype or mode of training compiles anew. A sequence so short that its first and last steps, which differ
     from the others, meet (most often below three) is run by torch as it is.
 
+    Where Dynamo refuses the Python code of a model, its operations are recorded while Python runs a short piece, and a
+    RerollWarning says so. There are no guards then: at every call the arguments, what can be reached from the model, and
+    torch's modes are compared, and the model is recorded anew where they differ. That globals, class attributes, files,
+    the clock and what objects hold without a ``__dict__`` stay the same is the user's promise. What shows Python the
+    values of tensors (branches, ``item()``), prints and counters are refused with Dynamo's error.
+
     Raises LengthError, with the line, if what the model does at T steps cannot be told from a few steps.
     """
     parsed = Options.of(options)
