@@ -42,10 +42,10 @@ def compile(model: Any = None, *, time_dim: TimeDim, **options: Any) -> Any:  # 
     from the others, meet (most often below three) is run by torch as it is.
 
     Where Dynamo refuses the Python code of a model, its operations are recorded while Python runs a short piece, and a
-    RerollWarning says so. There are no guards then: at every call the arguments, what can be reached from the model, and
-    torch's modes are compared, and the model is recorded anew where they differ. That globals, class attributes, files,
-    the clock and what objects hold without a ``__dict__`` stay the same is the user's promise. What shows Python the
-    values of tensors (branches, ``item()``), prints and counters are refused with Dynamo's error.
+    RerollWarning says so. There are no guards then: at every call the arguments, what can be reached from the model,
+    and torch's modes are compared, and the model is recorded anew where they differ. That globals, files, the clock and
+    what objects hold without a ``__dict__`` stay the same is the user's promise. What shows Python the values of
+    tensors (branches, ``item()``), prints and counters are refused with Dynamo's error.
 
     Raises LengthError, with the line, if what the model does at T steps cannot be told from a few steps.
     """
@@ -101,8 +101,8 @@ class Caller:
         del returned
         if any(lent() is not None for lent in running.lent):
             raise LengthError(
-                "The model keeps its sequence, or values of single steps, in an attribute, a global or another object, "
-                "where only what a short trace had can be put. Return them instead, and set what was changed anew."
+                "The model keeps the value of a single step in an attribute, a global or another object, where only what "
+                "a short trace had can be put. Return it instead, and set anew what was changed."
             )
         return result
 
