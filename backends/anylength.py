@@ -23,7 +23,6 @@ from reroll.align import align
 from reroll.backends.build import Kernels, compile_kernels, fitting
 from reroll.backends.dynamo import EXPLAINING, Graph, HandedOn, Reached, assemble, shared
 from reroll.backends.keys import key_of
-from reroll.backends.nested import tensors_of
 from reroll.backends.observe import Observed, observe
 from reroll.backends.rolled import Rolled
 from reroll.backends.state import State
@@ -66,9 +65,6 @@ class Running:
     def traced(self) -> Any:
         """Call the model under Dynamo on tokens of ``steps`` steps."""
         tokens, self.sequences = self.call.resized(lambda value, dim: token(value, dim, self.steps))
-        self.lent = [
-            weakref.ref(value) for value in tensors_of((tokens.args, tokens.kwargs)) if id(value) in tokens.dims
-        ]
         mark = RUNNING.set(self)
         try:
             return self.front.traced(*tokens.args, **tokens.kwargs)

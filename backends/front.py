@@ -101,8 +101,8 @@ class Caller:
         del returned
         if any(lent() is not None for lent in running.lent):
             raise LengthError(
-                "The model keeps the value of a single step in an attribute, a global or another object, where only what "
-                "a short trace had can be put. Return it instead, and set anew what was changed."
+                "The model keeps the value of a single step in an attribute, a global or another object, where only "
+                "what a short trace had can be put. Return it instead, and set anew what was changed."
             )
         return result
 

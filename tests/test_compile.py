@@ -183,7 +183,7 @@ def test_what_short_traces_do_not_show_is_refused(body: Callable[..., Any]) -> N
     twin = copy.deepcopy(net)
     run = reroll.compile(twin, time_dim=0, **EAGER)
     agree(net, run, twin, torch.randn(38, 2, I))
-    with pytest.raises(LengthError, match=r"test_compile\.py.*net\.cell\(x_TBI\[(t|min)"):
+    with pytest.raises(LengthError, match=r"length_networks\.py.*net\.cell\(x_TBI\[(t|min)"):
         run(torch.randn(100, 2, I))
     agree(net, run, twin, torch.randn(25, 2, I))
 
