@@ -85,8 +85,8 @@ def like(value: Any, content: Any) -> Any:
         return type(value)(*content) if hasattr(value, "_fields") else type(value)(content)
     made = copy.copy(value)
     if isinstance(value, Mapping):
-        made.clear()  # type: ignore[attr-defined]
-        made.update(content)  # type: ignore[attr-defined]
+        made.clear()
+        made.update(content)
         return made
     for name, item in content.items():
         object.__setattr__(made, name, item)

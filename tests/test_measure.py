@@ -12,6 +12,7 @@ from networks import RecurrentLIF, spikes
 from reroll.backends.build import build
 from reroll.backends.dynamo import Graph, assemble
 from reroll.backends.explain import plan
+from reroll.backends.rolled import Rolled
 from reroll.capture import Capture, capture
 from reroll.footprint import graph_peak, wrapper_peak
 from reroll.options import Options
@@ -91,7 +92,7 @@ def ratio(captured: tuple[RecurrentLIF, fx.GraphModule, Capture], steps: int, op
     examples = tuple(torch.empty_like(x) if like.dim() == 3 else like for like in recurrence.examples)
     recurrence = replace(recurrence, steps=recurrence.steps + steps - 8, examples=examples)
     built = build(recurrence, Options(**options))
-    module = assemble(gm, replace(found, recurrences=(recurrence,)), [built])
+    module = assemble(gm, found.outer, {recurrence.name: Rolled(built.executable)})
     weights = {name: layer.weight for name, layer in model.named_children()}
     names = [str(node.target) for node in found.outer.find_nodes(op="placeholder")]
     operands = [next((w for name, w in weights.items() if f"_{name}_" in each), x) for each in names]
