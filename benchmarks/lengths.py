@@ -161,11 +161,7 @@ def long_sequence(options: argparse.Namespace) -> Result:
     model = network(NETWORKS[0], options.neurons)
     x = inputs(options.long_steps, options.long_batch)
     short = x[: options.short_steps]
-    plain = training_step(model, model, short)
-    plain_growth = resident_growth(plain)
-    expected = gradients(plain, model)
-    model.zero_grad(set_to_none=True)
-    eager = reroll.measure(plain, [model])
+    plain, expected = plain_step(model, short)
     chosen = {
         "schedule": "double",
         "remote": "disk",
@@ -173,44 +169,66 @@ def long_sequence(options: argparse.Namespace) -> Result:
         "spill_folder": options.spill_folder,
     }
     run = reroll.compile(model, time_dim=0, **chosen)
-    step, short_step, checks = training_step(run, model, x), training_step(run, model, short), list[float]()
-    error = relative_error(gradients(short_step, model), expected)
-    model.zero_grad(set_to_none=True)
-    short_peak = reroll.measure(short_step, [model]).local_peak
-    with timed(observe, "_follow", checks):
-        first = wall(step)
-    growth = list[int]()
-    cpu = time.process_time()
-    second = wall(lambda: growth.append(resident_growth(step)))
-    cpu = time.process_time() - cpu
-    report, short_report = reroll.explain(run, x), reroll.explain(run, short)
+    same = short_of(model, run, short, expected)
+    report, found = reroll.explain(run, x), long_step(training_step(run, model, x), options.long_steps)
     return {
         "options": chosen,
         "steps": options.long_steps,
         "batch": options.long_batch,
         "neurons": options.neurons,
         "plan": report.loops[0].choice.describe(),
-        "plain": {
-            "steps": options.short_steps,
-            "local_peak_bytes": eager.local_peak,
-            "resident_growth_bytes": plain_growth,
-            "cpu_us_per_time_step": eager.seconds / options.short_steps * 1e6,
-        },
-        "double_at_plain_steps": {
-            "relative_error": error,
-            "local_peak_bytes": short_peak,
-            "predicted_peak_bytes": short_report.predicted_peak,
-        },
+        "plain": plain,
+        "double_at_plain_steps": same,
         "predicted_peak_bytes": report.predicted_peak,
-        "resident_growth_bytes": growth[0],
-        "ratio": report.predicted_peak / eager.local_peak,
-        "resident_ratio": growth[0] / plain_growth,
+        "ratio": report.predicted_peak / plain["local_peak_bytes"],
+        "resident_ratio": found["resident_growth_bytes"] / plain["resident_growth_bytes"],
         "goal": 1.0,
+        **found,
+    }
+
+
+def plain_step(model: nn.Module, x: torch.Tensor) -> tuple[Result, Any]:
+    """Memory and seconds of a training step of plain BPTT, and its gradients."""
+    step = training_step(model, model, x)
+    growth = resident_growth(step)
+    expected = gradients(step, model)
+    model.zero_grad(set_to_none=True)
+    cost = reroll.measure(step, [model])
+    return {
+        "steps": len(x),
+        "local_peak_bytes": cost.local_peak,
+        "resident_growth_bytes": growth,
+        "cpu_us_per_time_step": cost.seconds / len(x) * 1e6,
+    }, expected
+
+
+def short_of(model: nn.Module, run: Any, x: torch.Tensor, expected: Any) -> Result:
+    """The compiled model at the length of plain BPTT: its gradients against those, and its memory."""
+    step = training_step(run, model, x)
+    error = relative_error(gradients(step, model), expected)
+    model.zero_grad(set_to_none=True)
+    return {
+        "relative_error": error,
+        "local_peak_bytes": reroll.measure(step, [model]).local_peak,
+        "predicted_peak_bytes": reroll.explain(run, x).predicted_peak,
+    }
+
+
+def long_step(step: Any, steps: int) -> Result:
+    """Memory and seconds of the first two training steps at the full length."""
+    checks, growth = list[float](), list[int]()
+    with timed(observe, "_follow", checks):
+        first = wall(step)
+    cpu = time.process_time()
+    second = wall(lambda: growth.append(resident_growth(step)))
+    cpu = time.process_time() - cpu
+    return {
+        "resident_growth_bytes": growth[0],
         "first_step_wall_s": first,
         "check_wall_s": sum(checks),
         "step_wall_s": second,
         "step_cpu_s": cpu,
-        "cpu_us_per_time_step": cpu / options.long_steps * 1e6,
+        "cpu_us_per_time_step": cpu / steps * 1e6,
     }
 
 

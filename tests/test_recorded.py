@@ -1,13 +1,9 @@
-"""``reroll.compile`` of models that Dynamo refuses: their operations are recorded, and compared with eager.
-
-``unread`` is what Dynamo refuses here, whatever its version: a function that it is told not to read.
-"""
+"""``reroll.compile`` of models that Dynamo refuses: their operations are recorded, and compared with eager."""
 
 from __future__ import annotations
 
 import copy
 import gc
-import random
 import warnings
 import weakref
 from collections import deque
@@ -15,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -25,11 +20,9 @@ import length_networks as networks
 import reroll
 from agreement import differences, real, results
 from length_networks import EAGER, H, I, Net
-from networks_zoo import spike
+from recorded_networks import Stateful, agree, branch, detach, named, recordings, refused_by_dynamo, twins, unread
 from reroll.backends.recorded import Recorded
 from reroll.errors import RerollWarning
-
-UNKNOWN = torch.ones(H, dtype=torch.float64)
 
 
 @pytest.fixture(autouse=True)
@@ -39,65 +32,6 @@ def _double_precision() -> Iterator[None]:
         warnings.simplefilter("ignore", RerollWarning)
         yield
     torch.set_default_dtype(torch.float32)
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def unread(value: Any) -> Any:
-    return value
-
-
-def refused_by_dynamo(body: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda net, *args, **kwargs: body(unread(net), *args, **kwargs)
-
-
-class Stateful(nn.Module):
-    """A leaky layer that keeps its state from call to call, as snnTorch's and SpikingJelly's do."""
-
-    def __init__(self, update: Callable[..., Any] | None = None) -> None:
-        super().__init__()
-        self.fc, self.out, self.drop = nn.Linear(I, H), nn.Linear(H, 2), nn.Dropout(0.4)
-        self.norm = nn.BatchNorm1d(H)
-        self.decay, self.mem, self.seen, self.update = 0.8, torch.zeros(0), 0, update
-        self.past: deque[Tensor] = deque([torch.zeros(1), torch.zeros(1)], maxlen=2)
-
-    def forward(self, x_TBI: Tensor) -> Any:
-        if self.mem.shape != (x_TBI.shape[1], H):
-            self.mem = x_TBI.new_zeros(x_TBI.shape[1], H)
-        rows = []
-        for x_BI in x_TBI:
-            self.step(x_BI)
-            if self.update is not None:
-                self.update(self)
-            rows.append(self.out(self.mem))
-        return torch.stack(rows)
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def step(self, x_BI: Tensor) -> None:
-        z_BH = spike(self.mem - 0.5)
-        self.mem = self.decay * self.mem * (1 - z_BH) + self.drop(self.fc(x_BI))
-
-
-def twins(net: nn.Module, **options: Any) -> tuple[Any, Any, Any]:
-    twin = copy.deepcopy(net)
-    return net, twin, reroll.compile(twin, time_dim=0, **{**EAGER, **options})
-
-
-def agree(net: nn.Module, twin: nn.Module, run: Any, x_TBI: Tensor) -> None:
-    different = differences(results(run, twin, (x_TBI,)), results(net, net, (x_TBI,)), 1e-12)
-    assert not different, f"at {x_TBI.shape[0]} steps: {different}"
-    assert isinstance(run.reroll_caller.front.traced, Recorded)
-
-
-def detach(net: Any, twin: Any) -> None:
-    net.mem, twin.mem = net.mem.detach(), twin.mem.detach()
-
-
-def named(tensors: Any) -> dict[str, Tensor]:
-    return {str(index): tensor for index, tensor in enumerate(tensors) if tensor is not None}
-
-
-def recordings(run: Any) -> int:
-    return len(run.reroll_caller.front.traced.recordings)
 
 
 BODIES = ("last", "stacked", "rows", "over_steps", "flattened", "positions", "time_numbers", "dropped", "backwards")
@@ -273,125 +207,6 @@ def test_the_warning_names_the_reason_and_the_line() -> None:
         run(torch.randn(16, 3, I))  # said once
 
 
-def branch(net: Any) -> None:
-    if net.mem.sum() > 0:
-        net.mem = net.mem * 0.5
-
-
-def item(net: Any) -> None:
-    net.mem = net.mem * net.mem.sum().item()
-
-
-def number(net: Any) -> None:
-    net.mem = net.mem * float(net.mem.sum())
-
-
-def listed(net: Any) -> None:
-    net.mem = net.mem * max(net.mem.sum(1).tolist())
-
-
-def array(net: Any) -> None:
-    net.mem = net.mem + torch.from_numpy(net.mem.detach().numpy().round())
-
-
-def caught(net: Any) -> None:
-    try:
-        positive = bool(net.mem.sum() > 0)
-    except reroll.RerollError:
-        positive = True
-    net.mem = net.mem * (0.5 if positive else 0.4)
-
-
-def printed(net: Any) -> None:
-    print("a step")
-
-
-def shown(net: Any) -> None:
-    print(net.mem)
-
-
-def drawn(net: Any) -> None:
-    net.mem = net.mem * random.random()
-
-
-def drawn_by_numpy(net: Any) -> None:
-    net.mem = net.mem * float(np.random.rand())  # noqa: NPY002
-
-
-def counted(net: Any) -> None:
-    net.seen += 1
-
-
-def from_nowhere(net: Any) -> None:
-    net.mem = net.mem * UNKNOWN
-
-
-def autocast(net: Any) -> None:
-    with torch.autocast("cpu", torch.bfloat16):
-        net.mem = net.mem + net.fc(net.mem[:, :I]).double()
-
-
-def written_with_gradients(net: Any) -> None:
-    net.mem.add_(net.fc.bias)
-    net.norm.running_mean.mul_(net.fc.bias)
-
-
-class Noisy(torch.autograd.Function):
-    """Draws random numbers where a record cannot see it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x + torch.rand_like(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad
-
-
-class Branching(Noisy):
-    """Decides by values where a record cannot see it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 2 if x.sum() > 0 else x * 3
-
-
-def noisy(net: Any) -> None:
-    net.mem = Noisy.apply(net.mem)  # type: ignore[no-untyped-call]
-
-
-def branching(net: Any) -> None:
-    net.mem = Branching.apply(net.mem)  # type: ignore[no-untyped-call]
-
-
-VALUES = (branch, item, number, listed, array, caught, shown, branching)
-OTHERS = (printed, drawn, drawn_by_numpy, counted, from_nowhere, autocast, written_with_gradients, noisy)
-
-
-@pytest.mark.parametrize("update", [*VALUES, *OTHERS])
-def test_what_a_record_does_not_tell_is_refused_as_dynamo_refuses(update: Callable[..., Any]) -> None:
-    net: Any = Stateful(update)
-    run = reroll.compile(net, time_dim=0, **EAGER)
-    before = (net.mem, net.seen, net.norm.running_mean.clone())
-    with pytest.raises(Unsupported, match=r"(?s)disable.*test_recorded\.py") as refusal:
-        run(torch.randn(16, 2, I))
-    assert "cannot record" in refusal.value.__notes__[0]
-    assert (net.mem, net.seen) == before[:2]
-    assert torch.equal(net.norm.running_mean, before[2])
-    assert not net.norm.running_mean.requires_grad
-
-
-@pytest.mark.parametrize("update", [branch, printed])
-def test_what_dynamo_itself_refuses_keeps_its_line(update: Callable[..., Any]) -> None:
-    class Read(Stateful):
-        def step(self, x_BI: Tensor) -> None:
-            self.mem = self.decay * self.mem + self.fc(x_BI)
-
-    run = reroll.compile(Read(update), time_dim=0, **EAGER)
-    with pytest.raises(Unsupported, match=rf"(?s)test_recorded\.py.*in {update.__name__}"):
-        run(torch.randn(16, 2, I))
-
-
 def test_past_states_in_a_deque() -> None:
     def remember(net: Any) -> None:
         net.mem = net.mem + 0.1 * net.past[0].mean()
@@ -446,39 +261,3 @@ def test_nothing_is_recorded_where_dynamo_reads_the_model() -> None:
     _, _, run = twins(Net(networks.last))
     with mock.patch.object(Recorded, "__call__", side_effect=AssertionError):
         run(torch.randn(16, 2, I))
-
-
-def leaky_network(snn: Any) -> nn.Module:
-    """Two leaky layers, as snnTorch's tutorials write them."""
-
-    class Leaky(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc1, self.lif1 = nn.Linear(I, H), snn.Leaky(beta=0.9)
-            self.fc2, self.lif2 = nn.Linear(H, 2), snn.Leaky(beta=0.8, learn_beta=True)
-
-        def forward(self, x_TBI: Tensor) -> tuple[Tensor, Tensor]:
-            mem1, mem2 = self.lif1.reset_mem(), unread(self.lif2.reset_mem())
-            spikes, mems = [], []
-            for step in range(x_TBI.shape[0]):
-                spk1, mem1 = self.lif1(self.fc1(x_TBI[step]), mem1)
-                spk2, mem2 = self.lif2(self.fc2(spk1), mem2)
-                spikes.append(spk2)
-                mems.append(mem2)
-            return torch.stack(spikes), torch.stack(mems)
-
-    return Leaky()
-
-
-def test_snntorch_trains_as_in_eager() -> None:
-    snn = pytest.importorskip("snntorch")
-    torch.set_default_dtype(torch.float32)  # its surrogates give float32
-    net, twin, run = twins(leaky_network(snn))
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.05) for model in (net, twin)]
-    for steps in (20, 33, 20):
-        x_TBI = 2 * torch.randn(steps, 3, I)
-        different = differences(results(run, twin, (x_TBI,)), results(net, net, (x_TBI,)), 3e-5)
-        assert not different
-        for optimizer in optimizers:
-            optimizer.step()
-    assert isinstance(run.reroll_caller.front.traced, Recorded)

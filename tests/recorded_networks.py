@@ -1,0 +1,80 @@
+"""Models that Dynamo refuses, for tests of their recording: ``unread`` is a function that it is told not to read."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import reroll
+from agreement import differences, results
+from length_networks import EAGER, H, I
+from networks_zoo import spike
+from reroll.backends.recorded import Recorded
+
+
+def unread(value: Any) -> Any:
+    return value
+
+
+def refused_by_dynamo(body: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda net, *args, **kwargs: body(unread(net), *args, **kwargs)
+
+
+class Stateful(nn.Module):
+    """A leaky layer that keeps its state from call to call, as snnTorch's and SpikingJelly's do."""
+
+    def __init__(self, update: Callable[..., Any] | None = None) -> None:
+        super().__init__()
+        self.fc, self.out, self.drop = nn.Linear(I, H), nn.Linear(H, 2), nn.Dropout(0.4)
+        self.norm = nn.BatchNorm1d(H)
+        self.decay, self.mem, self.seen, self.update = 0.8, torch.zeros(0), 0, update
+        self.past: deque[Tensor] = deque([torch.zeros(1), torch.zeros(1)], maxlen=2)
+
+    def forward(self, x_TBI: Tensor) -> Any:
+        if self.mem.shape != (x_TBI.shape[1], H):
+            self.mem = x_TBI.new_zeros(x_TBI.shape[1], H)
+        rows = []
+        for x_BI in x_TBI:
+            self.step(x_BI)
+            if self.update is not None:
+                self.update(self)
+            rows.append(self.out(self.mem))
+        return torch.stack(rows)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def step(self, x_BI: Tensor) -> None:
+        z_BH = spike(self.mem - 0.5)
+        self.mem = self.decay * self.mem * (1 - z_BH) + self.drop(self.fc(x_BI))
+
+
+def twins(net: nn.Module, **options: Any) -> tuple[Any, Any, Any]:
+    twin = copy.deepcopy(net)
+    return net, twin, reroll.compile(twin, time_dim=0, **{**EAGER, **options})
+
+
+def agree(net: nn.Module, twin: nn.Module, run: Any, x_TBI: Tensor) -> None:
+    different = differences(results(run, twin, (x_TBI,)), results(net, net, (x_TBI,)), 1e-12)
+    assert not different, f"at {x_TBI.shape[0]} steps: {different}"
+    assert isinstance(run.reroll_caller.front.traced, Recorded)
+
+
+def detach(net: Any, twin: Any) -> None:
+    net.mem, twin.mem = net.mem.detach(), twin.mem.detach()
+
+
+def named(tensors: Any) -> dict[str, Tensor]:
+    return {str(index): tensor for index, tensor in enumerate(tensors) if tensor is not None}
+
+
+def recordings(run: Any) -> int:
+    return len(run.reroll_caller.front.traced.recordings)
+
+
+def branch(net: Any) -> None:
+    if net.mem.sum() > 0:
+        net.mem = net.mem * 0.5
