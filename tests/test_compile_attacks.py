@@ -83,14 +83,14 @@ class Once(torch.autograd.Function):
         return x.clone()
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad * 0.5
 
 
 class OnceMore(Once):
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad * 2
 
@@ -149,6 +149,10 @@ SILENT: dict[str, Callable[..., Any]] = {
 }
 
 
+def gradients(y: Tensor, net: Net) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(y.sum(), list(net.parameters()), allow_unused=True, materialize_grads=True)
+
+
 def compare(net: Net, *calls: tuple[Tensor, ...], between: Callable[[int, Any], Any] = lambda k, net: None) -> int:
     """Compare outputs and gradients of some calls with eager; how many were refused."""
     plain, refused = copy.deepcopy(net), 0
@@ -162,7 +166,7 @@ def compare(net: Net, *calls: tuple[Tensor, ...], between: Callable[[int, Any], 
         except RerollError:
             refused += 1
             continue
-        grads = [torch.autograd.grad(y.sum(), list(m.parameters())) for y, m in ((expected, plain), (found, net))]
+        grads = [gradients(y, m) for y, m in ((expected, plain), (found, net))]
         for a, b in zip((expected, *grads[0]), (found, *grads[1]), strict=True):
             torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-11)
     return refused
