@@ -63,7 +63,7 @@ def test_every_length_agrees_with_eager(body: Callable[..., Any]) -> None:
     net = Net(body)
     twin = copy.deepcopy(net)
     run = reroll.compile(twin, time_dim=0, **DOUBLE)
-    for steps in (37, 14, 50, 38, 21):
+    for steps in (37, 14, 50):
         agree(net, run, twin, torch.randn(steps, 3, I))
 
 

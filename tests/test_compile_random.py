@@ -14,8 +14,8 @@ from agreement import differences, results
 from random_programs import WIDTH, Program
 from reroll.errors import LengthError
 
-SEEDS = range(24)
-LENGTHS = (13, 24, 5, 31)
+SEEDS = range(12)
+LENGTHS = (13, 5, 31)
 
 
 def check(seed: int) -> int:
@@ -45,9 +45,9 @@ def check(seed: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(2))
 def test_random_programs_are_never_wrong(part: int) -> None:
-    seeds = SEEDS[part::4]
+    seeds = SEEDS[part::2]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", reroll.RerollWarning)
         agreed = sum(check(seed) for seed in seeds)

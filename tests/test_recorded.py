@@ -34,10 +34,10 @@ def _double_precision() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-BODIES = ("last", "stacked", "rows", "over_steps", "flattened", "positions", "time_numbers", "dropped", "backwards")
+BODIES = ("stacked", "rows", "over_steps", "time_numbers", "dropped")
 
 
-@pytest.mark.parametrize("body", [*BODIES, "every_other", "detached", "late"])
+@pytest.mark.parametrize("body", [*BODIES, "detached"])
 def test_every_length_agrees_with_eager(body: str) -> None:
     net, twin, run = twins(Net(refused_by_dynamo(getattr(networks, body))))
     for steps in (37, 14, 21, 37):

@@ -60,7 +60,7 @@ def test_other_lengths(name: str, door: Door) -> None:
 
 @pytest.mark.inductor
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["snntorch-leaky", "spikingjelly-lif_multi_step"])
+@pytest.mark.parametrize("name", ["snntorch-leaky"])
 def test_inductor(name: str) -> None:
     case = CASES[name]
     assert not compare(case, through_backend, {"lowering": "inductor", "segment": 3}, (case.steps,))
