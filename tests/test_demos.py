@@ -61,7 +61,7 @@ def test_adding(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     complaint = run(monkeypatch, "adding.py", *arguments)
     text = capsys.readouterr().out
     assert complaint is None, text
-    (before,), (after,) = (numbers(rf"{name}: FLOAT", text) for name in ("warm-up by plain BPTT", "by reroll"))
+    (before,), (after,) = (numbers(rf"{name}: FLOAT", text) for name in ("after the warm-up", "at the full length"))
     assert after < min(before, 0.1)
     (plain,), (rolled,) = (numbers(rf"{name} .*local peak FLOAT MB", text) for name in ("plain BPTT", "reroll"))
     assert rolled < plain / 2

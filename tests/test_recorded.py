@@ -200,7 +200,7 @@ def test_running_statistics_are_updated_once() -> None:
 
 def test_the_warning_names_the_reason_and_the_line() -> None:
     _, _, run = twins(Net(refused_by_dynamo(networks.last)))
-    with pytest.warns(RerollWarning, match=r"(?s)disable.*test_recorded\.py.*unread\(net\).*must not change"):
+    with pytest.warns(RerollWarning, match=r"(?s)disable.*recorded_networks\.py.*unread\(net\).*must not change"):
         run(torch.randn(16, 2, I))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -125,7 +125,7 @@ def test_what_a_record_does_not_tell_is_refused_as_dynamo_refuses(update: Callab
     net: Any = Stateful(update)
     run = reroll.compile(net, time_dim=0, **EAGER)
     before = (net.mem, net.seen, net.norm.running_mean.clone())
-    with pytest.raises(Unsupported, match=r"(?s)disable.*test_recorded\.py") as refusal:
+    with pytest.raises(Unsupported, match=r"(?s)disable.*recorded_networks\.py") as refusal:
         run(torch.randn(16, 2, I))
     assert "cannot record" in refusal.value.__notes__[0]
     assert (net.mem, net.seen) == before[:2]
@@ -140,5 +140,5 @@ def test_what_dynamo_itself_refuses_keeps_its_line(update: Callable[..., Any]) -
             self.mem = self.decay * self.mem + self.fc(x_BI)
 
     run = reroll.compile(Read(update), time_dim=0, **EAGER)
-    with pytest.raises(Unsupported, match=rf"(?s)test_recorded\.py.*in {update.__name__}"):
+    with pytest.raises(Unsupported, match=rf"(?s)recorded_networks\.py.*in {update.__name__}"):
         run(torch.randn(16, 2, I))
