@@ -91,7 +91,8 @@ class Outer:
 
     def stacked(self, olds: Iterable[fx.Node]) -> fx.Node | None:
         """Nodes stacked along a new first dimension, if some are rows that follow each other evenly."""
-        groups = list(self._groups(list(olds)))
+        nodes = list(olds)
+        groups = list(self._groups(nodes))
         if all(len(group) == 1 for group in groups):
             return None
         for old in (group[0] for group in groups if len(group) == 1):
@@ -100,7 +101,8 @@ class Outer:
         made = pieces[0] if len(pieces) == 1 else self.graph.call_function(torch.cat, (pieces, 0))
         row, count = example(groups[0][0]), sum(map(len, groups))
         if row is not None:
-            made.meta["example_value"] = row.new_empty((count, *row.shape)).requires_grad_(row.requires_grad)
+            needs = any(value is not None and value.requires_grad for value in map(example, nodes))
+            made.meta["example_value"] = row.new_empty((count, *row.shape)).requires_grad_(needs)
         return made
 
     def _groups(self, items: list[Any]) -> Iterable[list[fx.Node]]:
