@@ -120,7 +120,7 @@ def swallowed(net: Any, x_TBI: Tensor) -> Tensor:
         try:
             if t == LATE:
                 h_BH = h_BH * -3
-        except:  # noqa: E722  # what a careless user writes
+        except BaseException:  # noqa: BLE001  # what a careless user writes
             pass
         return h_BH
 
