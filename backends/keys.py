@@ -62,15 +62,20 @@ def _nested(roots: Any, described: Any) -> Any:
 
 
 def _tensors(state: State) -> Any:
-    memory: dict[int, int] = {}
+    memory: dict[int, tuple[int, int]] = {}
     return tuple(_tensor(value, memory) for value, _, _ in state.tensors)
 
 
-def _tensor(value: Tensor, memory: dict[int, int]) -> Any:
+def _tensor(value: Tensor, memory: dict[int, tuple[int, int]]) -> Any:
+    """All but the values.
+
+    Where a tensor begins in its memory counts only beside others there: batches that are views of one data set are
+    alike.
+    """
     if value.layout != torch.strided:
         return Same(value)
-    shared = memory.setdefault(storage_id(value), len(memory))
-    layout = (tuple(value.shape), value.stride(), value.storage_offset(), shared)
+    shared, first = memory.setdefault(storage_id(value), (len(memory), value.storage_offset()))
+    layout = (tuple(value.shape), value.stride(), value.storage_offset() - first, shared)
     return (*layout, type(value), value.dtype, value.device, value.requires_grad, value.is_leaf, value.is_inference())
 
 

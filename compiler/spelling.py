@@ -14,7 +14,7 @@ from reroll.capture_torch import set_grad_enabled
 _PROPERTIES = ("shape", "dtype", "device", "requires_grad", "is_leaf", "ndim", "layout", "is_cuda", "is_cpu", "is_mps")
 _METHODS = (
     *("size", "dim", "numel", "stride", "is_floating_point", "is_complex", "is_contiguous", "nelement", "ndimension"),
-    *("storage_offset", "element_size", "get_device", "is_signed", "is_same_size", "is_inference", "__len__"),
+    *("element_size", "get_device", "is_signed", "is_same_size", "is_inference", "__len__"),
 )
 _FUNCTIONS = ("is_floating_point", "is_complex", "numel", "result_type", "can_cast", "promote_types", "is_inference")
 METADATA = frozenset(

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import reroll
+import reroll.backends.anylength as anylength
 import reroll.backends.dynamo as dynamo
+import reroll.backends.observe as observe
 from length_networks import DOUBLE, EAGER, H, I, Net, counted, growing_attribute, kept_input, last, rows, stacked
 from reroll.errors import LengthError, OptionError, RerollError
 
@@ -178,3 +180,14 @@ def test_two_compilations_of_one_model_keep_to_their_options() -> None:
     for name, run in runs.items():
         assert torch.equal(run(x_TBI), net(x_TBI))
         assert reroll.explain(run, x_TBI).loops[0].choice.schedule == name
+
+
+def test_batches_that_are_views_of_one_data_set_are_looked_at_once() -> None:
+    net, data = Net(last), torch.randn(30, 8, I)
+    run = reroll.compile(net, time_dim=0, **EAGER)
+    looks = mock.Mock(wraps=observe.observe)
+    with mock.patch.object(anylength, "observe", looks):
+        for at in range(0, 8, 2):
+            batch = data[:, at : at + 2]
+            assert torch.allclose(run(batch), net(batch), atol=1e-12)
+    assert looks.call_count == 1
