@@ -74,8 +74,9 @@ def _tensor(value: Tensor, memory: dict[int, tuple[int, int]]) -> Any:
     """
     if value.layout != torch.strided:
         return Same(value)
-    shared, first = memory.setdefault(storage_id(value), (len(memory), value.storage_offset()))
-    layout = (tuple(value.shape), value.stride(), value.storage_offset() - first, shared)
+    offset = int(value.storage_offset())
+    shared, first = memory.setdefault(storage_id(value), (len(memory), offset))
+    layout = (tuple(value.shape), value.stride(), offset - first, shared)
     return (*layout, type(value), value.dtype, value.device, value.requires_grad, value.is_leaf, value.is_inference())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,11 +16,7 @@ REGULAR = ("plain_rnn", "lstm_cell", "lif", "snntorch", "batch_norm", "dropout",
 DOUBLE = {"schedule": "double", "chunk": 4, "slots": 2, "remote": "disk"}
 
 
-@pytest.fixture(autouse=True)
-def _double_precision() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 @pytest.fixture(autouse=True)

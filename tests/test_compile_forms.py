@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -21,13 +21,7 @@ import reroll.backends.observe as observe
 from length_networks import DOUBLE, EAGER, H, I, Net, counted, growing_attribute, kept_input, last, rows, stacked
 from reroll.errors import LengthError, OptionError, RerollError
 
-
-@pytest.fixture(autouse=True)
-def _double_precision() -> Iterator[None]:
-    torch.compiler.reset()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def test_a_module_stays_a_module() -> None:

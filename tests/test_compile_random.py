@@ -16,10 +16,14 @@ from reroll.errors import LengthError
 
 SEEDS = range(12, 18)
 LENGTHS = (13, 5, 31)
+SHORTEST_LOOKED_AT = 8
 
 
 def check(seed: int) -> int:
-    """Compare a program with eager at every length; how often it agreed. What eager cannot do itself is left out."""
+    """Compare a program with eager at every length; how often it agreed where torch does not run it as it is.
+
+    What eager cannot do itself is left out.
+    """
     torch.manual_seed(seed)
     torch.compiler.reset()
     model, agreed = Program(seed).double(), 0
@@ -40,7 +44,7 @@ def check(seed: int) -> int:
         assert not different, (
             f"program {seed} at {steps} steps: {different}, {model.steps}, {model.order}, {model.ending}"
         )
-        agreed += 1
+        agreed += steps >= SHORTEST_LOOKED_AT
     return agreed
 
 
@@ -51,4 +55,4 @@ def test_random_programs_are_never_wrong(part: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", reroll.RerollWarning)
         agreed = sum(check(seed) for seed in seeds)
-    assert agreed >= len(seeds) * len(LENGTHS) // 3
+    assert agreed >= len(seeds)

@@ -6,7 +6,7 @@ T time, B batch, I inputs, H hidden values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,12 +26,7 @@ DOUBLE: dict[str, Any] = {"schedule": "double", "chunk": 4, "slots": 2, "segment
 SCHEDULES = pytest.mark.parametrize("options", [STORE_ALL, STANDARD, DOUBLE], ids=["store_all", "standard", "double"])
 
 
-@pytest.fixture(autouse=True)
-def _double_precision() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    with torch._dynamo.config.patch(allow_rnn=True):
-        yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double_precision", "rnn_layers")
 
 
 class Model(nn.Module):

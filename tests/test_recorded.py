@@ -7,7 +7,7 @@ import gc
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -24,14 +24,7 @@ from recorded_networks import Stateful, agree, branch, detach, named, recordings
 from reroll.backends.recorded import Recorded
 from reroll.errors import RerollWarning
 
-
-@pytest.fixture(autouse=True)
-def _double_precision() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RerollWarning)
-        yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = [pytest.mark.usefixtures("double_precision"), pytest.mark.filterwarnings("ignore::reroll.RerollWarning")]
 
 
 BODIES = ("stacked", "rows", "over_steps", "time_numbers", "dropped")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,18 +15,11 @@ from torch._dynamo.exc import Unsupported
 import reroll
 from length_networks import EAGER, H, I
 from recorded_networks import Stateful, branch
-from reroll.errors import RerollWarning
 
 UNKNOWN = torch.ones(H, dtype=torch.float64)
 
 
-@pytest.fixture(autouse=True)
-def _double_precision() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RerollWarning)
-        yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = [pytest.mark.usefixtures("double_precision"), pytest.mark.filterwarnings("ignore::reroll.RerollWarning")]
 
 
 def item(net: Any) -> None:

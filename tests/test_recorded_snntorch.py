@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,16 +12,8 @@ from agreement import differences, results
 from length_networks import H, I
 from recorded_networks import twins, unread
 from reroll.backends.recorded import Recorded
-from reroll.errors import RerollWarning
 
-
-@pytest.fixture(autouse=True)
-def _double_precision() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RerollWarning)
-        yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = [pytest.mark.usefixtures("double_precision"), pytest.mark.filterwarnings("ignore::reroll.RerollWarning")]
 
 
 def leaky_network(snn: Any) -> nn.Module:

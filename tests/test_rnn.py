@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,12 +20,7 @@ from rnns import DOUBLE, B, H, I, Model, P, T, check, needs_final_states_of_lstm
 STORE_ALL: dict[str, Any] = {"schedule": "store_all"}
 
 
-@pytest.fixture(autouse=True)
-def _double_precision() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    with torch._dynamo.config.patch(allow_rnn=True):
-        yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double_precision", "rnn_layers")
 
 
 VARIANTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]], int]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -13,13 +13,7 @@ from torch import Tensor, nn
 import reroll.backends.build as build
 from rnns import DOUBLE, B, H, I, Model, P, T, check, needs_final_states_of_lstm, sequence, state
 
-
-@pytest.fixture(autouse=True)
-def _double_precision() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    with torch._dynamo.config.patch(allow_rnn=True):
-        yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double_precision", "rnn_layers")
 
 
 def twice(s: Model, x: Tensor) -> Any:
