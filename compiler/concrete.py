@@ -6,6 +6,7 @@ a recurrence pins them: Dynamo's guards then compile once more for other sizes.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.fx.node import Argument
 
 from reroll.capture_torch import fake_like, hint, map_aggregate
 from reroll.errors import CaptureError
+from reroll.functional import where
 
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -33,10 +35,10 @@ def concrete(graph: fx.Graph) -> fx.Graph:
         if isinstance(value, _NUMBERS):
             if node.op == "placeholder":
                 new.node_copy(node)
-            env[node] = _hint(value)
+            env[node] = _hint(value, node)
             continue
         copied = new.node_copy(node, lambda old: env[old])
-        copied.meta["example_value"] = map_aggregate(value, lambda leaf: _concrete_value(leaf, bases))
+        copied.meta["example_value"] = map_aggregate(value, partial(_concrete_value, node, bases))
         env[node] = copied
     return new
 
@@ -68,18 +70,23 @@ def _symbolic(value: Any) -> bool:
     return any(not isinstance(n, int) for n in (*value.shape, *value.stride(), value.storage_offset()))
 
 
-def _hint(value: Any) -> Any:
+def _hint(value: Any, node: fx.Node) -> Any:
     found = hint(value)
     if found is None:
-        raise CaptureError("a size depends on the values of tensors")
+        raise CaptureError(
+            f"{where(node)}: this number or size depends on the values of tensors. Keep the number a tensor (drop "
+            ".item()), and choose by torch.where instead of by an index"
+        )
     return found
 
 
-def _concrete_value(value: Any, bases: dict[Any, torch.Tensor]) -> Any:
+def _concrete_value(node: fx.Node, bases: dict[Any, torch.Tensor], value: Any) -> Any:
     """A tensor of the same layout with plain numbers; tensors that shared memory share it again."""
     if isinstance(value, _NUMBERS):
-        return _hint(value)
+        return _hint(value, node)
     if not isinstance(value, torch.Tensor) or isinstance(value, torch.nn.Parameter):
         return value
-    layout = [tuple(_hint(n) for n in numbers) for numbers in (value.shape, value.stride(), (value.storage_offset(),))]
+    layout = [
+        tuple(_hint(n, node) for n in numbers) for numbers in (value.shape, value.stride(), (value.storage_offset(),))
+    ]
     return fake_like(value, layout[0], layout[1], layout[2][0], bases)

@@ -72,7 +72,8 @@ def _needed_values(graph: fx.Graph, grads: Any, late: set[fx.Node]) -> set[fx.No
     """Forward values that the backward reads."""
     wanted = {node for node in late if node.op != "placeholder"}
     early = {source for node in wanted for source in node.all_input_nodes if source not in late}
-    return early | {grad for grad in grads if isinstance(grad, fx.Node) and grad not in late}
+    early |= {grad for grad in grads if isinstance(grad, fx.Node) and grad not in late}
+    return {node for node in early if node.op != "get_attr"}
 
 
 def _may_recompute(node: fx.Node) -> bool:

@@ -235,3 +235,12 @@ def state_dtype_change(s: Net, x: Tensor) -> Any:
     for t in range(x.shape[0]):
         h = (h.to(x.dtype) @ s.r.weight + x[t]) > 0
     return h.to(x.dtype) * s.w[0]
+
+
+@zoo(found=((9, 1),))
+def condition(s: Net, x: Tensor) -> Any:
+    h = zeros(x)
+    for t in range(x.shape[0]):
+        u = s.l(x[t]) + s.r(h)
+        h = torch.cond(u.sum() > 0, torch.tanh, lambda v: torch.sigmoid(v) * s.beta, (u,))  # type: ignore[arg-type]
+    return h

@@ -152,11 +152,8 @@ def through_backend(model: nn.Module, time_dim: TimeDim, options: Mapping[str, A
 
 def through_front_door(model: nn.Module, time_dim: TimeDim, options: Mapping[str, Any]) -> Run:
     """The door ``reroll.compile(model, time_dim=...)``."""
-    run: Run = getattr(reroll, "compile")(model, time_dim=time_dim, **options)  # noqa: B009
+    run: Run = reroll.compile(model, time_dim=time_dim, **options)
     return run
-
-
-DOORS: tuple[Door, ...] = (through_backend, *([through_front_door] if hasattr(reroll, "compile") else []))
 
 
 def compare(case: Case, door: Door, options: Mapping[str, Any], lengths: Sequence[int]) -> list[str]:
