@@ -21,9 +21,9 @@ from reroll.check import Check, Departure
 from reroll.errors import LengthError, UnsupportedError
 from reroll.pattern import Pattern, Trace, find_pattern
 from reroll.recording import LITERALS, Numbers, Recorder, Sink, recording, user_line
+from reroll.runs import LONGEST_PERIOD
 
 SHORT = ((8, 9, 11), (16, 17, 19), (32, 33, 35))
-_LONGEST_PERIOD = 16
 _TRIES = 4
 
 
@@ -78,7 +78,7 @@ def _candidates(length: int) -> Iterator[tuple[tuple[int, ...], tuple[str, ...],
     Numbers that are no affine function of step and length are taken for free last: most often they have a period.
     """
     periodic = []
-    for period in range(2, _LONGEST_PERIOD + 1):
+    for period in range(2, LONGEST_PERIOD + 1):
         first = max(4 * period, 8)
         first += (length - first) % period
         periodic.append((first, first + period, first + 3 * period))

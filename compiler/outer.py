@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import fx
 
 from reroll.effects import example
+from reroll.runs import Item, longest, slopes
+
+Group = list[list[fx.Node]]
+"""Columns of items, to be read row by row; several rows only where all follow each other evenly."""
 
 
 @dataclass
@@ -42,7 +44,7 @@ class Outer:
                 self.unbound[stacked] = self.graph.call_function(torch.unbind, (stacked, 0))
         with self.graph.inserting_after(self.unbound[stacked]):
             row = self.graph.call_function(operator.getitem, (self.unbound[stacked], at))
-        row.meta["example_value"] = example(old)
+        row.meta |= {"example_value": example(old), "stack_trace": old.meta.get("stack_trace")}
         return row
 
     def hoist(self, old: fx.Node) -> fx.Node:
@@ -83,7 +85,7 @@ class Outer:
             return None
         groups = list(self._groups(list(items)))
         value = example(old)
-        if all(len(group) == 1 for group in groups) or value is None:
+        if all(map(_single, groups)) or value is None:
             return None
         dim %= value.dim()
         pieces = [self._piece(group, dim, old.target is torch.stack) for group in groups]
@@ -93,45 +95,52 @@ class Outer:
         """Nodes stacked along a new first dimension, if some are rows that follow each other evenly."""
         nodes = list(olds)
         groups = list(self._groups(nodes))
-        if all(len(group) == 1 for group in groups):
+        if all(map(_single, groups)):
             return None
-        for old in (group[0] for group in groups if len(group) == 1):
+        for old in (group[0][0] for group in groups if _single(group)):
             self.hoist(old)
         pieces = [self._piece(group, 0, True) for group in groups]
         made = pieces[0] if len(pieces) == 1 else self.graph.call_function(torch.cat, (pieces, 0))
-        row, count = example(groups[0][0]), sum(map(len, groups))
+        row, count = example(nodes[0]), len(nodes)
         if row is not None:
             needs = any(value is not None and value.requires_grad for value in map(example, nodes))
             made.meta["example_value"] = row.new_empty((count, *row.shape)).requires_grad_(needs)
         return made
 
-    def _groups(self, items: list[Any]) -> Iterable[list[fx.Node]]:
-        group: list[fx.Node] = []
-        for item in items:
-            if group and self._even([*group[-2:], item]):
-                group.append(item)
-                continue
-            yield from self._whole(group)
-            group = [item]
-        yield from self._whole(group)
+    def _groups(self, items: list[fx.Node]) -> Iterator[Group]:
+        """The items in order: rows that follow each other evenly as one group, all others by themselves."""
+        places: list[Item] = [(stacked, (row,)) for stacked, row in (self.emitted.get(i, (i, 0)) for i in items)]
+        at = 0
+        while at < len(items):
+            period, count = longest(places, at)
+            if count == 1 and self._neighbours(items[at : at + 2]):
+                count = 2
+            block = items[at : at + period]
+            if count > 1 and ((0,) in slopes(places, at, period) or not _same_shape(block)):
+                period, count = 1, 1
+            stop = at + period * count
+            yield [items[at + column : stop : period] for column in range(period)]
+            at = stop
 
-    def _whole(self, group: list[fx.Node]) -> list[list[fx.Node]]:
-        """A group as one; two rows that are no neighbours by themselves."""
-        far = len(group) == 2 and abs(self.emitted[group[0]][1] - self.emitted[group[1]][1]) > 1
-        return [[item] for item in group] if far else [group] if group else []
+    def _neighbours(self, items: list[fx.Node]) -> bool:
+        """Whether two nodes are rows of one stacked output, one next to the other."""
+        places = [self.emitted[item] for item in items if item in self.emitted]
+        return len(places) == 2 and places[0][0] is places[1][0] and abs(places[0][1] - places[1][1]) == 1
 
-    def _even(self, items: list[fx.Node]) -> bool:
-        """Whether two or three nodes are rows of one stacked output that follow each other evenly."""
-        places = [self.emitted.get(item) for item in items]
-        rows = [place[1] for place in places if place is not None and places[0] and place[0] is places[0][0]]
-        steps = {b - a for a, b in pairwise(rows)}
-        return len(rows) == len(items) and len(steps) == 1 and 0 not in steps
-
-    def _piece(self, group: list[fx.Node], dim: int, stack: bool) -> fx.Node:
-        call, method = self.graph.call_function, self.graph.call_method
-        if len(group) == 1:
-            node = self.value(group[0])
+    def _piece(self, group: Group, dim: int, stack: bool) -> fx.Node:
+        """A group stacked along ``dim``, or concatenated there."""
+        call = self.graph.call_function
+        if _single(group):
+            node = self.value(group[0][0])
             return call(torch.unsqueeze, (node, dim)) if stack else node
+        columns = [self._column(rows, dim) for rows in group]
+        if len(columns) == 1:
+            return columns[0] if stack else call(torch.flatten, (columns[0], dim, dim + 1))
+        return call(torch.flatten, (call(torch.stack, (columns, dim + 1)), dim, dim + (1 if stack else 2)))
+
+    def _column(self, group: list[fx.Node], dim: int) -> fx.Node:
+        """Rows of one stacked output stacked along ``dim``."""
+        call, method = self.graph.call_function, self.graph.call_method
         stacked, first = self.emitted[group[0]]
         step = self.emitted[group[1]][1] - first
         if step < 0:
@@ -141,6 +150,12 @@ class Outer:
             stacked = call(operator.getitem, (stacked, slice(first, first + abs(step) * len(group), abs(step))))
         elif rows is None or rows.shape[0] != len(group):
             stacked = call(torch.narrow, (stacked, 0, first, len(group)))
-        if dim:
-            stacked = method("contiguous", (call(torch.movedim, (stacked, 0, dim)),))
-        return stacked if stack else call(torch.flatten, (stacked, dim, dim + 1))
+        return method("contiguous", (call(torch.movedim, (stacked, 0, dim)),)) if dim else stacked
+
+
+def _same_shape(items: list[fx.Node]) -> bool:
+    return len({value.shape if value is not None else None for value in map(example, items)}) == 1
+
+
+def _single(group: Group) -> bool:
+    return len(group) == 1 and len(group[0]) == 1

@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from reroll.capture_torch import any_autocast, applied_functions, autocast_dtypes
 from reroll.errors import UnsupportedError
 from reroll.identity import Same, fingerprint
+from reroll.runs import Item, longest, slopes
 
 Numbers = tuple[int | float, ...]
 Sink = Callable[[tuple[Any, ...], Numbers], None]
@@ -39,7 +40,6 @@ _GETTERS = frozenset(
 )
 SCAN = torch.ops.higher_order.scan
 _LIST = 4
-_RUN = 3
 _OURS = ("torch", "reroll")
 
 
@@ -170,7 +170,7 @@ class Recorder(TorchFunctionMode):
             colour.append(("from outside", self.inputs.get(id(value), id(value))))
 
     def _list(self, values: Sequence[Any], colour: list[Any], numbers: list[int | float]) -> None:
-        """The items of a list; three and more that differ evenly in their numbers are one run of them."""
+        """The items of a list; three and more, or blocks of them, that differ evenly in their numbers are one run."""
         colour.append("(")
         if len(values) < _LIST:
             for value in values:
@@ -180,23 +180,23 @@ class Recorder(TorchFunctionMode):
         colour.append(")")
 
     def _runs(self, values: Sequence[Any], colour: list[Any], numbers: list[int | float]) -> None:
-        items = []
+        items: list[Item] = []
         for value in values:
             own: tuple[list[Any], list[int | float]] = ([], [])
             self._flatten(value, *own)
             items.append((tuple(own[0]), tuple(own[1])))
         at = 0
         while at < len(items):
-            key, first = items[at]
-            count, slope = _even(items, at)
-            if count >= _RUN:
-                colour.append(("run", key))
-                numbers += (*first, *slope, count)
+            period, count = longest(items, at)
+            block = items[at : at + period]
+            numbers += [n for _, first in block for n in first]
+            if count > 1:
+                colour.append(("run", *(key for key, _ in block)))
+                numbers += [n for slope in slopes(items, at, period) for n in slope]
+                numbers.append(count)
             else:
-                count = 1
-                colour += key
-                numbers += first
-            at += count
+                colour += block[0][0]
+            at += count * period
 
 
 def markers(colour: tuple[Any, ...]) -> list[str]:
@@ -208,23 +208,9 @@ def markers(colour: tuple[Any, ...]) -> list[str]:
         elif item == "made":
             found += ["made", "made"]
         elif isinstance(item, tuple) and item and item[0] == "run":
-            inner = markers(item[1])
+            inner = [marker for key in item[1:] for marker in markers(key)]
             found += ["count"] * (2 * len(inner) + 1)
     return found
-
-
-def _even(items: list[tuple[Any, Numbers]], at: int) -> tuple[int, Numbers]:
-    """(how many items from ``at`` on differ evenly in their numbers, by how much)."""
-    key, first = items[at]
-    if at + 1 == len(items) or items[at + 1][0] != key:
-        return 1, ()
-    slope = tuple(b - a for a, b in zip(first, items[at + 1][1], strict=True))
-    stop = at + 1
-    expected = items[stop][1]
-    while stop < len(items) and items[stop] == (key, expected):
-        expected = tuple(a + b for a, b in zip(expected, slope, strict=True))
-        stop += 1
-    return stop - at, slope
 
 
 def _tensors(result: Any) -> list[Tensor]:

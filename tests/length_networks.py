@@ -100,6 +100,14 @@ def detached(net: Net, x_TBI: Tensor) -> Any:
     return h_BH
 
 
+def interleaved(net: Net, x_TBI: Tensor) -> Any:
+    h_BH, found = x_TBI.new_zeros(x_TBI.shape[1], H), []
+    for t in range(x_TBI.shape[0]):
+        h_BH = net.cell(x_TBI[t], h_BH)
+        found += [h_BH, -h_BH] if t % 3 == 1 else [h_BH]
+    return torch.cat(found, 1), torch.stack(found)
+
+
 def late(net: Net, x_TBI: Tensor) -> Any:
     return torch.stack(states(net, x_TBI)[12:])
 

@@ -28,6 +28,7 @@ from length_networks import (
     dropped,
     every_other,
     flattened,
+    interleaved,
     last,
     late,
     late_rows,
@@ -51,7 +52,7 @@ pytestmark = pytest.mark.usefixtures("double_precision")
 BODIES = (last, stacked, rows, over_steps, flattened, positions, time_numbers, dropped, backwards, every_other)
 
 
-@pytest.mark.parametrize("body", [*BODIES, detached, late])
+@pytest.mark.parametrize("body", [*BODIES, detached, interleaved, late])
 def test_every_length_agrees_with_eager(body: Callable[..., Any]) -> None:
     torch.manual_seed(0)
     net = Net(body)
