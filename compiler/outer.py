@@ -81,9 +81,10 @@ class Outer:
         dim = old.args[1] if len(old.args) > 1 else old.kwargs.get("dim", 0)
         if not isinstance(items, list | tuple) or not isinstance(dim, int) or set(old.kwargs) - {"dim"}:
             return None
-        if not all(isinstance(item, fx.Node) for item in items):
+        nodes = [item for item in items if isinstance(item, fx.Node)]
+        if len(nodes) < len(items):
             return None
-        groups = list(self._groups(list(items)))
+        groups = list(self._groups(nodes))
         value = example(old)
         if all(map(_single, groups)) or value is None:
             return None

@@ -242,5 +242,5 @@ def condition(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     for t in range(x.shape[0]):
         u = s.l(x[t]) + s.r(h)
-        h = torch.cond(u.sum() > 0, torch.tanh, lambda v: torch.sigmoid(v) * s.beta, (u,))  # type: ignore[arg-type]
+        h = torch.cond(u.sum() > 0, torch.tanh, lambda v: torch.sigmoid(v) * s.beta, (u,))
     return h
