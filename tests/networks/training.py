@@ -126,6 +126,7 @@ def train(run: Run, model: nn.Module, case: Case, batches: Sequence[tuple[Any, .
         now |= {f"gradient {name}": p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
         now |= {f"input {i}": v.grad for i, v in enumerate(tree_leaves(given)) if v.grad is not None}
         if optimizer is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
         now |= {f"parameter {name}": p.detach().clone() for name, p in model.named_parameters()}
         seen.append(now | state(model) | {"next random number": torch.rand(())})
