@@ -79,12 +79,16 @@ class Redirect(BaseException):
     """Raised in place of running a graph whose tokens do not have the length of the call's pattern."""
 
 
-class Unusable(BaseException):
-    """Raised where traces at a pattern's lengths give no template."""
+class Untraced(BaseException):
+    """Raised in place of running a graph whose traces at the other lengths of the call's pattern are missing.
 
-    def __init__(self, lengths: tuple[int, ...], error: LengthError) -> None:
-        super().__init__(str(error))
-        self.lengths, self.error = lengths, error
+    They are not made at once: what Dynamo holds of a frame in which it fails to compile another call of the same frame
+    is never freed (torch 2.11 to 2.13).
+    """
+
+    def __init__(self, entry: Entry) -> None:
+        super().__init__()
+        self.entry = entry
 
 
 class Probed(HandedOn):
@@ -97,11 +101,12 @@ class Probed(HandedOn):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Front:
-    """A model, the model under Dynamo with a ``new_backend``, and how it is to be compiled."""
+    """A model, the model under Dynamo with a ``new_backend``, how it is to be compiled, and what is."""
 
     model: Callable[..., Any]
     traced: Callable[..., Any]
     options: Options
+    entries: weakref.WeakKeyDictionary[Handle, Entry] = field(default_factory=weakref.WeakKeyDictionary)
 
 
 def new_backend() -> Callable[..., Any]:
@@ -115,9 +120,21 @@ def new_backend() -> Callable[..., Any]:
         assert running is not None, "only reroll.compile calls this backend"
         if running.probing:
             raise Probed(module)
-        return Entry(module).run
+        handle = Handle()
+        running.front.entries[handle] = Entry(module)
+        return handle.run
 
     return backend
+
+
+class Handle:
+    """What Dynamo holds of an entry: Dynamo keeps it when the model is gone, and drops it when that is still there."""
+
+    def run(self, *operands: Any) -> Any:
+        """Run the program of the present call on its sequences."""
+        running = RUNNING.get()
+        assert running is not None, "only reroll.compile calls what it compiled"
+        return running.front.entries[self].run(running, operands)
 
 
 class Entry:
@@ -128,10 +145,8 @@ class Entry:
         self.families: dict[Any, Family] = {}
         self.observed: OrderedDict[Any, Observed] = OrderedDict()
 
-    def run(self, *operands: Any) -> Any:
-        """Run the program of the present call on its sequences."""
-        running = RUNNING.get()
-        assert running is not None, "only reroll.compile calls what it compiled"
+    def run(self, running: Running, operands: Sequence[Any]) -> Any:
+        """Run the program of a call on its sequences."""
         if running.probing:
             raise Probed(self.module)
         if running.observed is None:
@@ -139,19 +154,28 @@ class Entry:
         lengths = running.observed.pattern.lengths
         if lengths[-1] != running.steps:
             raise Redirect
-        family = lengths, running.call.places
-        if family not in self.families:
-            try:
-                self.families[family] = Family(self.module, running)
-            except LengthError as error:
-                raise Unusable(lengths, error) from None
-        graph, outputs = self.families[family].program(running, operands)
+        family = self.families.get((lengths, running.call.places))
+        if family is None:
+            raise Untraced(self)
+        graph, outputs = family.program(running, operands)
         reached = EXPLAINING.get()
         if reached is not None:
             reached.append(graph)
             raise Reached
         results = graph.run(*(running.sequences.get(id(each), each) for each in operands))
         return tuple(_given(results, outputs, running))
+
+    def trace(self, running: Running) -> bool:
+        """Trace the call at the other lengths of its pattern; whether they give a template. If not, why is noted."""
+        assert running.observed is not None
+        lengths = running.observed.pattern.lengths
+        try:
+            self.families[lengths, running.call.places] = Family(self.module, running)
+        except LengthError as error:
+            running.unusable[lengths] = error
+            running.observed = None
+            return False
+        return True
 
     def _observe(self, running: Running) -> Observed:
         """What is known of a call in its state: what a model reads late in a sequence, Dynamo's guards do not hold."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from reroll.backends.anylength import Front, Redirect, Running, Unusable, new_backend
+from reroll.backends.anylength import Front, Redirect, Running, Untraced, new_backend
 from reroll.backends.dynamo import REFUSALS, UNREADABLE, dynamo_is_off, dynamo_settings
 from reroll.backends.observe import SHORT, Observed, TooShortError, observe
 from reroll.backends.outputs import outputs
@@ -122,7 +122,8 @@ class Caller:
         try:
             return observe(self.model, running.call, (), {})
         except LengthError as error:
-            if isinstance(error, TooShortError) or not isinstance(refusal, UNREADABLE):
+            short = isinstance(error, TooShortError) and running.call.length < SHORT[0][0]
+            if short or not isinstance(refusal, UNREADABLE):
                 raise
             raise _noted(refusal, error) from None
 
@@ -139,9 +140,8 @@ class Caller:
             except Redirect:
                 assert running.observed is not None
                 running.steps = running.observed.pattern.lengths[-1]
-            except Unusable as unusable:
-                running.unusable[unusable.lengths] = unusable.error
-                running.observed, running.steps = None, self.steps
+            except Untraced as untraced:
+                running.steps = running.steps if untraced.entry.trace(running) else self.steps
             except Unrecordable as unrecordable:
                 if refusal is not None:
                     raise _noted(refusal, unrecordable) from None

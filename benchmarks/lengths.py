@@ -181,7 +181,7 @@ def long_sequence(options: argparse.Namespace) -> Result:
         "double_at_plain_steps": same,
         "predicted_peak_bytes": report.predicted_peak,
         "ratio": report.predicted_peak / plain["local_peak_bytes"],
-        "resident_ratio": found["resident_growth_bytes"] / plain["resident_growth_bytes"],
+        "resident_ratio": found["resident_growth_bytes"] / max(plain["resident_growth_bytes"], 1),
         "goal": 1.0,
         **found,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import warnings
 from collections.abc import Callable
@@ -185,3 +186,13 @@ def test_batches_that_are_views_of_one_data_set_are_looked_at_once() -> None:
             batch = data[:, at : at + 2]
             assert torch.allclose(run(batch), net(batch), atol=1e-12)
     assert looks.call_count == 1
+
+
+def test_nothing_is_kept_of_a_model_that_is_gone() -> None:
+    for _ in range(2):
+        run = reroll.compile(Net(stacked), time_dim=0, **EAGER)
+        run(torch.randn(20, 2, I))
+        del run
+        gc.collect()
+        kinds = anylength.Entry, anylength.Family
+        assert not [each for each in gc.get_objects() if type(each) in kinds]

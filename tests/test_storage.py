@@ -241,12 +241,13 @@ def test_a_folder_that_vanishes_does_no_harm_and_a_missing_one_is_named(tmp_path
 
 def test_nothing_is_left_after_a_kill(tmp_path: Path) -> None:
     code = f"""
-import torch, time
+import signal, time, torch
 from reroll.backends.codecs import encode
 from reroll.backends.disk import DiskTier
 tier = DiskTier({str(tmp_path)!r})
 blocks = [tier.write([encode(torch.rand(100000), "raw")]) for _ in range(8)]
 tier.drain()
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background may ignore it
 print("written", flush=True)
 time.sleep(60)
 """
