@@ -36,7 +36,8 @@ class Check:
         colours = list(self.pattern.palette)
         self.colours = [[colours[slot.colour] for slot in stretch.slots] for stretch in self.pattern.stretches]
         self.steady = [
-            [slot.middle.steady(self.length) for slot in stretch.slots] for stretch in self.pattern.stretches
+            [(slot.middle.steady(self.length), len(slot.head), count - len(slot.tail)) for slot in stretch.slots]
+            for stretch, count in zip(self.pattern.stretches, self.counts, strict=True)
         ]
         self._skip()
 
@@ -58,17 +59,14 @@ class Check:
         place, colours = self.place, self.colours[self.stretch]
         if colour != colours[place]:
             self._depart("has another operation here, or one on other operands")
-        slot, count = self.pattern.stretches[self.stretch].slots[place], self.counts[self.stretch]
-        if (
-            len(slot.head) > self.run
-            or count - self.run <= len(slot.tail)
-            or numbers != self.steady[self.stretch][place]
-        ):
-            self._compare(numbers, *slot.form(self.run, count))
-        self.place += 1
+        steady, first, last = self.steady[self.stretch][place]
+        if numbers != steady or not first <= self.run < last:
+            slot = self.pattern.stretches[self.stretch].slots[place]
+            self._compare(numbers, *slot.form(self.run, self.counts[self.stretch]))
+        self.place = place + 1
         if self.place == len(colours):
             self.place, self.run = 0, self.run + 1
-            if self.run == count:
+            if self.run == self.counts[self.stretch]:
                 self.run, self.stretch = 0, self.stretch + 1
                 self._skip()
 

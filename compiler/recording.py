@@ -8,6 +8,7 @@ events ago each operand was made, and all integers and floats). Nothing of an ev
 
 from __future__ import annotations
 
+import functools
 import linecache
 import sys
 import types
@@ -65,7 +66,7 @@ class Recorder(TorchFunctionMode):
             with self:
                 return step_by_step(*args)
         colour, numbers = self._operands(func, args, kwargs)
-        if _changes(func, kwargs):  # told of before it happens, so that a departure comes before any harm
+        if _updates(func) or "out" in kwargs:  # told of before it happens, so that a departure comes before any harm
             self._tell(colour, numbers)
             return self._made(self._muted(func, args, kwargs))
         result = self._muted(func, args, kwargs)
@@ -107,6 +108,9 @@ class Recorder(TorchFunctionMode):
 
     def _made(self, result: Any) -> Any:
         """Note which event made the tensors of a result."""
+        if type(result) is Tensor:
+            self.made[id(result)] = (weakref.ref(result), self.count - 1, 0)
+            return result
         for index, item in enumerate(_tensors(result)):
             self.made[id(item)] = (weakref.ref(item), self.count - 1, index)
         return result
@@ -117,9 +121,14 @@ class Recorder(TorchFunctionMode):
         """Colour and numbers of an event."""
         colour: list[Any] = [function, autocast_dtypes() if any_autocast() else None]
         numbers: list[int | float] = []
+        made, count = self.made, self.count
         for value in args:
-            if isinstance(value, Tensor):
-                self._tensor(value, colour, numbers)
+            entry = made.get(id(value))
+            if entry is not None and entry[0]() is value:
+                colour.append("made")
+                numbers += (count - entry[1], entry[2])
+            elif isinstance(value, Tensor):
+                colour.append(("from outside", self.inputs.get(id(value), id(value))))
             else:
                 self._flatten(value, colour, numbers)
         if kwargs:
@@ -164,8 +173,7 @@ class Recorder(TorchFunctionMode):
         entry = self.made.get(id(value))
         if entry is not None and entry[0]() is value:
             colour.append("made")
-            numbers.append(self.count - entry[1])
-            numbers.append(entry[2])
+            numbers += (self.count - entry[1], entry[2])
         else:
             colour.append(("from outside", self.inputs.get(id(value), id(value))))
 
@@ -218,10 +226,11 @@ def _tensors(result: Any) -> list[Tensor]:
     return [item for item in items if isinstance(item, Tensor)]
 
 
-def _changes(function: Any, kwargs: dict[str, Any]) -> bool:
+@functools.cache
+def _updates(function: Any) -> bool:
     """Whether an operation is known by its name to update an operand in place."""
     name = getattr(function, "__name__", "")
-    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or "out" in kwargs
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
 
 def _is_plain(value: Any) -> bool:

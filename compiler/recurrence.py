@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import fx
@@ -27,14 +27,17 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """A per-step input: the number ``values[t]`` at step t, as a 0-dimensional tensor."""
+    """A per-step input: the number ``values[t]`` at step t, as a 0-dimensional tensor.
+
+    dtype: int64 for whole numbers, else float64, as Python's numbers.
+    """
 
     values: tuple[float, ...]
+    dtype: torch.dtype = field(init=False)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """int64 for whole numbers, else float64, as Python's numbers."""
-        return torch.int64 if all(isinstance(value, int) for value in self.values) else torch.float64
+    def __post_init__(self) -> None:
+        whole = all(isinstance(value, int) for value in self.values)
+        object.__setattr__(self, "dtype", torch.int64 if whole else torch.float64)
 
 
 PerStep = Slices | Items | Numbers
