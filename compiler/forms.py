@@ -51,10 +51,6 @@ class Form:
     c: tuple[Any, ...]
     free: frozenset[int] = frozenset()
 
-    def steady(self, length: int) -> Numbers | None:
-        """The numbers at every run, if they do not change from run to run."""
-        return None if self.free or any(self.b) else self(0, length)
-
     def __call__(self, run: int, length: int) -> Numbers:
         """The numbers at a run."""
         return tuple(a + b * run + c * length for a, b, c in zip(self.a, self.b, self.c, strict=True))

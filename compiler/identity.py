@@ -31,18 +31,24 @@ def fingerprint(value: Any) -> Any:
 
     A class or function that is made anew in every call is so known again; other objects are known by identity.
     """
+    if isinstance(value, types.FunctionType):
+        cells = [fingerprint(cell.cell_contents) if _full(cell) else None for cell in value.__closure__ or ()]
+        return value.__code__, value.__defaults__ and fingerprint(value.__defaults__), tuple(cells)
     if isinstance(value, _PLAIN):
         return type(value), repr(value)
     if isinstance(value, tuple):
         return tuple(map(fingerprint, value))
-    if isinstance(value, types.FunctionType):
-        cells = tuple(fingerprint(cell.cell_contents) if _full(cell) else None for cell in value.__closure__ or ())
-        return value.__code__, fingerprint(value.__defaults__), cells
     if isinstance(value, type) and issubclass(value, torch.autograd.Function):
-        methods = tuple(fingerprint(getattr(value, name, None)) for name in _METHODS)
-        plain = tuple((k, repr(v)) for k, v in sorted(vars(value).items()) if isinstance(v, _PLAIN) and k[:2] != "__")
+        methods = tuple(map(fingerprint, _own_methods(value)))
+        plain = tuple((k, repr(v)) for k, v in vars(value).items() if k[:2] != "__" and isinstance(v, _PLAIN))
         return methods, plain
     return Same(value)
+
+
+def _own_methods(kind: type) -> list[Any]:
+    """The methods of an ``autograd.Function``, with None for those that it has from torch."""
+    found = [(getattr(kind, name, None), getattr(torch.autograd.Function, name, None)) for name in _METHODS]
+    return [None if own is inherited else own for own, inherited in found]
 
 
 def _full(cell: types.CellType) -> bool:
