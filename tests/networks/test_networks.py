@@ -53,9 +53,13 @@ SAME_STRUCTURE = (
 
 @pytest.fixture(autouse=True)
 def _what_dynamo_captures(request: pytest.FixtureRequest) -> None:
-    recorded = request.node.name.startswith("test_any_length")
-    if torch.__version__ < "2.12" and "snntorch" in request.node.name and not recorded:
+    if torch.__version__ >= "2.12":
+        return
+    name = request.node.name
+    if "snntorch" in name and not name.startswith("test_any_length"):
         pytest.skip("Dynamo of torch 2.11 breaks the graph at ``mem == None``")
+    if "torch-lstm" in name and "cell" not in name:
+        pytest.skip("Dynamo of torch 2.11 gives the last states of nn.LSTM wrong shapes, which reroll refuses")
 
 
 @pytest.mark.parametrize("name", CASES)
