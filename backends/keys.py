@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -63,7 +64,28 @@ def _nested(roots: Any, described: Any) -> Any:
 
 def _tensors(state: State) -> Any:
     memory: dict[int, tuple[int, int]] = {}
-    return tuple(_tensor(value, memory) for value, _, _ in state.tensors)
+    values = [value for value, _, _ in state.tensors]
+    return tuple(_tensor(value, memory) for value in values), sharing(values)
+
+
+def sharing(values: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
+    """Numbers of the tensors that share memory with each other: those of one storage, and windows of one array."""
+    groups: list[list[int]] = []
+    end = 0
+    for start, stop, number in sorted(_extent(value, number) for number, value in enumerate(values)):
+        if start >= end:
+            groups.append([])
+        groups[-1].append(number)
+        end = max(end, stop)
+    return tuple(tuple(group) for group in groups if len(group) > 1)
+
+
+def _extent(value: Tensor, number: int) -> tuple[int, int, int]:
+    """(first byte, byte behind the last, number) of the memory of a tensor's storage."""
+    if value.layout != torch.strided or value.device.type == "meta":
+        return 0, 0, number
+    storage = value.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes(), number
 
 
 def _tensor(value: Tensor, memory: dict[int, tuple[int, int]]) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from reroll.backends.keys import sharing
 from reroll.backends.nested import places_of, tensors_of, with_leaves
 from reroll.backends.randomness import random_numbers_kept
 from reroll.backends.state import State, version_of
@@ -42,8 +43,30 @@ def observe(
     """The first pattern that a call follows: one that is known, else one found from short runs.
 
     unusable: lengths whose traces gave no template, and why; after a few of them no more are tried. Raises LengthError
-    with the line where a pattern was left.
+    with the line where a pattern was left, and UnsupportedError where memory that a sequence shares is changed.
     """
+    shared = _shared(model, call)
+    versions = [version_of(value) for value in shared]
+    found = _followed(model, call, known, unusable)
+    if shared and (found.pattern.changes_inputs or versions != [version_of(value) for value in shared]):
+        raise UnsupportedError(
+            "reroll.compile: the model changes a tensor in place that shares memory with a sequence (views of one "
+            "tensor or array, among the arguments or in the model). Pass a copy of one of them (clone())."
+        )
+    return found
+
+
+def _shared(model: Callable[..., Any], call: Call) -> list[torch.Tensor]:
+    """Sequences that share memory with other tensors, and those."""
+    state = State.of(model, call.args, call.kwargs, parameters=False, values=False)
+    values = [value for value, _, _ in state.tensors]
+    groups = [[values[number] for number in group] for group in sharing(values)]
+    return [value for group in groups if any(id(each) in call.dims for each in group) for value in group]
+
+
+def _followed(
+    model: Callable[..., Any], call: Call, known: Sequence[Pattern], unusable: Mapping[tuple[int, ...], LengthError]
+) -> Observed:
     refusals = list(unusable.values())
     tried = {pattern.lengths for pattern in known} | set(unusable)
     found = (partial(probe, model, call, *each) for each in _candidates(call.length) if each[0] not in tried)

@@ -26,6 +26,7 @@ from reroll.backends.nested import leaves_of, like, with_leaves
 from reroll.backends.observe import looked_at
 from reroll.backends.state import Change, State
 from reroll.backends.times import Call, first_steps, token
+from reroll.identity import fingerprint
 from reroll.recorded import GraphRecorder, Unrecordable
 
 _RECORDINGS = 64
@@ -36,13 +37,15 @@ class Recording:
     """A graph of a model, as the backend runs it, with where its operands are and its results go.
 
     read: positions of the operands in ``State.tensors``. skeleton: the model's result and the new values of its
-    attributes, of ``Given``. changed: where these are, as owner and key of ``State.owners``.
+    attributes, of ``Given``. changed: where these are, as owner and key of ``State.owners``. applied: fingerprints of
+    the ``autograd.Function``s known when it was made.
     """
 
     run: Callable[..., Any]
     read: Sequence[int]
     skeleton: Any
     changed: tuple[tuple[int | None, Any], ...]
+    applied: tuple[Any, ...]
 
     def replay(self, state: State) -> Any:
         """Run the graph on the present tensors, change attributes as the model does, and give its result."""
@@ -74,7 +77,7 @@ class Recorded:
         """The model's result for tokens, as ``outputs.outputs`` takes it. Raises Unrecordable."""
         state = State.of(self.model, args, kwargs, parameters=False, values=False)
         key = key_of(state, (self.model, args, kwargs))
-        if key not in self.recordings:
+        if key not in self.recordings or self.recordings[key].applied != self._applied():
             self.recordings[key] = self._record()
             if len(self.recordings) > _RECORDINGS:
                 self.recordings.popitem(last=False)
@@ -97,7 +100,11 @@ class Recorded:
                 skeleton.append(with_leaves(partial(_place_apart, results), change.value))
             module, read = recorder.finish(results)
         changed = tuple((change.owner, change.key) for change in changes)
-        return Recording(new_backend()(module, []), read, skeleton, changed)
+        return Recording(new_backend()(module, []), read, skeleton, changed, self._applied())
+
+    def _applied(self) -> tuple[Any, ...]:
+        """What the ``autograd.Function``s that were applied do: a slope in one of them may be set between calls."""
+        return tuple(map(fingerprint, self.functions))
 
     def _run(self, recorder: GraphRecorder, call: Call) -> Any:
         drawn, console = _drawn(), io.StringIO()

@@ -26,23 +26,36 @@ class Same:
         return id(self.value)
 
 
-def fingerprint(value: Any) -> Any:
+def fingerprint(value: Any, inside: tuple[Any, ...] = ()) -> Any:
     """Equal for functions, and for ``autograd.Function`` classes, of the same code over the same values.
 
-    A class or function that is made anew in every call is so known again; other objects are known by identity.
+    A class or function that is made anew in every call is so known again; other objects are known by identity. inside:
+    the functions and classes that lead to this one.
     """
+    if any(value is each for each in inside):
+        return "itself"
     if isinstance(value, types.FunctionType):
-        cells = [fingerprint(cell.cell_contents) if _full(cell) else None for cell in value.__closure__ or ()]
-        return value.__code__, value.__defaults__ and fingerprint(value.__defaults__), tuple(cells)
+        inner = (*inside, value)
+        cells = [fingerprint(cell.cell_contents, inner) if _full(cell) else None for cell in value.__closure__ or ()]
+        named = value.__defaults__, tuple((value.__kwdefaults__ or {}).items())
+        defaults = fingerprint(named, inner) if named != (None, ()) else None
+        return value.__code__, defaults, tuple(cells), Same(value.__globals__), _numbers_read(value)
     if isinstance(value, _PLAIN):
         return type(value), repr(value)
     if isinstance(value, tuple):
-        return tuple(map(fingerprint, value))
+        return tuple([fingerprint(each, inside) for each in value])
     if isinstance(value, type) and issubclass(value, torch.autograd.Function):
-        methods = tuple(map(fingerprint, _own_methods(value)))
+        methods = tuple([fingerprint(each, (*inside, value)) for each in _own_methods(value)])
         plain = tuple((k, repr(v)) for k, v in vars(value).items() if k[:2] != "__" and isinstance(v, _PLAIN))
         return methods, plain
     return Same(value)
+
+
+def _numbers_read(function: types.FunctionType) -> tuple[tuple[str, str], ...]:
+    """The globals that a function names, where they are numbers, texts and the like."""
+    found = function.__globals__
+    read = [(name, found[name]) for name in function.__code__.co_names if name in found]
+    return tuple((name, repr(value)) for name, value in read if isinstance(value, _PLAIN))
 
 
 def _own_methods(kind: type) -> list[Any]:

@@ -77,9 +77,9 @@ class Outer:
         return (first[0], first[1], stride) if even and rest == 0 and stride != 0 else None
 
     def _gather(self, old: fx.Node) -> fx.Node | None:
-        items = old.args[0]
+        items = old.args[0] if old.args else old.kwargs.get("tensors")
         dim = old.args[1] if len(old.args) > 1 else old.kwargs.get("dim", 0)
-        if not isinstance(items, list | tuple) or not isinstance(dim, int) or set(old.kwargs) - {"dim"}:
+        if not isinstance(items, list | tuple) or not isinstance(dim, int) or set(old.kwargs) - {"dim", "tensors"}:
             return None
         nodes = [item for item in items if isinstance(item, fx.Node)]
         if len(nodes) < len(items):

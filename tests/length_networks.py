@@ -105,7 +105,7 @@ def interleaved(net: Net, x_TBI: Tensor) -> Any:
     for t in range(x_TBI.shape[0]):
         h_BH = net.cell(x_TBI[t], h_BH)
         found += [h_BH, -h_BH] if t % 3 == 1 else [h_BH]
-    return torch.cat(found, 1), torch.stack(found)
+    return torch.cat(found, 1), torch.stack(tensors=found)
 
 
 def late(net: Net, x_TBI: Tensor) -> Any:

@@ -71,6 +71,19 @@ def scaled(scale: float) -> Any:
     return Scaled
 
 
+def scaled_by_keyword(factor: float) -> Any:
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor, *, scale: float = factor) -> Tensor:  # type: ignore[override]
+            return grad * scale
+
+    return Scaled
+
+
 class Once(torch.autograd.Function):
     scale = 0.5
 
@@ -137,6 +150,7 @@ SILENT: dict[str, Callable[..., Any]] = {
     "grad_enabled": late(lambda net, h: h * 0.5 if torch.is_grad_enabled() else h),
     "truncated": late(lambda net, h: h.detach() * net.cell.bias_hh.mean() if h.requires_grad else h),
     "closure": apply_late(scaled(1.0), scaled(2.0)),
+    "keyword": apply_late(scaled_by_keyword(1.0), scaled_by_keyword(2.0)),
     "wrapped": apply_late(Once, OnceMore),
     "noted": lambda net, x: Noted.apply(torch.stack(states(net, x))),  # type: ignore[no-untyped-call]
     "swallowed": swallowed,

@@ -20,7 +20,7 @@ import reroll.backends.anylength as anylength
 import reroll.backends.dynamo as dynamo
 import reroll.backends.observe as observe
 from length_networks import DOUBLE, EAGER, H, I, Net, counted, growing_attribute, kept_input, last, rows, stacked
-from reroll.errors import LengthError, OptionError, RerollError
+from reroll.errors import LengthError, OptionError, RerollError, UnsupportedError
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -186,6 +186,24 @@ def test_batches_that_are_views_of_one_data_set_are_looked_at_once() -> None:
             batch = data[:, at : at + 2]
             assert torch.allclose(run(batch), net(batch), atol=1e-12)
     assert looks.call_count == 1
+
+
+@pytest.mark.parametrize(
+    "windows", [lambda d: (d[:13], d[1:]), lambda d: tuple(map(torch.from_numpy, (d.numpy()[:13], d.numpy()[1:])))]
+)
+def test_a_change_of_memory_that_a_sequence_shares_is_refused(windows: Callable[..., Any]) -> None:
+    def body(net: Net, x_TBI: Tensor, y_TBI: Tensor) -> Any:
+        y_TBI.mul_(0.5)
+        return last(net, x_TBI)
+
+    net, data = Net(body), torch.randn(14, 2, I)
+    run, values = reroll.compile(net, time_dim=0, **EAGER), data.clone()
+    with torch.no_grad():
+        apart = data[:13].clone(), data[1:].clone()
+        assert torch.equal(run(*map(torch.clone, apart)), net(*apart))
+        with pytest.raises(UnsupportedError, match="shares memory"):
+            run(*windows(data))
+    assert torch.equal(data, values)
 
 
 def test_nothing_is_kept_of_a_model_that_is_gone() -> None:

@@ -23,6 +23,7 @@ from length_networks import EAGER, H, I, Net
 from recorded_networks import Stateful, agree, branch, detach, named, recordings, refused_by_dynamo, twins, unread
 from reroll.backends.recorded import Recorded
 from reroll.errors import RerollWarning
+from reroll.identity import fingerprint
 
 pytestmark = [pytest.mark.usefixtures("double_precision"), pytest.mark.filterwarnings("ignore::reroll.RerollWarning")]
 
@@ -254,3 +255,37 @@ def test_nothing_is_recorded_where_dynamo_reads_the_model() -> None:
     _, _, run = twins(Net(networks.last))
     with mock.patch.object(Recorded, "__call__", side_effect=AssertionError):
         run(torch.randn(16, 2, I))
+
+
+class Steep(torch.autograd.Function):
+    """It names itself, and its slope is set from outside."""
+
+    slope = 1.0
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor) -> Tensor:
+        return u.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return Steep.slope * grad
+
+
+def test_a_slope_that_is_set_between_calls_is_seen() -> None:
+    net, twin, run = twins(Stateful(lambda net: setattr(net, "mem", Steep.apply(net.mem))))  # type: ignore[no-untyped-call]
+    for slope in (1.0, 3.0, 1.0):
+        Steep.slope = slope
+        agree(net, twin, run, torch.randn(12, 2, I))
+        detach(net, twin)
+
+
+def test_functions_that_hold_themselves_are_told_apart() -> None:
+    def made(slope: float) -> Any:
+        class Slope(torch.autograd.Function):
+            @staticmethod
+            def backward(ctx: Any, grad: Tensor) -> Any:
+                return grad * slope * (Slope is not None)
+
+        return Slope
+
+    assert fingerprint(made(1.0)) == fingerprint(made(1.0)) != fingerprint(made(2.0))
