@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from reroll.backends.state import State
-from reroll.capture_torch import any_autocast, autocast_dtypes, storage_id
-from reroll.identity import Same
+from reroll.capture_torch import any_autocast, autocast_dtypes
+from reroll.identity import PLAIN, Same
 
-_PLAIN = (str, bytes, int, float, complex, bool, type(None), type(...), torch.dtype, torch.device, torch.Size)
+_PLAIN = (*PLAIN, type(...), torch.Size)
 
 
 def plain(value: Any) -> bool:
@@ -63,9 +63,11 @@ def _nested(roots: Any, described: Any) -> Any:
 
 
 def _tensors(state: State) -> Any:
-    memory: dict[int, tuple[int, int]] = {}
     values = [value for value, _, _ in state.tensors]
-    return tuple(_tensor(value, memory) for value in values), sharing(values)
+    groups = sharing(values)
+    first = {number: values[group[0]].data_ptr() for group in groups for number in group}
+    offsets = (value.data_ptr() - first[number] if number in first else 0 for number, value in enumerate(values))
+    return groups, tuple(map(_tensor, values, offsets))
 
 
 def sharing(values: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
@@ -77,7 +79,7 @@ def sharing(values: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
             groups.append([])
         groups[-1].append(number)
         end = max(end, stop)
-    return tuple(tuple(group) for group in groups if len(group) > 1)
+    return tuple(tuple(sorted(group)) for group in groups if len(group) > 1)
 
 
 def _extent(value: Tensor, number: int) -> tuple[int, int, int]:
@@ -88,17 +90,15 @@ def _extent(value: Tensor, number: int) -> tuple[int, int, int]:
     return storage.data_ptr(), storage.data_ptr() + storage.nbytes(), number
 
 
-def _tensor(value: Tensor, memory: dict[int, tuple[int, int]]) -> Any:
+def _tensor(value: Tensor, offset: int) -> Any:
     """All but the values.
 
-    Where a tensor begins in its memory counts only beside others there: batches that are views of one data set are
-    alike.
+    offset: bytes from the first tensor in the same memory. Where that one begins does not count: batches that are views
+    of one data set are alike.
     """
     if value.layout != torch.strided:
         return Same(value)
-    offset = int(value.storage_offset())
-    shared, first = memory.setdefault(storage_id(value), (len(memory), offset))
-    layout = (tuple(value.shape), value.stride(), offset - first, shared)
+    layout = (tuple(value.shape), value.stride(), offset)
     return (*layout, type(value), value.dtype, value.device, value.requires_grad, value.is_leaf, value.is_inference())
 
 

@@ -12,29 +12,15 @@ from enum import Enum
 from types import FunctionType
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from reroll.backends.anylength import Row, Running
 from reroll.backends.nested import leaves_of, like, opened, structure_of, with_leaves
 from reroll.errors import LengthError
+from reroll.identity import PLAIN
 
 _STRETCH = 3
-_PLAIN = (
-    int,
-    float,
-    complex,
-    bool,
-    str,
-    bytes,
-    type(None),
-    slice,
-    range,
-    torch.dtype,
-    torch.device,
-    Enum,
-    FunctionType,
-)
+_PLAIN = (*PLAIN, slice, range, Enum, FunctionType)
 Path = tuple[Any, ...]
 
 

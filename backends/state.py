@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from reroll.errors import UnsupportedError
+from reroll.identity import PLAIN
 
-_LEAVES = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, torch.dtype, torch.device)
+_LEAVES = (*PLAIN, type, types.ModuleType)
 _NOT_OURS = ("torch", "numpy", "builtins", "reroll", "collections", "functools", "threading", "logging")
 
 

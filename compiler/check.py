@@ -35,8 +35,8 @@ class Check:
         self.counts = [stretch.count(self.length) for stretch in self.pattern.stretches]
         colours = list(self.pattern.palette)
         self.colours = [[colours[slot.colour] for slot in stretch.slots] for stretch in self.pattern.stretches]
-        self.expected = [
-            [_middle(slot, count, self.length) for slot in stretch.slots]
+        self.steady = [
+            [_steady(slot, count, self.length) for slot in stretch.slots]
             for stretch, count in zip(self.pattern.stretches, self.counts, strict=True)
         ]
         self._skip()
@@ -59,11 +59,8 @@ class Check:
         place, colours = self.place, self.colours[self.stretch]
         if colour != colours[place]:
             self._depart("has another operation here, or one on other operands")
-        base, slope, first, last = self.expected[self.stretch][place]
-        run = self.run
-        if slope is not None:
-            base = tuple([a + b * run for a, b in zip(base, slope)])  # noqa: B905  # as long as each other
-        if numbers != base or not first <= run < last:
+        steady, first, last = self.steady[self.stretch][place]
+        if numbers != steady or not first <= self.run < last:
             slot = self.pattern.stretches[self.stretch].slots[place]
             self._compare(numbers, *slot.form(self.run, self.counts[self.stretch]))
         self.place = place + 1
@@ -108,12 +105,8 @@ class Check:
         )
 
 
-def _middle(slot: Slot, count: int, length: int) -> tuple[Numbers, Numbers | None, int, int]:
-    """(numbers at run 0, growth from run to run if any, first run, first run behind) of the runs that are no edges.
-
-    Where some numbers are free, there are no such runs.
-    """
+def _steady(slot: Slot, count: int, length: int) -> tuple[Numbers | None, int, int]:
+    """(numbers, first run, first run behind) of the runs that are no edges, or None where numbers differ there."""
     form = slot.middle
-    if form.free:
-        return (), None, 0, 0
-    return form(0, length), form.b if any(form.b) else None, len(slot.head), count - len(slot.tail)
+    steady = None if form.free or any(form.b) else form(0, length)
+    return steady, len(slot.head), count - len(slot.tail)

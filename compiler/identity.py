@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-_PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device)
+PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device)
+"""Types of values that hold nothing else, and are the same if they are written the same."""
 _METHODS = ("forward", "backward", "setup_context", "vjp", "jvp", "vmap")
 
 
@@ -40,13 +41,13 @@ def fingerprint(value: Any, inside: tuple[Any, ...] = ()) -> Any:
         named = value.__defaults__, tuple((value.__kwdefaults__ or {}).items())
         defaults = fingerprint(named, inner) if named != (None, ()) else None
         return value.__code__, defaults, tuple(cells), Same(value.__globals__), _numbers_read(value)
-    if isinstance(value, _PLAIN):
+    if isinstance(value, PLAIN):
         return type(value), repr(value)
     if isinstance(value, tuple):
         return tuple([fingerprint(each, inside) for each in value])
     if isinstance(value, type) and issubclass(value, torch.autograd.Function):
         methods = tuple([fingerprint(each, (*inside, value)) for each in _own_methods(value)])
-        plain = tuple((k, repr(v)) for k, v in vars(value).items() if k[:2] != "__" and isinstance(v, _PLAIN))
+        plain = tuple((k, repr(v)) for k, v in vars(value).items() if k[:2] != "__" and isinstance(v, PLAIN))
         return methods, plain
     return Same(value)
 
@@ -55,7 +56,7 @@ def _numbers_read(function: types.FunctionType) -> tuple[tuple[str, str], ...]:
     """The globals that a function names, where they are numbers, texts and the like."""
     found = function.__globals__
     read = [(name, found[name]) for name in function.__code__.co_names if name in found]
-    return tuple((name, repr(value)) for name, value in read if isinstance(value, _PLAIN))
+    return tuple((name, repr(value)) for name, value in read if isinstance(value, PLAIN))
 
 
 def _own_methods(kind: type) -> list[Any]:

@@ -69,7 +69,7 @@ def _depends_on(graph: fx.Graph, sources: list[fx.Node]) -> set[fx.Node]:
 
 
 def _needed_values(graph: fx.Graph, grads: Any, late: set[fx.Node]) -> set[fx.Node]:
-    """Forward values that the backward reads."""
+    """Forward values that the backward reads; the branches of a ``torch.cond`` (get_attr) are no values."""
     wanted = {node for node in late if node.op != "placeholder"}
     early = {source for node in wanted for source in node.all_input_nodes if source not in late}
     early |= {grad for grad in grads if isinstance(grad, fx.Node) and grad not in late}

@@ -121,16 +121,8 @@ class Recorder(TorchFunctionMode):
         """Colour and numbers of an event."""
         colour: list[Any] = [function, autocast_dtypes() if any_autocast() else None]
         numbers: list[int | float] = []
-        made, count = self.made, self.count
         for value in args:
-            entry = made.get(id(value))
-            if entry is not None and entry[0]() is value:
-                colour.append("made")
-                numbers += (count - entry[1], entry[2])
-            elif isinstance(value, Tensor):
-                colour.append(("from outside", self.inputs.get(id(value), id(value))))
-            else:
-                self._flatten(value, colour, numbers)
+            self._flatten(value, colour, numbers)
         if kwargs:
             self._flatten(kwargs, colour, numbers)
         return colour, numbers

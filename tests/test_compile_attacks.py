@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 import reroll
-from length_networks import EAGER
+from length_networks import EAGER, Flat
 from reroll.errors import LengthError, RerollError, UnsupportedError
 
 LATE = 25
@@ -59,11 +59,7 @@ def apply_late(first: Any, second: Any) -> Callable[..., Any]:
 
 
 def scaled(scale: float) -> Any:
-    class Scaled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x.clone()
-
+    class Scaled(Flat):
         @staticmethod
         def backward(ctx: Any, grad: Tensor) -> Tensor:
             return grad * scale
@@ -72,11 +68,7 @@ def scaled(scale: float) -> Any:
 
 
 def scaled_by_keyword(factor: float) -> Any:
-    class Scaled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x.clone()
-
+    class Scaled(Flat):
         @staticmethod
         def backward(ctx: Any, grad: Tensor, *, scale: float = factor) -> Tensor:  # type: ignore[override]
             return grad * scale
@@ -84,13 +76,7 @@ def scaled_by_keyword(factor: float) -> Any:
     return Scaled
 
 
-class Once(torch.autograd.Function):
-    scale = 0.5
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
+class Once(Flat):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:

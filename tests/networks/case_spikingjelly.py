@@ -18,7 +18,7 @@ neuron, layer, functional, surrogate, encoding = (
     pytest.importorskip(f"spikingjelly.activation_based.{name}")
     for name in ("neuron", "layer", "functional", "surrogate", "encoding")
 )
-SINGLE: dict[str, Any] = {"dtype": torch.float32, "tolerance": 1e-4}
+SINGLE: dict[str, Any] = {"dtype": torch.float32, "tolerance": 3e-5}
 
 
 class Rate(nn.Module):

@@ -82,7 +82,7 @@ def test_any_length(at: int, name: str) -> None:
 
 @pytest.mark.inductor
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["snntorch-leaky"])
+@pytest.mark.parametrize("name", ["snntorch-leaky", "spikingjelly-lif_multi_step"])
 def test_inductor(name: str) -> None:
     case = CASES[name]
     assert not compare(case, through_backend, {"lowering": "inductor", "segment": 3}, (case.steps,))
