@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from reroll.capture_torch import any_autocast, applied_functions, autocast_dtypes
 from reroll.errors import UnsupportedError
+from reroll.history import History
 from reroll.identity import Same, fingerprint
 from reroll.runs import Item, longest, slopes
 
@@ -54,6 +55,7 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.sink, self.inputs = sink, inputs
         self.made: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
+        self.history = History()
         self.count, self.muted = 0, False
 
     def __torch_function__(
@@ -91,7 +93,7 @@ class Recorder(TorchFunctionMode):
         result = inner(*args, **kwargs)
         noted = next((vars(t.grad_fn) for t in _tensors(result) if hasattr(t.grad_fn, "__dict__")), {})
         self._tell(*self._operands("noted for backward", (noted,), {}))
-        return self._made(result)
+        return self._muted(self._made, (result,), {})
 
     def give(self, name: str, value: Any) -> None:
         """The event that the model gives a value, or leaves it in an attribute."""
@@ -108,11 +110,10 @@ class Recorder(TorchFunctionMode):
 
     def _made(self, result: Any) -> Any:
         """Note which event made the tensors of a result."""
-        if type(result) is Tensor:
-            self.made[id(result)] = (weakref.ref(result), self.count - 1, 0)
-            return result
-        for index, item in enumerate(_tensors(result)):
-            self.made[id(item)] = (weakref.ref(item), self.count - 1, index)
+        for index, item in enumerate((result,) if type(result) is Tensor else _tensors(result)):
+            known = weakref.ref(item)
+            self.made[id(item)] = (known, self.count - 1, index)
+            self.history.made(item, known)
         return result
 
     def _operands(
@@ -167,6 +168,7 @@ class Recorder(TorchFunctionMode):
             colour.append("made")
             numbers += (self.count - entry[1], entry[2])
         else:
+            self.history.keep(value)
             colour.append(("from outside", self.inputs.get(id(value), id(value))))
 
     def _list(self, values: Sequence[Any], colour: list[Any], numbers: list[int | float]) -> None:
