@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import Tensor, fx
 
@@ -11,7 +12,7 @@ from reroll.backends.disk import STAGING, DiskTier
 from reroll.backends.executable import Executable
 from reroll.backends.footprints import carry_gradients, footprint, output_gradients
 from reroll.backends.host import HostTier
-from reroll.backends.lowering import Segment, lower
+from reroll.backends.lowering import Segment, lower, prepare, replays
 from reroll.backends.storage import Tier
 from reroll.backends.tracing import Traced, trace
 from reroll.context import Context
@@ -22,7 +23,7 @@ from reroll.plan import Choice, choose, segment_lengths
 from reroll.prediction import Needs, Prediction, predict
 from reroll.program import Program, pieces, store_all
 from reroll.recurrence import Recurrence
-from reroll.registry import pass_names, run, run_on_step
+from reroll.registry import pass_names, run, run_on_half, run_on_step
 from reroll.schedule import Interval
 from reroll.sparsity import Fact
 from reroll.tally import Sizes, Tally
@@ -81,12 +82,16 @@ def fitting(kernels_of: Callable[[int], Kernels], recurrence: Recurrence, option
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernels:
-    """The compiled segments of a recurrence, the longest first, and what was proved of its carry."""
+    """The compiled segments of a recurrence, the longest first, and what was proved of its carry.
+
+    ``replay``: their backwards repeat products from what is kept of spikes.
+    """
 
     traced: Traced
     segments: Mapping[int, Segment]
     facts: tuple[Fact, ...]
     step: fx.GraphModule
+    replay: bool
 
     @property
     def random(self) -> bool:
@@ -100,8 +105,26 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
     recurrence = replace(recurrence, step=run_on_step(_passes(options), recurrence.step, context))
     traced = {k: trace(recurrence, k, decompose=options.lowering == "inductor") for k in lengths}
     facts = traced[lengths[0]].facts() if options.codec == "auto" else ()
-    segments = {k: lower(each, options.lowering, options.codec) for k, each in traced.items()}
-    return Kernels(traced[lengths[0]], segments, facts, recurrence.step)
+    for each in traced.values():
+        prepare(each, options.lowering)
+    replay = _replays(traced[lengths[0]], options)
+    lowered = partial(
+        lower,
+        lowering=options.lowering,
+        codec=options.codec,
+        replay=replay,
+        rewrite=partial(run_on_half, _passes(options), context=context),
+    )
+    segments = {k: lowered(each) for k, each in traced.items()}
+    return Kernels(traced[lengths[0]], segments, facts, recurrence.step, replay)
+
+
+def _replays(traced: Traced, options: Options) -> bool:
+    """Whether backwards repeat products: as asked for, else if a tape of all steps is small then and no schedule that
+    runs steps again was asked for."""
+    if isinstance(options.replay, bool):
+        return options.replay
+    return options.schedule in ("auto", "store_all") and replays(traced, options.lowering, options.codec)
 
 
 def _passes(options: Options) -> tuple[str, ...]:
@@ -126,6 +149,7 @@ def plan(kernels: Kernels, recurrence: Recurrence, options: Options) -> Built:
         needs.sizes.of_carry(tuple(fact.codec for fact in kernels.facts)),
         max(needs.sizes.of_tape(0, length) // length, 1),
         lambda candidate: _cost(program_of(candidate), needs)[1].peak,
+        replay=kernels.replay,
     )
     program = program_of(choice)
     tally, prediction = _cost(program, needs)

@@ -20,10 +20,12 @@ from torch import fx
 from torch._guards import TracingContext, tracing
 
 from reroll.backends.tracing import Traced
+from reroll.editing import deduplicate
 from reroll.errors import CompilerMissingError
 from reroll.packing import pack_saved
-from reroll.partition import partition
+from reroll.partition import Cut, partition
 
+_SMALL = 0.1
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
 
@@ -48,11 +50,28 @@ class Segment:
     backward_graph: fx.GraphModule | None
 
 
-def lower(traced: Traced, lowering: str, codec: str) -> Segment:
-    """Cut a joint graph and compile its halves."""
+def prepare(traced: Traced, lowering: str) -> None:
+    """What is done to a joint graph before it is cut: equal nodes become one."""
     if lowering == "inductor":
         _prepare_for_inductor(traced)
-    forward, backward = _halves(traced, lowering, codec)
+    deduplicate(traced.graph.graph)
+
+
+def replays(traced: Traced, lowering: str, codec: str) -> bool:
+    """Whether so little is kept where products are replayed that a tape of all steps is small: a tenth of plain's."""
+    if not traced.tangents:
+        return False
+    cut = _cut(traced, pack=_packs(lowering, codec), replay=True)
+    return 0 < cut.kept <= _SMALL * cut.plain < float("inf")
+
+
+def lower(
+    traced: Traced, lowering: str, codec: str, *, replay: bool, rewrite: Callable[[fx.GraphModule], fx.GraphModule]
+) -> Segment:
+    """Cut a prepared joint graph, ``rewrite`` its halves, and compile them."""
+    halves = _halves(traced, pack=_packs(lowering, codec), replay=replay)
+    forward, backward = (half and rewrite(half) for half in halves)
+    assert forward is not None
     compiled = _inductor if lowering == "inductor" else _eager
     return Segment(
         steps=traced.steps,
@@ -68,16 +87,23 @@ def lower(traced: Traced, lowering: str, codec: str) -> Segment:
     )
 
 
-def _halves(traced: Traced, lowering: str, codec: str) -> tuple[fx.GraphModule, fx.GraphModule | None]:
+def _packs(lowering: str, codec: str) -> bool:
+    """Unfused, packing takes longer than the step: eager keeps bools."""
+    return codec == "auto" and lowering == "inductor"
+
+
+def _cut(traced: Traced, *, pack: bool, replay: bool) -> Cut:
+    held = set(range(traced.carries, traced.inputs_total))
+    return partition(traced.graph, traced.outputs, held, pack=pack, replay=replay)
+
+
+def _halves(traced: Traced, *, pack: bool, replay: bool) -> tuple[fx.GraphModule, fx.GraphModule | None]:
     if not traced.tangents:
         return traced.graph, None
-    held = set(range(traced.carries, traced.inputs_total))
-    pack = codec == "auto" and lowering == "inductor"  # unfused, packing takes longer than the step: eager keeps bools
-    cut = partition(traced.graph, traced.outputs, held, pack=pack)
-    forward, backward = cut.forward, cut.backward
-    if pack:
-        forward, backward = pack_saved(forward, backward, traced.outputs, cut.facts)
-    return forward, backward
+    cut = _cut(traced, pack=pack, replay=replay)
+    if not pack:
+        return cut.forward, cut.backward
+    return pack_saved(cut.forward, cut.backward, traced.outputs, cut.facts)
 
 
 def _prepare_for_inductor(traced: Traced) -> None:

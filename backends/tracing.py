@@ -122,6 +122,8 @@ def trace(recurrence: Recurrence, steps: int, *, decompose: bool) -> Traced:
         tangents = tuple(i for i, value in enumerate(results) if value.requires_grad)
         reached = [_leaves_of(results[i]) for i in tangents]
         graph = _export(function, fakes, recurrence, decompose=decompose, joint=bool(tangents))
+    for node in _primals(graph)[len(fakes) - len(recurrence.constants) :]:
+        node.meta["constant"] = True
     grads: Any = graph.graph.output_node().args[0][len(results) :]  # type: ignore[index]
     inputs_with_grad = tuple(i for i, grad in enumerate(grads) if grad is not None)
     reaches = tuple(
@@ -130,6 +132,10 @@ def trace(recurrence: Recurrence, steps: int, *, decompose: bool) -> Traced:
     )
     sizes = (len(results), tangents, inputs_with_grad, len(fakes))
     return Traced(steps, graph, mode, *sizes, reaches, tuple(results), carried)
+
+
+def _primals(graph: fx.GraphModule) -> list[fx.Node]:
+    return [node for node in graph.graph.find_nodes(op="placeholder") if "tangents" not in str(node.target)]
 
 
 def _long_enough(

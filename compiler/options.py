@@ -30,7 +30,8 @@ _UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**
 class Options:
     """What the user asks for.
 
-    schedule: where carries are kept (``auto``: ``standard``, or what fits ``memory_budget``).
+    schedule: where carries are kept (``auto``: ``store_all`` where ``replay`` makes tapes small, else ``standard``, or
+        what fits ``memory_budget``).
     memory_budget: local bytes of the recurrences: an int, a text like ``"512MiB"``, or a float in (0, 1], the fraction
         of what plain BPTT would hold.
     remote: where remote carries go: ``disk``, ``host`` or ``local``.
@@ -39,6 +40,8 @@ class Options:
     codec: ``auto`` stores kept values compressed without loss, ``none`` as they are.
     lowering: ``inductor`` or ``eager``.
     passes: names of passes, in order (a tuple or a comma-separated text); None: ``reroll.DEFAULT_PASSES``.
+    replay: whether backwards repeat products with weights from what is kept of spikes (``auto``: where a tape of all
+        steps then takes at most a tenth of plain BPTT's bytes, and no schedule that runs steps again is asked for).
     verify: check that every recomputed carry equals the forward's bit for bit.
     spill_folder: folder of the disk tier; None: the system's temporary folder.
     on_no_recurrence: ``warn`` and compile as usual, or raise an ``error``.
@@ -53,6 +56,7 @@ class Options:
     codec: str = "auto"
     lowering: str = "inductor"
     passes: tuple[str, ...] | str | None = None
+    replay: bool | str = "auto"
     verify: bool = False
     spill_folder: str | None = None
     on_no_recurrence: str = "warn"
@@ -66,6 +70,8 @@ class Options:
             raise OptionError(f"Option remote={self.remote!r} is not valid. Name one of: {', '.join(TIERS)}.")
         for tier in self.tiers:
             _check_choice("remote", tier, TIERS)
+        if not isinstance(self.replay, bool) and self.replay != "auto":
+            raise OptionError(f"Option replay={self.replay!r} is not valid. Use True, False or 'auto'.")
         if not isinstance(self.verify, bool):
             raise OptionError(f"Option verify={self.verify!r} is not a bool. Use True or False.")
         _check_passes(self.passes)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from reroll.editing import aten, call
 from reroll.facts import FOLLOWED
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from reroll.facts import Fact
 
-aten = torch.ops.aten
 CONVERT = torch.ops.prims.convert_element_type.default
 WORD, BITS = torch.uint8, 8  # what travels, and the values that it holds
 WIDE = torch.int32  # in what the arithmetic is done
@@ -90,14 +90,16 @@ def _pack(graph: fx.Graph, values: tuple[fx.Node, ...], name: str) -> fx.Node:
     word: fx.Node | None = None
     for node in (node for node in list(graph.nodes) if node in values):
         with graph.inserting_before(node.next):
-            bit = _call(graph, CONVERT, (node, WIDE))
+            bit = call(graph, CONVERT, node, WIDE)
             if place := values.index(node):
-                bit = _call(graph, aten.bitwise_left_shift.Tensor_Scalar, (bit, place))
-            word = bit if word is None else _call(graph, aten.bitwise_or.Tensor, (word, bit))
+                bit = call(graph, aten.bitwise_left_shift.Tensor_Scalar, bit, place)
+            word = bit if word is None else call(graph, aten.bitwise_or.Tensor, word, bit)
     if word is None:
         raise AssertionError("a word has values")
     with graph.inserting_before(word.next):
-        return _call(graph, CONVERT, (word, WORD), name)
+        packed = call(graph, CONVERT, word, WORD)
+        packed.name = name
+        return packed
 
 
 def _unpack(graph: fx.Graph, values: list[fx.Node], word: fx.Node, name: str) -> None:
@@ -109,17 +111,9 @@ def _unpack(graph: fx.Graph, values: list[fx.Node], word: fx.Node, name: str) ->
     for place, node in enumerate(values):
         if node.users:
             with graph.inserting_before(min(node.users, key=order.__getitem__)):
-                bit = _call(graph, CONVERT, (packed, WIDE))
+                bit = call(graph, CONVERT, packed, WIDE)
                 if place:
-                    bit = _call(graph, aten.bitwise_right_shift.Tensor_Scalar, (bit, place))
-                bit = _call(graph, aten.bitwise_and.Scalar, (bit, 1))
-                node.replace_all_uses_with(_call(graph, CONVERT, (bit, node.meta["val"].dtype)))
+                    bit = call(graph, aten.bitwise_right_shift.Tensor_Scalar, bit, place)
+                bit = call(graph, aten.bitwise_and.Scalar, bit, 1)
+                node.replace_all_uses_with(call(graph, CONVERT, bit, node.meta["val"].dtype))
         graph.erase_node(node)
-
-
-def _call(graph: fx.Graph, target: Any, args: tuple[Any, ...], name: str | None = None) -> fx.Node:
-    """A new node at the point of insertion, with its value under the fake mode of its operands."""
-    node = graph.create_node("call_function", target, args, name=name)
-    with torch.no_grad():
-        node.meta["val"] = target(*fx.map_arg(args, lambda source: source.meta["val"]))
-    return node

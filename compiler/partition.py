@@ -3,11 +3,14 @@
 The capacity of a value is its size as it would be kept (a value proved to be 0/1 takes one bit), the source feeds what
 cannot be recomputed, the sink takes what the backward reads (Chen et al., arXiv 1604.06174, as a min-cut in the
 manner of torch's partitioner). Comparisons and roundings are never recomputed: a decision taken in the forward is kept.
-Nor are products, reductions and random numbers.
+Nor are reductions and random numbers, nor products, unless products are *replayed*: where what the
+recurrence hands on is small once compressed, as spikes are, it is kept, and all the products of a segment can be
+repeated at a time. Nothing is decided again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +19,8 @@ import torch
 from torch import fx
 
 from reroll.capture_torch import is_overload
+from reroll.editing import levels
+from reroll.products import products, rows
 from reroll.sparsity import Fact, infer
 
 _COMPARISONS = ("gt", "ge", "lt", "le", "eq", "ne", "sign", "sgn", "heaviside", "argmax", "bernoulli")
@@ -30,20 +35,24 @@ class Cut:
     """The two halves of a joint graph.
 
     ``forward`` gives its outputs, then the saved values; ``backward`` takes the saved values, then the gradients of the
-    outputs. ``facts`` holds what is proved of forward values without assumptions.
+    outputs. ``facts`` holds what is proved of forward values without assumptions. ``kept`` bytes are saved; ``plain``
+    bytes would be if nothing were repeated or packed, as plain BPTT does.
     """
 
     forward: fx.GraphModule
     backward: fx.GraphModule
     saved: tuple[str, ...]
     facts: dict[str, Fact]
+    kept: float
+    plain: float
 
 
-def partition(joint: fx.GraphModule, outputs: int, held: set[int], *, pack: bool) -> Cut:
+def partition(joint: fx.GraphModule, outputs: int, held: set[int], *, pack: bool, replay: bool = False) -> Cut:
     """Cut a joint graph with ``outputs`` forward outputs.
 
     held: numbers of inputs that stay alive anyway, so that saving them is free. pack: whether values proved 0/1 are
-    kept in bits. Pointwise work, views and casts may be repeated in the backward.
+    kept in bits. Pointwise work, views and casts may be repeated in the backward; with ``replay`` products with weights
+    too, from rows that are kept, so that none of them waits for another.
     """
     graph = joint.graph
     results: Any = graph.output_node().args[0]
@@ -54,10 +63,33 @@ def partition(joint: fx.GraphModule, outputs: int, held: set[int], *, pack: bool
     facts = infer(graph, {}) if pack else {}
     needed = _needed_values(graph, results[outputs:], late)
     free = {primals[index] for index in held}
-    saved = _minimum_cut(graph, needed, late, free, facts)
+    costs = {node: 0.0 if node in free else _nbytes(node, facts) for node in graph.nodes if node not in late}
+    saved = _replayed(graph, needed, late, costs) if replay else _minimum_cut(graph, needed, costs, _may_recompute)
     forward = _sub_graph(joint, primals, [*results[:outputs], *saved])
     backward = _sub_graph(joint, [*saved, *tangents], list(results[outputs:]), drop_none=True)
-    return Cut(forward, backward, tuple(n.name for n in saved), {n.name: fact for n, fact in facts.items()})
+    kept, plain = (sum(costs[node] for node in nodes) for nodes in (saved, needed))
+    return Cut(
+        forward, backward, tuple(n.name for n in saved), {n.name: fact for n, fact in facts.items()}, kept, plain
+    )
+
+
+def _replayed(graph: fx.Graph, needed: set[fx.Node], late: set[fx.Node], costs: dict[fx.Node, float]) -> list[fx.Node]:
+    """What to save where products are repeated.
+
+    First the rows of products that come after another one with the same weight are made available without products;
+    then the least is saved from which, with these, all that is needed can be made.
+    """
+    early = [[node for node in group if node not in late] for group in products(graph)]
+    behind: set[fx.Node] = set()
+    for group in early:
+        level = levels(graph, set(group))
+        behind |= {rows(node) for node in group if level[node]}
+    given = set(_minimum_cut(graph, behind, costs, _may_recompute))
+    again = {node for group in early for node in group}
+    costs = {node: 0.0 if node in given else cost for node, cost in costs.items()}
+    return _minimum_cut(
+        graph, needed, costs, lambda node: node not in given and (node in again or _may_recompute(node))
+    )
 
 
 def _depends_on(graph: fx.Graph, sources: list[fx.Node]) -> set[fx.Node]:
@@ -108,21 +140,18 @@ def _nbytes(node: fx.Node, facts: dict[fx.Node, Fact]) -> float:
 
 
 def _minimum_cut(
-    graph: fx.Graph,
-    needed: set[fx.Node],
-    late: set[fx.Node],
-    free: set[fx.Node],
-    facts: dict[fx.Node, Fact],
+    graph: fx.Graph, needed: set[fx.Node], costs: dict[fx.Node, float], may_recompute: Callable[[fx.Node], bool]
 ) -> list[fx.Node]:
+    """The cheapest values from which ``needed`` can be made again."""
     network, order = nx.DiGraph(), {node: index for index, node in enumerate(graph.nodes)}
     todo, seen = list(needed), set(needed)
     while todo:
         node = todo.pop()
-        capacity = 0.0 if node in free else _nbytes(node, facts) * (1 - _LATER_IS_CHEAPER * order[node])
+        capacity = costs[node] * (1 - _LATER_IS_CHEAPER * order[node])
         network.add_edge((node, "in"), (node, "out"), **({} if capacity == float("inf") else {"capacity": capacity}))
         if node in needed:
             network.add_edge((node, "out"), "sink")
-        if not _may_recompute(node):
+        if not may_recompute(node):
             network.add_edge("source", (node, "in"))
             continue
         sources = [s for s in node.all_input_nodes if s.op != "get_attr"]

@@ -72,15 +72,25 @@ def default_tier(options: Options, device: str) -> str:
 
 
 def choose(
-    steps: int, segment: int, options: Options, device: str, carry: int, tape: int, peak: Callable[[Choice], int]
+    steps: int,
+    segment: int,
+    options: Options,
+    device: str,
+    carry: int,
+    tape: int,
+    peak: Callable[[Choice], int],
+    *,
+    replay: bool = False,
 ) -> Choice:
     """The choice for carries of ``carry`` bytes and taped steps of ``tape`` bytes.
 
-    peak: predicted local bytes of a choice. Raises BudgetError if no choice meets the budget; it says the least that
-    would, and with which schedule.
+    peak: predicted local bytes of a choice. replay: the tape is so small that no step need run again. Raises
+    BudgetError if no choice meets the budget; it says the least that would, and with which schedule.
     """
     tier = default_tier(options, device)
     preferred = _preferred(steps, segment, options, tier, carry, tape)
+    if replay and options.schedule == "auto" and options.chunk is None:
+        preferred = replace(preferred, schedule="store_all")
     if options.memory_budget is None:
         return preferred
     budget = parse_budget(options.memory_budget)

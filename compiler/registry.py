@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
-from torch import fx
+from torch import Tensor, fx
 
 from reroll.context import Context
 from reroll.errors import IllegalProgramError, PassError
@@ -20,7 +20,7 @@ from reroll.program import Program
 from reroll.verifier import check
 
 GROUP = "reroll.passes"
-On = Literal["program", "step"]
+On = Literal["program", "step", "half"]
 T = TypeVar("T")
 
 
@@ -29,6 +29,13 @@ class Pass(Protocol):
 
     def __call__(self, program: Program, context: Context, /) -> Program:
         """A new program; the given one is left as it is."""
+
+
+class HalfPass(Protocol):
+    """From the forward or the backward of a segment to a graph with the same operands and results, but for rounding."""
+
+    def __call__(self, half: fx.GraphModule, context: Context, /) -> fx.GraphModule:
+        """The rewritten half; nodes keep their values' examples in ``meta["val"]``."""
 
 
 class StepPass(Protocol):
@@ -59,11 +66,12 @@ _ENTRIES: dict[str, Entry] = {}
 def register_pass(name: str, on: On = "program") -> Callable[[T], T]:
     """Register a function ``(program, context) -> program``, or a dataclass whose instances are such functions.
 
-    With ``on="step"`` it is ``(step: fx.GraphModule, context) -> fx.GraphModule``. Raises PassError for a name that is
-    taken, except in ``__main__``, where a notebook may run a cell again.
+    With ``on="step"`` it is ``(step: fx.GraphModule, context) -> fx.GraphModule``, and so with ``on="half"``, for the
+    forward and the backward of a segment. Raises PassError for a name that is taken, except in ``__main__``, where a
+    notebook may run a cell again.
     """
-    if on not in ("program", "step"):
-        raise PassError(f"Pass {name!r} is registered on {on!r}, but passes work on 'program' or on 'step'.")
+    if on not in get_args(On):
+        raise PassError(f"Pass {name!r} is registered on {on!r}, but passes work on {', '.join(get_args(On))}.")
 
     def register(target: T) -> T:
         origin = f"{getattr(target, '__module__', '?')}:{getattr(target, '__qualname__', repr(target))}"
@@ -179,3 +187,26 @@ def run_on_step(passes: Sequence[str] | str, step: fx.GraphModule, context: Cont
         if entry.on == "step":
             step = _apply(entry, step, context, fx.GraphModule)
     return step
+
+
+def run_on_half(passes: Sequence[str] | str, half: fx.GraphModule, context: Context) -> fx.GraphModule:
+    """Run those of the passes that are declared for halves of segments, in order.
+
+    Raises PassError, also where a pass left a graph with other operands or results than it was given.
+    """
+    for entry in [find(name) for name in pass_names(passes)]:
+        if entry.on == "half":
+            before = _signature(half)
+            half = _apply(entry, half, context, fx.GraphModule)
+            half.graph.lint()
+            if _signature(half) != before:
+                raise PassError(f"Pass {entry.name!r} changed the operands or results of a segment. Keep them.")
+    return half
+
+
+def _signature(half: fx.GraphModule) -> Any:
+    """Names of the operands; shapes, dtypes and devices of the results."""
+    names = [node.name for node in half.graph.find_nodes(op="placeholder")]
+    results: Any = half.graph.output_node().args[0]
+    values = [getattr(node, "meta", {}).get("val") for node in results]
+    return names, [isinstance(value, Tensor) and (tuple(value.shape), value.dtype, value.device) for value in values]

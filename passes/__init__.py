@@ -3,16 +3,33 @@
 Each pass is one file. ``DEFAULT_PASSES`` is the order in which they run unless the user writes another one.
 """
 
-from reroll.passes import compress, merge_replay, offload, prefetch, recompute, save, sparsity, trim
-from reroll.registry import Pass, StepPass
+from reroll.passes import (
+    batch_products,
+    compress,
+    merge_gradients,
+    merge_replay,
+    offload,
+    prefetch,
+    recompute,
+    save,
+    sparsity,
+    trim,
+)
+from reroll.registry import HalfPass, Pass, StepPass
 
-DEFAULT_PASSES: tuple[str, ...] = ("sparsity", "save", "recompute", "offload", "compress", "prefetch")
+DEFAULT_PASSES: tuple[str, ...] = (
+    *("merge-gradients", "batch-products"),
+    *("sparsity", "save", "recompute", "offload", "compress", "prefetch"),
+)
 
 __all__ = [
     "DEFAULT_PASSES",
+    "HalfPass",
     "Pass",
     "StepPass",
+    "batch_products",
     "compress",
+    "merge_gradients",
     "merge_replay",
     "offload",
     "prefetch",

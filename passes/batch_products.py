@@ -1,0 +1,57 @@
+"""Loop distribution: products of several steps with one weight, none of which needs another's result, become one.
+
+What is not in the cycle of the carry needs no loop: ``x_t @ W`` for all t is one product of all rows of ``x``. The same
+holds for the readout, for convolutions with one kernel, and for products that a backward repeats from saved values.
+Rows of a product do not depend on each other, so only the rounding of sums may change. Method: loop distribution,
+Allen and Kennedy, Optimizing Compilers for Modern Architectures, 2001, section 5.2.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from torch import fx
+
+from reroll.context import Context
+from reroll.editing import aten, behind, call, levels, sort
+from reroll.products import place_of_rows, products, rows
+from reroll.registry import register_pass
+from reroll.stacking import concatenated, times, within
+
+
+@register_pass("batch-products", on="half")
+def batch_products(half: fx.GraphModule, context: Context) -> fx.GraphModule:
+    """The graph with products of one weight done together where none depends on another."""
+    graph = half.graph
+    for group in products(graph):
+        level = levels(graph, set(group))
+        together: dict[int, list[fx.Node]] = defaultdict(list)
+        for node in group:
+            together[level[node]].append(node)
+        for members in together.values():
+            for part in within(members, lambda node: [node, rows(node)]):
+                _join(graph, part)
+        sort(graph)
+    graph.eliminate_dead_code()
+    half.recompile()
+    return half
+
+
+def _join(graph: fx.Graph, members: list[fx.Node]) -> None:
+    """One product in the place of several."""
+    at = times([rows(node) for node in members])
+    if at:
+        members = [member for _, member in sorted(zip(at, members, strict=True), key=lambda pair: pair[0])]
+    own = [rows(node) for node in members]
+    first = members[0]
+    with behind(graph, [source for member in members for source in member.all_input_nodes]):
+        together = concatenated(graph, own, 0)
+        operands = [together if place == place_of_rows(first) else arg for place, arg in enumerate(first.args)]
+        product = call(graph, first.target, *operands, **first.kwargs)
+        start = 0
+        for member, part in zip(members, own, strict=True):
+            stop = start + part.meta["val"].shape[0]
+            member.replace_all_uses_with(call(graph, aten.slice.Tensor, product, 0, start, stop))
+            start = stop
+    for member in members:
+        graph.erase_node(member)
