@@ -19,7 +19,7 @@ DOUBLE: dict[str, Any] = {
     "remote": "disk",
 }
 SCHEDULES: list[dict[str, Any]] = [
-    {"lowering": "eager", "schedule": "store_all"},
+    {"lowering": "eager", "schedule": "store_all", "replay": True},
     {"lowering": "eager", "segment": 3, "chunk": 5},
     DOUBLE,
     {**DOUBLE, "schedule": "hierarchical", "verify": True},

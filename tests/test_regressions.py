@@ -55,6 +55,7 @@ def test_a_gradient_that_depends_on_no_other_is_not_dropped(options: dict[str, A
     same_grads(twin, plain)
 
 
+@pytest.mark.parametrize("replay", [False, True], ids=("kept", "replayed"))
 @pytest.mark.parametrize(
     "decide",
     [
@@ -66,7 +67,7 @@ def test_a_gradient_that_depends_on_no_other_is_not_dropped(options: dict[str, A
     ],
     ids=("cast", "trunc", "remainder", "division", "bool"),
 )
-def test_roundings_are_not_decided_again_in_the_backward(decide: Any) -> None:
+def test_roundings_are_not_decided_again_in_the_backward(decide: Any, replay: bool) -> None:
     def joint(v: Tensor, w: Tensor, tangent: Tensor) -> Any:
         made = torch.tanh(v * w) * decide(v * 3.0)
         return made, tangent * decide(v * 3.0) * w
@@ -75,7 +76,7 @@ def test_roundings_are_not_decided_again_in_the_backward(decide: Any) -> None:
     graph = make_fx(joint, tracing_mode="fake")(*values)
     list(graph.graph.find_nodes(op="placeholder"))[-1].target = "tangents_1"
     traced = Traced(1, graph, FakeTensorMode(), 1, (0,), (), 2, (), (), 0)
-    _, backward = _halves(traced, "inductor", "none")
+    _, backward = _halves(traced, pack=False, replay=replay)
     assert backward is not None
     again = {str(node.target).split(".")[1] for node in _made(backward)}
     assert again <= {"mul", "_to_copy"}

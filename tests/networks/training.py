@@ -33,7 +33,7 @@ BATCHES = 3
 _SEGMENTS = {"lowering": "eager", "segment": 2}
 _TWO_LEVELS = {**_SEGMENTS, "chunk": 4, "slots": 2}
 SCHEDULES: tuple[Mapping[str, Any], ...] = (
-    {**_SEGMENTS, "schedule": "store_all"},
+    {**_SEGMENTS, "schedule": "store_all", "replay": True},
     {**_SEGMENTS, "schedule": "standard", "chunk": 4},
     {**_TWO_LEVELS, "schedule": "hierarchical", "remote": "disk"},
     {**_TWO_LEVELS, "schedule": "double", "remote": "disk", "verify": True},
@@ -215,7 +215,7 @@ def compiled_once() -> Iterator[list[Capture]]:
         return graphs[gm]
 
     def compile_kernels(recurrence: Any, options: Any, lengths: Any) -> Any:
-        key = (recurrence, tuple(lengths))
+        key = (recurrence, tuple(lengths), options.replay)
         if key not in kernels:
             kernels[key] = inner_compile(recurrence, options, lengths)
         return kernels[key]
