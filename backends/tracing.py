@@ -226,9 +226,7 @@ def _own(carries: list[torch.Tensor]) -> list[torch.Tensor]:
 def _export(
     function: Callable[..., Any], fakes: list[torch.Tensor], recurrence: Recurrence, *, decompose: bool, joint: bool
 ) -> fx.GraphModule:
-    from torch._inductor.decomposition import select_decomp_table
-
-    table = select_decomp_table() if decompose else None
+    table = _decompositions() if decompose else None
     try:
         graph = aot_export_joint_simple(function, tuple(fakes), trace_joint=joint, decompositions=table)
     except RuntimeError as error:
@@ -239,3 +237,10 @@ def _export(
     assert isinstance(graph, fx.GraphModule)
     graph.graph.eliminate_dead_code()
     return graph
+
+
+def _decompositions() -> Any:
+    import torch._inductor.lowering  # noqa: F401  # those of pooling read it, and nothing else may have loaded it yet
+    from torch._inductor.decomposition import select_decomp_table
+
+    return select_decomp_table()

@@ -191,7 +191,8 @@ def _check_shapes(found: tuple[Recurrence, ...]) -> None:
             shapes = " and ".join(str(list(example.shape)) for example in (examples[0], examples[-1]))
             raise LengthError(
                 f"Every step of the loop at {found[-1].where} reads a whole value whose size depends on the number of "
-                f"steps: {shapes}. A step is compiled once for one size. {ADVICE}"
+                f"steps: {shapes}. A step is compiled once for one size. If that is no dimension of time, say in "
+                f"time_dim which is. {ADVICE}"
             )
 
 

@@ -95,7 +95,8 @@ class Options:
         names = [field.name for field in fields(cls)]
         for name in given:
             if name not in names:
-                raise OptionError(f"Unknown option {name!r}. {_nearest(str(name), names)}")
+                hint = "Pass options as keywords." if name == "options" else _nearest(str(name), names)
+                raise OptionError(f"Unknown option {name!r}. {hint}")
         return cls(**given)
 
 

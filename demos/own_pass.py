@@ -33,7 +33,7 @@ def keep_last(program: Program, _context: Context) -> Program:
     return program
 
 
-PASSES = ("sparsity", "save", "recompute", "offload", "keep-last", "compress", "prefetch")
+PASSES = (*reroll.DEFAULT_PASSES[:-2], "keep-last", *reroll.DEFAULT_PASSES[-2:])
 
 
 def main() -> str | None:

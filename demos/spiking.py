@@ -4,7 +4,6 @@ T time steps, B batch, I inputs (64 pixels), H neurons, O outputs (10 digits).
 """
 
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 Data = tuple[Tensor, Tensor]
@@ -52,6 +51,8 @@ class Network(nn.Module):
 
 def digits(held_out: int = 360) -> tuple[Data, Data]:
     """To train on and held out: images (brightness in [0, 1]) and their labels."""
+    from sklearn.datasets import load_digits  # only these images need it
+
     images, labels = load_digits(return_X_y=True)
     order = torch.randperm(len(labels))
     x_NI, y_N = torch.tensor(images).float()[order] / 16, torch.tensor(labels)[order]

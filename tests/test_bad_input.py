@@ -29,6 +29,8 @@ def inputs(steps: int = 9, batch: int = 2) -> Tensor:
     ("options", "sentence"),
     [
         ({"shedule": "double"}, "Unknown option 'shedule'. Did you mean 'schedule'"),
+        ({"options": {"segment": 8}}, "Unknown option 'options'. Pass options as keywords"),
+        ({"replay": "yes"}, "Option replay='yes' is not valid"),
         ({"schedule": "standard", "remote": "disk"}, "Contradictory options: remote='disk' has no effect"),
         ({"memory_budget": "lots"}, "memory_budget='lots' is not a size"),
     ],

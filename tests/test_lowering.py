@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import shutil
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -198,3 +200,15 @@ def test_without_a_compiler_the_error_names_eager() -> None:
         pytest.raises(CompilerMissingError, match='lowering="eager"'),
     ):
         build(recurrence, Options())
+
+
+def test_pooling_is_traced_where_inductor_was_not_loaded_before() -> None:
+    code = (
+        "import torch, reroll; from torch.nn.functional import max_pool2d\n"
+        "from reroll.backends.tracing import _decompositions\n"
+        "from torch.fx.experimental.proxy_tensor import make_fx\n"
+        "x = torch.rand(1, 2, 8, 8, requires_grad=True)\n"
+        "make_fx(lambda x: torch.autograd.grad(max_pool2d(x, 2).sum(), x), decomposition_table=_decompositions())(x)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
