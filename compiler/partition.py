@@ -10,7 +10,8 @@ repeated at a time. Nothing is decided again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,9 @@ from reroll.sparsity import Fact, infer
 _COMPARISONS = ("gt", "ge", "lt", "le", "eq", "ne", "sign", "sgn", "heaviside", "argmax", "bernoulli")
 _ROUNDINGS = ("floor", "ceil", "round", "trunc", "frac", "fmod", "remainder", "floor_divide")
 _DECISIONS = (*_COMPARISONS, *_ROUNDINGS)
-_CHEAP = ("convert_element_type", "_to_copy", "clone", "full", "zeros", "ones", "zeros_like", "ones_like", "full_like")
+_MADE = ("full", "zeros", "ones", "zeros_like", "ones_like", "full_like", "arange", "scalar_tensor")
+_MOVED = ("convert_element_type", "_to_copy", "clone", "cat", "stack", "constant_pad_nd", "flip", "roll", "repeat")
+_CHEAP = (*_MADE, *_MOVED, "slice_scatter", "select_scatter")
 _LATER_IS_CHEAPER = 1e-7
 
 
@@ -67,7 +70,8 @@ def partition(joint: fx.GraphModule, outputs: int, held: set[int], *, pack: bool
     saved = _replayed(graph, needed, late, costs) if replay else _minimum_cut(graph, needed, costs, _may_recompute)
     forward = _sub_graph(joint, primals, [*results[:outputs], *saved])
     backward = _sub_graph(joint, [*saved, *tangents], list(results[outputs:]), drop_none=True)
-    kept, plain = (sum(costs[node] for node in nodes) for nodes in (saved, needed))
+    kept = sum(costs[node] for node in saved)
+    plain = sum(_nbytes(node, {}) for node in _read_of(_ancestors(results[:outputs]), needed) - free)
     return Cut(
         forward, backward, tuple(n.name for n in saved), {n.name: fact for n, fact in facts.items()}, kept, plain
     )
@@ -108,8 +112,33 @@ def _needed_values(graph: fx.Graph, grads: Any, late: set[fx.Node]) -> set[fx.No
     return {node for node in early if node.op != "get_attr"}
 
 
+def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    found, todo = set[fx.Node](), list(nodes)
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo += node.all_input_nodes
+    return found
+
+
+def _read_of(forward: set[fx.Node], needed: Iterable[fx.Node]) -> set[fx.Node]:
+    """The values of a forward from which ``needed`` is made: no views, no derivatives that need no gradient."""
+    found, seen, todo = set[fx.Node](), set[fx.Node](), list(needed)
+    while todo:
+        node = todo.pop()
+        if node in forward and not getattr(node.target, "is_view", False):
+            found.add(node)
+        elif node not in seen:
+            seen.add(node)
+            todo += node.all_input_nodes
+    return found
+
+
 def _may_recompute(node: fx.Node) -> bool:
     target: Any = node.target
+    if target is operator.getitem:
+        return True
     if node.op != "call_function" or not is_overload(target):
         return False
     name = target.overloadpacket.__name__

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from reroll import registry
+
 torch.set_num_threads(1)
 
 
@@ -29,3 +31,13 @@ def rnn_layers() -> Iterator[None]:
     """Let Dynamo capture torch's recurrent layers."""
     with torch._dynamo.config.patch(allow_rnn=True):
         yield
+
+
+@pytest.fixture
+def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Passes that a test registers are gone after it."""
+    registry.lookup("save")
+    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
+    registry._plugins.cache_clear()
+    yield
+    registry._plugins.cache_clear()

@@ -1,6 +1,5 @@
 """Passes map legal programs to legal ones with the same results, in any order; the registry says what went wrong."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
 from itertools import pairwise
@@ -141,15 +140,6 @@ def test_a_tier_that_the_context_does_not_list_is_refused() -> None:
     context = Context(interval("remote", 4, 1, 2, 1, "tape-drive"))
     with pytest.raises(PassError, match=r"Pass 'offload' raised OptionError.*'tape-drive'"):
         run(DECIDE, store_all(4, 1), context)
-
-
-@pytest.fixture
-def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    lookup("save")
-    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
-    registry._plugins.cache_clear()
-    yield
-    registry._plugins.cache_clear()
 
 
 CONTEXT = Context(interval("remote", 4, 1, 2, 1, "disk"))
