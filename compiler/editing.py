@@ -78,6 +78,12 @@ def levels(graph: fx.Graph, group: set[fx.Node]) -> dict[fx.Node, int]:
     return found
 
 
+def in_order(graph: fx.Graph) -> bool:
+    """Whether nodes must stay in their order: several draw random numbers, and which they get depends on it."""
+    tag = torch.Tag.nondeterministic_seeded
+    return sum(tag in getattr(node.target, "tags", ()) for node in graph.nodes) > 1
+
+
 def deduplicate(graph: fx.Graph) -> None:
     """Make nodes that compute the same one node; results of the graph stay tensors of their own."""
     results = set(graph.output_node().all_input_nodes)
@@ -95,7 +101,7 @@ def deduplicate(graph: fx.Graph) -> None:
 def _repeatable(node: fx.Node) -> bool:
     """Whether a node does nothing but give the same result for the same operands."""
     target: Any = node.target
-    if node.op != "call_function" or not is_overload(target):
+    if node.op != "call_function" or not is_overload(target) or target.namespace not in ("aten", "prims"):
         return False
     return torch.Tag.nondeterministic_seeded not in target.tags and not target._schema.is_mutable and bool(node.users)
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from torch import fx
 
 from reroll.context import Context
-from reroll.editing import aten, behind, call, levels, sort
+from reroll.editing import aten, behind, call, in_order, levels, sort
 from reroll.products import place_of_rows, products, rows
 from reroll.registry import register_pass
 from reroll.stacking import concatenated, times, within
@@ -21,9 +21,12 @@ from reroll.stacking import concatenated, times, within
 
 @register_pass("batch-products", on="half")
 def batch_products(half: fx.GraphModule, context: Context) -> fx.GraphModule:
-    """The graph with products of one weight done together where none depends on another."""
+    """The graph with products of one weight done together where none depends on another.
+
+    A graph that draws random numbers several times is left as it is.
+    """
     graph = half.graph
-    for group in products(graph):
+    for group in [] if in_order(graph) else products(graph):
         level = levels(graph, set(group))
         together: dict[int, list[fx.Node]] = defaultdict(list)
         for node in group:

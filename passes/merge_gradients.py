@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from torch import fx
 
 from reroll.context import Context
-from reroll.editing import aten, behind, call, constants, deduplicate, shape, sort
+from reroll.editing import aten, behind, call, constants, deduplicate, in_order, shape, sort
 from reroll.registry import register_pass
 from reroll.stacking import concatenated, times, within
 
@@ -35,8 +35,13 @@ class Term(NamedTuple):
 
 @register_pass("merge-gradients", on="half")
 def merge_gradients(half: fx.GraphModule, context: Context) -> fx.GraphModule:
-    """The graph with sums of products, of row sums and of gradients of kernels over steps merged."""
+    """The graph with sums of products, of row sums and of gradients of kernels over steps merged.
+
+    A graph that draws random numbers several times is left as it is.
+    """
     graph = half.graph
+    if in_order(graph):
+        return half
     fixed = constants(graph)
     for root in [node for node in graph.nodes if _is_root(node)]:
         _merge(graph, root, fixed)

@@ -99,6 +99,22 @@ def test_a_product_of_two_weights_in_one_step_is_no_sum_over_steps() -> None:
     assert rewritten(half, weights((B, N), (B, H), (N, H), (H, H)), 2)["mm"] == 2
 
 
+def test_random_numbers_are_drawn_in_their_order() -> None:
+    def half(x: Tensor, h_BH: Tensor, wi: Tensor, wr: Tensor) -> Any:
+        found = []
+        for t in range(T):
+            found.append(torch.bernoulli(torch.sigmoid(h_BH @ wi)))
+            h_BH = torch.tanh(h_BH @ wr + x[t]) * torch.bernoulli(torch.full_like(h_BH, 0.5))
+        return found
+
+    values = weights((T, B, H), (B, H), (H, N), (H, H))
+    made = run_on_half(BOTH, traced(half, values, 2), CONTEXT)
+    torch.manual_seed(1)
+    expected = half(*values)
+    torch.manual_seed(1)
+    assert all(torch.equal(one, other) for one, other in zip(made(*values), expected, strict=True))
+
+
 def backward_of(loss: Function, count: int) -> Function:
     """Gradients with respect to the last ``count`` arguments."""
 
