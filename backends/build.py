@@ -13,6 +13,7 @@ from reroll.backends.executable import Executable
 from reroll.backends.footprints import carry_gradients, footprint, output_gradients
 from reroll.backends.host import HostTier
 from reroll.backends.lowering import Segment, lower, prepare, replays
+from reroll.backends.progress import progress
 from reroll.backends.storage import Tier
 from reroll.backends.tracing import Traced, trace
 from reroll.context import Context
@@ -115,13 +116,16 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
         replay=replay,
         rewrite=partial(run_on_half, _passes(options), context=context),
     )
-    segments = {k: lowered(each) for k, each in traced.items()}
+    with progress(f"compiling segments of {' and '.join(map(str, lengths))} steps of the loop at {recurrence.where}"):
+        segments = {k: lowered(each) for k, each in traced.items()}
     return Kernels(traced[lengths[0]], segments, facts, recurrence.step, replay)
 
 
 def _replays(traced: Traced, options: Options) -> bool:
-    """Whether backwards repeat products: as asked for, else if a tape of all steps is small then and no schedule that
-    runs steps again was asked for."""
+    """Whether backwards repeat products.
+
+    As asked for, else if a tape of all steps is small then and no schedule that runs steps again was asked for.
+    """
     if isinstance(options.replay, bool):
         return options.replay
     return options.schedule in ("auto", "store_all") and replays(traced, options.lowering, options.codec)

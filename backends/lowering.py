@@ -19,6 +19,7 @@ import torch
 from torch import fx
 from torch._guards import TracingContext, tracing
 
+from reroll.backends.toolchain import quick_builds
 from reroll.backends.tracing import Traced
 from reroll.editing import deduplicate
 from reroll.errors import CompilerMissingError
@@ -130,7 +131,7 @@ def _inductor(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Boxed
     inputs = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
     if any(value.device.type == "cpu" for value in inputs):
         _need_compiler()
-    with tracing(TracingContext(traced.mode)), V.set_fake_mode(traced.mode), torch.no_grad():
+    with tracing(TracingContext(traced.mode)), V.set_fake_mode(traced.mode), torch.no_grad(), quick_builds():
         return compile_fx_inner(graph, inputs, is_backward=backward)
 
 

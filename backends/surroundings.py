@@ -19,6 +19,7 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.passes.split_module import split_module
 
+from reroll.backends.toolchain import quick_builds
 from reroll.errors import RerollWarning
 from reroll.recurrence import Recurrence
 
@@ -99,7 +100,7 @@ def _compiled(piece: fx.GraphModule) -> nn.Module:
     if single:
         output.args = ((output.args[0],),)
         piece.recompile()
-    with tracing(TracingContext(modes[0])):
+    with tracing(TracingContext(modes[0])), quick_builds():
         return _Piece(compile_fx(piece, [_distinct(modes[0], value) for value in inputs]), single)
 
 

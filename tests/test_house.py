@@ -34,6 +34,7 @@ PRIVATE_TORCH = (
     "backends/tracing.py",
     "backends/rolled.py",
     "backends/surroundings.py",
+    "backends/toolchain.py",
     "compiler/capture*.py",
     "compiler/facts.py",
 )
