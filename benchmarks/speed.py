@@ -1,0 +1,127 @@
+"""Time and memory of a training step, network by network: ``python benchmarks/speed.py``.
+
+Contenders: plain BPTT, ``torch.utils.checkpoint`` over segments of sqrt(T) steps, reroll as it is without options, its
+schedules, and reroll without one of its rewrites. All contenders of a network take turns in one process on one core;
+CPU seconds, medians of the rounds, and the allocator's peak above inputs, parameters and their gradients. A row is
+saved in ``results/speed.json`` as soon as it is measured; ``--only`` names rows, ``--show`` prints the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from measuring import gradients, interleaved, machine, pinned, relative_error, summary, training_step
+from rich.console import Console
+from rich.table import Table
+from speed_networks import NETWORKS, Checkpointed
+
+import reroll
+
+HERE = Path(__file__).resolve().parent
+RESULT = HERE / "results" / "speed.json"
+EAGER = "eager BPTT"
+OURS: dict[str, dict[str, Any]] = {
+    "reroll": {},
+    "reroll, standard": {"schedule": "standard"},
+    "reroll, double (disk)": {"schedule": "double", "remote": "disk"},
+    "reroll, 16 steps a segment": {"segment": 16},
+    "reroll without replay": {"replay": False},
+    "reroll without merge-gradients": {"passes": tuple(p for p in reroll.DEFAULT_PASSES if p != "merge-gradients")},
+    "reroll without batch-products": {"passes": tuple(p for p in reroll.DEFAULT_PASSES if p != "batch-products")},
+}
+Result = dict[str, Any]
+
+
+def row(name: str, rounds: int, core: int | None) -> Result:
+    """Everything about one network."""
+    torch.manual_seed(0)
+    make, inputs, steps = NETWORKS[name]
+    network, x = make(), inputs(steps)
+    models: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        EAGER: network,
+        "torch.utils.checkpoint": Checkpointed(network),
+        **{each: reroll.compile(network, time_dim=0, **options) for each, options in OURS.items()},
+    }
+    training = {each: training_step(model, network, x) for each, model in models.items()}
+    expected = gradients(training[EAGER], network)
+    found: dict[str, Result] = {}
+    with pinned(core):
+        for each, step in training.items():
+            begin = time.perf_counter()
+            step()
+            first = time.perf_counter() - begin
+            error = relative_error(gradients(step, network), expected)
+            network.zero_grad(set_to_none=True)
+            peak = reroll.measure(step, [network]).local_peak
+            found[each] = {"first_step_wall_s": first, "relative_error": error, "local_peak_bytes": peak}
+            if each in OURS:
+                report = reroll.explain(models[each], x)
+                found[each]["plan"] = report.loops[0].choice.describe()
+                found[each]["predicted_peak_bytes"] = report.predicted_peak
+        times = summary(interleaved(training, rounds), EAGER)
+    return {"steps": steps, "contenders": {each: {**found[each], **times[each]} for each in found}}
+
+
+def measured(name: str, options: argparse.Namespace) -> Result:
+    """A row, in a process and an inductor cache of its own."""
+    command = [sys.executable, __file__, "--row", name, "--rounds", str(options.rounds), "--core", str(options.core)]
+    with tempfile.TemporaryDirectory(prefix="reroll-bench-") as cache:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": cache}
+        before = os.getloadavg()
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{name} failed:\n{done.stderr}")
+    found: Result = json.loads(done.stdout.splitlines()[-1])
+    return {
+        **found,
+        "environment": {**machine("python benchmarks/speed.py"), "load_average": [before, os.getloadavg()]},
+    }
+
+
+def show(result: Result) -> None:
+    """One table per network."""
+    console = Console()
+    for name, each in result.items():
+        table = Table(title=f"{name}, T={each['steps']:,}")
+        for heading in ("contender", "peak MB", "x eager", "CPU ms", "x eager", "error", "first s", "plan"):
+            table.add_column(heading, justify="left" if heading in ("contender", "plan") else "right")
+        base = each["contenders"][EAGER]["local_peak_bytes"]
+        for who, of in each["contenders"].items():
+            numbers = (f"{of['local_peak_bytes'] / 1e6:.2f}", f"{of['local_peak_bytes'] / base:.3f}")
+            times = (f"{1e3 * of['median_s']:.0f}", f"{of['median_ratio']:.2f}")
+            rest = (f"{of['relative_error']:.0e}", f"{of['first_step_wall_s']:.1f}", of.get("plan", ""))
+            table.add_row(who, *numbers, *times, *rest)
+        console.print(table)
+
+
+def main() -> None:
+    """Parse the options and measure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", default=list(NETWORKS), help="names of networks")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--core", type=int, default=1)
+    parser.add_argument("--row", help="measure one network here, and print it as JSON")
+    parser.add_argument("--show", action="store_true", help="print what was measured before")
+    options = parser.parse_args()
+    if options.row:
+        print(json.dumps(row(options.row, options.rounds, options.core)))
+        return
+    result: Result = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    for name in [] if options.show else options.only:
+        result[name] = measured(name, options)
+        RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    show(result)
+
+
+if __name__ == "__main__":
+    main()
