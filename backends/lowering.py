@@ -6,7 +6,7 @@ same boundaries, so that what decides later steps is bit-identical in all of the
 
 Private torch API, tried on 2.11 and 2.13: ``joint_graph_passes`` (random numbers for inductor), ``compile_fx_inner``
 (inductor without AOTAutograd around it), ``_BoxedCodeGen`` (a graph's inputs are freed after their last use),
-``TracingContext`` (keeps this compilation apart from Dynamo's).
+``user_visible_output_idxs`` (results keep their layout), ``TracingContext`` (apart from Dynamo).
 """
 
 from __future__ import annotations
@@ -128,6 +128,9 @@ def _inductor(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Boxed
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.virtualized import V
 
+    output = graph.graph.output_node()
+    results: Any = output.args[0]
+    output.meta["user_visible_output_idxs"] = list(range(len(results)))  # laid out as the backward is compiled for
     inputs = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
     if any(value.device.type == "cpu" for value in inputs):
         _need_compiler()

@@ -15,7 +15,8 @@ from reroll.report import Loop
 
 EAGER, CHECKPOINT = "eager BPTT", "torch.utils.checkpoint"
 SCHEMES: Mapping[str, Mapping[str, Any]] = {
-    "store_all": {"schedule": "store_all"},
+    "auto": {},
+    "store_all": {"schedule": "store_all", "replay": False},
     "standard": {"schedule": "standard"},
     "remote (disk)": {"schedule": "remote", "remote": "disk"},
     "hierarchical (disk)": {"schedule": "hierarchical", "remote": "disk"},

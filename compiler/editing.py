@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from reroll.capture_torch import is_overload
+from reroll.capture_torch import is_higher_order, is_overload
 
 aten = torch.ops.aten
 
@@ -79,9 +79,15 @@ def levels(graph: fx.Graph, group: set[fx.Node]) -> dict[fx.Node, int]:
 
 
 def in_order(graph: fx.Graph) -> bool:
-    """Whether nodes must stay in their order: several draw random numbers, and which they get depends on it."""
-    tag = torch.Tag.nondeterministic_seeded
-    return sum(tag in getattr(node.target, "tags", ()) for node in graph.nodes) > 1
+    """Whether nodes must stay in their order: several draw random numbers or may, and which they get depends on it."""
+    return len([node for node in graph.nodes if node.op == "call_function" and _may_draw(node.target)]) > 1
+
+
+def _may_draw(target: Any) -> bool:
+    """Whether an operation draws random numbers, or is not torch's own, so that nobody knows what it does."""
+    if not is_overload(target):
+        return is_higher_order(target)
+    return bool(torch.Tag.nondeterministic_seeded in target.tags) or target.namespace not in ("aten", "prims")
 
 
 def deduplicate(graph: fx.Graph) -> None:
@@ -101,9 +107,9 @@ def deduplicate(graph: fx.Graph) -> None:
 def _repeatable(node: fx.Node) -> bool:
     """Whether a node does nothing but give the same result for the same operands."""
     target: Any = node.target
-    if node.op != "call_function" or not is_overload(target) or target.namespace not in ("aten", "prims"):
+    if node.op != "call_function" or not is_overload(target) or _may_draw(target):
         return False
-    return torch.Tag.nondeterministic_seeded not in target.tags and not target._schema.is_mutable and bool(node.users)
+    return not bool(target._schema.is_mutable) and bool(node.users)
 
 
 def _frozen(value: Any) -> Iterator[Any]:

@@ -38,7 +38,8 @@ def products(graph: fx.Graph) -> list[list[fx.Node]]:
         if node.target in _ROWS and _is_by_rows(node):
             rest = [arg for at, arg in enumerate(node.args) if at != place_of_rows(node)]
             if all(arg in fixed for arg in rest if isinstance(arg, fx.Node)):
-                found[node.target, repr(rest), repr(node.kwargs), node.meta["val"].dtype].append(node)
+                value, own = node.meta["val"], rows(node).meta["val"]
+                found[node.target, repr(rest), repr(node.kwargs), value.dtype, own.dtype, own.shape[1:]].append(node)
     return list(found.values())
 
 

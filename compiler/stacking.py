@@ -36,8 +36,19 @@ def times(nodes: Sequence[fx.Node]) -> list[int] | None:
     first = nodes[0]
     if any(node.target is not aten.select.int or node.args[:2] != first.args[:2] for node in nodes):
         return None
+    sizes: Any = shape(first.args[0])
+    if sizes is None:
+        return None
     found: Any = [node.args[2] for node in nodes]
+    found = [index % sizes[first.args[1]] for index in found]
     return found if len(set(found)) == len(found) else None
+
+
+def in_time(columns: Sequence[Sequence[fx.Node]]) -> list[tuple[fx.Node, ...]]:
+    """Columns of nodes, reordered alike so that items of one tensor are in rising order, where a column is of such."""
+    at = next((steps for column in reversed(columns) if (steps := times(column))), range(len(columns[0])))
+    order = sorted(range(len(at)), key=at.__getitem__)
+    return [tuple(column[place] for place in order) for column in columns]
 
 
 def concatenated(graph: fx.Graph, nodes: Sequence[fx.Node], dim: int) -> fx.Node:

@@ -9,6 +9,7 @@ Allen and Kennedy, Optimizing Compilers for Modern Architectures, 2001, section 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 from torch import fx
 
@@ -16,7 +17,7 @@ from reroll.context import Context
 from reroll.editing import aten, behind, call, in_order, levels, sort
 from reroll.products import place_of_rows, products, rows
 from reroll.registry import register_pass
-from reroll.stacking import concatenated, times, within
+from reroll.stacking import concatenated, in_time, within
 
 
 @register_pass("batch-products", on="half")
@@ -40,12 +41,9 @@ def batch_products(half: fx.GraphModule, context: Context) -> fx.GraphModule:
     return half
 
 
-def _join(graph: fx.Graph, members: list[fx.Node]) -> None:
+def _join(graph: fx.Graph, members: Sequence[fx.Node]) -> None:
     """One product in the place of several."""
-    at = times([rows(node) for node in members])
-    if at:
-        members = [member for _, member in sorted(zip(at, members, strict=True), key=lambda pair: pair[0])]
-    own = [rows(node) for node in members]
+    members, own = in_time([members, [rows(node) for node in members]])
     first = members[0]
     with behind(graph, [source for member in members for source in member.all_input_nodes]):
         together = concatenated(graph, own, 0)

@@ -18,10 +18,9 @@ from torch import fx
 from reroll.context import Context
 from reroll.editing import aten, behind, call, constants, deduplicate, in_order, shape, sort
 from reroll.registry import register_pass
-from reroll.stacking import concatenated, times, within
+from reroll.stacking import concatenated, in_time, within
 
 _VIEWS = (aten.permute.default, aten.t.default, aten.transpose.int, aten.view.default, aten.reshape.default)
-_TURNED = ([1, 0], (1, 0))
 
 
 class Term(NamedTuple):
@@ -77,13 +76,15 @@ def _addends(root: fx.Node) -> list[Any]:
 
 
 def _merge(graph: fx.Graph, root: fx.Node, fixed: set[fx.Node]) -> None:
-    """Replace a sum by one with fewer terms. A product with a weight, one of ``fixed``, is none over rows."""
+    """Replace a sum by one with fewer terms. Products with one of ``fixed``, a weight, are merged if they share it."""
     addends = _addends(root)
     groups: dict[Any, list[Term]] = defaultdict(list)
     for addend in reversed(addends):  # a backward goes down in time
         term = _term(addend) if addends.count(addend) == 1 else None
-        if term is not None and fixed.isdisjoint(_operands(term.node)):
-            groups[term.key].append(term)
+        if term is not None:
+            shared = [operand.name if operand in fixed else "" for operand in _operands(term.node)]
+            if not any(shared) or (term.node.target is aten.mm.default and not all(shared)):
+                groups[term.key, *shared].append(term)
     merged: set[fx.Node] = set()
     fewer: list[fx.Node] = []
     for terms in groups.values():
@@ -116,10 +117,7 @@ def _operands(node: fx.Node) -> Sequence[fx.Node]:
 
 def _joined(graph: fx.Graph, nodes: list[fx.Node], views: Sequence[fx.Node]) -> fx.Node:
     """One node in the place of several, with the views that each of them had."""
-    columns = list(zip(*map(_operands, nodes), strict=True))
-    at = next((steps for column in reversed(columns) if (steps := times(column))), range(len(nodes)))
-    order = sorted(range(len(nodes)), key=at.__getitem__)
-    columns = [tuple(column[place] for place in order) for column in columns]
+    columns = in_time(list(zip(*map(_operands, nodes), strict=True)))
     with behind(graph, [node for column in columns for node in column]):
         found = _KINDS[nodes[0].target].joined(graph, nodes[0], columns)
         for view in views:
@@ -149,12 +147,17 @@ def _product(graph: fx.Graph, first: fx.Node, columns: Sequence[Sequence[fx.Node
         return call(graph, aten.mm.default, left[0], _total(graph, right))
     if len(set(right)) == 1:
         return call(graph, aten.mm.default, _total(graph, left), right[0])
-    if all(node.target is aten.t.default or node.args[1:] in [(turn,) for turn in _TURNED] for node in left):
+    if all(map(_is_turned, left)):
         turned = concatenated(graph, [node.all_input_nodes[0] for node in left], 0)
         beside = call(graph, aten.permute.default, turned, [1, 0])
     else:
         beside = concatenated(graph, left, 1)
     return call(graph, aten.mm.default, beside, concatenated(graph, right, 0))
+
+
+def _is_turned(node: fx.Node) -> bool:
+    permuted = node.target is aten.permute.default and list(node.args[1]) == [1, 0]  # type: ignore[arg-type]
+    return permuted or node.target is aten.t.default
 
 
 def _row_sum(graph: fx.Graph, first: fx.Node, columns: Sequence[Sequence[fx.Node]]) -> fx.Node:
@@ -180,7 +183,7 @@ def _product_key(node: Any) -> Any:
 
 
 def _row_sum_key(node: Any) -> Any:
-    return (node.args[1:], node.kwargs, shape(node.args[0])) if node.args[1] else None
+    return (node.args[1:], node.kwargs, shape(node.args[0])) if node.args[1] and shape(node.args[0]) else None
 
 
 def _kernel_key(node: Any) -> Any:
@@ -191,8 +194,8 @@ def _kernel_key(node: Any) -> Any:
 
 
 def _embedding_key(node: Any) -> Any:
-    scaled = node.args[4]
-    return None if scaled else (node.args[2:], [shape(arg) for arg in node.args[:2]])
+    scaled, index = node.args[4], shape(node.args[1])
+    return None if scaled or not index else (node.args[2:], [shape(arg) for arg in node.args[:2]])
 
 
 _KINDS: dict[Any, Kind] = {

@@ -92,6 +92,39 @@ def test_convolutions_and_embeddings_are_done_together() -> None:
     assert (left["convolution"], left["embedding"]) == (1, 1)
 
 
+@pytest.mark.parametrize("order", [(0, -1), (-1, 0), (-1, -2), (1, -3)], ids=str)
+def test_items_counted_from_the_end_are_in_their_place(order: tuple[int, int]) -> None:
+    def half(x: Tensor, y: Tensor, w: Tensor) -> Any:
+        first, second = (x.select(0, at) for at in order)
+        return first @ w, second @ w, x[0].t() @ y.select(0, order[0]) + x[1].t() @ (2 * y).select(0, order[1])
+
+    for size in (2, 3):
+        if max(map(abs, order)) <= size:
+            rewritten(half, weights((size, B, N), (size, B, H), (N, H)), 1)
+
+
+def test_rows_of_other_widths_and_biases_that_differ_by_row_stay_apart() -> None:
+    def half(x: Tensor, image: Tensor, index: Tensor, b: Tensor, bb: Tensor, w: Tensor, k: Tensor, e: Tensor) -> Any:
+        products = [torch.addmm(bias, x[t], w) for t in range(2) for bias in (b, bb, b[None])]
+        scaled = [torch.addmm(b, x[t], w, alpha=2.0, beta=0.5) for t in range(2)]
+        maps = [F.conv2d(part, k) for part in (image, image[..., 1:], image + 1)]
+        single = [F.conv2d(part, k) for part in (image[0], image[0] * 2)]
+        rows = [F.embedding(part, e) for part in (index, index[:, None], index + 1, index[0], index[1])]
+        return (*products, *scaled, *maps, *single, *rows)
+
+    index = torch.tensor([0, 2, 1])
+    values = [*weights((2, B, N), (B, 1, 5, 5)), index, *weights((H,), (B, H), (N, H), (2, 1, 3, 3), (7, 4))]
+    left = rewritten(half, values, 5)
+    assert left["addmm"] == 1 + 2 + 1 + 1
+
+
+def test_products_of_several_dtypes_stay_apart() -> None:
+    def half(x: Tensor, w: Tensor) -> Any:
+        return x[0] @ w, (x[1].float() @ w.float()).double(), x[2] @ w, (x[3].float() @ w.float()).double()
+
+    assert rewritten(half, weights((4, B, N), (N, H)), 1)["mm"] == 2
+
+
 def test_a_product_of_two_weights_in_one_step_is_no_sum_over_steps() -> None:
     def half(x: Tensor, h_BH: Tensor, wi: Tensor, wr: Tensor) -> Any:
         return (x @ wi + h_BH @ wr,)
@@ -107,12 +140,38 @@ def test_random_numbers_are_drawn_in_their_order() -> None:
             h_BH = torch.tanh(h_BH @ wr + x[t]) * torch.bernoulli(torch.full_like(h_BH, 0.5))
         return found
 
-    values = weights((T, B, H), (B, H), (H, N), (H, H))
-    made = run_on_half(BOTH, traced(half, values, 2), CONTEXT)
+    agree_with_a_seed(half, weights((T, B, H), (B, H), (H, N), (H, H)), 2)
+
+
+def test_what_nobody_knows_may_draw_random_numbers() -> None:
+    def half(x: Tensor, h_BH: Tensor, wr: Tensor, wo: Tensor) -> Any:
+        found = []
+        for t in range(T):
+            found.append(torch.ops.reroll_tests.noisy(h_BH @ wo))
+            h_BH = torch.tanh(torch.ops.reroll_tests.noisy(h_BH @ wr + x[t]))
+        return found
+
+    with torch.library._scoped_library("reroll_tests", "DEF") as library:
+        library.define("noisy(Tensor x) -> Tensor")
+        library.impl("noisy", lambda x: x + torch.rand_like(x), "CompositeExplicitAutograd")
+        agree_with_a_seed(half, weights((T, B, H), (B, H), (H, H), (H, N)), 2)
+
+
+def test_gradients_that_draw_keep_their_order() -> None:
+    def half(a: Tensor, b: Tensor) -> Any:
+        late = [a[t].t() @ (b[t] + torch.rand_like(b[t])) for t in range(3)]
+        return late[0] + late[1], torch.rand_like(a[0]), late[2]
+
+    agree_with_a_seed(half, weights((3, B, N), (3, B, H)), 0)
+
+
+def agree_with_a_seed(half: Function, values: list[Tensor], constants: int) -> None:
+    made = run_on_half(BOTH, traced(half, values, constants), CONTEXT)
     torch.manual_seed(1)
     expected = half(*values)
     torch.manual_seed(1)
-    assert all(torch.equal(one, other) for one, other in zip(made(*values), expected, strict=True))
+    for one, other in zip(made(*values), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
 def backward_of(loss: Function, count: int) -> Function:
@@ -157,11 +216,40 @@ def test_the_gradients_of_kernels_and_tables_are_one_each() -> None:
 
 def test_terms_that_others_read_or_that_come_twice_stay() -> None:
     def half(a: Tensor, b: Tensor) -> Any:
-        first, second, third = a[0].t() @ b[0], a[1].t() @ b[1], a[2].t() @ b[2]
+        first, second, third, fourth = (a[t].t() @ b[t] for t in range(4))
         partial = first + second
-        return partial + partial, partial + third, third + third + (a[3].t() @ b[3]), first
+        twice = a[1].t() @ b[2]
+        return partial + partial, partial + third, (twice + (a[2].t() @ b[1])) + twice, fourth + third, first
 
     rewritten(half, weights((4, B, N), (4, B, H)), 0)
+
+
+def test_terms_that_are_no_plain_sums_stay() -> None:
+    def half(a: Tensor, b: Tensor, square: Tensor) -> Any:
+        scaled = torch.add(a[0].t() @ b[0], a[1].t() @ b[1], alpha=2)
+        turned = (a[0].t() @ a[1]) + (a[2].t() @ a[3]).t()
+        flipped = square.flip(0, 1) @ a[0].t() + (2 * square).flip(0, 1) @ a[1].t()
+        empty = a[0].sum() + a[1].sum(), a[0].sum([]) + a[1].sum([]), a[0, 0, 0].sum(0) + a[1, 0, 0].sum(0)
+        broadcast = a[0].sum(0) + b[0, :, 0].sum(0)
+        return scaled, turned, flipped, *empty, broadcast
+
+    rewritten(half, weights((4, N, N), (4, N, H), (N, N)), 0)
+
+
+def test_a_static_input_is_multiplied_once() -> None:
+    def half(g: Tensor, x: Tensor) -> Any:
+        return (g[0].t() @ x + g[1].t() @ x + g[2].t() @ x,)
+
+    assert rewritten(half, weights((3, B, H), (B, N)), 1)["mm"] == 1
+
+
+def test_gradients_of_tables_that_are_not_sums_over_rows_stay() -> None:
+    def loss(index: Tensor, table: Tensor) -> Tensor:
+        scaled = [F.embedding(index[t], table, scale_grad_by_freq=True) for t in range(2)]
+        single = [F.embedding(index[t, 0], table) * (t + 1) for t in range(2)]
+        return sum(((row**2).sum() for row in (*scaled, *single)), torch.zeros(()))
+
+    rewritten(backward_of(loss, 1), [torch.tensor([[1, 1, 2], [1, 3, 3]]), *weights((5, N))], 1)
 
 
 def test_shared_rows_are_summed_before_the_product() -> None:

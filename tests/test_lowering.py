@@ -202,6 +202,30 @@ def test_without_a_compiler_the_error_names_eager() -> None:
         build(recurrence, Options())
 
 
+class Turned(nn.Module):
+    """Inductor lays out what a transposed convolution reads, and the backward reads it too, as it likes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state, self.out = nn.Conv2d(4, 4, 3, padding=1), nn.ConvTranspose2d(4, 2, 2, stride=2)
+
+    def forward(self, x_TBCXY: Tensor) -> Tensor:
+        h_BCXY, ys = torch.zeros_like(x_TBCXY[0]), []
+        for t in range(x_TBCXY.shape[0]):
+            h_BCXY = torch.tanh(self.state(h_BCXY) + x_TBCXY[t])
+            ys.append(self.out(h_BCXY))
+        return torch.stack(ys)
+
+
+@needs_compiler
+def test_what_is_kept_is_laid_out_as_the_backward_reads_it() -> None:
+    plain = Turned()
+    twin, x = copy.deepcopy(plain), torch.randn(9, 2, 4, 5, 5)
+    fast: Any = torch.compile(twin, backend="reroll", options={"segment": 3, "schedule": "store_all"})
+    for found, expected in zip(gradients(fast, twin, x), gradients(plain, plain, x), strict=True):
+        assert float((found - expected).abs().max()) <= 2e-5 * float(expected.abs().max())
+
+
 def test_pooling_is_traced_where_inductor_was_not_loaded_before() -> None:
     code = (
         "import torch, reroll; from torch.nn.functional import max_pool2d\n"
