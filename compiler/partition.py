@@ -80,8 +80,8 @@ def partition(joint: fx.GraphModule, outputs: int, held: set[int], *, pack: bool
 def _replayed(graph: fx.Graph, needed: set[fx.Node], late: set[fx.Node], costs: dict[fx.Node, float]) -> list[fx.Node]:
     """What to save where products are repeated.
 
-    First the rows of products that come after another one with the same weight are made available without products;
-    then the least is saved from which, with these, all that is needed can be made.
+    First the values are found from which the rows of products that come after another one with the same weight can be
+    made without products; then the least is saved from which all that is needed can be made, none of these again.
     """
     early = [[node for node in group if node not in late] for group in products(graph)]
     behind: set[fx.Node] = set()
@@ -90,7 +90,6 @@ def _replayed(graph: fx.Graph, needed: set[fx.Node], late: set[fx.Node], costs: 
         behind |= {rows(node) for node in group if level[node]}
     given = set(_minimum_cut(graph, behind, costs, _may_recompute))
     again = {node for group in early for node in group}
-    costs = {node: 0.0 if node in given else cost for node, cost in costs.items()}
     return _minimum_cut(
         graph, needed, costs, lambda node: node not in given and (node in again or _may_recompute(node))
     )

@@ -51,7 +51,4 @@ def _is_by_rows(node: fx.Node) -> bool:
     if node.target is aten.addmm.default:
         bias = shape(node.args[0])
         return bias is not None and (len(bias) < 2 or bias[0] == 1)
-    if node.target is aten.convolution.default:
-        weight = shape(node.args[1])
-        return weight is not None and len(weight) == len(own)
     return True

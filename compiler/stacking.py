@@ -39,9 +39,8 @@ def times(nodes: Sequence[fx.Node]) -> list[int] | None:
     sizes: Any = shape(first.args[0])
     if sizes is None:
         return None
-    found: Any = [node.args[2] for node in nodes]
-    found = [index % sizes[first.args[1]] for index in found]
-    return found if len(set(found)) == len(found) else None
+    indices: Any = [node.args[2] for node in nodes]
+    return [index % sizes[first.args[1]] for index in indices]
 
 
 def in_time(columns: Sequence[Sequence[fx.Node]]) -> list[tuple[fx.Node, ...]]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from torch import fx
 
 from reroll.context import Context
-from reroll.editing import aten, behind, call, constants, deduplicate, in_order, shape, sort
+from reroll.editing import aten, behind, call, constants, deduplicate, shape
 from reroll.registry import register_pass
 from reroll.stacking import concatenated, in_time, within
 
@@ -34,17 +34,11 @@ class Term(NamedTuple):
 
 @register_pass("merge-gradients", on="half")
 def merge_gradients(half: fx.GraphModule, context: Context) -> fx.GraphModule:
-    """The graph with sums of products, of row sums and of gradients of kernels over steps merged.
-
-    A graph that draws random numbers several times is left as it is.
-    """
+    """The graph with sums of products, of row sums and of gradients of kernels over steps merged."""
     graph = half.graph
-    if in_order(graph):
-        return half
     fixed = constants(graph)
     for root in [node for node in graph.nodes if _is_root(node)]:
         _merge(graph, root, fixed)
-        sort(graph)
     _mask_unread(graph)
     graph.eliminate_dead_code()
     deduplicate(graph)
@@ -82,9 +76,8 @@ def _merge(graph: fx.Graph, root: fx.Node, fixed: set[fx.Node]) -> None:
     for addend in reversed(addends):  # a backward goes down in time
         term = _term(addend) if addends.count(addend) == 1 else None
         if term is not None:
-            shared = [operand.name if operand in fixed else "" for operand in _operands(term.node)]
-            if not any(shared) or (term.node.target is aten.mm.default and not all(shared)):
-                groups[term.key, *shared].append(term)
+            shared = [operand.name for operand in _operands(term.node) if operand in fixed]
+            groups[term.key, *shared].append(term)
     merged: set[fx.Node] = set()
     fewer: list[fx.Node] = []
     for terms in groups.values():
