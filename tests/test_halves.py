@@ -3,67 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
 
 import reroll.stacking
-from networks import RecurrentLIF, Spike, spikes
-from reroll.backends.lowering import _cut, _halves, prepare, replays
-from reroll.backends.tracing import Traced, trace
-from reroll.context import Context
-from reroll.editing import deduplicate
+from halves import BOTH, CONTEXT, B, Function, H, N, T, kinds, rewritten, traced, weights
 from reroll.errors import PassError
 from reroll.registry import register_pass, run_on_half
-from reroll.schedule import Interval
-from test_lowering import captured
 
-T, B, N, H = 5, 3, 4, 6
-CONTEXT = Context(Interval(0, 1, "local"))
-BOTH = ("merge-gradients", "batch-products")
-Function = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("double_precision")
-
-
-def traced(function: Function, values: list[Tensor], constants: int) -> fx.GraphModule:
-    """The graph of a function whose last ``constants`` arguments are weights."""
-    made: fx.GraphModule = make_fx(function, tracing_mode="fake")(*values)
-    for node in made.graph.find_nodes(op="placeholder")[len(values) - constants :]:
-        node.meta["constant"] = True
-    deduplicate(made.graph)
-    return made
-
-
-def rewritten(function: Function, values: list[Tensor], constants: int, passes: tuple[str, ...] = BOTH) -> Counter[str]:
-    """How often each operation is left, of a function whose results the passes are seen to keep."""
-    expected = function(*values)
-    found = run_on_half(passes, traced(function, values, constants), CONTEXT)
-    for one, other in zip(found(*values), expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-    return kinds(found.graph)
-
-
-def kinds(graph: fx.Graph) -> Counter[str]:
-    """How often each operation is in a graph."""
-    targets: list[Any] = [node.target for node in graph.nodes if node.op == "call_function"]
-    return Counter(getattr(target, "overloadpacket", target).__name__ for target in targets)
-
-
-def weights(*shapes: tuple[int, ...]) -> list[Tensor]:
-    return [torch.randn(shape) for shape in shapes]
-
-
-def states(cell: Function, x_TBI: Tensor, h_BH: Tensor) -> list[Tensor]:
-    found = []
-    for x_BI in x_TBI.unbind():
-        h_BH = cell(x_BI, h_BH)
-        found.append(h_BH)
-    return found
 
 
 @pytest.mark.parametrize("dim", [0, 1, -2])
@@ -166,100 +118,6 @@ def agree_with_a_seed(half: Function, values: list[Tensor], constants: int) -> N
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
-def backward_of(loss: Function, count: int) -> Function:
-    """Gradients with respect to the last ``count`` arguments."""
-
-    def half(*values: Tensor) -> Any:
-        leaves = [value.detach().requires_grad_() for value in values[-count:]]
-        return torch.autograd.grad(loss(*values[:-count], *leaves), leaves)
-
-    return half
-
-
-def test_the_gradients_of_a_cell_are_one_product_each() -> None:
-    def loss(x_TBI: Tensor, h_BH: Tensor, wi: Tensor, bi: Tensor, wr: Tensor) -> Tensor:
-        return sum(
-            h.square().sum() for h in states(lambda x, h: torch.tanh(torch.addmm(bi, x, wi) + h @ wr), x_TBI, h_BH)
-        )  # type: ignore[return-value]
-
-    values = weights((T, B, N), (B, H), (N, H), (H,), (H, H))
-    plain, left = (rewritten(backward_of(loss, 3), values, 3, passes) for passes in ((), BOTH))
-    forward, through = T, T - 1  # products with wr in the forward, and with its transpose in the backward
-    assert plain["mm"] == forward + through + 2 * T
-    assert left["mm"] == forward + through + 2
-    assert (plain["sum"], left["sum"]) == (T + T, T + 1)  # of the loss, and of the bias
-
-
-def test_the_gradients_of_kernels_and_tables_are_one_each() -> None:
-    def loss(x: Tensor, index: Tensor, h: Tensor, kernel: Tensor, bias: Tensor, table: Tensor) -> Tensor:
-        for t in range(T):
-            h = torch.tanh(F.conv2d(h + x[t], kernel, bias, padding=1) * F.embedding(index[t], table)[:, None])
-        return h.square().sum()
-
-    values = [
-        torch.randn(T, B, 1, 5, 5),
-        torch.randint(7, (T, B, 5)),
-        *weights((B, 1, 5, 5), (1, 1, 3, 3), (1,), (7, 5)),
-    ]
-    left = rewritten(backward_of(loss, 3), values, 3)
-    assert left["convolution_backward"] == (T - 1) + 2  # for the state, the kernel and the bias
-    assert left["embedding_dense_backward"] == 1
-
-
-def test_terms_that_others_read_or_that_come_twice_stay() -> None:
-    def half(a: Tensor, b: Tensor) -> Any:
-        first, second, third, fourth = (a[t].t() @ b[t] for t in range(4))
-        partial = first + second
-        twice = a[1].t() @ b[2]
-        own = (a[3].t() @ b[0]) + (a[3].t() @ b[1])
-        return own + own, partial + third, (twice + (a[2].t() @ b[1])) + twice, fourth + third, first, partial
-
-    assert rewritten(half, weights((4, B, N), (4, B, H)), 0)["mm"] == 8
-
-
-def test_terms_that_are_no_plain_sums_stay() -> None:
-    def half(a: Tensor, b: Tensor, square: Tensor) -> Any:
-        scaled = torch.add(a[0].t() @ b[0], a[1].t() @ b[1], alpha=2)
-        turned = (a[0].t() @ a[1]) + (a[2].t() @ a[3]).t()
-        flipped = square.flip(0, 1) @ a[0].t() + (2 * square).flip(0, 1) @ a[1].t()
-        empty = a[0].sum() + a[1].sum(), a[0].sum([]) + a[1].sum([]), a[0, 0, 0].sum(0) + a[1, 0, 0].sum(0)
-        broadcast = a[0].sum(0) + b[0, :, 0].sum(0)
-        return scaled, turned, flipped, *empty, broadcast
-
-    rewritten(half, weights((4, N, N), (4, N, H), (N, N)), 0)
-
-
-def test_gradients_of_a_static_image_are_summed() -> None:
-    def loss(kernel: Tensor, image: Tensor) -> Tensor:
-        return sum(((F.conv2d(image + t, kernel) ** 2).sum() for t in range(3)), torch.zeros(()))
-
-    rewritten(backward_of(loss, 1), weights((2, 1, 3, 3), (B, 1, 5, 5)), 0)
-
-
-def test_a_static_input_is_multiplied_once() -> None:
-    def half(g: Tensor, x: Tensor) -> Any:
-        return (g[0].t() @ x + g[1].t() @ x + g[2].t() @ x,)
-
-    assert rewritten(half, weights((3, B, H), (B, N)), 1)["mm"] == 1
-
-
-def test_gradients_of_tables_that_are_not_sums_over_rows_stay() -> None:
-    def loss(index: Tensor, table: Tensor) -> Tensor:
-        scaled = [F.embedding(index[t], table, scale_grad_by_freq=True) for t in range(2)]
-        single = [F.embedding(index[t, 0], table) * (t + 1) for t in range(2)]
-        return sum(((row**2).sum() for row in (*scaled, *single)), torch.zeros(()))
-
-    rewritten(backward_of(loss, 1), [torch.tensor([[1, 1, 2], [1, 3, 3]]), *weights((5, N))], 1)
-
-
-def test_shared_rows_are_summed_before_the_product() -> None:
-    def half(a: Tensor, b: Tensor) -> Any:
-        return (a.t() @ b[0] + a.t() @ b[1] + a.t() @ b[2], b[0].t() @ a + b[1].t() @ a)
-
-    left = rewritten(half, weights((B, N), (3, B, H)), 0)
-    assert (left["mm"], left["cat"]) == (2, 0)
-
-
 def test_no_more_is_brought_together_than_a_cache_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     def half(x: Tensor, w: Tensor) -> Any:
         return tuple(row @ w for row in x.unbind())
@@ -291,81 +149,3 @@ def test_a_wrong_pass_on_halves_is_named(wrong: Any, message: str) -> None:
     register_pass("wrong", on="half")(wrong)
     with pytest.raises(PassError, match=f"Pass 'wrong' {message}"):
         run_on_half(("wrong",), traced(lambda x: (x + 1,), weights((B,)), 0), CONTEXT)
-
-
-def segment(model: Any, x: Tensor, steps: int) -> Traced:
-    found = trace(captured(model.float(), x.float()), steps, decompose=True)
-    prepare(found, "inductor")
-    return found
-
-
-def test_spikes_are_replayed_in_products_of_the_whole_segment() -> None:
-    found = segment(RecurrentLIF(8, 32, 3), spikes(24, 4, 8), 8)
-    assert replays(found, "inductor", "auto")
-    cut = _cut(found, pack=True, replay=True)
-    assert cut.kept <= 4 * (8 * 32 / 8 + 32 * 4 + 3 * 4)  # spikes of eight steps in bits, and the carry
-    _, backward = _halves(found, pack=True, replay=True)
-    assert backward is not None
-    left = kinds(run_on_half(BOTH, backward, CONTEXT).graph)
-    merged, sequential = 3, 7  # gradients of three weights; gradients through the recurrent weight, of a carry each
-    assert left["mm"] + left["addmm"] <= merged + sequential + 1 + 3
-
-
-class TwoPopulations(torch.nn.Module):
-    """Excitatory and inhibitory neurons, each driven by the spikes of both, one step and three steps ago."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inputs, self.states, self.late = (
-            torch.nn.Linear(N, 2 * H),
-            torch.nn.Linear(2 * H, 2 * H),
-            torch.nn.Linear(H, H),
-        )
-
-    def forward(self, x_TBI: Tensor) -> Tensor:
-        v_BN = x_TBI.new_zeros(x_TBI.shape[1], 2 * H)
-        z_BN, past = v_BN, [v_BN[:, :H]] * 3
-        for t in range(x_TBI.shape[0]):
-            delayed_BH = self.late(past[-3])
-            v_BN = 0.8 * v_BN * (1 - z_BN) + self.inputs(x_TBI[t]) + self.states(z_BN) - F.pad(delayed_BH, (0, H))
-            z_BN = Spike.apply(v_BN - 0.3)  # type: ignore[no-untyped-call]
-            past = [*past[1:], z_BN[:, H:]]
-        return v_BN
-
-
-def test_the_cut_exists_for_networks_it_was_not_made_for() -> None:
-    found = segment(TwoPopulations(), torch.randn(24, B, N), 8)
-    cut = _cut(found, pack=True, replay=True)
-    assert cut.kept <= 0.1 * cut.plain
-    gru = segment(Cell(), torch.randn(24, B, N), 8)
-    assert not replays(gru, "inductor", "auto")
-    least = _cut(gru, pack=True, replay=True)
-    assert 7 * B * H * 4 <= least.kept <= 8 * B * H * 4  # a state a step: the rows of the products
-    layers = _cut(segment(Layers(), torch.randn(24, B, N), 8), pack=True, replay=True)
-    assert layers.kept <= B * H * 4  # what is outside of the cycle is made again, products and all
-
-
-class Layers(torch.nn.Module):
-    """Two layers without a state, and a leaky sum whose derivative depends on itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = torch.nn.Linear(N, H), torch.nn.Linear(H, H)
-
-    def forward(self, x_TBI: Tensor) -> Tensor:
-        v_BH = x_TBI.new_zeros(x_TBI.shape[1], H)
-        for t in range(x_TBI.shape[0]):
-            v_BH = torch.tanh(0.9 * v_BH + self.second(torch.tanh(self.first(x_TBI[t]))))
-        return v_BH
-
-
-class Cell(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell = torch.nn.GRUCell(N, H)
-
-    def forward(self, x_TBI: Tensor) -> Tensor:
-        h_BH = x_TBI.new_zeros(x_TBI.shape[1], H)
-        for t in range(x_TBI.shape[0]):
-            h_BH = self.cell(x_TBI[t], h_BH)
-        return h_BH

@@ -1,0 +1,62 @@
+"""Graphs of halves of segments, made of plain functions, and what the passes leave of them.
+
+T steps, B batch, N inputs, H neurons.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from reroll.context import Context
+from reroll.editing import deduplicate
+from reroll.registry import run_on_half
+from reroll.schedule import Interval
+
+T, B, N, H = 5, 3, 4, 6
+CONTEXT = Context(Interval(0, 1, "local"))
+BOTH = ("merge-gradients", "batch-products")
+Function = Callable[..., Any]
+
+
+def traced(function: Function, values: list[Tensor], constants: int) -> fx.GraphModule:
+    """The graph of a function whose last ``constants`` arguments are weights."""
+    made: fx.GraphModule = make_fx(function, tracing_mode="fake")(*values)
+    for node in made.graph.find_nodes(op="placeholder")[len(values) - constants :]:
+        node.meta["constant"] = True
+    deduplicate(made.graph)
+    return made
+
+
+def rewritten(function: Function, values: list[Tensor], constants: int, passes: tuple[str, ...] = BOTH) -> Counter[str]:
+    """How often each operation is left, of a function whose results the passes are seen to keep."""
+    expected = function(*values)
+    found = run_on_half(passes, traced(function, values, constants), CONTEXT)
+    for one, other in zip(found(*values), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    return kinds(found.graph)
+
+
+def kinds(graph: fx.Graph) -> Counter[str]:
+    """How often each operation is in a graph."""
+    targets: list[Any] = [node.target for node in graph.nodes if node.op == "call_function"]
+    return Counter(getattr(target, "overloadpacket", target).__name__ for target in targets)
+
+
+def weights(*shapes: tuple[int, ...]) -> list[Tensor]:
+    return [torch.randn(shape) for shape in shapes]
+
+
+def backward_of(loss: Function, count: int) -> Function:
+    """Gradients with respect to the last ``count`` arguments."""
+
+    def half(*values: Tensor) -> Any:
+        leaves = [value.detach().requires_grad_() for value in values[-count:]]
+        return torch.autograd.grad(loss(*values[:-count], *leaves), leaves)
+
+    return half
