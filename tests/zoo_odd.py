@@ -17,8 +17,8 @@ from networks_zoo import SIZE, Net, zeros, zoo
 @zoo(found=((9, 4),))
 def batch_norm(s: Net, x: Tensor) -> Any:
     h = zeros(x)
-    for t in range(x.shape[0]):
-        h = torch.tanh(s.bn(s.l(x[t]) + s.r(h)))
+    for t in range(x.shape[0]):  # without biases: their gradients would be zeros but for rounding
+        h = torch.tanh(s.bn(F.linear(x[t], s.l.weight) + F.linear(h, s.r.weight)))
     return h
 
 
