@@ -25,6 +25,7 @@ from unittest import mock
 from reroll.errors import RerollWarning
 
 _TABLE = "static PyMethodDef py_methods[] = {"
+_ONE_AT_A_TIME = threading.RLock()
 _NAME = re.compile(r"\bkernel\(")
 
 
@@ -101,7 +102,16 @@ def _binding(number: int, types: tuple[str, ...]) -> str:
 
 @contextmanager
 def quick_builds() -> Iterator[None]:
-    """Inside, what this thread compiles for a CPU is one translation unit per graph, and probes are remembered."""
+    """Inside, what this thread compiles for a CPU is one translation unit per graph, and probes are remembered.
+
+    Another thread waits: what is patched must be put back in turn.
+    """
+    with _ONE_AT_A_TIME, _patched():
+        yield
+
+
+@contextmanager
+def _patched() -> Iterator[None]:
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.cpu_vec_isa import VecISA
 

@@ -17,6 +17,7 @@ from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from reroll.editing import primals_and_tangents
 from reroll.errors import CaptureError
 from reroll.recurrence import Items, Numbers, PerStep, Recurrence, Slices
 from reroll.sparsity import Fact, infer_carries
@@ -122,7 +123,7 @@ def trace(recurrence: Recurrence, steps: int, *, decompose: bool) -> Traced:
         tangents = tuple(i for i, value in enumerate(results) if value.requires_grad)
         reached = [_leaves_of(results[i]) for i in tangents]
         graph = _export(function, fakes, recurrence, decompose=decompose, joint=bool(tangents))
-    for node in _primals(graph)[len(fakes) - len(recurrence.constants) :]:
+    for node in primals_and_tangents(graph.graph)[0][len(fakes) - len(recurrence.constants) :]:
         node.meta["constant"] = True
     grads: Any = graph.graph.output_node().args[0][len(results) :]  # type: ignore[index]
     inputs_with_grad = tuple(i for i, grad in enumerate(grads) if grad is not None)
@@ -132,10 +133,6 @@ def trace(recurrence: Recurrence, steps: int, *, decompose: bool) -> Traced:
     )
     sizes = (len(results), tangents, inputs_with_grad, len(fakes))
     return Traced(steps, graph, mode, *sizes, reaches, tuple(results), carried)
-
-
-def _primals(graph: fx.GraphModule) -> list[fx.Node]:
-    return [node for node in graph.graph.find_nodes(op="placeholder") if "tangents" not in str(node.target)]
 
 
 def _long_enough(

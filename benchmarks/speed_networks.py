@@ -59,6 +59,13 @@ class Checkpointed(nn.Module):
         return state[-1]
 
 
+def fired(v: Tensor, current: Tensor) -> tuple[Tensor, Tensor]:
+    """Potentials and spikes of leaky neurons after one more step; a spike takes 1 off its potential."""
+    v = 0.9 * v + current
+    z: Tensor = Spike.apply(v - 1.0)  # type: ignore[no-untyped-call]
+    return v - z, z
+
+
 class Recurrent(Network):
     """Network D: a recurrent LIF layer with a readout that is summed up over time."""
 
@@ -92,11 +99,9 @@ class FeedForward(Network):
     def step(self, x_BI: Tensor, *state: Tensor) -> State:
         """Two potentials, and a leaky readout."""
         u_BH, v_BH, sum_BO = state
-        u_BH = 0.9 * u_BH + self.first(x_BI)
-        y_BH = Spike.apply(u_BH - 1.0)  # type: ignore[no-untyped-call]
-        v_BH = 0.9 * v_BH + self.second(y_BH)
-        z_BH = Spike.apply(v_BH - 1.0)  # type: ignore[no-untyped-call]
-        return u_BH - y_BH, v_BH - z_BH, 0.9 * sum_BO + self.third(z_BH)
+        u_BH, y_BH = fired(u_BH, self.first(x_BI))
+        v_BH, z_BH = fired(v_BH, self.second(y_BH))
+        return u_BH, v_BH, 0.9 * sum_BO + self.third(z_BH)
 
 
 class Convolutional(Network):
@@ -114,12 +119,9 @@ class Convolutional(Network):
     def step(self, x_BI: Tensor, *state: Tensor) -> State:
         """Two layers of potentials, and a leaky readout."""
         u_BCXY, v_BCXY, sum_BO = state
-        u_BCXY = 0.9 * u_BCXY + self.first(x_BI)
-        y_BCXY = Spike.apply(u_BCXY - 1.0)  # type: ignore[no-untyped-call]
-        v_BCXY = 0.9 * v_BCXY + self.second(F.avg_pool2d(y_BCXY, 2))
-        z_BCXY = Spike.apply(v_BCXY - 1.0)  # type: ignore[no-untyped-call]
-        pooled_BH = F.avg_pool2d(z_BCXY, 2).flatten(1)
-        return u_BCXY - y_BCXY, v_BCXY - z_BCXY, 0.9 * sum_BO + self.out(pooled_BH)
+        u_BCXY, y_BCXY = fired(u_BCXY, self.first(x_BI))
+        v_BCXY, z_BCXY = fired(v_BCXY, self.second(F.avg_pool2d(y_BCXY, 2)))
+        return u_BCXY, v_BCXY, 0.9 * sum_BO + self.out(F.avg_pool2d(z_BCXY, 2).flatten(1))
 
 
 class Gated(Network):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -67,6 +67,24 @@ def sort(graph: fx.Graph) -> None:
         raise AssertionError("a graph has no cycles")
     for before, node in itertools.pairwise(done):
         before.append(node)
+
+
+def ancestors(nodes: Iterable[fx.Node], stop: Container[fx.Node] = ()) -> set[fx.Node]:
+    """The nodes, and all that they are made of; the walk does not go on behind those of ``stop``."""
+    found, todo = set[fx.Node](), list(nodes)
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo += [] if node in stop else node.all_input_nodes
+    return found
+
+
+def primals_and_tangents(graph: fx.Graph) -> tuple[list[fx.Node], list[fx.Node]]:
+    """The placeholders of a joint graph: operands of the forward, and gradients of its results."""
+    found = graph.find_nodes(op="placeholder")
+    tangents = [node for node in found if "tangents" in str(node.target)]
+    return [node for node in found if node not in set(tangents)], tangents
 
 
 def levels(graph: fx.Graph, group: set[fx.Node]) -> dict[fx.Node, int]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from reroll.capture import Capture
+from reroll.editing import ancestors
 from reroll.effects import has_effect, is_random, modes
 from reroll.feed import feed
 from reroll.fold import fold
@@ -81,13 +82,8 @@ def _pairs(found: Capture) -> Iterator[tuple[Recurrence, Recurrence]]:
     calls = {node: named[node.target] for node in found.outer.nodes if node.target in named}
     order = list(calls)
     for second in order:
-        todo, seen = list(second.all_input_nodes), set[fx.Node]()
-        while todo:
-            node = todo.pop()
-            if node not in seen:
-                seen.add(node)
-                todo += [] if node in calls else node.all_input_nodes
-        for first in reversed([call for call in order if call in seen]):
+        read = ancestors(second.all_input_nodes, calls)
+        for first in reversed([call for call in order if call in read]):
             yield calls[first], calls[second]
 
 

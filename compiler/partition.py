@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from reroll.capture_torch import is_overload
-from reroll.editing import levels
+from reroll.editing import ancestors, levels, primals_and_tangents
 from reroll.products import products, rows
 from reroll.sparsity import Fact, infer
 
@@ -59,9 +59,7 @@ def partition(joint: fx.GraphModule, outputs: int, held: set[int], *, pack: bool
     """
     graph = joint.graph
     results: Any = graph.output_node().args[0]
-    placeholders = graph.find_nodes(op="placeholder")
-    tangents = [node for node in placeholders if "tangents" in str(node.target)]
-    primals = [node for node in placeholders if node not in set(tangents)]
+    primals, tangents = primals_and_tangents(graph)
     late = _depends_on(graph, tangents)
     facts = infer(graph, {}) if pack else {}
     needed = _needed_values(graph, results[outputs:], late)
@@ -71,7 +69,7 @@ def partition(joint: fx.GraphModule, outputs: int, held: set[int], *, pack: bool
     forward = _sub_graph(joint, primals, [*results[:outputs], *saved])
     backward = _sub_graph(joint, [*saved, *tangents], list(results[outputs:]), drop_none=True)
     kept = sum(costs[node] for node in saved)
-    plain = sum(_nbytes(node, {}) for node in _read_of(_ancestors(results[:outputs]), needed) - free)
+    plain = sum(_nbytes(node, {}) for node in _read_of(ancestors(results[:outputs]), needed) - free)
     return Cut(
         forward, backward, tuple(n.name for n in saved), {n.name: fact for n, fact in facts.items()}, kept, plain
     )
@@ -111,27 +109,10 @@ def _needed_values(graph: fx.Graph, grads: Any, late: set[fx.Node]) -> set[fx.No
     return {node for node in early if node.op != "get_attr"}
 
 
-def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    found, todo = set[fx.Node](), list(nodes)
-    while todo:
-        node = todo.pop()
-        if node not in found:
-            found.add(node)
-            todo += node.all_input_nodes
-    return found
-
-
 def _read_of(forward: set[fx.Node], needed: Iterable[fx.Node]) -> set[fx.Node]:
     """The values of a forward from which ``needed`` is made: no views, no derivatives that need no gradient."""
-    found, seen, todo = set[fx.Node](), set[fx.Node](), list(needed)
-    while todo:
-        node = todo.pop()
-        if node in forward and not getattr(node.target, "is_view", False):
-            found.add(node)
-        elif node not in seen:
-            seen.add(node)
-            todo += node.all_input_nodes
-    return found
+    values = {node for node in forward if not getattr(node.target, "is_view", False)}
+    return ancestors(needed, values) & values
 
 
 def _may_recompute(node: fx.Node) -> bool:
@@ -203,13 +184,7 @@ def _sub_graph(
     for node in inputs:
         env[node] = new.placeholder(node.name)
         env[node].meta = dict(node.meta)
-    wanted, todo = set(inputs), [node for node in outputs if isinstance(node, fx.Node) and node not in env]
-    while todo:
-        node = todo.pop()
-        if node in wanted:
-            continue
-        wanted.add(node)
-        todo += [source for source in node.all_input_nodes if source not in wanted]
+    wanted = ancestors([node for node in outputs if isinstance(node, fx.Node)], env)
     for node in joint.graph.nodes:
         if node in wanted and node not in env:
             env[node] = new.node_copy(node, env.__getitem__)

@@ -35,7 +35,7 @@ class HalfPass(Protocol):
     """From the forward or the backward of a segment to a graph with the same operands and results, but for rounding."""
 
     def __call__(self, half: fx.GraphModule, context: Context, /) -> fx.GraphModule:
-        """The rewritten half; nodes keep their values' examples in ``meta["val"]``."""
+        """The rewritten half, which may be the given one, edited; nodes have their values' examples in meta["val"]."""
 
 
 class StepPass(Protocol):

@@ -8,7 +8,7 @@ steps. Only the order of sums changes.
 from __future__ import annotations
 
 import operator
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any, NamedTuple
@@ -39,8 +39,8 @@ def merge_gradients(half: fx.GraphModule, context: Context) -> fx.GraphModule:
     fixed = constants(graph)
     for root in [node for node in graph.nodes if _is_root(node)]:
         _merge(graph, root, fixed)
-    _mask_unread(graph)
     graph.eliminate_dead_code()
+    _mask_unread(graph)
     deduplicate(graph)
     half.recompile()
     return half
@@ -72,9 +72,10 @@ def _addends(root: fx.Node) -> list[Any]:
 def _merge(graph: fx.Graph, root: fx.Node, fixed: set[fx.Node]) -> None:
     """Replace a sum by one with fewer terms. Products with one of ``fixed``, a weight, are merged if they share it."""
     addends = _addends(root)
+    times = Counter(addends)
     groups: dict[Any, list[Term]] = defaultdict(list)
     for addend in reversed(addends):  # a backward goes down in time
-        term = _term(addend) if addends.count(addend) == 1 else None
+        term = _term(addend) if times[addend] == 1 else None
         if term is not None:
             shared = [operand.name for operand in _operands(term.node) if operand in fixed]
             groups[term.key, *shared].append(term)
@@ -88,7 +89,7 @@ def _merge(graph: fx.Graph, root: fx.Node, fixed: set[fx.Node]) -> None:
     if fewer:
         fewer += [addend for addend in addends if addend not in merged]
         with behind(graph, fewer):
-            root.replace_all_uses_with(reduce(lambda left, right: call(graph, aten.add.Tensor, left, right), fewer))
+            root.replace_all_uses_with(_total(graph, fewer))
 
 
 def _term(addend: fx.Node) -> Term | None:
@@ -201,7 +202,6 @@ _KINDS: dict[Any, Kind] = {
 
 def _mask_unread(graph: fx.Graph) -> None:
     """Ask convolutions for no gradient that is not read any more."""
-    graph.eliminate_dead_code()
     for node in graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
         read = {user.args[1] for user in node.users}
         before: Any = node.args[-1]
