@@ -9,6 +9,7 @@ from functools import partial
 from torch import Tensor, fx
 
 from reroll.backends.disk import STAGING, DiskTier
+from reroll.backends.events import Watch
 from reroll.backends.executable import Executable
 from reroll.backends.footprints import carry_gradients, footprint, output_gradients
 from reroll.backends.host import HostTier
@@ -85,7 +86,7 @@ def fitting(kernels_of: Callable[[int], Kernels], recurrence: Recurrence, option
 class Kernels:
     """The compiled segments of a recurrence, the longest first, and what was proved of its carry.
 
-    ``replay``: their backwards repeat products from what is kept of spikes.
+    ``replay``: their backwards repeat products from what is kept of spikes. ``watch`` counts their event products.
     """
 
     traced: Traced
@@ -93,6 +94,7 @@ class Kernels:
     facts: tuple[Fact, ...]
     step: fx.GraphModule
     replay: bool
+    watch: Watch
 
     @property
     def random(self) -> bool:
@@ -108,17 +110,20 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
     facts = traced[lengths[0]].facts() if options.codec == "auto" else ()
     for each in traced.values():
         prepare(each, options.lowering)
-    replay = _replays(traced[lengths[0]], options)
+    replay, watch = _replays(traced[lengths[0]], options), Watch()
+    events = options.lowering == "inductor" and all(example.device.type == "cpu" for example in recurrence.examples)
+    context = replace(context, facts=facts, events=events)
     lowered = partial(
         lower,
         lowering=options.lowering,
         codec=options.codec,
         replay=replay,
         rewrite=partial(run_on_half, _passes(options), context=context),
+        watch=watch,
     )
     with progress(f"compiling segments of {' and '.join(map(str, lengths))} steps of the loop at {recurrence.where}"):
         segments = {k: lowered(each) for k, each in traced.items()}
-    return Kernels(traced[lengths[0]], segments, facts, recurrence.step, replay)
+    return Kernels(traced[lengths[0]], segments, facts, recurrence.step, replay, watch)
 
 
 def _replays(traced: Traced, options: Options) -> bool:
@@ -157,7 +162,8 @@ def plan(kernels: Kernels, recurrence: Recurrence, options: Options) -> Built:
     )
     program = program_of(choice)
     tally, prediction = _cost(program, needs)
-    executable = Executable.of(recurrence, program, kernels.segments, _tiers(program, tally, options), options.verify)
+    tiers = _tiers(program, tally, options)
+    executable = Executable.of(recurrence, program, kernels.segments, tiers, options.verify, kernels.watch)
     return Built(executable, choice, replace(context, root=choice.root), tally, needs, prediction, options)
 
 

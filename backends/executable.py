@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from reroll.backends.events import Watch
 from reroll.backends.lowering import Segment
 from reroll.backends.storage import Tier
 from reroll.backends.values import Ledger
@@ -29,6 +30,7 @@ class Executable:
     segments: Mapping[int, Segment]
     tiers: Mapping[str, Tier]
     verify: bool
+    watch: Watch
     forward: tuple[Instruction, ...]
     backward: tuple[Instruction, ...]
     ledger: Ledger = field(default_factory=Ledger)
@@ -41,11 +43,12 @@ class Executable:
         segments: Mapping[int, Segment],
         tiers: Mapping[str, Tier],
         verify: bool,
+        watch: Watch,
     ) -> Executable:
         """Split a program at its turn, and note where values die."""
         instructions = _instructions(program)
         at = next(i for i, each in enumerate(instructions) if each.node.target is turn)
-        return cls(recurrence, program, segments, tiers, verify, instructions[: at + 1], instructions[at + 1 :])
+        return cls(recurrence, program, segments, tiers, verify, watch, instructions[: at + 1], instructions[at + 1 :])
 
     def lengths(self, start: int, stop: int) -> list[int]:
         """The lengths of the segments of a range of steps."""

@@ -86,4 +86,5 @@ def _loop(built: Built) -> Loop:
         prediction=built.prediction,
         lowering=built.options.lowering,
         kept=(ledger.carries, ledger.plain_nbytes, ledger.kept_nbytes),
+        events=executable.watch.lines,
     )

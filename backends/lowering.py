@@ -19,9 +19,10 @@ import torch
 from torch import fx
 from torch._guards import TracingContext, tracing
 
+from reroll.backends.events import Watch
 from reroll.backends.toolchain import quick_builds
 from reroll.backends.tracing import Traced
-from reroll.editing import deduplicate
+from reroll.editing import deduplicate, primals_and_tangents
 from reroll.errors import CompilerMissingError
 from reroll.packing import pack_saved
 from reroll.partition import Cut, partition
@@ -67,12 +68,22 @@ def replays(traced: Traced, lowering: str, codec: str) -> bool:
 
 
 def lower(
-    traced: Traced, lowering: str, codec: str, *, replay: bool, rewrite: Callable[[fx.GraphModule], fx.GraphModule]
+    traced: Traced,
+    lowering: str,
+    codec: str,
+    *,
+    replay: bool,
+    rewrite: Callable[[fx.GraphModule], fx.GraphModule],
+    watch: Watch,
 ) -> Segment:
-    """Cut a prepared joint graph, ``rewrite`` its halves, and compile them."""
+    """Cut a prepared joint graph, ``rewrite`` its halves, and compile them. ``watch`` is told of event products."""
     halves = _halves(traced, pack=_packs(lowering, codec), replay=replay)
     forward, backward = (half and rewrite(half) for half in halves)
     assert forward is not None
+    primals = primals_and_tangents(traced.graph.graph)[0]
+    for half in (forward, backward):
+        if half is not None:
+            watch.add(half, [primals[number].meta.get("constant", "") for number in traced.inputs])
     compiled = _inductor if lowering == "inductor" else _eager
     return Segment(
         steps=traced.steps,

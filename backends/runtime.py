@@ -50,11 +50,12 @@ class Run:
         initial = Carry(self.operands[: len(recurrence.carries)])
         placeholder = self.executable.program.graph.find_nodes(op="placeholder")[0]
         self.register = (placeholder, initial)
-        if training:
-            for instruction in self.executable.forward:
-                self._play(instruction)
-        else:
-            self.last = self._run(placeholder, 0, recurrence.steps, None)
+        with self.executable.watch.counting(afresh=True):
+            if training:
+                for instruction in self.executable.forward:
+                    self._play(instruction)
+            else:
+                self.last = self._run(placeholder, 0, recurrence.steps, None)
         last, ys = self.last, self.ys
         self.ys, self.register, self.last = [], None, Carry(())
         return list(last.tensors), ys
@@ -69,8 +70,9 @@ class Run:
         turned = self.executable.forward[-1].node
         run.values[turned] = list(grads[:carried])
         try:
-            for instruction in self.executable.backward:
-                run._play(instruction)
+            with self.executable.watch.counting(afresh=False):
+                for instruction in self.executable.backward:
+                    run._play(instruction)
             final = run.values[self.executable.backward[-1].node]
         finally:
             run.values.clear()

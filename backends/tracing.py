@@ -123,8 +123,7 @@ def trace(recurrence: Recurrence, steps: int, *, decompose: bool) -> Traced:
         tangents = tuple(i for i, value in enumerate(results) if value.requires_grad)
         reached = [_leaves_of(results[i]) for i in tangents]
         graph = _export(function, fakes, recurrence, decompose=decompose, joint=bool(tangents))
-    for node in primals_and_tangents(graph.graph)[0][len(fakes) - len(recurrence.constants) :]:
-        node.meta["constant"] = True
+    _mark(primals_and_tangents(graph.graph)[0], recurrence)
     grads: Any = graph.graph.output_node().args[0][len(results) :]  # type: ignore[index]
     inputs_with_grad = tuple(i for i, grad in enumerate(grads) if grad is not None)
     reaches = tuple(
@@ -133,6 +132,19 @@ def trace(recurrence: Recurrence, steps: int, *, decompose: bool) -> Traced:
     )
     sizes = (len(results), tangents, inputs_with_grad, len(fakes))
     return Traced(steps, graph, mode, *sizes, reaches, tuple(results), carried)
+
+
+def _mark(primals: list[fx.Node], recurrence: Recurrence) -> None:
+    """Say what inputs are: number i of the carry, read at each step, or a constant of the loop, by its name."""
+    constants = len(recurrence.constants)
+    names = [node.name for node in recurrence.step.graph.find_nodes(op="placeholder")]
+    for number, node in enumerate(primals):
+        if number < len(recurrence.carries):
+            node.meta["carry"] = number
+        elif number < len(primals) - constants:
+            node.meta["per_step"] = True
+        else:
+            node.meta["constant"] = names[number - len(primals)]
 
 
 def _long_enough(

@@ -33,13 +33,41 @@ class CarryLine:
     fact: str
 
 
+@dataclass(frozen=True, slots=True)
+class EventLine:
+    """Products of one kind with operands of ``k`` columns and results of ``n``, in the last call.
+
+    ``kind`` is "product" with ``weight``, or "gradient" of it. Of ``elements`` of the operands ``events`` were not
+    zero; of ``calls``, ``by_events`` were few enough.
+    """
+
+    kind: str
+    weight: str
+    k: int
+    n: int
+    calls: int
+    by_events: int
+    elements: int
+    events: int
+
+    def describe(self) -> str:
+        """One line: what it is, the density, and what was chosen."""
+        what = (
+            f"{self.kind} {'with' if self.kind == 'product' else 'of'} {self.weight or 'a value'}, {self.k} x {self.n}"
+        )
+        if not self.calls:
+            return f"{what}: not run yet"
+        chosen = f"{self.by_events:,} of {self.calls:,} products by events"
+        return f"{what}: {100 * self.events / max(self.elements, 1):.3g} % are not zero, {chosen}"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Loop:
     """One recurrence and its plan.
 
     Bytes: ``saved`` of the tape of ``choice.segment`` steps, ``outputs`` of the outputs of all steps, ``gradients`` of
     the gradients that are added up for operands. ``kept`` is (carries, bytes before, bytes after compression) of all
-    calls so far.
+    calls so far. ``events``: products of spikes, and what was seen of them.
     """
 
     recurrence: Recurrence
@@ -53,6 +81,7 @@ class Loop:
     prediction: Prediction
     lowering: str
     kept: tuple[int, int, int] = (0, 0, 0)
+    events: tuple[EventLine, ...] = ()
 
     @property
     def tape_step(self) -> int:
@@ -145,4 +174,4 @@ class Report:
         return [*pieces, summary(self.predicted_peak, rows, self.remote_peaks), *notes]
 
 
-__all__ = ["CarryLine", "Loop", "Report", "nbytes_text"]
+__all__ = ["CarryLine", "EventLine", "Loop", "Report", "nbytes_text"]

@@ -139,6 +139,8 @@ def _transfer(node: fx.Node, facts: Mapping[fx.Node, Fact], dtype: torch.dtype |
         return functools.reduce(Fact.join, sources)
     if packet not in ARITHMETIC | SELECTIONS:
         return Fact(dtype)
+    if packet is aten.bitwise_and and dtype in INTEGERS and 1 in node.args:
+        return bits(dtype)
     return _image(node, packet, facts, dtype) or _range(node, packet, facts, dtype) or Fact(dtype)
 
 

@@ -66,3 +66,9 @@ def concatenated(graph: fx.Graph, nodes: Sequence[fx.Node], dim: int) -> fx.Node
             base = call(graph, aten.slice.Tensor, base, 0, at[0], at[-1] + 1)
         return call(graph, aten.reshape.default, base, [len(at) * sizes[0], *sizes[1:]])
     return call(graph, aten.cat.default, list(nodes), dim)
+
+
+def turned(node: fx.Node) -> fx.Node | None:
+    """The matrix whose transpose a node is; None if it is no transpose."""
+    permuted = node.target is aten.permute.default and list(node.args[1]) == [1, 0]  # type: ignore[arg-type]
+    return node.all_input_nodes[0] if permuted or node.target is aten.t.default else None

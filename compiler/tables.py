@@ -58,6 +58,8 @@ def _facts(loop: Loop) -> Iterator[tuple[str, str]]:
     if loop.kept[0]:
         carries, plain, kept = loop.kept
         yield "kept so far", f"{carries:,} carries, {nbytes_text(plain)}, compressed to {nbytes_text(kept)}"
+    for line in loop.events:
+        yield "event product", line.describe()
     if loop.outputs:
         yield "outputs", f"{nbytes_text(loop.outputs)} in all steps"
     yield "gradients", f"{nbytes_text(loop.gradients)} added up for parameters and inputs (not counted below)"

@@ -6,6 +6,7 @@ Each pass is one file. ``DEFAULT_PASSES`` is the order in which they run unless 
 from reroll.passes import (
     batch_products,
     compress,
+    event_products,
     merge_gradients,
     merge_replay,
     offload,
@@ -18,7 +19,7 @@ from reroll.passes import (
 from reroll.registry import HalfPass, Pass, StepPass
 
 DEFAULT_PASSES: tuple[str, ...] = (
-    *("merge-gradients", "batch-products"),
+    *("merge-gradients", "batch-products", "event-products"),
     *("sparsity", "save", "recompute", "offload", "compress", "prefetch"),
 )
 
@@ -29,6 +30,7 @@ __all__ = [
     "StepPass",
     "batch_products",
     "compress",
+    "event_products",
     "merge_gradients",
     "merge_replay",
     "offload",

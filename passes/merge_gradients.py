@@ -18,7 +18,7 @@ from torch import fx
 from reroll.context import Context
 from reroll.editing import aten, behind, call, constants, deduplicate, shape
 from reroll.registry import register_pass
-from reroll.stacking import concatenated, in_time, within
+from reroll.stacking import concatenated, in_time, turned, within
 
 _VIEWS = (aten.permute.default, aten.t.default, aten.transpose.int, aten.view.default, aten.reshape.default)
 
@@ -141,17 +141,12 @@ def _product(graph: fx.Graph, first: fx.Node, columns: Sequence[Sequence[fx.Node
         return call(graph, aten.mm.default, left[0], _total(graph, right))
     if len(set(right)) == 1:
         return call(graph, aten.mm.default, _total(graph, left), right[0])
-    if all(map(_is_turned, left)):
-        turned = concatenated(graph, [node.all_input_nodes[0] for node in left], 0)
-        beside = call(graph, aten.permute.default, turned, [1, 0])
+    sources = [source for node in left if (source := turned(node)) is not None]
+    if len(sources) == len(left):
+        beside = call(graph, aten.permute.default, concatenated(graph, sources, 0), [1, 0])
     else:
         beside = concatenated(graph, left, 1)
     return call(graph, aten.mm.default, beside, concatenated(graph, right, 0))
-
-
-def _is_turned(node: fx.Node) -> bool:
-    permuted = node.target is aten.permute.default and list(node.args[1]) == [1, 0]  # type: ignore[arg-type]
-    return permuted or node.target is aten.t.default
 
 
 def _row_sum(graph: fx.Graph, first: fx.Node, columns: Sequence[Sequence[fx.Node]]) -> fx.Node:

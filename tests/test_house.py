@@ -30,6 +30,7 @@ FORBIDDEN = {"compiler": ("reroll.passes", "reroll.backends"), "passes": ("rerol
 # Private torch API lives in as few files as possible. Each use there carries the reason and the torch versions tried.
 PRIVATE_TORCH = (
     "backends/dynamo.py",
+    "backends/events.py",
     "backends/lowering.py",
     "backends/tracing.py",
     "backends/rolled.py",
