@@ -111,8 +111,7 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
     for each in traced.values():
         prepare(each, options.lowering)
     replay, watch = _replays(traced[lengths[0]], options), Watch()
-    events = options.lowering == "inductor" and all(example.device.type == "cpu" for example in recurrence.examples)
-    context = replace(context, facts=facts, events=events)
+    context = replace(context, facts=facts, lowering=options.lowering)
     lowered = partial(
         lower,
         lowering=options.lowering,

@@ -145,7 +145,8 @@ def _inductor(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Boxed
     inputs = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
     if any(value.device.type == "cpu" for value in inputs):
         _need_compiler()
-    with tracing(TracingContext(traced.mode)), V.set_fake_mode(traced.mode), torch.no_grad(), quick_builds():
+    as_given = torch._inductor.config.patch(layout_optimization=False)
+    with tracing(TracingContext(traced.mode)), V.set_fake_mode(traced.mode), torch.no_grad(), quick_builds(), as_given:
         return compile_fx_inner(graph, inputs, is_backward=backward)
 
 

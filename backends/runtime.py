@@ -251,8 +251,10 @@ class Run:
         return self.grads[operand]
 
     def _add(self, operand: int, grad: Tensor | None) -> None:
-        if grad is not None:
-            self._grad(operand).add_(grad)
+        if grad is not None and operand in self.grads:
+            self.grads[operand].add_(grad)
+        elif grad is not None:
+            self.grads[operand] = grad.clone()  # laid out as the gradients that follow, so that adding them is fast
 
 
 def live_operands(executable: Executable, grads: Sequence[Tensor | None]) -> set[int]:

@@ -17,8 +17,8 @@ class Context:
     """Decisions and facts that passes turn into instructions.
 
     ``root`` says which carries are kept where; ``facts`` what was proved of each tensor of the carry; ``codec`` is
-    "auto" (lossless) or "none"; ``tiers`` are the remote tiers that may be written, fastest first. ``events``: whether
-    the machine has kernels for products with operands that are mostly zeros (``reroll.event_ops``).
+    "auto" (lossless) or "none"; ``tiers`` are the remote tiers that may be written, fastest first. ``lowering``
+    is how segments run, "inductor" or "eager".
     """
 
     root: Interval
@@ -26,4 +26,4 @@ class Context:
     facts: tuple[Fact, ...] = ()
     codec: str = "auto"
     tiers: tuple[str, ...] = ("host", "disk")
-    events: bool = False
+    lowering: str = "eager"

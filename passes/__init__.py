@@ -14,12 +14,13 @@ from reroll.passes import (
     recompute,
     save,
     sparsity,
+    split_biases,
     trim,
 )
 from reroll.registry import HalfPass, Pass, StepPass
 
 DEFAULT_PASSES: tuple[str, ...] = (
-    *("merge-gradients", "batch-products", "event-products"),
+    *("merge-gradients", "batch-products", "event-products", "split-biases"),
     *("sparsity", "save", "recompute", "offload", "compress", "prefetch"),
 )
 
@@ -38,5 +39,6 @@ __all__ = [
     "recompute",
     "save",
     "sparsity",
+    "split_biases",
     "trim",
 ]

@@ -8,6 +8,7 @@ Allen and Kennedy, Optimizing Compilers for Modern Architectures, 2001, section 
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -15,7 +16,7 @@ from torch import fx
 
 from reroll.context import Context
 from reroll.editing import aten, behind, call, in_order, levels, sort
-from reroll.products import place_of_rows, products, rows
+from reroll.products import places_of_rows, products, results, rows
 from reroll.registry import register_pass
 from reroll.stacking import concatenated, in_time, within
 
@@ -33,7 +34,7 @@ def batch_products(half: fx.GraphModule, context: Context) -> fx.GraphModule:
         for node in group:
             together[level[node]].append(node)
         for members in together.values():
-            for part in within(members, lambda node: [node, rows(node)]):
+            for part in within(members, lambda node: [*results(node), rows(node)]):
                 _join(graph, part)
         sort(graph)
     graph.eliminate_dead_code()
@@ -43,16 +44,27 @@ def batch_products(half: fx.GraphModule, context: Context) -> fx.GraphModule:
 
 def _join(graph: fx.Graph, members: Sequence[fx.Node]) -> None:
     """One product in the place of several."""
-    members, own = in_time([members, [rows(node) for node in members]])
+    places = places_of_rows(members[0])
+    members, *columns = in_time([members, *([_operand(node, place) for node in members] for place in places)])
     first = members[0]
     with behind(graph, [source for member in members for source in member.all_input_nodes]):
-        together = concatenated(graph, own, 0)
-        operands = [together if place == place_of_rows(first) else arg for place, arg in enumerate(first.args)]
+        operands = list(first.args)
+        for place, column in zip(places, columns, strict=True):
+            operands[place] = concatenated(graph, column, 0)
         product = call(graph, first.target, *operands, **first.kwargs)
+        if results(first)[0] is not first:
+            product = call(graph, operator.getitem, product, 0)
         start = 0
-        for member, part in zip(members, own, strict=True):
+        for member, part in zip(members, columns[0], strict=True):
             stop = start + part.meta["val"].shape[0]
-            member.replace_all_uses_with(call(graph, aten.slice.Tensor, product, 0, start, stop))
+            for result in results(member):
+                result.replace_all_uses_with(call(graph, aten.slice.Tensor, product, 0, start, stop))
             start = stop
-    for member in members:
-        graph.erase_node(member)
+    for node in [node for member in members for node in dict.fromkeys([*results(member), member])]:
+        graph.erase_node(node)
+
+
+def _operand(node: fx.Node, place: int) -> fx.Node:
+    found = node.args[place]
+    assert isinstance(found, fx.Node)
+    return found

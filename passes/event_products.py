@@ -22,8 +22,8 @@ from reroll.stacking import turned
 
 # Measured by benchmarks/events.py (one core, AVX-512): events are as fast as dense products at densities of 0.4 to 0.5.
 CROSSOVER = 0.3
-# Multiplications from which on a look at an operand that is dense after all costs little: 5 us on 50, or on 200.
-SPIKES, INPUTS = 2**20, 2**23
+# Multiplications from which on a look at an operand that is dense after all costs little: 5 us on 50, or on 100.
+SPIKES, INPUTS = 2**20, 2**22
 _SCALES = (aten.mul.Tensor, aten.div.Tensor)
 _DTYPES = (torch.float32, torch.float64)
 
@@ -32,7 +32,7 @@ _DTYPES = (torch.float32, torch.float64)
 def event_products(half: fx.GraphModule, context: Context) -> fx.GraphModule:
     """The graph with products of what may be mostly zeros as event products."""
     graph = half.graph
-    if not context.events:
+    if context.lowering != "inductor":
         return half
     least = _worth_a_look(graph, context)
     rows: dict[fx.Node, fx.Node] = {}

@@ -41,6 +41,7 @@ def merge_gradients(half: fx.GraphModule, context: Context) -> fx.GraphModule:
         _merge(graph, root, fixed)
     graph.eliminate_dead_code()
     _mask_unread(graph)
+    _share_kernels(graph)
     deduplicate(graph)
     half.recompile()
     return half
@@ -206,3 +207,16 @@ def _mask_unread(graph: fx.Graph) -> None:
             node.meta["val"] = tuple(
                 value if asked else None for value, asked in zip(node.meta["val"], mask, strict=True)
             )
+
+
+def _share_kernels(graph: fx.Graph) -> None:
+    """One node for gradients of a convolution that differ only in what is asked for, as of a kernel and its bias."""
+    seen: dict[Any, fx.Node] = {}
+    for node in graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
+        first = seen.setdefault(repr(node.args[:-1]), node)
+        if first is not node:
+            values = zip(first.meta["val"], node.meta["val"], strict=True)
+            first.meta["val"] = tuple(one if other is None else other for one, other in values)
+            first.args = (*first.args[:-1], [value is not None for value in first.meta["val"]])
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
