@@ -1,9 +1,10 @@
 """Time and memory of a training step, network by network: ``python benchmarks/speed.py``.
 
-Contenders: plain BPTT, ``torch.utils.checkpoint`` over segments of sqrt(T) steps, reroll as it is without options, its
-schedules, and reroll without one of its rewrites. All contenders of a network take turns in one process on one core;
-CPU seconds, medians of the rounds, and the allocator's peak above inputs, parameters and their gradients. A row is
-saved in ``results/speed.json`` as soon as it is measured; ``--only`` names rows, ``--show`` prints the table.
+Contenders: plain BPTT; ``torch.utils.checkpoint`` over segments of sqrt(T) steps; segments of 8 steps compiled by
+inductor under it; JAX (``--jax PYTHON``, see ``speed_jax.py``); reroll as it is without options, its schedules, and
+reroll without one of its rewrites. All contenders of a network take turns on one core; CPU seconds, medians of the
+rounds, and the allocator's peak above inputs, parameters and their gradients. A row is saved in
+``results/speed.json`` as soon as it is measured; ``--only`` names rows, ``--show`` prints the table.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import torch
 from measuring import gradients, interleaved, machine, pinned, relative_error, summary, training_step
 from rich.console import Console
 from rich.table import Table
-from speed_networks import NETWORKS, Checkpointed
+from speed_networks import NETWORKS, Checkpointed, CompiledSegments
+from speed_peers import Peers
 
 import reroll
 
@@ -36,13 +38,15 @@ OURS: dict[str, dict[str, Any]] = {
     "reroll, double (disk)": {"schedule": "double", "remote": "disk"},
     "reroll, 16 steps a segment": {"segment": 16},
     "reroll without replay": {"replay": False},
-    "reroll without merge-gradients": {"passes": tuple(p for p in reroll.DEFAULT_PASSES if p != "merge-gradients")},
-    "reroll without batch-products": {"passes": tuple(p for p in reroll.DEFAULT_PASSES if p != "batch-products")},
+    **{
+        f"reroll without {name}": {"passes": tuple(p for p in reroll.DEFAULT_PASSES if p != name)}
+        for name in ("merge-gradients", "batch-products", "event-products", "split-biases")
+    },
 }
 Result = dict[str, Any]
 
 
-def row(name: str, rounds: int, core: int | None) -> Result:
+def row(name: str, rounds: int, core: int | None, jax: str | None) -> Result:
     """Everything about one network."""
     torch.manual_seed(0)
     make, inputs, steps = NETWORKS[name]
@@ -50,6 +54,7 @@ def row(name: str, rounds: int, core: int | None) -> Result:
     models: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         EAGER: network,
         "torch.utils.checkpoint": Checkpointed(network),
+        "inductor segments, checkpoint": CompiledSegments(network),
         **{each: reroll.compile(network, time_dim=0, **options) for each, options in OURS.items()},
     }
     training = {each: training_step(model, network, x) for each, model in models.items()}
@@ -68,13 +73,16 @@ def row(name: str, rounds: int, core: int | None) -> Result:
                 report = reroll.explain(models[each], x)
                 found[each]["plan"] = report.loops[0].choice.describe()
                 found[each]["predicted_peak_bytes"] = report.predicted_peak
-        times = summary(interleaved(training, rounds), EAGER)
+        with Peers(jax, network, x, expected) as peers:
+            found.update(peers.told)
+            times = summary(interleaved({**training, **peers.steps}, rounds), EAGER)
     return {"steps": steps, "contenders": {each: {**found[each], **times[each]} for each in found}}
 
 
 def measured(name: str, options: argparse.Namespace) -> Result:
     """A row, in a process and an inductor cache of its own."""
     command = [sys.executable, __file__, "--row", name, "--rounds", str(options.rounds), "--core", str(options.core)]
+    command += ["--jax", options.jax] if options.jax else []
     with tempfile.TemporaryDirectory(prefix="reroll-bench-") as cache:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": cache}
         before = os.getloadavg()
@@ -90,7 +98,7 @@ def measured(name: str, options: argparse.Namespace) -> Result:
 
 def show(result: Result) -> None:
     """One table per network."""
-    console = Console()
+    console = Console(width=130)
     for name, each in result.items():
         table = Table(title=f"{name}, T={each['steps']:,}")
         for heading in ("contender", "peak MB", "x eager", "CPU ms", "x eager", "error", "first s", "plan"):
@@ -110,11 +118,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(NETWORKS), help="names of networks")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--core", type=int, default=1)
+    parser.add_argument("--jax", help="a Python that has jax and equinox")
     parser.add_argument("--row", help="measure one network here, and print it as JSON")
     parser.add_argument("--show", action="store_true", help="print what was measured before")
     options = parser.parse_args()
     if options.row:
-        print(json.dumps(row(options.row, options.rounds, options.core)))
+        print(json.dumps(row(options.row, options.rounds, options.core, options.jax)))
         return
     result: Result = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     for name in [] if options.show else options.only:

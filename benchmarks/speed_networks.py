@@ -59,6 +59,22 @@ class Checkpointed(nn.Module):
         return state[-1]
 
 
+class CompiledSegments(nn.Module):
+    """A network with ``torch.utils.checkpoint`` over segments of 8 steps, each compiled by inductor."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+        self.segment = torch.compile(network.segment)
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        """The network's result."""
+        state = self.network.initial(x_TBI)
+        for start in range(0, x_TBI.shape[0], 8):
+            state = checkpoint(self.segment, x_TBI[start : start + 8], *state, use_reentrant=False)
+        return state[-1]
+
+
 def fired(v: Tensor, current: Tensor) -> tuple[Tensor, Tensor]:
     """Potentials and spikes of leaky neurons after one more step; a spike takes 1 off its potential."""
     v = 0.9 * v + current

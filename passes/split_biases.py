@@ -47,4 +47,5 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _is_pointwise(node: fx.Node) -> bool:
-    return is_overload(node.target) and torch.Tag.pointwise in node.target.tags
+    target: Any = node.target
+    return is_overload(target) and torch.Tag.pointwise in target.tags
