@@ -32,7 +32,7 @@ State = tuple[Any, ...]
 Step = Callable[[Parameters, State, Any], State]
 
 
-@jax.custom_vjp
+@jax.custom_vjp  # type: ignore[untyped-decorator, unused-ignore]
 def spike(u: Any) -> Any:
     """1 where u is above 0; the surrogate gradient is 1 / (1 + (pi u)^2)."""
     return (u > 0).astype(u.dtype)
