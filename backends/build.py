@@ -14,9 +14,10 @@ from reroll.backends.executable import Executable
 from reroll.backends.footprints import carry_gradients, footprint, output_gradients
 from reroll.backends.host import HostTier
 from reroll.backends.lowering import Segment, lower, prepare, replays
+from reroll.backends.once import Once
 from reroll.backends.progress import progress
 from reroll.backends.storage import Tier
-from reroll.backends.tracing import Traced, trace
+from reroll.backends.tracing import Traced, constant_names, trace
 from reroll.context import Context
 from reroll.errors import BudgetError
 from reroll.options import Options
@@ -86,7 +87,8 @@ def fitting(kernels_of: Callable[[int], Kernels], recurrence: Recurrence, option
 class Kernels:
     """The compiled segments of a recurrence, the longest first, and what was proved of its carry.
 
-    ``replay``: their backwards repeat products from what is kept of spikes. ``watch`` counts their event products.
+    ``replay``: their backwards repeat products from what is kept of spikes. ``watch`` counts their event products;
+    ``once`` makes what they need once per call.
     """
 
     traced: Traced
@@ -95,6 +97,7 @@ class Kernels:
     step: fx.GraphModule
     replay: bool
     watch: Watch
+    once: Once
 
     @property
     def random(self) -> bool:
@@ -111,6 +114,7 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
     for each in traced.values():
         prepare(each, options.lowering)
     replay, watch = _replays(traced[lengths[0]], options), Watch()
+    once = Once(constant_names(recurrence))
     context = replace(context, facts=facts, lowering=options.lowering)
     lowered = partial(
         lower,
@@ -119,10 +123,11 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
         replay=replay,
         rewrite=partial(run_on_half, _passes(options), context=context),
         watch=watch,
+        once=once,
     )
     with progress(f"compiling segments of {' and '.join(map(str, lengths))} steps of the loop at {recurrence.where}"):
         segments = {k: lowered(each) for k, each in traced.items()}
-    return Kernels(traced[lengths[0]], segments, facts, recurrence.step, replay, watch)
+    return Kernels(traced[lengths[0]], segments, facts, recurrence.step, replay, watch, once)
 
 
 def _replays(traced: Traced, options: Options) -> bool:
@@ -143,7 +148,7 @@ def plan(kernels: Kernels, recurrence: Recurrence, options: Options) -> Built:
     """Choose a schedule for a recurrence with compiled segments, and make the program that plays it."""
     length = kernels.traced.steps
     recurrence = replace(recurrence, step=kernels.step, random=recurrence.random or kernels.random)
-    needs = _needs(kernels.traced, kernels.segments, recurrence.steps)
+    needs = _needs(kernels, recurrence.steps)
     context = Context(store_all_root(recurrence, length), recurrence, codec=options.codec, facts=kernels.facts)
 
     def program_of(choice: Choice) -> Program:
@@ -162,7 +167,9 @@ def plan(kernels: Kernels, recurrence: Recurrence, options: Options) -> Built:
     program = program_of(choice)
     tally, prediction = _cost(program, needs)
     tiers = _tiers(program, tally, options)
-    executable = Executable.of(recurrence, program, kernels.segments, tiers, options.verify, kernels.watch)
+    executable = Executable.of(
+        recurrence, program, kernels.segments, tiers, options.verify, kernels.watch, kernels.once
+    )
     return Built(executable, choice, replace(context, root=choice.root), tally, needs, prediction, options)
 
 
@@ -182,11 +189,12 @@ def lengths_of(recurrence: Recurrence, length: int) -> tuple[int, ...]:
     return (length, rest) if rest else (length,)
 
 
-def _needs(traced: Traced, segments: Mapping[int, Segment], steps: int) -> Needs:
+def _needs(kernels: Kernels, steps: int) -> Needs:
     """Bytes of carries and tapes as they are kept, and of what the segments need besides."""
+    traced, segments = kernels.traced, kernels.segments
     values, length = traced.results[: traced.carries], traced.steps
     plain = sum(value.numel() * value.element_size() for value in values)
-    footprints = {k: footprint(segment, traced.carries) for k, segment in segments.items()}
+    footprints = {k: footprint(each, traced.carries, kernels.once.nbytes) for k, each in segments.items()}
 
     def packed(codec: tuple[str, ...]) -> int:
         if not codec:

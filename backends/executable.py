@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from reroll.backends.events import Watch
 from reroll.backends.lowering import Segment
+from reroll.backends.once import Once
 from reroll.backends.storage import Tier
 from reroll.backends.values import Ledger
 from reroll.program import Node, Program, pieces, turn
@@ -31,6 +32,7 @@ class Executable:
     tiers: Mapping[str, Tier]
     verify: bool
     watch: Watch
+    once: Once
     forward: tuple[Instruction, ...]
     backward: tuple[Instruction, ...]
     ledger: Ledger = field(default_factory=Ledger)
@@ -44,11 +46,14 @@ class Executable:
         tiers: Mapping[str, Tier],
         verify: bool,
         watch: Watch,
+        once: Once,
     ) -> Executable:
         """Split a program at its turn, and note where values die."""
         instructions = _instructions(program)
         at = next(i for i, each in enumerate(instructions) if each.node.target is turn)
-        return cls(recurrence, program, segments, tiers, verify, watch, instructions[: at + 1], instructions[at + 1 :])
+        return cls(
+            recurrence, program, segments, tiers, verify, watch, once, instructions[: at + 1], instructions[at + 1 :]
+        )
 
     def lengths(self, start: int, stop: int) -> list[int]:
         """The lengths of the segments of a range of steps."""

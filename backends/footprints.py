@@ -12,16 +12,16 @@ from reroll.prediction import SegmentBytes
 from reroll.recurrence import Items, Recurrence, Slices
 
 
-def footprint(segment: Segment, carries: int) -> SegmentBytes:
-    """What the runs of a segment hold, whose first ``carries`` inputs are the carry."""
+def footprint(segment: Segment, carries: int, once: int) -> SegmentBytes:
+    """What the runs of a segment hold, whose first ``carries`` inputs are the carry; ``once`` bytes are held anyway."""
     placeholders = segment.forward_graph.graph.find_nodes(op="placeholder")
     own = [node.name for node in placeholders[:carries]]
-    fresh = _peak(segment.forward, segment.forward_graph.graph, own)
-    kept = _peak(segment.forward, segment.forward_graph.graph, [])
+    fresh = once + _peak(segment.forward, segment.forward_graph.graph, own)
+    kept = once + _peak(segment.forward, segment.forward_graph.graph, [])
     if segment.backward is None or segment.backward_graph is None:
         return SegmentBytes(0, fresh, kept, 0)
     saved = _saved(segment, set(placeholders[carries:]))
-    reverse = _peak(segment.backward, segment.backward_graph.graph, [reader.name for _, reader in saved])
+    reverse = once + _peak(segment.backward, segment.backward_graph.graph, [reader.name for _, reader in saved])
     memory: dict[fx.Node, int] = {}
     for made, reader in saved:
         nbytes = max(storage_nbytes(made.meta.get("val")), storage_nbytes(reader.meta.get("val")))

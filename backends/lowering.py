@@ -20,6 +20,7 @@ from torch import fx
 from torch._guards import TracingContext, tracing
 
 from reroll.backends.events import Watch
+from reroll.backends.once import Once
 from reroll.backends.toolchain import quick_builds
 from reroll.backends.tracing import Traced
 from reroll.editing import deduplicate, primals_and_tangents
@@ -37,7 +38,8 @@ class Segment:
 
     forward: boxed; carries, xs, constants -> next carries, ys, saved. backward: boxed; saved, gradients of the
     differentiable outputs -> one gradient per differentiable input. ``tangents`` and ``inputs`` number those outputs
-    and inputs; ``reaches[i]`` are the outputs from which autograd reaches ``inputs[i]``.
+    and inputs; ``reaches[i]`` are the outputs from which autograd reaches ``inputs[i]``. Last operands of both are
+    invariants of the loop: ``once_forward`` and ``once_backward`` number them.
     """
 
     steps: int
@@ -50,6 +52,8 @@ class Segment:
     output_examples: tuple[torch.Tensor, ...]
     forward_graph: fx.GraphModule
     backward_graph: fx.GraphModule | None
+    once_forward: tuple[int, ...] = ()
+    once_backward: tuple[int, ...] = ()
 
 
 def prepare(traced: Traced, lowering: str) -> None:
@@ -75,15 +79,21 @@ def lower(
     replay: bool,
     rewrite: Callable[[fx.GraphModule], fx.GraphModule],
     watch: Watch,
+    once: Once,
 ) -> Segment:
-    """Cut a prepared joint graph, ``rewrite`` its halves, and compile them. ``watch`` is told of event products."""
+    """Cut a prepared joint graph, ``rewrite`` its halves, and compile them.
+
+    ``watch`` is told of event products, ``once`` takes what need be made only once per call.
+    """
     halves = _halves(traced, pack=_packs(lowering, codec), replay=replay)
     forward, backward = (half and rewrite(half) for half in halves)
     assert forward is not None
     primals = primals_and_tangents(traced.graph.graph)[0]
+    places = []
     for half in (forward, backward):
         if half is not None:
             watch.add(half, [primals[number].meta.get("constant", "") for number in traced.inputs])
+        places.append(() if half is None else once.take(half))
     compiled = _inductor if lowering == "inductor" else _eager
     return Segment(
         steps=traced.steps,
@@ -96,6 +106,8 @@ def lower(
         output_examples=traced.results,
         forward_graph=forward,
         backward_graph=backward,
+        once_forward=places[0],
+        once_backward=places[1],
     )
 
 

@@ -40,13 +40,14 @@ class Run:
         self.ys: list[Tensor] = []
         self.output_grads: Sequence[Tensor | None] = ()
         self.grads: dict[int, Tensor] = {}
+        self.once: list[Tensor] = []
 
     # The two halves.
 
     def forward(self, training: bool) -> tuple[list[Tensor], list[Tensor]]:
         """Play the forward half, or only run the steps if not ``training``. Gives the last carry and the outputs."""
         recurrence = self.executable.recurrence
-        self.ys = self._empty_outputs()
+        self.ys, self.once = self._empty_outputs(), self._invariants()
         initial = Carry(self.operands[: len(recurrence.carries)])
         placeholder = self.executable.program.graph.find_nodes(op="placeholder")[0]
         self.register = (placeholder, initial)
@@ -57,7 +58,7 @@ class Run:
             else:
                 self.last = self._run(placeholder, 0, recurrence.steps, None)
         last, ys = self.last, self.ys
-        self.ys, self.register, self.last = [], None, Carry(())
+        self.ys, self.once, self.register, self.last = [], [], None, Carry(())
         return list(last.tensors), ys
 
     def backward(self, grads: Sequence[Tensor | None], keep: bool) -> list[Tensor | None]:
@@ -68,7 +69,7 @@ class Run:
         run.output_grads = grads[carried:]
         here = random_state(self.operands) if self.executable.recurrence.random else None
         turned = self.executable.forward[-1].node
-        run.values[turned] = list(grads[:carried])
+        run.values[turned], run.once = list(grads[:carried]), self._invariants()
         try:
             with self.executable.watch.counting(afresh=False):
                 for instruction in self.executable.backward:
@@ -76,12 +77,16 @@ class Run:
             final = run.values[self.executable.backward[-1].node]
         finally:
             run.values.clear()
-            run.register, run.output_grads = None, ()
+            run.register, run.output_grads, run.once = None, (), []
             if here is not None:
                 set_random_state(here)
         alive = live_operands(self.executable, grads)
         found = [*final, *(run.grads.pop(i, None) for i in range(carried, len(self.operands)))]
         return [grad if operand in alive else None for operand, grad in enumerate(found)]
+
+    def _invariants(self) -> list[Tensor]:
+        """What the segments need of the constants alone; it is not kept between the halves."""
+        return self.executable.once.values([self.operands[i] for i in self.executable.recurrence.constants])
 
     def _fork(self) -> Run:
         fork = Run(self.executable, self.operands)
@@ -162,6 +167,7 @@ class Run:
         for steps in self.executable.lengths(start, stop):
             segment = self.executable.segments[steps]
             inputs = [*tensors, *segment_inputs(self.executable.recurrence, self.operands, start, steps)]
+            inputs += [self.once[place] for place in segment.once_forward]
             del tensors
             results = list(segment.forward(inputs))
             tensors = tuple(results[:width])
@@ -202,7 +208,7 @@ class Run:
             if segment.backward is None:
                 return [None] * len(carried)
             tangents = self._tangents(segment, carried, start, steps)
-            arguments = [*saved, *tangents]
+            arguments = [*saved, *tangents, *(self.once[place] for place in segment.once_backward)]
             if not self.keep:
                 saved.clear()
             del tangents, saved

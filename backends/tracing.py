@@ -136,15 +136,20 @@ def trace(recurrence: Recurrence, steps: int, *, decompose: bool) -> Traced:
 
 def _mark(primals: list[fx.Node], recurrence: Recurrence) -> None:
     """Say what inputs are: number i of the carry, read at each step, or a constant of the loop, by its name."""
-    constants = len(recurrence.constants)
-    names = [node.name for node in recurrence.step.graph.find_nodes(op="placeholder")]
+    names = constant_names(recurrence)
     for number, node in enumerate(primals):
         if number < len(recurrence.carries):
             node.meta["carry"] = number
-        elif number < len(primals) - constants:
+        elif number < len(primals) - len(names):
             node.meta["per_step"] = True
         else:
             node.meta["constant"] = names[number - len(primals)]
+
+
+def constant_names(recurrence: Recurrence) -> list[str]:
+    """The names of the constants of the loop, in their order."""
+    names = [node.name for node in recurrence.step.graph.find_nodes(op="placeholder")]
+    return names[len(names) - len(recurrence.constants) :]
 
 
 def _long_enough(

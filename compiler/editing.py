@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from reroll.capture_torch import is_higher_order, is_overload
 
 aten = torch.ops.aten
+_KNOWN = ("aten", "prims", "reroll")
 
 
 def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
@@ -102,10 +103,10 @@ def in_order(graph: fx.Graph) -> bool:
 
 
 def _may_draw(target: Any) -> bool:
-    """Whether an operation draws random numbers, or is not torch's own, so that nobody knows what it does."""
+    """Whether an operation draws random numbers, or is neither torch's nor ours, so that nobody knows what it does."""
     if not is_overload(target):
         return is_higher_order(target)
-    return bool(torch.Tag.nondeterministic_seeded in target.tags) or target.namespace not in ("aten", "prims")
+    return bool(torch.Tag.nondeterministic_seeded in target.tags) or target.namespace not in _KNOWN
 
 
 def deduplicate(graph: fx.Graph) -> None:
@@ -113,7 +114,7 @@ def deduplicate(graph: fx.Graph) -> None:
     results = set(graph.output_node().all_input_nodes)
     seen: dict[Any, fx.Node] = {}
     for node in list(graph.nodes):
-        if node in results or not _repeatable(node):
+        if node in results or not repeatable(node):
             continue
         key = (node.target, *_frozen((node.args, node.kwargs)))
         first = seen.setdefault(key, node)
@@ -122,7 +123,7 @@ def deduplicate(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-def _repeatable(node: fx.Node) -> bool:
+def repeatable(node: fx.Node) -> bool:
     """Whether a node does nothing but give the same result for the same operands."""
     target: Any = node.target
     if node.op != "call_function" or not is_overload(target) or _may_draw(target):
