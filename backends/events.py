@@ -6,10 +6,12 @@ Private torch API, tried on 2.11 and 2.13: ``CppCodeCache`` (builds, loads and c
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import fx
@@ -24,13 +26,11 @@ _SOURCE = Path(__file__).with_name("event_kernels.cpp")
 
 @cache
 def built() -> bool:
-    """Whether the kernels are there. They are built when first asked for; if that fails, a warning says so."""
-    from torch._inductor.codecache import CppCodeCache
+    """Whether the kernels are there, once they are built. If that fails, a warning says so."""
     from torch._inductor.exc import CppCompileError
 
     try:
-        with quick_builds():
-            CppCodeCache.load(_SOURCE.read_text("utf-8"))
+        building()()
     except (CppCompileError, OSError) as error:
         warnings.warn(
             f"Products of spikes run as torch's dense products: their kernels could not be built ({error}).",
@@ -39,6 +39,18 @@ def built() -> bool:
         )
         return False
     return True
+
+
+@cache
+def building() -> Callable[[], Any]:
+    """Begin to build the kernels, beside what else is compiled; the function that is given waits for them."""
+    from torch._inductor.codecache import CppCodeCache
+
+    worker = ThreadPoolExecutor(1)
+    with quick_builds():
+        loaded: Callable[[], Any] = CppCodeCache.load_async(_SOURCE.read_text("utf-8"), submit_fn=worker.submit)
+    worker.shutdown(wait=False)
+    return loaded
 
 
 class Watch:
@@ -61,7 +73,8 @@ class Watch:
                 key = ("gradient", _gradient(node, gradients_of), k, n)
             node.args = (*node.args[:-1], self._numbers.setdefault(key, len(self._numbers)))
         if nodes:
-            built()
+            with suppress(RuntimeError, OSError):  # built() says why
+                building()
             half.recompile()
             self._counts = torch.zeros(len(self._numbers), 4, dtype=torch.int64)
 
@@ -71,6 +84,7 @@ class Watch:
         if not self._numbers:
             yield
             return
+        built()
         if afresh:
             self._counts.zero_()
         counts = self._counts  # held for as long as the kernels write to it

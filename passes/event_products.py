@@ -20,8 +20,8 @@ from reroll.registry import register_pass
 from reroll.sparsity import MOVES, Fact, infer
 from reroll.stacking import turned
 
-# Measured by benchmarks/events.py (one core, AVX-512): events are as fast as dense products at densities of 0.4 to 0.5.
-CROSSOVER = 0.3
+# Measured by benchmarks/events.py (one core, AVX-512): events are as fast as dense products at 0.25 to 0.5.
+CROSSOVER = 0.25
 # Multiplications from which on a look at an operand that is dense after all costs little: 5 us on 50, or on 100.
 SPIKES, INPUTS = 2**20, 2**22
 _SCALES = (aten.mul.Tensor, aten.div.Tensor)
