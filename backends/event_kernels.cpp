@@ -148,7 +148,7 @@ void scatter(const T* z, const T* g, T* out, int64_t m, int64_t k, int64_t n, in
     }
   torch::stable::parallel_for(0, k, grain(k, events * n), [&](int64_t begin, int64_t end) {
     for (int64_t j = begin; j < end; j++)
-      weighted_rows<T>(g, n, &rows[start[j]], &sorted[start[j]], start[j + 1] - start[j], nullptr, out + j * n);
+      weighted_rows<T>(g, n, rows.data() + start[j], sorted.data() + start[j], start[j + 1] - start[j], nullptr, out + j * n);
   });
 }
 
@@ -157,6 +157,11 @@ void of_type(const Tensor& like, const F& f) {
   if (like.scalar_type() == ScalarType::Float) return f(float());
   if (like.scalar_type() == ScalarType::Double) return f(double());
   STD_TORCH_CHECK(false, "event products are for float32 and float64");
+}
+
+void check(bool fits, const Tensor& z, const Tensor& other) {
+  STD_TORCH_CHECK(fits, "the operands of an event product do not fit each other");
+  STD_TORCH_CHECK(z.scalar_type() == other.scalar_type(), "the operands of an event product differ in dtype");
 }
 
 template <class... Args>
@@ -187,6 +192,8 @@ bool by_events(const Tensor& z, double crossover, int64_t number, int64_t& event
 
 // bias [n] or none, z [m, k], w [k, n] -> [m, n]
 Tensor product(const std::optional<Tensor>& bias, const Tensor& z, const Tensor& w, double crossover, int64_t number) {
+  check(z.dim() == 2 && w.dim() == 2 && z.size(1) == w.size(0), z, w);
+  if (bias) check(bias->dim() == 1 && bias->size(0) == w.size(1), z, *bias);
   const Tensor own = torch::stable::contiguous(z);
   const int64_t m = z.size(0), k = z.size(1), n = w.size(1);
   std::optional<Tensor> out;
@@ -207,6 +214,7 @@ Tensor product(const std::optional<Tensor>& bias, const Tensor& z, const Tensor&
 
 // z [m, k], g [m, n] -> z^T g [k, n]
 Tensor outer(const Tensor& z, const Tensor& g, double crossover, int64_t number) {
+  check(z.dim() == 2 && g.dim() == 2 && z.size(0) == g.size(0), z, g);
   const Tensor own = torch::stable::contiguous(z);
   const int64_t m = z.size(0), k = z.size(1), n = g.size(1);
   std::optional<Tensor> out;

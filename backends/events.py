@@ -63,14 +63,15 @@ class Watch:
     def add(self, half: fx.GraphModule, gradients_of: Sequence[str]) -> None:
         """Number the event products of a half; equal ones of other halves share a number.
 
-        gradients_of: for each result of a backward, the name of the constant whose gradient it is, or nothing.
+        gradients_of: for each result of a backward, the name of the constant whose gradient it is, or nothing; empty
+        for a forward.
         """
         nodes = [node for node in half.graph.nodes if node.target in (PRODUCT, OUTER)]
         for node in nodes:
             k, n = node.args[-4].meta["val"].shape[1], node.meta["val"].shape[1]
             key = ("product", _weight(node), k, n)
             if node.target is OUTER:
-                key = ("gradient", _gradient(node, gradients_of), k, n)
+                key = ("gradient" if gradients_of else "product", _gradient(node, gradients_of), k, n)
             node.args = (*node.args[:-1], self._numbers.setdefault(key, len(self._numbers)))
         if nodes:
             with suppress(RuntimeError, OSError):  # built() says why

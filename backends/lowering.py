@@ -89,10 +89,11 @@ def lower(
     forward, backward = (half and rewrite(half) for half in halves)
     assert forward is not None
     primals = primals_and_tangents(traced.graph.graph)[0]
+    gradients_of = [primals[number].meta.get("constant", "") for number in traced.inputs]
     places = []
-    for half in (forward, backward):
+    for half, names in ((forward, []), (backward, gradients_of)):
         if half is not None:
-            watch.add(half, [primals[number].meta.get("constant", "") for number in traced.inputs])
+            watch.add(half, names)
         places.append(() if half is None else once.take(half))
     compiled = _inductor if lowering == "inductor" else _eager
     return Segment(

@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from reroll.capture_torch import is_higher_order, is_overload
 
 aten = torch.ops.aten
+LAYOUTS = (aten.as_strided, aten.as_strided_copy, aten.as_strided_scatter)
 _KNOWN = ("aten", "prims", "reroll")
 
 
@@ -95,6 +96,11 @@ def levels(graph: fx.Graph, group: set[fx.Node]) -> dict[fx.Node, int]:
         sources = node.all_input_nodes
         found[node] = max((found[source] + (source in group) for source in sources), default=0)
     return found
+
+
+def reads_memory(graph: fx.Graph) -> bool:
+    """Whether a node reads memory as it lies, so that no value may be laid out otherwise."""
+    return any(getattr(node.target, "overloadpacket", None) in LAYOUTS for node in graph.nodes)
 
 
 def in_order(graph: fx.Graph) -> bool:

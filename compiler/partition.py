@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from reroll.capture_torch import is_overload
-from reroll.editing import ancestors, levels, primals_and_tangents
+from reroll.editing import LAYOUTS, ancestors, levels, primals_and_tangents
 from reroll.products import products, rows
 from reroll.sparsity import Fact, infer
 
@@ -122,7 +122,12 @@ def _may_recompute(node: fx.Node) -> bool:
     if node.op != "call_function" or not is_overload(target):
         return False
     name = target.overloadpacket.__name__
-    if name in _DECISIONS or _cuts_off(node) or torch.Tag.nondeterministic_seeded in target.tags:
+    if (
+        name in _DECISIONS
+        or target.overloadpacket in LAYOUTS
+        or _cuts_off(node)
+        or torch.Tag.nondeterministic_seeded in target.tags
+    ):
         return False
     return target.is_view or name in _CHEAP or torch.Tag.pointwise in target.tags
 

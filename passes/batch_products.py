@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from torch import fx
 
 from reroll.context import Context
-from reroll.editing import aten, behind, call, in_order, levels, sort
+from reroll.editing import aten, behind, call, in_order, levels, reads_memory, sort
 from reroll.products import places_of_rows, products, results, rows
 from reroll.registry import register_pass
 from reroll.stacking import concatenated, in_time, within
@@ -25,10 +25,10 @@ from reroll.stacking import concatenated, in_time, within
 def batch_products(half: fx.GraphModule, context: Context) -> fx.GraphModule:
     """The graph with products of one weight done together where none depends on another.
 
-    A graph that draws random numbers several times is left as it is.
+    A graph whose order or layout matters is left as it is.
     """
     graph = half.graph
-    for group in [] if in_order(graph) else products(graph):
+    for group in [] if in_order(graph) or reads_memory(graph) else products(graph):
         level = levels(graph, set(group))
         together: dict[int, list[fx.Node]] = defaultdict(list)
         for node in group:

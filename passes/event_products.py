@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from reroll.context import Context
-from reroll.editing import aten, behind, call, shape
+from reroll.editing import aten, behind, call, primals_and_tangents, reads_memory, shape
 from reroll.event_ops import OUTER, PRODUCT, ROWS
 from reroll.registry import register_pass
 from reroll.sparsity import MOVES, Fact, infer
@@ -32,7 +32,7 @@ _DTYPES = (torch.float32, torch.float64)
 def event_products(half: fx.GraphModule, context: Context) -> fx.GraphModule:
     """The graph with products of what may be mostly zeros as event products."""
     graph = half.graph
-    if context.lowering != "inductor":
+    if context.lowering != "inductor" or reads_memory(graph):
         return half
     least = _worth_a_look(graph, context)
     rows: dict[fx.Node, fx.Node] = {}
@@ -84,7 +84,7 @@ def _is_product(node: fx.Node) -> bool:
         return False
     value = node.meta["val"]
     sizes = [shape(source) for source in node.all_input_nodes]
-    biased = node.target is aten.mm.default or len(shape(node.args[0]) or ()) == 1
+    biased = node.target is aten.mm.default or shape(node.args[0]) == value.shape[1:]
     return biased and None not in sizes and value.device.type == "cpu" and value.dtype in _DTYPES
 
 
@@ -119,8 +119,10 @@ def _scatter(graph: fx.Graph, node: fx.Node, source: fx.Node, right: fx.Node, le
         if _is_large(node, least.get(source)):
             _replace(graph, node, call(graph, OUTER, source, right, CROSSOVER, 0))
         elif _is_large(node, least.get(right)):
-            made = call(graph, OUTER, right, source, CROSSOVER, 0)
-            _replace(graph, node, call(graph, aten.permute.default, made, [1, 0]))
+            made = call(graph, aten.permute.default, call(graph, OUTER, right, source, CROSSOVER, 0), [1, 0])
+            if not primals_and_tangents(graph)[1]:  # what a forward saves must lie as its backward was told
+                made = call(graph, aten.clone.default, made, memory_format=torch.contiguous_format)
+            _replace(graph, node, made)
 
 
 def _replace(graph: fx.Graph, node: fx.Node, by: fx.Node) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from torch import fx
 
 from reroll.context import Context
-from reroll.editing import aten, behind, call, constants, deduplicate, shape
+from reroll.editing import aten, behind, call, constants, deduplicate, reads_memory, shape
 from reroll.registry import register_pass
 from reroll.stacking import concatenated, in_time, turned, within
 
@@ -37,12 +37,12 @@ def merge_gradients(half: fx.GraphModule, context: Context) -> fx.GraphModule:
     """The graph with sums of products, of row sums and of gradients of kernels over steps merged."""
     graph = half.graph
     fixed = constants(graph)
-    for root in [node for node in graph.nodes if _is_root(node)]:
+    for root in [] if reads_memory(graph) else [node for node in graph.nodes if _is_root(node)]:
         _merge(graph, root, fixed)
     graph.eliminate_dead_code()
     _mask_unread(graph)
-    _share_kernels(graph)
     deduplicate(graph)
+    _share_kernels(graph)
     half.recompile()
     return half
 

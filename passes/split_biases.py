@@ -7,6 +7,7 @@ product and a bias together again (torch 2.11 and 2.13), but not differences: ``
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from reroll.capture_torch import is_overload
 from reroll.context import Context
 from reroll.editing import aten, call, shape
 from reroll.registry import register_pass
+
+_PARTS = (operator.getitem, aten.unsafe_split.Tensor, aten.unsafe_chunk.default)
 
 
 @register_pass("split-biases", on="half")
@@ -43,7 +46,7 @@ def _read_by_point(node: fx.Node) -> bool:
 
 def _is_view(node: fx.Node) -> bool:
     target: Any = node.target
-    return is_overload(target) and target.is_view
+    return target in _PARTS or (is_overload(target) and target.is_view)
 
 
 def _is_pointwise(node: fx.Node) -> bool:

@@ -107,6 +107,16 @@ def test_other_dtypes_are_refused() -> None:
         ops.event_product(None, torch.ones(2, 2, dtype=torch.bfloat16), torch.ones(2, 2, dtype=torch.bfloat16), 1.0, 0)
 
 
+def test_operands_that_do_not_fit_are_refused() -> None:
+    z, w = torch.ones(4, 6), torch.ones(6, 5)
+    for bias, left, right in ((torch.ones(1), z, w), (None, z, w.T), (None, z[0], w), (None, z, w.double())):
+        with pytest.raises(RuntimeError, match="operands of an event product"):
+            ops.event_product(bias, left, right, 1.0, 0)
+    for other in (torch.ones(5, 3), torch.ones(4), torch.ones(4, 3).double()):
+        with pytest.raises(RuntimeError, match="operands of an event product"):
+            ops.event_outer(z, other, 1.0, 0)
+
+
 def test_operations_are_what_their_schemas_and_fakes_say() -> None:
     z, w = spikes(4, 6, 0.3, torch.float32), torch.randn(6, 5)
     calls: list[tuple[Any, tuple[Any, ...]]] = [

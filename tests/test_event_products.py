@@ -105,6 +105,54 @@ def test_nothing_is_done_uncompiled() -> None:
     assert left(half, weights(M, K), weights(K, N), context=CONTEXT)["mm"] == 1
 
 
+def test_a_bias_of_one_element_is_no_bias_of_a_row() -> None:
+    def half(v: Tensor, w: Tensor, one: Tensor, row: Tensor) -> Any:
+        z = (v > 1).double()
+        return torch.addmm(one, z, w), torch.addmm(row, z, w)
+
+    kept = left(half, weights(M, K), weights(K, N), weights(1), weights(1, N))
+    assert (kept["addmm"], kept["event_product"]) == (2, 0)
+
+
+def test_what_a_forward_gives_keeps_its_layout() -> None:
+    def half(v: Tensor, a: Tensor, *tangents: Tensor) -> Any:
+        z = (v > 1).double()
+        return a.t() @ z, *(2 * each for each in tangents)
+
+    values = [weights(M, K), weights(M, N), weights(1)]
+    for number, kept in ((2, False), (3, True)):
+        graph = traced(half, values[:number], 0)
+        for node in graph.graph.find_nodes(op="placeholder")[2:]:
+            node.target = node.name = "tangents_1"
+        made = run_on_half(("event-products",), graph, EVENTS)
+        assert kinds(made.graph)["event_outer"] == 1
+        assert made(*values[:number])[0].is_contiguous() != kept  # nobody minds how a gradient lies
+
+
+def test_memory_that_is_read_as_it_lies_is_left() -> None:
+    def half(v: Tensor, a: Tensor) -> Any:
+        return (torch.as_strided(a.t() @ (v > 1).double(), (190,), (193,), 1),)
+
+    assert left(half, weights(M, K), weights(M, N))["mm"] == 1
+
+
+class FastWeights(nn.Module):
+    """Weights that grow where activity meets spikes (Hebb): the product of both is kept for the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spiking, self.active = nn.Linear(20, 192), nn.Linear(20, 224)
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        v, grown = x_TBI.new_zeros(x_TBI.shape[1], 192), x_TBI.new_zeros(224, 192)
+        for t in range(x_TBI.shape[0]):
+            v = 0.8 * v + self.spiking(x_TBI[t])
+            z: Any = Spike.apply(v - 0.5)  # type: ignore[no-untyped-call]
+            met = torch.tanh(self.active(x_TBI[t])).t() @ z
+            grown = 0.9 * grown + torch.tanh(met) * met
+        return grown
+
+
 class Layers(nn.Module):
     """Leaky neurons that excite a second population, whose spikes are +1, 0 and -1, and scaled by a learned gain."""
 
@@ -146,6 +194,18 @@ def test_gradients_are_those_of_eager(batch: int, options: dict[str, Any]) -> No
     assert set(seen) == {(kind, *sizes) for kind in ("product", "gradient") for sizes in ((224, 192), (192, 224))}
     assert all(0 < line.events < line.elements for line in seen.values())
     assert all(line.calls for line in seen.values())
+
+
+@pytest.mark.inductor
+def test_products_that_are_kept_for_the_backward() -> None:
+    torch.manual_seed(0)
+    model, x = FastWeights().double(), torch.randn(19, 32, 20, dtype=torch.float64)
+    compiled = reroll.compile(model, time_dim=0, lowering="inductor")
+    for found, expected in zip(gradients(model, compiled, x), gradients(model, model, x), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12 * float(expected.abs().max()))
+    (line,) = reroll.explain(compiled, x.requires_grad_()).loops[0].events
+    assert (line.kind, line.weight) == ("product", "")
+    assert line.calls >= 18
 
 
 @pytest.mark.inductor

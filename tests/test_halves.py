@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -149,3 +150,28 @@ def test_a_wrong_pass_on_halves_is_named(wrong: Any, message: str) -> None:
     register_pass("wrong", on="half")(wrong)
     with pytest.raises(PassError, match=f"Pass 'wrong' {message}"):
         run_on_half(("wrong",), traced(lambda x: (x + 1,), weights((B,)), 0), CONTEXT)
+
+
+def test_values_whose_memory_is_read_as_it_lies_stay() -> None:
+    def half(x: Tensor, w: Tensor) -> Any:
+        parts = [torch.as_strided(x[t].clone() @ w, (4,), (5,), 1) for t in range(T)]
+        return (sum(parts),)
+
+    assert rewritten(half, weights((T, B, N), (N, H)), 1)["mm"] == T
+
+
+def test_biases_are_added_where_points_are_read() -> None:
+    def half(x: Tensor, w: Tensor, b: Tensor) -> Any:
+        gates = torch.addmm(b, x, w).chunk(2, 1)
+        kept = torch.addmm(b, torch.tanh(x), w)
+        return torch.sigmoid(gates[0]) * gates[1].tanh(), kept, kept.exp(), torch.addmm(b[:1], x, w).relu()
+
+    values = weights((B, N), (N, H), (H,))
+    expected = half(*values)
+    for lowering, left in (("inductor", 1), ("eager", 3)):
+        context = replace(CONTEXT, lowering=lowering)
+        found = run_on_half(("split-biases",), traced(half, values, 2), context)
+        assert kinds(found.graph)["addmm"] == left
+        for one, other in zip(found(*values), expected, strict=True):
+            assert torch.equal(one, other) or lowering == "inductor"
+            torch.testing.assert_close(one, other)

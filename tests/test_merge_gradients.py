@@ -48,8 +48,36 @@ def test_the_gradients_of_kernels_and_tables_are_one_each() -> None:
         *weights((B, 1, 5, 5), (1, 1, 3, 3), (1,), (7, 5)),
     ]
     left = rewritten(backward_of(loss, 3), values, 3)
-    assert left["convolution_backward"] == (T - 1) + 2  # for the state, the kernel and the bias
+    assert left["convolution_backward"] == (T - 1) + 1  # for the state; for the kernel and the bias
     assert left["embedding_dense_backward"] == 1
+
+
+@pytest.mark.parametrize("options", [{"padding": 1}, {"stride": 2}, {"dilation": 2, "groups": 2, "padding": 2}])
+def test_gradients_to_inputs_of_a_second_convolution_are_one(options: dict[str, Any]) -> None:
+    groups = options.get("groups", 1)
+
+    def loss(x: Tensor, u: Tensor, first: Tensor, bias: Tensor, second: Tensor) -> Tensor:
+        total = torch.zeros(())
+        for t in range(T):
+            u = torch.tanh(0.5 * u + F.conv2d(x[t], first, bias, padding=1))
+            total = total + F.conv2d(u, second, **options).square().sum()
+        return total
+
+    values = weights((T, B, 2, 5, 5), (B, 4, 5, 5), (4, 2, 3, 3), (4,), (6, 4 // groups, 3, 3))
+    left = rewritten(backward_of(loss, 3), values, 3)
+    assert left["convolution_backward"] == 3  # both kernels, and to the inputs of the second
+
+
+def test_a_transposed_convolution_is_turned_back_together() -> None:
+    def loss(x: Tensor, u: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        total = torch.zeros(())
+        for t in range(T):
+            u = torch.tanh(u + x[t] * first)
+            total = total + F.conv_transpose1d(u, second, stride=2, output_padding=1).square().sum()
+        return total
+
+    values = weights((T, B, 3, 5), (B, 3, 5), (3, 5), (3, 2, 4))
+    assert rewritten(backward_of(loss, 2), values, 2)["convolution_backward"] == 2
 
 
 def test_terms_that_others_read_or_that_come_twice_stay() -> None:
