@@ -26,6 +26,8 @@ from rich.console import Console
 from rich.table import Table
 from speed_networks import NETWORKS, Checkpointed, CompiledSegments
 from speed_peers import Peers
+from speed_plot import draw
+from speed_profile import profile
 
 import reroll
 
@@ -76,7 +78,8 @@ def row(name: str, rounds: int, core: int | None, jax: str | None) -> Result:
         with Peers(jax, network, x, expected) as peers:
             found.update(peers.told)
             times = summary(interleaved({**training, **peers.steps}, rounds), EAGER)
-    return {"steps": steps, "contenders": {each: {**found[each], **times[each]} for each in found}}
+        where = profile(training["reroll"])
+    return {"steps": steps, "profile": where, "contenders": {each: {**found[each], **times[each]} for each in found}}
 
 
 def measured(name: str, options: argparse.Namespace) -> Result:
@@ -110,6 +113,10 @@ def show(result: Result) -> None:
             rest = (f"{of['relative_error']:.0e}", f"{of['first_step_wall_s']:.1f}", of.get("plan", ""))
             table.add_row(who, *numbers, *times, *rest)
         console.print(table)
+        shares = ", ".join(f"{kind} {share:.0%}" for kind, share in each["profile"]["shares"].items())
+        console.print(
+            f"reroll spends: {shares}; dense products at their best: {1e3 * each['profile']['limit_s']:.0f} ms"
+        )
 
 
 def main() -> None:
@@ -120,6 +127,7 @@ def main() -> None:
     parser.add_argument("--core", type=int, default=1)
     parser.add_argument("--jax", help="a Python that has jax and equinox")
     parser.add_argument("--row", help="measure one network here, and print it as JSON")
+    parser.add_argument("--plot", action="store_true", help="draw memory against time beside the result (matplotlib)")
     parser.add_argument("--show", action="store_true", help="print what was measured before")
     options = parser.parse_args()
     if options.row:
@@ -130,6 +138,8 @@ def main() -> None:
         result[name] = measured(name, options)
         RESULT.write_text(json.dumps(result, indent=1) + "\n")
     show(result)
+    if options.plot:
+        draw(result, RESULT.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,50 @@
+"""Memory against time of every contender of ``speed.py``, a panel for each network."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+SHOWN = {
+    "eager BPTT": ("black", "o"),
+    "torch.utils.checkpoint": ("tab:gray", "s"),
+    "inductor segments, checkpoint": ("tab:gray", "D"),
+    "JAX lax.scan": ("tab:orange", "o"),
+    "JAX nested remat": ("tab:orange", "s"),
+    "equinox, 8 checkpoints": ("tab:orange", "D"),
+    "reroll": ("tab:blue", "o"),
+    "reroll, standard": ("tab:blue", "s"),
+    "reroll, double (disk)": ("tab:blue", "D"),
+}
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """One panel a network: local peak (MB, logarithmic) and CPU time relative to eager's; lower left is better."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    columns = min(len(result), 4)
+    rows = math.ceil(len(result) / columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(4 * columns, 3.4 * rows), squeeze=False)
+    for axis in axes.flat:
+        axis.set_visible(False)
+    for axis, (name, each) in zip(axes.flat, result.items(), strict=False):
+        axis.set_visible(True)
+        for who, (colour, marker) in SHOWN.items():
+            if who in each["contenders"]:
+                of = each["contenders"][who]
+                axis.scatter(of["local_peak_bytes"] / 1e6, of["median_ratio"], color=colour, marker=marker, label=who)
+        axis.set_xscale("log")
+        axis.axhline(1, color="black", linewidth=0.5)
+        axis.set_ylim(bottom=0)
+        axis.set_title(f"{name}, T={each['steps']:,}", fontsize=9)
+        axis.set_xlabel("local peak, MB")
+        axis.set_ylabel("CPU time, eager = 1")
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncol=5, fontsize=8)
+    figure.tight_layout(rect=(0, 0.09, 1, 1))
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
