@@ -27,9 +27,7 @@ class Once:
     def take(self, half: fx.GraphModule) -> tuple[int, ...]:
         """Move the invariants of a half here. It gets one more operand for each; gives their places in ``values``."""
         graph = half.graph
-        fixed = _invariants(graph)
-        worth = [node for node in graph.nodes if node in fixed and _is_worth_it(node)]
-        moved = [node for node in worth if any(user not in fixed for user in node.users)]
+        moved = _worth_moving(graph)
         places = []
         for node in moved:
             value = self._copy(node)
@@ -87,6 +85,18 @@ def _invariants(graph: fx.Graph) -> set[fx.Node]:
         if repeatable(node) and node.all_input_nodes and found.issuperset(node.all_input_nodes):
             found.add(node)
     return found
+
+
+def _worth_moving(graph: fx.Graph) -> list[fx.Node]:
+    """Invariants that are no pointwise work and no views, and that something reads which stays."""
+    fixed, moved, staying = _invariants(graph), list[fx.Node](), set[fx.Node]()
+    for node in reversed(graph.nodes):
+        if node in fixed and any(user not in fixed or user in staying for user in node.users):
+            if _is_worth_it(node):
+                moved.append(node)
+            else:
+                staying.add(node)
+    return moved[::-1]
 
 
 def _is_worth_it(node: fx.Node) -> bool:

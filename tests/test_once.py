@@ -38,6 +38,14 @@ def test_products_of_weights_are_moved_and_pointwise_work_stays() -> None:
         torch.testing.assert_close(found, expected)
 
 
+def test_a_product_under_pointwise_work_is_moved() -> None:
+    once = Once(["w0", "w1"])
+    values = weights((3, 4), (4, 2), (2, 4))
+    made = named(lambda x, a, b: (x @ torch.tanh((a @ b).t()), x @ (a @ b)), values, 2)
+    assert once.take(made) == (0,)
+    assert (kinds(made.graph)["mm"], kinds(made.graph)["tanh"]) == (2, 1)
+
+
 def test_equal_invariants_of_two_halves_are_one() -> None:
     once = Once(["w0", "w1"])
     values = weights((3, 4), (4, 2), (2, 4))
