@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from reroll.backends.disk import STAGING, DiskTier
 from reroll.backends.events import Watch
 from reroll.backends.executable import Executable
-from reroll.backends.footprints import carry_gradients, footprint, output_gradients
+from reroll.backends.footprints import carry_gradients, footprint, output_gradients, turned_gradients
 from reroll.backends.host import HostTier
 from reroll.backends.lowering import Segment, lower, prepare, replays
 from reroll.backends.once import Once
@@ -148,7 +148,7 @@ def plan(kernels: Kernels, recurrence: Recurrence, options: Options) -> Built:
     """Choose a schedule for a recurrence with compiled segments, and make the program that plays it."""
     length = kernels.traced.steps
     recurrence = replace(recurrence, step=kernels.step, random=recurrence.random or kernels.random)
-    needs = _needs(kernels, recurrence.steps)
+    needs = _needs(kernels, recurrence)
     context = Context(store_all_root(recurrence, length), recurrence, codec=options.codec, facts=kernels.facts)
 
     def program_of(choice: Choice) -> Program:
@@ -189,12 +189,13 @@ def lengths_of(recurrence: Recurrence, length: int) -> tuple[int, ...]:
     return (length, rest) if rest else (length,)
 
 
-def _needs(kernels: Kernels, steps: int) -> Needs:
+def _needs(kernels: Kernels, recurrence: Recurrence) -> Needs:
     """Bytes of carries and tapes as they are kept, and of what the segments need besides."""
     traced, segments = kernels.traced, kernels.segments
     values, length = traced.results[: traced.carries], traced.steps
     plain = sum(value.numel() * value.element_size() for value in values)
-    footprints = {k: footprint(each, traced.carries, kernels.once.nbytes) for k, each in segments.items()}
+    held = kernels.once.nbytes + turned_gradients(segments[length], recurrence)
+    footprints = {k: footprint(each, traced.carries, held) for k, each in segments.items()}
 
     def packed(codec: tuple[str, ...]) -> int:
         if not codec:
@@ -209,7 +210,7 @@ def _needs(kernels: Kernels, steps: int) -> Needs:
         sizes=Sizes(carry=plain, packed=packed, taped=taped),
         carry=plain,
         grads=carry_gradients(segments[length], traced.carries),
-        output_grads=output_gradients(segments[length], traced.carries, steps),
+        output_grads=output_gradients(segments[length], traced.carries, recurrence.steps),
         staged=STAGING if values and values[0].device.type == "cpu" else 0,
     )
 

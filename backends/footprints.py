@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 
 from reroll.backends.lowering import Segment
 from reroll.footprint import graph_peak, origin, storage_nbytes, wrapper_peak
@@ -54,10 +54,36 @@ def _peak(compiled: Any, graph: fx.Graph, owned: list[str]) -> int:
     source = getattr(compiled, "source_code", None)
     if isinstance(source, str):
         sizes = {node.name: storage_nbytes(node.meta.get("val")) for node in graph.find_nodes(op="placeholder")}
-        peak = wrapper_peak(source, {name: sizes[name] for name in owned})
+        peak = wrapper_peak(source, {name: sizes[name] for name in owned}, _itemsizes(graph))
         if peak is not None:
             return peak
     return graph_peak(graph, owned)
+
+
+def _itemsizes(graph: fx.Graph) -> dict[str, int]:
+    """Bytes of an element of the results of each operation; the most, if they differ."""
+    found: dict[str, int] = {}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        for each in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(each, Tensor):
+                found[str(node.target)] = max(found.get(str(node.target), 0), each.dtype.itemsize)
+    return found
+
+
+def turned_gradients(segment: Segment, recurrence: Recurrence) -> int:
+    """Bytes of gradients of constants that lie otherwise than these: added up as they come, they are copied at last."""
+    if segment.backward_graph is None:
+        return 0
+    results: Any = segment.backward_graph.graph.output_node().args[0]
+    inputs = segment.forward_graph.graph.find_nodes(op="placeholder")
+    first = len(inputs) - len(segment.once_forward) - len(recurrence.constants)
+    found = 0
+    for place, result in zip(segment.inputs, results, strict=True):
+        like = recurrence.examples[recurrence.constants[place - first]] if place >= first else None
+        if like is not None and result.meta["val"].stride() != like.stride():
+            found += like.nbytes
+    return found
 
 
 def operand_gradients(segment: Segment, recurrence: Recurrence) -> int:

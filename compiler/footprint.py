@@ -21,6 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+_CALLED = re.compile(r"(buf\w+) = [\w.]+\.\w+\(.*\)$")
+_ITEM = re.compile(r"(buf\w+) = (buf\w+)\[\d+\]$")
+_CHECKED = re.compile(r"assert_size_stride\((buf\w+), (.*), 'torch\.ops\.([\w.]+)'\)$")
 _ASSIGNED = re.compile(r"(\w+) = (\w+)\((.*)\)(?:; del (\w+))?$")
 _MOVED = re.compile(r"(\w+) = (\w+)(?:; del (\w+))?$")
 _COMMENT = re.compile(r"\s+#.*$")
@@ -137,10 +140,11 @@ def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
     return dead
 
 
-def wrapper_peak(source: str, inputs: Mapping[str, int]) -> int | None:
+def wrapper_peak(source: str, inputs: Mapping[str, int], itemsizes: Mapping[str, int]) -> int | None:
     """The most bytes that inductor's wrapper holds; None where its source is not of the form that is understood.
 
-    inputs: bytes of each owned input by name; the others take nothing.
+    inputs: bytes of each owned input by name; the others take nothing. itemsizes: bytes of an element of the results of
+    each operation by name; inductor writes down the shapes of what torch's own kernels give.
     """
     found = re.search(r"^def call\(|^    def call\(", source, re.MULTILINE)
     if found is None or "def partition_" in source:
@@ -152,13 +156,17 @@ def wrapper_peak(source: str, inputs: Mapping[str, int]) -> int | None:
         line = _COMMENT.sub("", line).strip()
         if line.startswith("return "):
             return ledger.peak
-        if not _understood(line, ledger):
+        if not _understood(line, ledger, itemsizes):
             return None
     return None
 
 
-def _understood(line: str, ledger: Ledger) -> bool:
+def _understood(line: str, ledger: Ledger, itemsizes: Mapping[str, int]) -> bool:
     """Take account of one statement. False if it binds a buffer in a way that is not known."""
+    if match := _CHECKED.fullmatch(line):
+        return _given(match[1], match[2], itemsizes.get(match[3]), ledger)
+    if _CALLED.fullmatch(line) or _ITEM.fullmatch(line):
+        return True  # its size is checked in the next lines
     if line.startswith("del "):
         for name in line[4:].split(","):
             ledger.drop(name.strip())
@@ -180,6 +188,16 @@ def _understood(line: str, ledger: Ledger) -> bool:
     else:
         return False
     ledger.drop(moved)
+    return True
+
+
+def _given(name: str, layout: str, itemsize: int | None, ledger: Ledger) -> bool:
+    """Take account of what torch's own kernel gave, unless it shares memory that is known. False if it has no size."""
+    if itemsize is None:
+        return False
+    if name not in ledger.names:
+        shape, stride = ast.literal_eval(f"({layout})")
+        ledger.allocate(name, strided_nbytes(shape, stride, itemsize))
     return True
 
 

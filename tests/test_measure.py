@@ -147,12 +147,35 @@ def call(self, args):
 
 
 def test_the_plan_of_a_wrapper_is_read() -> None:
-    assert wrapper_peak(WRAPPER, {}) == 128 + 256
-    assert wrapper_peak(WRAPPER, {"primals_1": 128}) == 128 + 256
-    assert wrapper_peak(WRAPPER, {"primals_1": 512}) == 512 + 128
-    assert wrapper_peak(WRAPPER, {"primals_2": 128}) == 128 + 256 + 128
-    assert wrapper_peak(WRAPPER.replace("buf4 = empty_strided_cpu(", "buf4 = torch.ops.aten.fft("), {}) is None
-    assert wrapper_peak("nothing", {}) is None
+    assert wrapper_peak(WRAPPER, {}, {}) == 128 + 256
+    assert wrapper_peak(WRAPPER, {"primals_1": 128}, {}) == 128 + 256
+    assert wrapper_peak(WRAPPER, {"primals_1": 512}, {}) == 512 + 128
+    assert wrapper_peak(WRAPPER, {"primals_2": 128}, {}) == 128 + 256 + 128
+    assert wrapper_peak(WRAPPER.replace("buf4 = empty_strided_cpu(", "buf4 = unheard_of("), {}, {}) is None
+    assert wrapper_peak("nothing", {}, {}) is None
+
+
+KERNELS = """
+    def call(self, args):
+        buf0 = empty_strided_cpu((4, 8), (8, 1), torch.float32)
+        buf1 = torch.ops.aten.fft.default(buf0, (1, 2))
+        del buf0
+        buf2 = buf1
+        assert_size_stride(buf2, (4, 16), (16, 1), 'torch.ops.aten.fft.default')
+        # buffer buf2 (op: torch.ops.aten.fft.default) is assumed to be not aligned
+        del buf1
+        buf3 = torch.ops.aten.two.default(buf2)
+        buf4 = buf3[0]
+        assert_size_stride(buf4, (64, ), (1, ), 'torch.ops.aten.two.default')
+        del buf3
+        return (buf2, buf4, )
+"""
+
+
+def test_results_of_kernels_that_are_not_inductors_count() -> None:
+    sizes = {"aten.fft.default": 8, "aten.two.default": 4}
+    assert wrapper_peak(KERNELS, {}, sizes) == 4 * 16 * 8 + 64 * 4
+    assert wrapper_peak(KERNELS, {}, {"aten.fft.default": 8}) is None
 
 
 def test_the_walk_of_a_graph_counts_views_once() -> None:
