@@ -25,6 +25,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import NullFormatter
 
     columns = min(len(result), 4)
     rows = math.ceil(len(result) / columns)
@@ -38,6 +39,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
                 of = each["contenders"][who]
                 axis.scatter(of["local_peak_bytes"] / 1e6, of["median_ratio"], color=colour, marker=marker, label=who)
         axis.set_xscale("log")
+        axis.xaxis.set_minor_formatter(NullFormatter())
         axis.axhline(1, color="black", linewidth=0.5)
         axis.set_ylim(bottom=0)
         axis.set_title(f"{name}, T={each['steps']:,}", fontsize=9)
