@@ -99,3 +99,23 @@ def test_the_measured_figures_are_those_of_the_result_file() -> None:
         "| --- | --- | --- |",
         *figure_rows(),
     ]
+
+
+def test_the_table_of_networks_is_that_of_its_result_file() -> None:
+    found = [
+        line.split(" | ")[1:] for line in section("Time and memory of other networks").splitlines() if "MB," in line
+    ]
+    result = json.loads((ROOT / "benchmarks" / "results" / "speed.json").read_text("utf-8"))
+    rows = []
+    for network in result.values():
+        eager, *others = (
+            network["contenders"][name] for name in ("eager BPTT", "reroll", "reroll, standard", "JAX nested remat")
+        )
+        cells = [f"{megabytes(eager)} MB, {1e3 * eager['median_s']:.0f} ms"]
+        rows.append([*cells, *(f"{megabytes(each)} MB, {each['median_ratio']:.2f}" for each in others)])
+    assert [[cell.removesuffix(" |") for cell in row] for row in found] == rows
+
+
+def megabytes(contender: dict[str, Any]) -> str:
+    found = contender["local_peak_bytes"] / 1e6
+    return f"{found:.1f}" if found >= 0.95 else f"{found:.2f}"
