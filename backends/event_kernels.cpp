@@ -10,6 +10,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <type_traits>
 #include <vector>
 
 #if defined(__AVX512F__)
@@ -190,26 +191,34 @@ bool by_events(const Tensor& z, double crossover, int64_t number, int64_t& event
   return chosen;
 }
 
+// A tensor of `rows` x `columns` as `fill` makes it of the events of z; nothing if there are too many.
+template <class F>
+std::optional<Tensor> filled(const Tensor& z, int64_t rows, int64_t columns, double crossover, int64_t number, const F& fill) {
+  std::optional<Tensor> out;
+  of_type(z, [&](auto zero) {
+    using T = decltype(zero);
+    int64_t events = 0;
+    if (!by_events<T>(z, crossover, number, events)) return;
+    out = torch::stable::new_empty(z, {rows, columns});
+    fill(static_cast<const T*>(z.data_ptr()), static_cast<T*>(out->data_ptr()), events);
+  });
+  return out;
+}
+
 // bias [n] or none, z [m, k], w [k, n] -> [m, n]
 Tensor product(const std::optional<Tensor>& bias, const Tensor& z, const Tensor& w, double crossover, int64_t number) {
   check(z.dim() == 2 && w.dim() == 2 && z.size(1) == w.size(0), z, w);
   if (bias) check(bias->dim() == 1 && bias->size(0) == w.size(1), z, *bias);
   const Tensor own = torch::stable::contiguous(z);
   const int64_t m = z.size(0), k = z.size(1), n = w.size(1);
-  std::optional<Tensor> out;
-  of_type(z, [&](auto zero) {
-    using T = decltype(zero);
-    int64_t events = 0;
-    if (!by_events<T>(own, crossover, number, events)) return;
+  const auto out = filled(own, m, n, crossover, number, [&](const auto* from, auto* to, int64_t events) {
+    using T = std::remove_pointer_t<decltype(to)>;
     const Tensor rows = torch::stable::contiguous(w);
-    out = torch::stable::new_empty(own, {m, n});
     std::optional<Tensor> start;
     if (bias) start = torch::stable::contiguous(*bias);
-    gather<T>(static_cast<const T*>(own.data_ptr()), static_cast<const T*>(rows.data_ptr()),
-              start ? static_cast<const T*>(start->data_ptr()) : nullptr, static_cast<T*>(out->data_ptr()), m, k, n, events);
+    gather(from, static_cast<const T*>(rows.data_ptr()), start ? static_cast<const T*>(start->data_ptr()) : nullptr, to, m, k, n, events);
   });
-  if (out) return *out;
-  return aten("aten::linear", own, torch::stable::transpose(w, 0, 1), bias);
+  return out ? *out : aten("aten::linear", own, torch::stable::transpose(w, 0, 1), bias);
 }
 
 // z [m, k], g [m, n] -> z^T g [k, n]
@@ -217,15 +226,10 @@ Tensor outer(const Tensor& z, const Tensor& g, double crossover, int64_t number)
   check(z.dim() == 2 && g.dim() == 2 && z.size(0) == g.size(0), z, g);
   const Tensor own = torch::stable::contiguous(z);
   const int64_t m = z.size(0), k = z.size(1), n = g.size(1);
-  std::optional<Tensor> out;
-  of_type(z, [&](auto zero) {
-    using T = decltype(zero);
-    int64_t events = 0;
-    if (!by_events<T>(own, crossover, number, events)) return;
+  const auto out = filled(own, k, n, crossover, number, [&](const auto* from, auto* to, int64_t events) {
+    using T = std::remove_pointer_t<decltype(to)>;
     const Tensor rows = torch::stable::contiguous(g);
-    out = torch::stable::new_empty(own, {k, n});
-    scatter<T>(static_cast<const T*>(own.data_ptr()), static_cast<const T*>(rows.data_ptr()),
-               static_cast<T*>(out->data_ptr()), m, k, n, events);
+    scatter(from, static_cast<const T*>(rows.data_ptr()), to, m, k, n, events);
   });
   return out ? *out : aten("aten::mm", torch::stable::transpose(own, 0, 1), g);
 }

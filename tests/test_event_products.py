@@ -18,7 +18,6 @@ from reroll.facts import bits
 from reroll.registry import run_on_half
 
 EVENTS = replace(CONTEXT, lowering="inductor")
-ALL = ("merge-gradients", "batch-products", "event-products")
 M, K, N = 32, 256, 256
 
 
