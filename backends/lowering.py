@@ -20,6 +20,7 @@ from torch import fx
 from torch._guards import TracingContext, tracing
 
 from reroll.backends.events import Watch
+from reroll.backends.native_products import register, stamp
 from reroll.backends.once import Once
 from reroll.backends.toolchain import quick_builds
 from reroll.backends.tracing import Traced
@@ -158,6 +159,8 @@ def _inductor(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Boxed
     inputs = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
     if any(value.device.type == "cpu" for value in inputs):
         _need_compiler()
+    register()
+    stamp(graph)
     as_given = torch._inductor.config.patch(layout_optimization=False)
     with tracing(TracingContext(traced.mode)), V.set_fake_mode(traced.mode), torch.no_grad(), quick_builds(), as_given:
         return compile_fx_inner(graph, inputs, is_backward=backward)

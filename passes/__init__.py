@@ -10,6 +10,7 @@ from reroll.passes import (
     merge_gradients,
     merge_replay,
     offload,
+    pack_weights,
     prefetch,
     recompute,
     save,
@@ -20,7 +21,7 @@ from reroll.passes import (
 from reroll.registry import HalfPass, Pass, StepPass
 
 DEFAULT_PASSES: tuple[str, ...] = (
-    *("merge-gradients", "batch-products", "event-products", "split-biases"),
+    *("merge-gradients", "batch-products", "event-products", "split-biases", "pack-weights"),
     *("sparsity", "save", "recompute", "offload", "compress", "prefetch"),
 )
 
@@ -35,6 +36,7 @@ __all__ = [
     "merge_gradients",
     "merge_replay",
     "offload",
+    "pack_weights",
     "prefetch",
     "recompute",
     "save",

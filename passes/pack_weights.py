@@ -1,0 +1,64 @@
+"""Products with weights that are laid out once per call as the product reads them, instead of at every product.
+
+A general product copies its weight into panels first, each time; with few rows, as a step has, that is up to a third of
+it. In a loop the weight is the same at every step, so the panels are made once (``once``). Method: packing, Goto and
+van de Geijn, Anatomy of High-Performance Matrix Multiplication, ACM TOMS 34(3), 2008.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from reroll.context import Context
+from reroll.editing import aten, behind, call, constants, reads_memory, shape
+from reroll.packed_ops import PACK, PACKED_PRODUCT
+from reroll.registry import register_pass
+
+_LEAST_COLUMNS = 8
+
+
+@register_pass("pack-weights", on="half")
+def pack_weights(half: fx.GraphModule, context: Context) -> fx.GraphModule:
+    """The graph with products of constant weights as products with packed ones, if it is compiled for a CPU."""
+    graph = half.graph
+    if context.lowering != "inductor" or reads_memory(graph) or not _has_vectors():
+        return half
+    fixed, packed = constants(graph), dict[fx.Node, fx.Node]()
+    for node in graph.nodes:
+        if node.target in (aten.mm.default, aten.addmm.default) and not node.kwargs:
+            left, right = node.args[-2:]
+            if right in fixed and left not in fixed and _has_kernel(node, left, right):
+                _pack(graph, node, packed)
+    graph.eliminate_dead_code()
+    half.recompile()
+    return half
+
+
+def _has_vectors() -> bool:
+    """Whether this machine is one for which the kernel was made."""
+    return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+
+
+def _has_kernel(node: fx.Node, left: Any, right: Any) -> bool:
+    value = node.meta["val"]
+    sizes = [shape(source) for source in (left, right, node)]
+    if None in sizes or value.device.type != "cpu" or value.dtype not in (torch.float32, torch.float64):
+        return False
+    return 0 not in (*value.shape, *left.meta["val"].shape) and value.shape[1] >= _LEAST_COLUMNS
+
+
+def _pack(graph: fx.Graph, node: fx.Node, packed: dict[fx.Node, fx.Node]) -> None:
+    """``node`` as a packed product. packed: the panels of weights so far."""
+    left, right = node.args[-2:]
+    if right not in packed:
+        with behind(graph, [right]):
+            packed[right] = call(graph, PACK, right)
+    with graph.inserting_before(node):
+        product = call(graph, PACKED_PRODUCT, left, packed[right], node.meta["val"].shape[1], 0)
+        if node.target is aten.addmm.default:
+            product = call(graph, aten.add.Tensor, product, node.args[0])
+    node.replace_all_uses_with(product)
+    graph.erase_node(node)

@@ -1,0 +1,146 @@
+"""Products with packed weights: what the kernel gives, and which products it is given."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import reroll
+from halves import CONTEXT, kinds, traced
+from reroll.backends.native_products import edition, register
+from reroll.packed_ops import PACK, PACKED_PRODUCT
+from reroll.registry import run_on_half
+
+pytestmark = pytest.mark.inductor
+SIZES = [(1, 1, 1), (2, 5, 15), (3, 7, 16), (4, 32, 31), (11, 3, 17), (12, 9, 33), (23, 64, 48), (32, 70, 100), (97, 8, 40)]
+DEEP = (13, 4100, 20)  # the panel is read in three parts
+EDITION = edition()
+WIDE = (40, 256, 80)  # enough for two threads
+
+
+def product(x: Tensor, w: Tensor) -> Tensor:
+    made: Tensor = PACKED_PRODUCT(x, PACK(w), w.shape[1], EDITION)
+    return made
+
+
+def compiled(function: Any, *values: Tensor) -> Any:
+    register()
+    return torch.compile(function, fullgraph=True, dynamic=False)(*values)
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5}[expected.dtype]
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance * 20)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_kernel_is_right_for_odd_sizes(dtype: torch.dtype, threads: int) -> None:
+    values = [torch.randn(s, dtype=dtype) for m, k, n in (*SIZES, DEEP, WIDE) for s in ((m, k), (k, n))]
+    pairs = list(zip(values[::2], values[1::2], strict=True))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = compiled(lambda pairs: [product(x, w) for x, w in pairs], pairs)
+    finally:
+        torch.set_num_threads(before)
+    for made, (x, w) in zip(found, pairs, strict=True):
+        close(made, x @ w)
+        close(product(x, w), x @ w)
+
+
+def test_rows_give_the_same_bits_in_any_company() -> None:
+    x, w = torch.randn(75, 300), torch.randn(300, 90)
+    parts = (1, 11, 12, 23, 75)
+    for rows, found in zip(parts, compiled(lambda x, w: [product(x[:n], w) for n in parts], x, w), strict=True):
+        whole = compiled(product, x, w)
+        assert torch.equal(found, whole[:rows])
+
+
+def test_operands_may_lie_in_any_way() -> None:
+    base, w = torch.randn(2, 9, 40), torch.randn(24, 20)
+
+    def all_ways(base: Tensor, w: Tensor) -> list[Tensor]:
+        made = base.sin()
+        views = [source[1, :, 3:23] for source in (base, made)]
+        views += [source[0].T[:20, :7].T for source in (base, made)]
+        views += [source[0, :, ::2] for source in (base, made)]
+        views += [source[0, :, 1:2].expand(-1, 20) for source in (base, made)]
+        return [product(view, other) for view in views for other in (w.T, w.T.contiguous())]
+
+    for found, expected in zip(compiled(all_ways, base, w), all_ways(base, w), strict=True):
+        close(found, expected)
+
+
+def test_other_bytes_of_a_buffer_are_no_rows() -> None:
+    words, w = torch.randint(-9, 9, (6, 16), dtype=torch.int32), torch.randn(16, 8)
+
+    def half(words: Tensor, w: Tensor) -> Tensor:
+        return product((words + 2**29).view(torch.float32), w)
+
+    close(compiled(half, words, w), half(words, w))
+
+
+def left(function: Any, values: list[Tensor], constants: int) -> Counter[str]:
+    """The operations of a half whose results the pass is seen to keep."""
+    found = run_on_half(("pack-weights",), traced(function, values, constants), replace(CONTEXT, lowering="inductor"))
+    for one, other in zip(found(*values), function(*values), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    return kinds(found.graph)
+
+
+def doubles(*shapes: tuple[int, ...]) -> list[Tensor]:
+    return [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+
+
+def test_a_weight_is_packed_once_for_all_its_products() -> None:
+    def half(x: Tensor, bias: Tensor, w: Tensor) -> Any:
+        h = torch.tanh(x @ w.T)
+        return h @ w.T, torch.addmm(bias, h, w), h.sum(0)
+
+    kept = left(half, doubles((3, 10), (10,), (10, 10)), 2)
+    assert (kept["packed_product"], kept["pack_weight"]) == (3, 2)
+    assert kept["mm"] + kept["addmm"] == 0
+
+
+def test_products_of_what_changes_and_of_few_columns_are_left() -> None:
+    def half(x: Tensor, g: Tensor, narrow: Tensor, w: Tensor) -> Any:
+        return x.T @ g, x @ narrow, w @ x.T, w @ w.T
+
+    assert left(half, doubles((3, 10), (3, 12), (10, 4), (10, 10)), 2)["packed_product"] == 0
+
+
+class TwoWeights(nn.Module):
+    """A recurrence of low rank with a bias, and a readout as wide as one vector and a bit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(21, 9), nn.Linear(9, 21, bias=False)
+        self.out = nn.Linear(21, 17)
+
+    def forward(self, x_TBH: Tensor) -> Tensor:
+        h_BH, outs = x_TBH.new_zeros(x_TBH.shape[1:]), []
+        for t in range(x_TBH.shape[0]):
+            h_BH = torch.tanh(x_TBH[t] + self.up(self.down(h_BH)))
+            outs.append(self.out(h_BH))
+        return torch.stack(outs)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+@pytest.mark.parametrize("schedule", ["standard", "store_all"])
+def test_a_network_trains_as_eager_does(batch: int, schedule: str) -> None:
+    model, x = TwoWeights().double(), torch.randn(20, batch, 21, dtype=torch.float64)
+    rolled = reroll.compile(model, time_dim=0, lowering="inductor", schedule=schedule)
+    results = []
+    for run in (model, rolled):
+        model.zero_grad()
+        y = run(x)
+        y.square().sum().backward()
+        results.append([y, *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
