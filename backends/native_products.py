@@ -51,12 +51,13 @@ def register() -> None:
     from torch._inductor.lowering import register_lowering
     from torch._inductor.utils import parallel_num_threads
 
-    class PackedProduct(ir.ExternKernelOut):  # type: ignore[misc]
+    class PackedProduct(ir.ExternKernelOut):
         """x (M, K) and panels -> (M, N)."""
 
         def codegen(self, wrapper: Any) -> None:
             """Write the call, and the kernel where no other call has written it."""
-            x, panels = self.inputs
+            operands: Any = self.inputs
+            x, panels = operands
             layout, kind = x.get_layout(), _C_TYPES[x.get_dtype()]
             types = [f"const {kind}*", f"const {kind}*", f"{kind}*"]
             source = _source(layout, int(self.get_size()[1]), parallel_num_threads())

@@ -16,6 +16,7 @@ from torch import fx
 from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from reroll.editing import primals_and_tangents
 from reroll.errors import CaptureError
@@ -110,7 +111,7 @@ def _at(recurrence: Recurrence, inputs: Sequence[Any], t: int, steps: int) -> li
 
 def trace(recurrence: Recurrence, steps: int, *, decompose: bool) -> Traced:
     """The functional joint graph of ``steps`` steps."""
-    mode = FakeTensorMode()
+    mode = FakeTensorMode(shape_env=_static_shapes(), static_shapes=True)
     carried = len(recurrence.carries)
     with tracing(TracingContext(mode)), mode_of(recurrence):
         examples = [_fake(mode, example) for example in recurrence.examples]
@@ -195,6 +196,11 @@ def mode_of(recurrence: Recurrence) -> contextlib.ExitStack:
     for device, dtype, enabled, cache in recurrence.autocast:
         stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache))  # type: ignore[arg-type]
     return stack
+
+
+def _static_shapes() -> ShapeEnv:
+    """Without one, inductor keeps no graph on disk; none of its shapes may depend on data."""
+    return ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
 
 
 def _fake(mode: FakeTensorMode, example: torch.Tensor) -> torch.Tensor:

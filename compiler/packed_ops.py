@@ -25,7 +25,8 @@ def _pack(w: Tensor) -> Tensor:
     width = _ROW // w.element_size()
     rest = -w.shape[1] % width
     padded = functional.pad(w, (0, rest)) if rest else w
-    return padded.unflatten(1, (-1, width)).transpose(0, 1).clone(memory_format=torch.contiguous_format)
+    panels: Tensor = padded.unflatten(1, (-1, width)).transpose(0, 1)
+    return panels.clone(memory_format=torch.contiguous_format)
 
 
 @torch.library.impl(LIBRARY, "packed_product", "CompositeExplicitAutograd")

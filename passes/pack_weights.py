@@ -52,7 +52,8 @@ def _has_kernel(node: fx.Node, left: Any, right: Any) -> bool:
 
 def _pack(graph: fx.Graph, node: fx.Node, packed: dict[fx.Node, fx.Node]) -> None:
     """``node`` as a packed product. packed: the panels of weights so far."""
-    left, right = node.args[-2:]
+    operands: Any = node.args[-2:]
+    left, right = operands
     if right not in packed:
         with behind(graph, [right]):
             packed[right] = call(graph, PACK, right)

@@ -17,7 +17,17 @@ from reroll.packed_ops import PACK, PACKED_PRODUCT
 from reroll.registry import run_on_half
 
 pytestmark = pytest.mark.inductor
-SIZES = [(1, 1, 1), (2, 5, 15), (3, 7, 16), (4, 32, 31), (11, 3, 17), (12, 9, 33), (23, 64, 48), (32, 70, 100), (97, 8, 40)]
+SIZES = [
+    (1, 1, 1),
+    (2, 5, 15),
+    (3, 7, 16),
+    (4, 32, 31),
+    (11, 3, 17),
+    (12, 9, 33),
+    (23, 64, 48),
+    (32, 70, 100),
+    (97, 8, 40),
+]
 DEEP = (13, 4100, 20)  # the panel is read in three parts
 EDITION = edition()
 WIDE = (40, 256, 80)  # enough for two threads
@@ -28,9 +38,10 @@ def product(x: Tensor, w: Tensor) -> Tensor:
     return made
 
 
-def compiled(function: Any, *values: Tensor) -> Any:
+def compiled(function: Any, *values: Any) -> Any:
     register()
-    return torch.compile(function, fullgraph=True, dynamic=False)(*values)
+    run: Any = torch.compile(function, fullgraph=True, dynamic=False)
+    return run(*values)
 
 
 def close(found: Tensor, expected: Tensor) -> None:
@@ -38,8 +49,7 @@ def close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance * 20)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("dtype", "threads"), [(torch.float32, 1), (torch.float64, 2)])
 def test_the_kernel_is_right_for_odd_sizes(dtype: torch.dtype, threads: int) -> None:
     values = [torch.randn(s, dtype=dtype) for m, k, n in (*SIZES, DEEP, WIDE) for s in ((m, k), (k, n))]
     pairs = list(zip(values[::2], values[1::2], strict=True))
@@ -131,8 +141,7 @@ class TwoWeights(nn.Module):
         return torch.stack(outs)
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3])
-@pytest.mark.parametrize("schedule", ["standard", "store_all"])
+@pytest.mark.parametrize(("batch", "schedule"), [(1, "store_all"), (2, "standard"), (3, "store_all")])
 def test_a_network_trains_as_eager_does(batch: int, schedule: str) -> None:
     model, x = TwoWeights().double(), torch.randn(20, batch, 21, dtype=torch.float64)
     rolled = reroll.compile(model, time_dim=0, lowering="inductor", schedule=schedule)
