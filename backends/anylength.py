@@ -24,6 +24,7 @@ from reroll.backends.build import Kernels, compile_kernels, fitting
 from reroll.backends.dynamo import EXPLAINING, Graph, HandedOn, Reached, assemble, shared
 from reroll.backends.keys import key_of
 from reroll.backends.observe import Observed, observe
+from reroll.backends.progress import hinting
 from reroll.backends.rolled import Rolled
 from reroll.backends.state import State
 from reroll.backends.times import Call, token
@@ -61,13 +62,15 @@ class Running:
     runs: list[Sequence[Any]] = field(default_factory=list)
     lent: list[weakref.ref[Any]] = field(default_factory=list)
     unusable: dict[tuple[int, ...], LengthError] = field(default_factory=dict)
+    read: Callable[[], Any] = tuple
 
     def traced(self) -> Any:
         """Call the model under Dynamo on tokens of ``steps`` steps."""
         tokens, self.sequences = self.call.resized(lambda value, dim: token(value, dim, self.steps))
         mark = RUNNING.set(self)
         try:
-            return self.front.traced(*tokens.args, **tokens.kwargs)
+            with hinting(self.call.doubts, wanted=not self.front.entries) as self.read:
+                return self.front.traced(*tokens.args, **tokens.kwargs)
         finally:
             RUNNING.reset(mark)
 
@@ -118,6 +121,7 @@ def new_backend() -> Callable[..., Any]:
     def backend(module: fx.GraphModule, _: Sequence[Tensor]) -> Callable[..., Any]:
         running = RUNNING.get()
         assert running is not None, "only reroll.compile calls this backend"
+        running.read()
         if running.probing:
             raise Probed(module)
         handle = Handle()

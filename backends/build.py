@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +20,7 @@ from reroll.backends.progress import progress
 from reroll.backends.storage import Tier
 from reroll.backends.tracing import Traced, constant_names, trace
 from reroll.context import Context
-from reroll.errors import BudgetError
+from reroll.errors import BudgetError, RerollWarning
 from reroll.options import Options
 from reroll.passes import DEFAULT_PASSES
 from reroll.plan import Choice, choose, segment_lengths
@@ -166,11 +167,36 @@ def plan(kernels: Kernels, recurrence: Recurrence, options: Options) -> Built:
     )
     program = program_of(choice)
     tally, prediction = _cost(program, needs)
+    if options.passes is not None:
+        usual = run(DEFAULT_PASSES, store_all(choice.steps, choice.segment), replace(context, root=choice.root))
+        _warn_of_passes(_passes(options), choice, tally, _cost(usual, needs)[0])
     tiers = _tiers(program, tally, options)
     executable = Executable.of(
         recurrence, program, kernels.segments, tiers, options.verify, kernels.watch, kernels.once
     )
     return Built(executable, choice, replace(context, root=choice.root), tally, needs, prediction, options)
+
+
+def _warn_of_passes(passes: Sequence[str], choice: Choice, found: Tally, usual: Tally) -> None:
+    """Warn where passes of reroll's that were left out, or moved, do not play the schedule. ``usual``: all of them."""
+    own = [name for name in passes if name in DEFAULT_PASSES]
+    if own == list(DEFAULT_PASSES) or _played(found) == _played(usual):
+        return
+    (again, written), (usually_again, usually_written) = _played(found), _played(usual)
+    missing = ", ".join(name for name in DEFAULT_PASSES if name not in own)
+    warnings.warn(
+        f"The passes that were given do not play {choice.describe()}: they run {again:,} of {choice.steps:,} steps "
+        f"again instead of {usually_again:,}, and move {written:,} carries off instead of {usually_written:,}. "
+        + (f"Left out are: {missing}. " if missing else "Their order is another one than reroll's. ")
+        + "Name those of reroll.DEFAULT_PASSES, in that order, and yours among them.",
+        RerollWarning,
+        stacklevel=2,
+    )
+
+
+def _played(tally: Tally) -> tuple[int, int]:
+    """Steps that are run again, and carries that are moved off."""
+    return tally.reforward_steps, tally.carries_written
 
 
 def _cost(program: Program, needs: Needs) -> tuple[Tally, Prediction]:

@@ -1,14 +1,18 @@
-"""A line that says what is being compiled, where that takes long and somebody looks."""
+"""What is said where something takes long: a line on what is compiled, a hint on what may be wrong."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 
+from reroll.errors import RerollWarning
+
 PATIENCE = 2.0  # seconds after which a line is shown
+LONG = 10.0  # seconds after which a hint is given
 
 
 @contextmanager
@@ -28,3 +32,18 @@ def progress(what: str, console: Console | None = None) -> Iterator[None]:
         timer.cancel()
         timer.join()
         status.stop()
+
+
+@contextmanager
+def hinting(text: Callable[[], str], *, wanted: bool) -> Iterator[Callable[[], None]]:
+    """Warn ``LONG`` seconds after the start, if ``wanted``, unless the function that is given is called before."""
+    if not wanted:
+        yield lambda: None
+        return
+    timer = threading.Timer(LONG, lambda: warnings.warn(text(), RerollWarning, stacklevel=1))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield timer.cancel
+    finally:
+        timer.cancel()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from reroll.backends.nested import Place, mapped, places_of, tensors_of
+from reroll.backends.progress import LONG
 from reroll.backends.tracing import dense
 from reroll.errors import OptionError, UnsupportedError
 
@@ -53,6 +54,18 @@ class Call:
         dims = {id(made[old]): dim for old, dim in self.dims.items()}
         length = next(made[old].shape[dim] for old, dim in self.dims.items())
         return Call(args, kwargs, dims, length), originals
+
+    def doubts(self) -> str:
+        """What to ask oneself where reading the model takes long."""
+        named = (f"dimension {self.dims[id(value)]} of {list(value.shape)}" for value in self._sequences())
+        return (
+            f"reroll.compile has been reading the model for {LONG:.0f} s. It looks at a few steps of the loop over "
+            "time only, but a loop over another dimension is unrolled step by step. time_dim names "
+            f"{', '.join(dict.fromkeys(named))}: if the loop does not run over that, interrupt, and name the right one."
+        )
+
+    def _sequences(self) -> list[Tensor]:
+        return [value for value in tensors_of((self.args, self.kwargs)) if id(value) in self.dims]
 
     def names(self) -> dict[int, str]:
         """A name of every tensor in the arguments, by its identity."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import reroll
 from agreement import compare, results, sizes
 from networks_zoo import SIZE, Net, load
 from reroll.errors import BudgetError, NoRecurrenceError, OptionError, RerollWarning
@@ -38,6 +39,29 @@ def inputs(steps: int = 9, batch: int = 2) -> Tensor:
 def test_the_user_sees_the_sentence(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(OptionError, match=sentence):
         compiled(Net(ZOO["lif"]), **options)(inputs())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "passes", "sentence"),
+    [
+        ("standard", ("recompute",), r"run 0 of 32 steps again instead of \d+.* Left out are: .*save"),
+        ("remote", ("save", "recompute"), r"play remote .* move 0 carries off instead of \d+"),
+        ("standard", tuple(reversed(reroll.DEFAULT_PASSES)), "Their order is another one than reroll's"),
+    ],
+)
+def test_passes_that_do_not_play_the_schedule_are_told(schedule: str, passes: tuple[str, ...], sentence: str) -> None:
+    model = Net(ZOO["lif"])
+    with pytest.warns(RerollWarning, match=sentence):
+        compiled(model, schedule=schedule, passes=passes, codec="none")(inputs(33))
+
+
+def test_passes_that_play_the_schedule_are_not_mentioned() -> None:
+    model, all_but_products = Net(ZOO["lif"]), tuple(n for n in reroll.DEFAULT_PASSES if n != "batch-products")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RerollWarning)
+        given: Any
+        for given in ({"passes": all_but_products}, {"passes": ("recompute",), "schedule": "store_all"}):
+            compiled(model, **{"schedule": "standard", **given})(inputs(33))
 
 
 def test_a_budget_below_the_least_says_the_least() -> None:
