@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from reroll.backends.events import Watch
 from reroll.backends.lowering import Segment
@@ -11,7 +13,7 @@ from reroll.backends.once import Once
 from reroll.backends.storage import Tier
 from reroll.backends.values import Ledger
 from reroll.program import Node, Program, pieces, turn
-from reroll.recurrence import Recurrence
+from reroll.recurrence import Items, Numbers, Recurrence
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,3 +73,22 @@ def _instructions(program: Program) -> tuple[Instruction, ...]:
         dead.setdefault(user, []).append(source)
     unused = {node: (node,) for node in nodes if not node.users}
     return tuple(Instruction(node, (*dead.get(node, ()), *unused.get(node, ()))) for node in nodes)
+
+
+def live_operands(executable: Executable, grads: Sequence[Tensor | None]) -> set[int]:
+    """Operands that the given gradients reach. The others get no gradient, as in eager, rather than one of zeros."""
+    recurrence, segment = executable.recurrence, executable.segments[executable.program.segment]
+    outputs = {index for index, grad in enumerate(grads) if grad is not None}
+    inputs: set[int] = set()
+    grown = True
+    while grown:
+        inputs = {i for i, outs in zip(segment.inputs, segment.reaches, strict=True) if outs & outputs}
+        carried = {i for i in inputs if i < len(recurrence.carries)}
+        grown, outputs = not carried <= outputs, outputs | carried
+    operands, at = {i for i in inputs if i < len(recurrence.carries)}, len(recurrence.carries)
+    for x in recurrence.xs:
+        width = segment.steps if isinstance(x, Items) else 1
+        if any(i in inputs for i in range(at, at + width)) and not isinstance(x, Numbers):
+            operands.update(x.operands if isinstance(x, Items) else [x.operand])
+        at += width
+    return operands | {operand for offset, operand in enumerate(recurrence.constants) if at + offset in inputs}

@@ -79,9 +79,9 @@ def turned_gradients(segment: Segment, recurrence: Recurrence) -> int:
     inputs = segment.forward_graph.graph.find_nodes(op="placeholder")
     first = len(inputs) - len(segment.once_forward) - len(recurrence.constants)
     found = 0
-    for place, result in zip(segment.inputs, results, strict=True):
+    for place, result in zip(segment.inputs, results, strict=False):
         like = recurrence.examples[recurrence.constants[place - first]] if place >= first else None
-        if like is not None and result.meta["val"].stride() != like.stride():
+        if like is not None and result is not None and result.meta["val"].stride() != like.stride():
             found += like.nbytes
     return found
 

@@ -12,13 +12,14 @@ Private torch API, tried on 2.11 and 2.13: ``joint_graph_passes`` (random number
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 from torch._guards import TracingContext, tracing
 
+from reroll.backends.added import Factors, defer_products
 from reroll.backends.events import Watch
 from reroll.backends.native_products import register, stamp
 from reroll.backends.once import Once
@@ -40,7 +41,8 @@ class Segment:
     forward: boxed; carries, xs, constants -> next carries, ys, saved. backward: boxed; saved, gradients of the
     differentiable outputs -> one gradient per differentiable input. ``tangents`` and ``inputs`` number those outputs
     and inputs; ``reaches[i]`` are the outputs from which autograd reaches ``inputs[i]``. Last operands of both are
-    invariants of the loop: ``once_forward`` and ``once_backward`` number them.
+    invariants of the loop: ``once_forward`` and ``once_backward`` number them. A gradient in ``factors`` is None: it is
+    the product of two further results.
     """
 
     steps: int
@@ -55,6 +57,7 @@ class Segment:
     backward_graph: fx.GraphModule | None
     once_forward: tuple[int, ...] = ()
     once_backward: tuple[int, ...] = ()
+    factors: Factors = field(default_factory=dict)
 
 
 def prepare(traced: Traced, lowering: str) -> None:
@@ -96,6 +99,7 @@ def lower(
         if half is not None:
             watch.add(half, names)
         places.append(() if half is None else once.take(half))
+    factors = {} if backward is None else defer_products(backward, list(map(bool, gradients_of)))
     compiled = _inductor if lowering == "inductor" else _eager
     return Segment(
         steps=traced.steps,
@@ -110,6 +114,7 @@ def lower(
         backward_graph=backward,
         once_forward=places[0],
         once_backward=places[1],
+        factors=factors,
     )
 
 

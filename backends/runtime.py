@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from reroll.backends.codecs import Encoded, encode
-from reroll.backends.executable import Executable, Instruction
+from reroll.backends.executable import Executable, Instruction, live_operands
 from reroll.backends.lowering import Segment
 from reroll.backends.randomness import random_state, set_random_state
 from reroll.backends.replay import Witness
 from reroll.backends.tracing import segment_inputs, time_slice
 from reroll.backends.values import Carry, Kept, Stored, Tape
 from reroll.program import Node, advance, backward, offload, recompute, reload, save, tape, turn
-from reroll.recurrence import Items, Numbers, Slices
+from reroll.recurrence import Items, Slices
 
 
 class Run:
@@ -236,7 +236,7 @@ class Run:
     ) -> list[Tensor | None]:
         """Add the gradients of a segment's inputs to those of the operands; give those of its carries."""
         recurrence = self.executable.recurrence
-        by_input = dict(zip(segment.inputs, results, strict=True))
+        by_input = dict(zip(segment.inputs, results, strict=False))
         carried = [by_input.get(i) for i in range(len(recurrence.carries))]
         at = len(carried)
         for x in recurrence.xs:
@@ -249,6 +249,8 @@ class Run:
             at += steps if isinstance(x, Items) else 1
         for offset, operand in enumerate(recurrence.constants):
             self._add(operand, by_input.get(at + offset))
+        for number, (left, right) in segment.factors.items():
+            self._add_product(recurrence.constants[segment.inputs[number] - at], results[left], results[right])
         return carried
 
     def _grad(self, operand: int) -> Tensor:
@@ -262,24 +264,11 @@ class Run:
         elif grad is not None:
             self.grads[operand] = grad.clone()  # laid out as the gradients that follow, so that adding them is fast
 
-
-def live_operands(executable: Executable, grads: Sequence[Tensor | None]) -> set[int]:
-    """Operands that the given gradients reach. The others get no gradient, as in eager, rather than one of zeros."""
-    recurrence, segment = executable.recurrence, executable.segments[executable.program.segment]
-    outputs = {index for index, grad in enumerate(grads) if grad is not None}
-    inputs: set[int] = set()
-    grown = True
-    while grown:
-        inputs = {i for i, outs in zip(segment.inputs, segment.reaches, strict=True) if outs & outputs}
-        carried = {i for i in inputs if i < len(recurrence.carries)}
-        grown, outputs = not carried <= outputs, outputs | carried
-    operands, at = {i for i in inputs if i < len(recurrence.carries)}, len(recurrence.carries)
-    for x in recurrence.xs:
-        width = segment.steps if isinstance(x, Items) else 1
-        if any(i in inputs for i in range(at, at + width)) and not isinstance(x, Numbers):
-            operands.update(x.operands if isinstance(x, Items) else [x.operand])
-        at += width
-    return operands | {operand for offset, operand in enumerate(recurrence.constants) if at + offset in inputs}
+    def _add_product(self, operand: int, left: Any, right: Any) -> None:
+        if operand in self.grads:
+            self.grads[operand].addmm_(left, right)
+        else:
+            self.grads[operand] = torch.mm(left, right)
 
 
 _HANDLERS: Mapping[Callable[..., Any], Callable[..., Any]] = {
