@@ -42,7 +42,7 @@ OURS: dict[str, dict[str, Any]] = {
     "reroll without replay": {"replay": False},
     **{
         f"reroll without {name}": {"passes": tuple(p for p in reroll.DEFAULT_PASSES if p != name)}
-        for name in ("merge-gradients", "batch-products", "event-products", "split-biases")
+        for name in ("merge-gradients", "batch-products", "event-products", "split-biases", "pack-weights")
     },
 }
 Result = dict[str, Any]
