@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from reroll.backends.chains import chained
 from reroll.errors import RerollWarning
 
 _TABLE = "static PyMethodDef py_methods[] = {"
@@ -113,10 +114,14 @@ def quick_builds() -> Iterator[None]:
 @contextmanager
 def _patched() -> Iterator[None]:
     from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.codecache import PyCodeCache
     from torch._inductor.cpu_vec_isa import VecISA
 
     unit, thread = Unit(), threading.get_ident()
-    inner, wait = AsyncCompile.cpp_pybinding, AsyncCompile.wait
+    inner, wait, write = AsyncCompile.cpp_pybinding, AsyncCompile.wait, PyCodeCache.write
+
+    def written(source: str, extra: str = "") -> tuple[str, str]:
+        return write(chained(source) if threading.get_ident() == thread else source, extra)
 
     def cpp_pybinding(self: Any, argtypes: list[str], source_code: str, *rest: Any, **options: Any) -> Any:
         whole = threading.get_ident() == thread and not rest and not options
@@ -133,6 +138,7 @@ def _patched() -> Iterator[None]:
     with (
         mock.patch.object(AsyncCompile, "cpp_pybinding", cpp_pybinding),
         mock.patch.object(AsyncCompile, "wait", resolved),
+        mock.patch.object(PyCodeCache, "write", written),
         mock.patch.object(VecISA, "check_build", _remembered(VecISA.check_build)),
     ):
         yield

@@ -1,0 +1,277 @@
+"""Inductor's wrapper with its calls of kernels, one after another, as one call.
+
+Inductor writes a Python function that allocates buffers and calls kernels; for small tensors that takes longer than the
+kernels. Here the text of that function is rewritten: calls with nothing foreign between them become one C++ function, a
+chain, which calls the same kernels with the same pointers in the same order. Buffers that only these kernels see lie in
+one workspace; where their lives do not meet they share its bytes. What dies among the calls is freed behind them.
+
+A statement of a form that is not known stays as it is, and finds the names that it reads as they were.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+_KERNEL = re.compile(r"^(\w+) = async_compile\.cpp_pybinding\(\[(.*?)\], r'''(.*?)'''\)$", re.MULTILINE | re.DOTALL)
+_BODY = re.compile(r"^( *)def call\((?:self, )?args\):\n((?:\1    .*\n)*?)\1    return .*\n", re.MULTILINE)
+_VIEW = r"reinterpret_tensor\((\w+), (\([\d, ]*\)), (\([\d, ]*\)), (\d+)\)"
+_FORMS = {
+    "allocated": re.compile(r"(\w+) = empty_strided_cpu\((\([\d, ]*\)), (\([\d, ]*\)), torch\.(\w+)\)"),
+    "viewed": re.compile(rf"(\w+) = {_VIEW}(?:; del (\w+))?"),
+    "moved": re.compile(r"(\w+) = (\w+); del (\w+)"),
+    "deleted": re.compile(r"del (\w+(?:, \w+)*)"),
+    "checked": re.compile(r"assert_(?:size_stride|alignment)\((\w+), .*\)"),
+    "called": re.compile(r"(\w+)\((.*)\)"),
+    "nothing": re.compile(""),
+}
+_ARGUMENT = re.compile(rf"(?:{_VIEW}|(\w+))(?:, |$)")
+_COMMENT = re.compile(r"(^|\s+)#.*$")
+_NAME, _LINKED = re.compile(r"\bkernel\("), 'extern "C"'
+_LEAST = 2  # calls that make a chain
+_LINE = 64  # bytes of a line of the cache, at which buffers of a workspace begin
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A line of the wrapper, of one of the forms that are known, or "foreign"."""
+
+    text: str
+    form: str
+    parts: tuple[Any, ...] = ()
+
+    @property
+    def words(self) -> set[str]:
+        """The names in it; none of what it only deletes."""
+        return set() if self.form == "deleted" else set(re.findall(r"\w+", self.text))
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Where a name points: ``offset`` elements into ``root``. ``view``: its size and stride, if it is a part."""
+
+    root: str
+    offset: int = 0
+    view: str = ""
+
+
+@dataclass(slots=True)
+class Buffer:
+    """A buffer that a chain allocates, and the first and last call that is given it."""
+
+    statement: Statement
+    nbytes: int
+    first: int = -1
+    last: int = -1
+    place: int = 0
+
+
+@dataclass(slots=True)
+class Chain:
+    """Calls that become one: (kernel, operands) of each, what names point to behind them, what was deleted."""
+
+    names: dict[str, Ref] = field(default_factory=dict)
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+    calls: list[tuple[str, list[Ref]]] = field(default_factory=list)
+    checks: list[str] = field(default_factory=list)
+    dead: set[str] = field(default_factory=set)
+
+    def add(self, statement: Statement) -> None:
+        """Take one statement, of a form that is known."""
+        parts = statement.parts
+        if statement.form == "checked":
+            self.checks += [] if parts[0] in self.names else [statement.text]
+        elif statement.form == "allocated":
+            self.names[parts[0]] = Ref(parts[0])
+            self.buffers[parts[0]] = Buffer(statement, _nbytes(*parts[1:]))
+        elif statement.form == "viewed":
+            self.names[parts[0]] = self._view(*parts[1:5])
+            self.dead.update(parts[5:6] if parts[5] else ())
+        elif statement.form == "moved":
+            self.names[parts[0]] = self._ref(parts[1])
+            self.dead.add(parts[2])
+        elif statement.form == "deleted":
+            self.dead.update(parts[0].split(", "))
+        elif statement.form == "called":
+            operands = [self._ref(name) if name else self._view(*view) for *view, name in _ARGUMENT.findall(parts[1])]
+            for buffer in [self.buffers[each.root] for each in operands if each.root in self.buffers]:
+                buffer.first = len(self.calls) if buffer.first < 0 else buffer.first
+                buffer.last = len(self.calls)
+            self.calls.append((parts[0], operands))
+
+    def _ref(self, name: str) -> Ref:
+        return self.names.get(name, Ref(name))
+
+    def _view(self, base: str, size: str, stride: str, offset: str) -> Ref:
+        source = self._ref(base)
+        return Ref(source.root, source.offset + int(offset), f"{size}, {stride}")
+
+
+@dataclass(slots=True)
+class _Writer:
+    """The text that is made: lines of the body, definitions of chains, and names that are no longer bound."""
+
+    kernels: dict[str, tuple[str, str]]
+    lines: list[str] = field(default_factory=list)
+    chains: list[str] = field(default_factory=list)
+    unbound: set[str] = field(default_factory=set)
+
+    def keep(self, statements: Iterable[Statement]) -> None:
+        """Write statements as they are, without deleting what is not there."""
+        for each in statements:
+            if each.form == "deleted":
+                there = [name for name in each.parts[0].split(", ") if name not in self.unbound]
+                self.lines += [f"del {', '.join(there)}"] if there else []
+            else:
+                self.lines.append(each.text)
+
+    def chain(self, statements: Iterable[Statement], later: set[str]) -> None:
+        """Write statements as one call. later: the names that statements behind them read."""
+        chain = Chain()
+        for each in statements:
+            chain.add(each)
+        bound = {name: ref for name, ref in chain.names.items() if name in later}
+        outer = {ref.root for ref in bound.values()}
+        inner = {name: buffer for name, buffer in chain.buffers.items() if name not in outer}
+        nbytes = _place(inner.values())
+        number = len(self.chains)
+        self.lines += chain.checks
+        self.lines += [buffer.statement.text for name, buffer in chain.buffers.items() if name in outer]
+        if nbytes:
+            self.lines.append(f"buf_chain{number} = empty_strided_cpu(({nbytes}, ), (1, ), torch.uint8)")
+        pointers = list(dict.fromkeys(o.root for _, operands in chain.calls for o in operands if o.root not in inner))
+        self.lines.append(f"chain_{number}({', '.join([*pointers, *([f'buf_chain{number}'] if nbytes else [])])})")
+        self.chains.append(_definition(number, chain.calls, self.kernels, pointers, inner))
+        self._bind(chain, bound, outer, [f"buf_chain{number}"] if nbytes else [])
+
+    def _bind(self, chain: Chain, bound: dict[str, Ref], outer: set[str], spent: list[str]) -> None:
+        """Leave the names as the statements would have."""
+        for name, ref in bound.items():
+            if ref.view:
+                self.lines.append(f"{name} = reinterpret_tensor({ref.root}, {ref.view}, {ref.offset})")
+            elif name != ref.root:
+                self.lines.append(f"{name} = {ref.root}")
+        made = chain.names.keys()
+        there = {name for name in chain.dead if name not in made and name not in self.unbound}
+        there |= {name for name in outer & chain.buffers.keys() if name in chain.dead}
+        spent += sorted(there - bound.keys())
+        self.lines += [f"del {', '.join(spent)}"] if spent else []
+        self.unbound |= {name for name in made if name not in bound and name not in outer} | there
+
+
+def chained(source: str) -> str:
+    """The text of a wrapper with its chains; the text as it is where it is of another form."""
+    kernels = {match[1]: (match[2], match[3]) for match in _KERNEL.finditer(source) if _is_plain(match[2], match[3])}
+    body = _BODY.search(source)
+    if body is None or not kernels or "def partition_" in source:
+        return source
+    indent = body[1] + "    "
+    texts = body[0].splitlines()[1:]
+    if any(text[len(indent) : len(indent) + 1].isspace() for text in texts):
+        return source
+    statements = [_statement(text, kernels) for text in texts]
+    writer = _Writer(kernels)
+    done = 0
+    for begin, end in _runs(statements):
+        writer.keep(statements[done:begin])
+        writer.chain(statements[begin:end], set().union(*(each.words for each in statements[end:])))
+        done = end
+    writer.keep(statements[done:])
+    if not writer.chains:
+        return source
+    made = "".join(f"{indent}{line}\n" for line in writer.lines)
+    head = source[body.start() : source.index("\n", body.start()) + 1]
+    rest = head + made + source[body.end() :]
+    return _defined(source[: body.start()], writer, rest) + rest
+
+
+def _is_plain(types: str, source: str) -> bool:
+    """Whether a kernel takes pointers alone, and is one function."""
+    pointers = all(kind.endswith("*") for kind in ast.literal_eval(f"[{types}]"))
+    return pointers and source.count(_LINKED) == len(_NAME.findall(source)) == 1
+
+
+def _statement(text: str, kernels: dict[str, Any]) -> Statement:
+    plain = _COMMENT.sub("", text).strip()
+    for form, pattern in _FORMS.items():
+        match = pattern.fullmatch(plain)
+        if match is None:
+            continue
+        if form == "called":
+            known = match[1] in kernels and not _ARGUMENT.sub("", match[2])
+            return Statement(plain, form if known else "foreign", match.groups())
+        return Statement(plain, form, match.groups())
+    return Statement(text.strip(), "foreign")
+
+
+def _runs(statements: Sequence[Statement]) -> Iterator[tuple[int, int]]:
+    """(begin, end) of statements between two that are foreign, up to the last call and what is deleted behind it."""
+    begin, end, calls = 0, 0, 0
+    for at, each in enumerate([*statements, Statement("", "foreign")]):
+        if each.form == "foreign":
+            if calls >= _LEAST:
+                yield begin, end
+            begin, calls = at + 1, 0
+        elif each.form == "called" or (each.form == "deleted" and end == at):
+            end, calls = at + 1, calls + (each.form == "called")
+
+
+def _nbytes(size: str, stride: str, dtype: str) -> int:
+    sizes, strides = ast.literal_eval(size), ast.literal_eval(stride)
+    last = sum((count - 1) * step for count, step in zip(sizes, strides, strict=True))
+    itemsize: int = getattr(torch, dtype).itemsize
+    return 0 if 0 in sizes else (last + 1) * itemsize
+
+
+def _place(buffers: Iterable[Buffer]) -> int:
+    """Give each buffer the lowest place in a workspace that is free while it lives; the bytes of the workspace."""
+    placed: list[Buffer] = []
+    for buffer in sorted((each for each in buffers if each.first >= 0), key=lambda each: (each.first, -each.nbytes)):
+        meeting = sorted((o for o in placed if o.last >= buffer.first), key=lambda each: each.place)
+        for other in meeting:
+            if buffer.place + buffer.nbytes <= other.place:
+                break
+            buffer.place = max(buffer.place, -(-(other.place + other.nbytes) // _LINE) * _LINE)
+        placed.append(buffer)
+    return max((each.place + max(each.nbytes, 1) for each in placed), default=0)
+
+
+def _definition(
+    number: int, calls: Any, kernels: dict[str, tuple[str, str]], pointers: list[str], inner: dict[str, Buffer]
+) -> str:
+    """A chain as inductor writes a kernel."""
+    parts = {kernels[name]: f"part{at}" for at, name in enumerate(dict.fromkeys(name for name, _ in calls))}
+    lines = [line for _, source in parts for line in source.split("\n") if line.startswith("#include")]
+    text = list(dict.fromkeys(lines))
+    for (_, source), part in parts.items():
+        own = "\n".join(line for line in source.split("\n") if not line.startswith("#include"))
+        own = _NAME.sub("run(", own.replace(_LINKED, "static __attribute__((noinline))"))
+        text.append(f"namespace {part} {{\n{own}\n}}")
+    names = {root: f"p{at}" for at, root in enumerate(pointers)}
+    names |= {root: f"(workspace + {buffer.place})" for root, buffer in inner.items()}
+    pads = ["workspace"] if any(buffer.first >= 0 for buffer in inner.values()) else []
+    given = [f"char* {name}" for name in [*(names[root] for root in pointers), *pads]]
+    text.append(f"{_LINKED} void kernel({', '.join(given)})")
+    text.append("{")
+    for name, operands in calls:
+        types = ast.literal_eval(f"[{kernels[name][0]}]")
+        values = [f"({kind})({names[o.root]}) + {o.offset}" for kind, o in zip(types, operands, strict=True)]
+        text.append(f"    {parts[kernels[name]]}::run({', '.join(values)});")
+    text.append("}")
+    return f"chain_{number} = async_compile.cpp_pybinding({['char*'] * len(given)}, r'''\n" + "\n".join(text) + "\n''')"
+
+
+def _defined(head: str, writer: _Writer, rest: str) -> str:
+    """The definitions, with chains, and without the kernels that nothing else calls. rest: what comes behind them."""
+    words = set(re.findall(r"\w+", rest))
+    found = list(_KERNEL.finditer(head))
+    kept, done = list[str](), 0
+    for match in found:
+        kept.append(head[done : match.start()] + (match[0] if match[1] in words else ""))
+        done = match.end()
+    return "".join([*kept, "\n\n", "\n\n".join(writer.chains), head[done:]])
