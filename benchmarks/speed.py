@@ -2,7 +2,7 @@
 
 Contenders: plain BPTT; ``torch.utils.checkpoint`` over segments of sqrt(T) steps; segments of 8 steps compiled by
 inductor under it; JAX (``--jax PYTHON``, see ``speed_jax.py``); reroll as it is without options, its schedules, and
-reroll without one of its rewrites. All contenders of a network take turns on one core; CPU seconds, medians of the
+reroll without one of its rewrites, or with kernels called one by one (``chains.py``). All contenders of a network take turns on one core; CPU seconds, medians of the
 rounds, and the allocator's peak above inputs, parameters and their gradients. A row is saved in
 ``results/speed.json`` as soon as it is measured; ``--only`` names rows, ``--show`` prints the table.
 """
@@ -16,9 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from measuring import gradients, interleaved, machine, pinned, relative_error, summary, training_step
@@ -30,10 +32,11 @@ from speed_plot import draw
 from speed_profile import profile
 
 import reroll
+from reroll.backends import toolchain
 
 HERE = Path(__file__).resolve().parent
 RESULT = HERE / "results" / "speed.json"
-EAGER = "eager BPTT"
+EAGER, SINGLE = "eager BPTT", "reroll without chains"
 OURS: dict[str, dict[str, Any]] = {
     "reroll": {},
     "reroll, standard": {"schedule": "standard"},
@@ -45,7 +48,16 @@ OURS: dict[str, dict[str, Any]] = {
         for name in ("merge-gradients", "batch-products", "event-products", "split-biases", "pack-weights")
     },
 }
+OURS[SINGLE] = {}
 Result = dict[str, Any]
+
+
+@contextmanager
+def single_calls() -> Iterator[None]:
+    """Inside, kernels are called one by one in what is compiled."""
+    as_written = mock.patch.object(toolchain, "chained", lambda source: source)
+    with as_written, torch._inductor.config.patch(fx_graph_cache=False):
+        yield
 
 
 def row(name: str, rounds: int, core: int | None, jax: str | None) -> Result:
@@ -65,7 +77,8 @@ def row(name: str, rounds: int, core: int | None, jax: str | None) -> Result:
     with pinned(core):
         for each, step in training.items():
             begin = time.perf_counter()
-            step()
+            with single_calls() if each == SINGLE else nullcontext():
+                step()
             first = time.perf_counter() - begin
             error = relative_error(gradients(step, network), expected)
             network.zero_grad(set_to_none=True)
@@ -78,7 +91,7 @@ def row(name: str, rounds: int, core: int | None, jax: str | None) -> Result:
         with Peers(jax, network, x, expected) as peers:
             found.update(peers.told)
             times = summary(interleaved({**training, **peers.steps}, rounds), EAGER)
-        where = profile(training["reroll"])
+        where = profile(training[SINGLE])
     return {"steps": steps, "profile": where, "contenders": {each: {**found[each], **times[each]} for each in found}}
 
 
@@ -115,7 +128,7 @@ def show(result: Result) -> None:
         console.print(table)
         shares = ", ".join(f"{kind} {share:.0%}" for kind, share in each["profile"]["shares"].items())
         console.print(
-            f"reroll spends: {shares}; dense products at their best: {1e3 * each['profile']['limit_s']:.0f} ms"
+            f"reroll without chains spends: {shares}; dense products at their best: {1e3 * each['profile']['limit_s']:.0f} ms"
         )
 
 
