@@ -14,7 +14,7 @@ from reroll.backends.events import Watch
 from reroll.backends.executable import Executable
 from reroll.backends.footprints import carry_gradients, footprint, output_gradients, turned_gradients
 from reroll.backends.host import HostTier
-from reroll.backends.lowering import Segment, lower, prepare, replays
+from reroll.backends.lowering import Segment, has_vectors, lower, prepare, replays
 from reroll.backends.once import Once
 from reroll.backends.progress import progress
 from reroll.backends.storage import Tier
@@ -116,7 +116,8 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
         prepare(each, options.lowering)
     replay, watch = _replays(traced[lengths[0]], options), Watch()
     once = Once(constant_names(recurrence))
-    context = replace(context, facts=facts, lowering=options.lowering)
+    vectors = has_vectors(options.lowering, recurrence.examples[0].device)
+    context = replace(context, facts=facts, lowering=options.lowering, vectors=vectors)
     lowered = partial(
         lower,
         lowering=options.lowering,

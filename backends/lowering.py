@@ -21,7 +21,7 @@ from torch._guards import TracingContext, tracing
 
 from reroll.backends.added import Factors, defer_products
 from reroll.backends.events import Watch
-from reroll.backends.native_products import register, stamp
+from reroll.backends.native_products import register, stamp, vectors
 from reroll.backends.once import Once
 from reroll.backends.toolchain import quick_builds
 from reroll.backends.tracing import Traced
@@ -65,6 +65,14 @@ def prepare(traced: Traced, lowering: str) -> None:
     if lowering == "inductor":
         _prepare_for_inductor(traced)
     deduplicate(traced.graph.graph)
+
+
+def has_vectors(lowering: str, device: torch.device) -> bool:
+    """Whether segments are compiled for a CPU whose vectors our kernels are made for. Raises CompilerMissingError."""
+    if lowering != "inductor" or device.type != "cpu":
+        return False
+    _need_compiler()
+    return vectors()
 
 
 def replays(traced: Traced, lowering: str, codec: str) -> bool:

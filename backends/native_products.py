@@ -2,7 +2,7 @@
 
 Private torch API, tried on 2.11 and 2.13: ``register_lowering``, ``ExternKernelOut`` (a node that writes into a buffer
 which inductor allocates) and what its ``codegen`` may call of the wrapper: ``define_kernel``, ``generate_kernel_call``,
-``src_to_kernel`` and ``next_kernel_suffix``; ``parallel_num_threads``.
+``src_to_kernel`` and ``next_kernel_suffix``; ``parallel_num_threads``, ``pick_vec_isa``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from reroll.backends.toolchain import quick_builds
 from reroll.packed_ops import PACKED_PRODUCT
 
 _HEADER = Path(__file__).with_name("product.h")
@@ -101,3 +102,11 @@ def _source(x: Any, columns: int, threads: int) -> str:
         stride=stride,
         depth=depth,
     )
+
+
+def vectors() -> bool:
+    """Whether inductor compiles for a CPU whose vectors ``product.h`` is made for."""
+    from torch._inductor.cpu_vec_isa import VecAVX2, VecAVX512, pick_vec_isa
+
+    with quick_builds():
+        return isinstance(pick_vec_isa(), VecAVX2 | VecAVX512)

@@ -1,8 +1,8 @@
 // Products with a weight that lies in panels, as compiler/packed_ops.py lays it out: panel p holds columns p * W to
 // (p + 1) * W of the weight, row after row, W elements being 128 bytes.
 //
-// Every element of the result is one sum over k in rising order, however many rows there are: the products of one step
-// and of many steps at once give the same bits. Sums are kept in registers, `kRows` rows by two vectors of columns
+// Every element of the result is summed over k in rising order, `kDepth` at a time, however many rows there are: the
+// products of one step and of many steps at once give the same bits. Sums are kept in registers, `kRows` rows by two vectors of columns
 // (Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication, ACM TOMS 34(3), 2008).
 
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace reroll {
 
-constexpr int64_t kDepth = 2048;  // rows of a panel that are read together: 256 KiB, for the second cache
+constexpr int64_t kDepth = 256;  // rows of a panel that are read together: 32 KiB; partial sums keep rounding small
 constexpr int64_t kBlocks = 8;  // blocks of rows that go through a panel together
 constexpr int64_t kGrain = 1 << 19;  // multiplications from which on threads are worth it
 
@@ -32,10 +32,7 @@ inline void tile(const T* x, int64_t x_stride, const T* panel, T* out, int64_t n
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
-    for (int v = 0; v < V; v++) {
-      const T* from = out + r * n + v * size;
-      sum[r][v] = !more ? Vector(T(0)) : v + 1 < V ? Vector::loadu(from) : Vector::loadu(from, last);
-    }
+    for (int v = 0; v < V; v++) sum[r][v] = Vector(T(0));
   for (int64_t i = 0; i < k; i++) {
     Vector row[V];
 #pragma GCC unroll 2
@@ -52,7 +49,9 @@ inline void tile(const T* x, int64_t x_stride, const T* panel, T* out, int64_t n
 #pragma GCC unroll 2
     for (int v = 0; v < V; v++) {
       T* to = out + r * n + v * size;
-      if (v + 1 < V || last == size)
+      const bool whole = v + 1 < V || last == size;
+      if (more) sum[r][v] = sum[r][v] + (whole ? Vector::loadu(to) : Vector::loadu(to, last));
+      if (whole)
         sum[r][v].store(to);
       else
         sum[r][v].store(to, static_cast<int>(last));

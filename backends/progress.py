@@ -40,10 +40,18 @@ def hinting(text: Callable[[], str], *, wanted: bool) -> Iterator[Callable[[], N
     if not wanted:
         yield lambda: None
         return
-    timer = threading.Timer(LONG, lambda: warnings.warn(text(), RerollWarning, stacklevel=1))
+    timer = threading.Timer(LONG, lambda: _warn(text()))
     timer.daemon = True
     timer.start()
     try:
         yield timer.cancel
     finally:
         timer.cancel()
+
+
+def _warn(text: str) -> None:
+    """Warn from a thread, where an error, to which a filter may turn it, reaches nobody."""
+    try:
+        warnings.warn(text, RerollWarning, stacklevel=1)
+    except RerollWarning:
+        Console(stderr=True).print(text)

@@ -2,9 +2,9 @@
 
 Contenders: plain BPTT; ``torch.utils.checkpoint`` over segments of sqrt(T) steps; segments of 8 steps compiled by
 inductor under it; JAX (``--jax PYTHON``, see ``speed_jax.py``); reroll as it is without options, its schedules, and
-reroll without one of its rewrites, or with kernels called one by one (``chains.py``). All contenders of a network take turns on one core; CPU seconds, medians of the
-rounds, and the allocator's peak above inputs, parameters and their gradients. A row is saved in
-``results/speed.json`` as soon as it is measured; ``--only`` names rows, ``--show`` prints the table.
+reroll without one of its rewrites, or with kernels called one by one (``chains.py``). All contenders of a network take
+turns on one core; CPU seconds, medians of the rounds, and the allocator's peak above inputs, parameters and their
+gradients. A row is saved in ``results/speed.json`` as soon as it is measured; ``--only`` names rows, ``--show`` prints.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def show(result: Result) -> None:
         console.print(table)
         shares = ", ".join(f"{kind} {share:.0%}" for kind, share in each["profile"]["shares"].items())
         console.print(
-            f"reroll without chains spends: {shares}; dense products at their best: {1e3 * each['profile']['limit_s']:.0f} ms"
+            f"{SINGLE} spends: {shares}; dense products at torch's best: {1e3 * each['profile']['limit_s']:.0f} ms"
         )
 
 

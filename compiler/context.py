@@ -18,7 +18,7 @@ class Context:
 
     ``root`` says which carries are kept where; ``facts`` what was proved of each tensor of the carry; ``codec`` is
     "auto" (lossless) or "none"; ``tiers`` are the remote tiers that may be written, fastest first. ``lowering``
-    is how segments run, "inductor" or "eager".
+    is how segments run, "inductor" or "eager"; ``vectors``, whether for a CPU whose vectors our kernels are made for.
     """
 
     root: Interval
@@ -27,3 +27,4 @@ class Context:
     codec: str = "auto"
     tiers: tuple[str, ...] = ("host", "disk")
     lowering: str = "eager"
+    vectors: bool = False

@@ -38,7 +38,8 @@ def constants(graph: fx.Graph) -> set[fx.Node]:
     """Nodes that depend on nothing but what is the same at all steps: weights, and what is made of them."""
     found = {node for node in graph.find_nodes(op="placeholder") if node.meta.get("constant")}
     for node in graph.nodes:
-        if node.op == "call_function" and node.all_input_nodes and found.issuperset(node.all_input_nodes):
+        fixed = node.op == "call_function" and node.all_input_nodes and found.issuperset(node.all_input_nodes)
+        if fixed and not _may_draw(node.target):
             found.add(node)
     return found
 

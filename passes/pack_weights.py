@@ -22,9 +22,9 @@ _LEAST_COLUMNS = 8
 
 @register_pass("pack-weights", on="half")
 def pack_weights(half: fx.GraphModule, context: Context) -> fx.GraphModule:
-    """The graph with products of constant weights as products with packed ones, if it is compiled for a CPU."""
+    """The graph with products of constant weights as products with packed ones, if it is for a CPU with vectors."""
     graph = half.graph
-    if context.lowering != "inductor" or reads_memory(graph) or not _has_vectors():
+    if not context.vectors or reads_memory(graph):
         return half
     fixed, packed = constants(graph), dict[fx.Node, fx.Node]()
     for node in graph.nodes:
@@ -35,11 +35,6 @@ def pack_weights(half: fx.GraphModule, context: Context) -> fx.GraphModule:
     graph.eliminate_dead_code()
     half.recompile()
     return half
-
-
-def _has_vectors() -> bool:
-    """Whether this machine is one for which the kernel was made."""
-    return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
 def _has_kernel(node: fx.Node, left: Any, right: Any) -> bool:
