@@ -168,9 +168,10 @@ def plan(kernels: Kernels, recurrence: Recurrence, options: Options) -> Built:
     )
     program = program_of(choice)
     tally, prediction = _cost(program, needs)
-    if options.passes is not None:
+    own = [name for name in _passes(options) if name in DEFAULT_PASSES]
+    if own != list(DEFAULT_PASSES):
         usual = run(DEFAULT_PASSES, store_all(choice.steps, choice.segment), replace(context, root=choice.root))
-        _warn_of_passes(_passes(options), choice, tally, _cost(usual, needs)[0])
+        _warn_of_passes(own, choice, tally, verify(usual, sizes=needs.sizes))
     tiers = _tiers(program, tally, options)
     executable = Executable.of(
         recurrence, program, kernels.segments, tiers, options.verify, kernels.watch, kernels.once
@@ -178,10 +179,9 @@ def plan(kernels: Kernels, recurrence: Recurrence, options: Options) -> Built:
     return Built(executable, choice, replace(context, root=choice.root), tally, needs, prediction, options)
 
 
-def _warn_of_passes(passes: Sequence[str], choice: Choice, found: Tally, usual: Tally) -> None:
-    """Warn where passes of reroll's that were left out, or moved, do not play the schedule. ``usual``: all of them."""
-    own = [name for name in passes if name in DEFAULT_PASSES]
-    if own == list(DEFAULT_PASSES) or _played(found) == _played(usual):
+def _warn_of_passes(own: Sequence[str], choice: Choice, found: Tally, usual: Tally) -> None:
+    """Warn where those of reroll's passes that were given do not play the schedule; ``usual``: what all of them do."""
+    if _played(found) == _played(usual):
         return
     (again, written), (usually_again, usually_written) = _played(found), _played(usual)
     missing = ", ".join(name for name in DEFAULT_PASSES if name not in own)

@@ -32,7 +32,7 @@ _FORMS = {
 }
 _ARGUMENT = re.compile(rf"(?:{_VIEW}|(\w+))(?:, |$)")
 _COMMENT = re.compile(r"(^|\s+)#.*$")
-_NAME, _LINKED = re.compile(r"\bkernel\("), 'extern "C"'
+KERNEL_NAME, _LINKED = re.compile(r"\bkernel\("), 'extern "C"'
 _LEAST = 2  # calls that make a chain
 _LINE = 64  # bytes of a line of the cache, at which buffers of a workspace begin
 
@@ -164,6 +164,18 @@ class _Writer:
         self.unbound |= {name for name in made if name not in bound and name not in outer} | there
 
 
+def included(sources: Iterable[str]) -> list[str]:
+    """The lines by which kernels include headers, each once."""
+    lines = [line for source in sources for line in source.split("\n") if line.startswith("#include")]
+    return list(dict.fromkeys(lines))
+
+
+def within(namespace: str, source: str, name: str) -> str:
+    """A kernel under a name of its own, in a namespace, without its headers."""
+    own = "\n".join(line for line in source.split("\n") if not line.startswith("#include"))
+    return f"namespace {namespace} {{\n{KERNEL_NAME.sub(f'{name}(', own, count=1)}\n}}"
+
+
 def chained(source: str) -> str:
     """The text of a wrapper with its chains; the text as it is where it is of another form."""
     kernels = {match[1]: (match[2], match[3]) for match in _KERNEL.finditer(source) if _is_plain(match[2], match[3])}
@@ -193,7 +205,7 @@ def chained(source: str) -> str:
 def _is_plain(types: str, source: str) -> bool:
     """Whether a kernel takes pointers alone, and is one function."""
     pointers = all(kind.endswith("*") for kind in ast.literal_eval(f"[{types}]"))
-    return pointers and source.count(_LINKED) == len(_NAME.findall(source)) == 1
+    return pointers and source.count(_LINKED) == len(KERNEL_NAME.findall(source)) == 1
 
 
 def _statement(text: str, kernels: dict[str, Any]) -> Statement:
@@ -246,12 +258,9 @@ def _definition(
 ) -> str:
     """A chain as inductor writes a kernel."""
     parts = {kernels[name]: f"part{at}" for at, name in enumerate(dict.fromkeys(name for name, _ in calls))}
-    lines = [line for _, source in parts for line in source.split("\n") if line.startswith("#include")]
-    text = list(dict.fromkeys(lines))
+    text = included(source for _, source in parts)
     for (_, source), part in parts.items():
-        own = "\n".join(line for line in source.split("\n") if not line.startswith("#include"))
-        own = _NAME.sub("run(", own.replace(_LINKED, "static __attribute__((noinline))"))
-        text.append(f"namespace {part} {{\n{own}\n}}")
+        text.append(within(part, source, "run").replace(_LINKED, "static __attribute__((noinline))"))
     names = {root: f"p{at}" for at, root in enumerate(pointers)}
     names |= {root: f"(workspace + {buffer.place})" for root, buffer in inner.items()}
     pads = ["workspace"] if any(buffer.first >= 0 for buffer in inner.values()) else []

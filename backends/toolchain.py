@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import platform
-import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,12 +21,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from reroll.backends.chains import chained
+from reroll.backends.chains import KERNEL_NAME, chained, included, within
 from reroll.errors import RerollWarning
 
 _TABLE = "static PyMethodDef py_methods[] = {"
 _ONE_AT_A_TIME = threading.RLock()
-_NAME = re.compile(r"\bkernel\(")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +69,16 @@ class Unit:
     def _source(self) -> str:
         from torch._inductor.codecache import CppPythonBindingsCodeCache as Bindings
 
-        lines = [line for _, source in self.kernels for line in source.split("\n") if line.startswith("#include")]
         bodies, calls, rows = list[str](), list[str](), list[str]()
         for (types, source), number in self.kernels.items():
-            own = "\n".join(line for line in source.split("\n") if not line.startswith("#include"))
-            bodies.append(f"namespace unit{number} {{\n{_NAME.sub(f'kernel{number}(', own, count=1)}\n}}")
+            bodies.append(within(f"unit{number}", source, f"kernel{number}"))
             calls.append(_binding(number, types))
             rows.append(f'{{"kernel{number}", kernel{number}_py, METH_VARARGS, ""}},')
         suffix = Bindings.suffix_template.format(
             arg_len=0, call_entry_func="Py_RETURN_NONE;", entry_func="kernel", extra_parse_arg=""
         )
         suffix = suffix.replace(_TABLE, "\n".join([*calls, _TABLE, *rows]))
-        return "\n".join([*dict.fromkeys(lines), *bodies, suffix])
+        return "\n".join([*included(source for _, source in self.kernels), *bodies, suffix])
 
 
 def _binding(number: int, types: tuple[str, ...]) -> str:
@@ -125,7 +121,7 @@ def _patched() -> Iterator[None]:
 
     def cpp_pybinding(self: Any, argtypes: list[str], source_code: str, *rest: Any, **options: Any) -> Any:
         whole = threading.get_ident() == thread and not rest and not options
-        if not whole or len(_NAME.findall(source_code)) != 1:
+        if not whole or len(KERNEL_NAME.findall(source_code)) != 1:
             return inner(self, argtypes, source_code, *rest, **options)
         return unit.add(tuple(argtypes), source_code)
 

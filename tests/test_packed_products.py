@@ -28,7 +28,7 @@ SIZES = [
     (32, 70, 100),
     (97, 8, 40),
 ]
-DEEP = (13, 4100, 20)  # the panel is read in three parts
+DEEP = (13, 4100, 20)  # the panel is read in 17 parts
 EDITION = edition()
 WIDE = (40, 256, 80)  # enough for two threads
 
