@@ -13,9 +13,7 @@
 #include <type_traits>
 #include <vector>
 
-#if defined(__AVX512F__)
-#include <immintrin.h>
-#endif
+#include "events.h"
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -27,6 +25,7 @@
 #pragma GCC optimize("fp-contract=fast", "tree-loop-vectorize")
 #endif
 
+using reroll::events_of;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
@@ -77,38 +76,6 @@ void weighted_rows(const T* w, int64_t n, const int32_t* at, const T* value, int
     for (int64_t e = 0; e < events; e++) sum += value[e] * w[at[e] * n + done];
     out[done] = sum;
   }
-}
-
-template <class T>
-int64_t nonzeros(const T* z, int64_t count) {
-  int64_t found = 0;
-  for (int64_t i = 0; i < count; i++) found += z[i] != T(0);
-  return found;
-}
-
-// The events of a row of z: where they are, and their values. Both lists have room for 16 more.
-template <class T>
-int64_t events_of(const T* z, int64_t count, int32_t* at, T* value) {
-  int64_t found = 0, k = 0;
-#if defined(__AVX512F__)
-  if constexpr (sizeof(T) == 4) {
-    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    for (; k + 16 <= count; k += 16) {
-      const __m512 part = _mm512_loadu_ps(z + k);
-      const __mmask16 some = _mm512_cmp_ps_mask(part, _mm512_setzero_ps(), _CMP_NEQ_UQ);
-      const __m512i places = _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int>(k)));
-      _mm512_storeu_si512(at + found, _mm512_maskz_compress_epi32(some, places));
-      _mm512_storeu_ps(value + found, _mm512_maskz_compress_ps(some, part));
-      found += __builtin_popcount(some);
-    }
-  }
-#endif
-  for (; k < count; k++) {
-    at[found] = static_cast<int32_t>(k);
-    value[found] = z[k];
-    found += z[k] != T(0);
-  }
-  return found;
 }
 
 // Grain of parallel work: about 32,000 additions.
@@ -182,12 +149,9 @@ void count_in(const Tensor& table) {
 // Whether a product is done by events.
 template <class T>
 bool by_events(const Tensor& z, double crossover, int64_t number, int64_t& events) {
-  events = nonzeros(static_cast<const T*>(z.data_ptr()), z.numel());
+  events = reroll::nonzeros(static_cast<const T*>(z.data_ptr()), 0, 1, z.numel());
   const bool chosen = static_cast<double>(events) <= crossover * static_cast<double>(z.numel());
-  if (counters) {
-    const int64_t seen[] = {1, chosen, z.numel(), events};
-    for (int i = 0; i < 4; i++) __atomic_fetch_add(counters + 4 * number + i, seen[i], __ATOMIC_RELAXED);
-  }
+  if (counters) reroll::count(counters + 4 * number, chosen, z.numel(), events);
   return chosen;
 }
 

@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from reroll.backends.toolchain import quick_builds
 from reroll.errors import RerollWarning
 from reroll.event_ops import OUTER, PRODUCT
+from reroll.packed_ops import PACKED_EVENTS
 from reroll.report import EventLine
 
-_SOURCE = Path(__file__).with_name("event_kernels.cpp")
+_FOLDER = Path(__file__).parent
+_INCLUDED = '#include "events.h"'
 
 
 @cache
@@ -46,9 +48,11 @@ def building() -> Callable[[], Any]:
     """Begin to build the kernels, beside what else is compiled; the function that is given waits for them."""
     from torch._inductor.codecache import CppCodeCache
 
+    source, header = ((_FOLDER / name).read_text("utf-8") for name in ("event_kernels.cpp", "events.h"))
     worker = ThreadPoolExecutor(1)
-    with quick_builds():
-        loaded: Callable[[], Any] = CppCodeCache.load_async(_SOURCE.read_text("utf-8"), submit_fn=worker.submit)
+    with quick_builds():  # built elsewhere, and again if the header changes: it is put in
+        whole = source.replace(_INCLUDED, header)
+        loaded: Callable[[], Any] = CppCodeCache.load_async(whole, submit_fn=worker.submit)
     worker.shutdown(wait=False)
     return loaded
 
@@ -59,25 +63,35 @@ class Watch:
     def __init__(self) -> None:
         self._numbers: dict[tuple[str, str, int, int], int] = {}
         self._counts = torch.zeros(0, 4, dtype=torch.int64)
+        self._by_torch = False  # whether torch calls some of them, by their names
 
-    def add(self, half: fx.GraphModule, gradients_of: Sequence[str]) -> None:
+    def add(self, half: fx.GraphModule, gradients_of: Sequence[str]) -> tuple[int, ...]:
         """Number the event products of a half; equal ones of other halves share a number.
 
-        gradients_of: for each result of a backward, the name of the constant whose gradient it is, or nothing; empty
-        for a forward.
+        Those with packed weights get the row that they count in as an operand: the rows are given. gradients_of: for
+        each result of a backward, the name of the constant whose gradient it is, or nothing; empty for a forward.
         """
-        nodes = [node for node in half.graph.nodes if node.target in (PRODUCT, OUTER)]
+        rows = dict[int, fx.Node]()
+        nodes = [node for node in half.graph.nodes if node.target in (PRODUCT, OUTER, PACKED_EVENTS)]
         for node in nodes:
-            k, n = node.args[-4].meta["val"].shape[1], node.meta["val"].shape[1]
-            key = ("product", _weight(node), k, n)
-            if node.target is OUTER:
-                key = ("gradient" if gradients_of else "product", _gradient(node, gradients_of), k, n)
-            node.args = (*node.args[:-1], self._numbers.setdefault(key, len(self._numbers)))
+            number = self._numbers.setdefault(_key(node, gradients_of), len(self._numbers))
+            if node.target is PACKED_EVENTS:
+                rows[number] = rows.get(number) or _operand(half.graph, number, like=node)
+                node.args = (*node.args[:2], rows[number], *node.args[3:])
+            else:
+                node.args = (*node.args[:-1], number)
+        self._by_torch |= any(node.target is not PACKED_EVENTS for node in nodes)
         if nodes:
-            with suppress(RuntimeError, OSError):  # built() says why
-                building()
             half.recompile()
             self._counts = torch.zeros(len(self._numbers), 4, dtype=torch.int64)
+        if self._by_torch:
+            with suppress(RuntimeError, OSError):  # built() says why
+                building()
+        return tuple(rows)
+
+    def rows(self, numbers: Sequence[int]) -> list[Tensor]:
+        """What products count in, by the numbers that ``add`` gave."""
+        return [self._counts[number] for number in numbers]
 
     @contextmanager
     def counting(self, *, afresh: bool) -> Iterator[None]:
@@ -85,9 +99,12 @@ class Watch:
         if not self._numbers:
             yield
             return
-        built()
         if afresh:
             self._counts.zero_()
+        if not self._by_torch:
+            yield
+            return
+        built()
         counts = self._counts  # held for as long as the kernels write to it
         torch.ops.reroll.event_count(counts)
         try:
@@ -102,9 +119,29 @@ class Watch:
         return tuple(EventLine(*key, *row) for key, row in zip(self._numbers, rows, strict=True))
 
 
-def _weight(node: fx.Node) -> str:
+def _key(node: fx.Node, gradients_of: Sequence[str]) -> tuple[str, str, int, int]:
+    """What is said of a product: its kind, its weight, and its sizes (K, N)."""
+    columns = node.meta["val"].shape[1]
+    if node.target is OUTER:
+        kind, name = "gradient" if gradients_of else "product", _gradient(node, gradients_of)
+        left: Any = node.args[0]
+    else:
+        packed = node.target is PACKED_EVENTS
+        left, weight = node.args[:2] if packed else node.args[1:3]
+        kind, name = "product", _weight(weight)
+    return kind, name, left.meta["val"].shape[1], columns
+
+
+def _operand(graph: fx.Graph, number: int, like: fx.Node) -> fx.Node:
+    """One more placeholder, for the counts of a product."""
+    with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
+        operand = graph.placeholder(f"counts_{number}")
+    operand.meta = {"val": like.meta["val"].new_empty(4, dtype=torch.int64)}
+    return operand
+
+
+def _weight(source: Any) -> str:
     """The constant that a product reads its weight from."""
-    source = node.args[-3]
     while isinstance(source, fx.Node) and source.all_input_nodes:
         source = source.all_input_nodes[0]
     return str(getattr(source, "meta", {}).get("constant", ""))

@@ -77,7 +77,7 @@ def turned_gradients(segment: Segment, recurrence: Recurrence) -> int:
         return 0
     results: Any = segment.backward_graph.graph.output_node().args[0]
     inputs = segment.forward_graph.graph.find_nodes(op="placeholder")
-    first = len(inputs) - len(segment.once_forward) - len(recurrence.constants)
+    first = len(inputs) - sum(map(len, segment.given_forward)) - len(recurrence.constants)
     found = 0
     for place, result in zip(segment.inputs, results, strict=False):
         like = recurrence.examples[recurrence.constants[place - first]] if place >= first else None

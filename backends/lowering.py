@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -34,15 +34,22 @@ _SMALL = 0.1
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
 
+class Given(NamedTuple):
+    """Operands of a half beside those of its step: rows that event products count in, and invariants of the loop."""
+
+    counts: tuple[int, ...] = ()
+    once: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
     """``steps`` compiled steps.
 
     forward: boxed; carries, xs, constants -> next carries, ys, saved. backward: boxed; saved, gradients of the
     differentiable outputs -> one gradient per differentiable input. ``tangents`` and ``inputs`` number those outputs
-    and inputs; ``reaches[i]`` are the outputs from which autograd reaches ``inputs[i]``. Last operands of both are
-    invariants of the loop: ``once_forward`` and ``once_backward`` number them. A gradient in ``factors`` is None: it is
-    the product of two further results.
+    and inputs; ``reaches[i]`` are the outputs from which autograd reaches ``inputs[i]``. ``given_forward``
+    and ``given_backward`` are their last operands. A gradient in ``factors`` is None: it is the product of two further
+    results.
     """
 
     steps: int
@@ -55,8 +62,8 @@ class Segment:
     output_examples: tuple[torch.Tensor, ...]
     forward_graph: fx.GraphModule
     backward_graph: fx.GraphModule | None
-    once_forward: tuple[int, ...] = ()
-    once_backward: tuple[int, ...] = ()
+    given_forward: Given
+    given_backward: Given
     factors: Factors = field(default_factory=dict)
 
 
@@ -102,11 +109,9 @@ def lower(
     assert forward is not None
     primals = primals_and_tangents(traced.graph.graph)[0]
     gradients_of = [primals[number].meta.get("constant", "") for number in traced.inputs]
-    places = []
+    given = []
     for half, names in ((forward, []), (backward, gradients_of)):
-        if half is not None:
-            watch.add(half, names)
-        places.append(() if half is None else once.take(half))
+        given.append(Given() if half is None else Given(watch.add(half, names), once.take(half)))
     factors = {} if backward is None else defer_products(backward, list(map(bool, gradients_of)))
     compiled = _inductor if lowering == "inductor" else _eager
     return Segment(
@@ -120,8 +125,8 @@ def lower(
         output_examples=traced.results,
         forward_graph=forward,
         backward_graph=backward,
-        once_forward=places[0],
-        once_backward=places[1],
+        given_forward=given[0],
+        given_backward=given[1],
         factors=factors,
     )
 

@@ -16,65 +16,84 @@ import torch
 from torch import fx
 
 from reroll.backends.toolchain import quick_builds
-from reroll.packed_ops import PACKED_PRODUCT
+from reroll.packed_ops import PACKED_EVENTS, PACKED_PRODUCT
 
-_HEADER = Path(__file__).with_name("product.h")
+_FOLDER = Path(__file__).parent
+_HEADERS = ("product.h", "events.h", "event_product.h")
 _C_TYPES = {torch.float32: "float", torch.float64: "double"}
-_SOURCE = """\
+_DENSE = """\
 #include <torch/csrc/inductor/cpp_prefix.h>
-#include "{header}"
+#include "{folder}/product.h"
 // edition {edition}
 extern "C" void kernel(const {type}* x, const {type}* panels, {type}* out)
 {{
     reroll::product<{type}, {rows}, {columns}, {threads}>(x + {offset}, {stride}, panels, out, {depth});
 }}
 """
+_EVENTS = """\
+#include <torch/csrc/inductor/cpp_prefix.h>
+#include "{folder}/event_product.h"
+// edition {edition}
+extern "C" void kernel(const {type}* x, const {type}* panels, int64_t* counts, {type}* out)
+{{
+    reroll::event_product<{type}, {rows}, {columns}, {depth}, {threads}>(
+        x + {offset}, {stride}, panels, counts, out, {crossover});
+}}
+"""
 
 
 def stamp(half: fx.GraphModule) -> None:
     """Write into the packed products of a graph which code computes them."""
-    for node in half.graph.find_nodes(op="call_function", target=PACKED_PRODUCT):
-        node.args = (*node.args[:-1], edition())
+    for node in half.graph.nodes:
+        if node.target in (PACKED_PRODUCT, PACKED_EVENTS):
+            node.args = (*node.args[:-1], edition())
     half.recompile()
 
 
 @cache
 def edition() -> int:
-    """A number that tells one text, and one place, of the kernel from another."""
-    told = f"{_HEADER} {_HEADER.read_text('utf-8')} {_SOURCE}"
+    """A number that tells one text, and one place, of the kernels from another."""
+    told = " ".join([str(_FOLDER), _DENSE, _EVENTS, *((_FOLDER / name).read_text("utf-8") for name in _HEADERS)])
     return int.from_bytes(hashlib.sha256(told.encode()).digest()[:7], "big")
 
 
 @cache
 def register() -> None:
-    """Tell inductor how ``packed_product`` is computed."""
+    """Tell inductor how products with packed weights are computed."""
     from torch._inductor import ir
     from torch._inductor.lowering import register_lowering
-    from torch._inductor.utils import parallel_num_threads
 
     class PackedProduct(ir.ExternKernelOut):
-        """x (M, K) and panels -> (M, N)."""
+        """x (M, K), panels and what else its kernel reads -> (M, N)."""
+
+        crossover: float | None = None
 
         def codegen(self, wrapper: Any) -> None:
             """Write the call, and the kernel where no other call has written it."""
             operands: Any = self.inputs
-            x, panels = operands
-            layout, kind = x.get_layout(), _C_TYPES[x.get_dtype()]
-            types = [f"const {kind}*", f"const {kind}*", f"{kind}*"]
-            source = _source(layout, int(self.get_size()[1]), parallel_num_threads())
+            types, source = _kernel(operands[0].get_layout(), int(self.get_size()[1]), self.crossover)
             name = wrapper.src_to_kernel.get(source)
             if name is None:
                 name = wrapper.src_to_kernel[source] = f"packed_product_{wrapper.next_kernel_suffix()}"
                 wrapper.define_kernel(name, f"async_compile.cpp_pybinding({types}, r'''{source}''')", gpu=False)
-            arguments = [x.get_name(), panels.get_name(), self.get_name()]
+            arguments = [*(operand.get_name() for operand in operands), self.get_name()]
             wrapper.generate_kernel_call(name, arguments, triton=False, arg_types=types)
 
-    def lowered(x: Any, panels: Any, columns: int, edition: int) -> Any:
+    def product(x: Any, panels: Any, columns: int, *more: Any) -> PackedProduct:
         x, panels = _rows(x), ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(panels))
         layout = ir.FixedLayout(x.get_device(), x.get_dtype(), [x.get_size()[0], columns])
-        return ir.TensorBox.create(PackedProduct(layout, [x, panels]))
+        return PackedProduct(layout, [x, panels, *map(ir.ExternKernel.realize_input, more)])
 
-    register_lowering(PACKED_PRODUCT, type_promotion_kind=None)(lowered)
+    def dense(x: Any, panels: Any, columns: int, edition: int) -> Any:
+        return ir.TensorBox.create(product(x, panels, columns))
+
+    def events(x: Any, panels: Any, counts: Any, columns: int, crossover: float, edition: int) -> Any:
+        made = product(x, panels, columns, counts)
+        made.crossover = crossover
+        return ir.TensorBox.create(made)
+
+    register_lowering(PACKED_PRODUCT, type_promotion_kind=None)(dense)
+    register_lowering(PACKED_EVENTS, type_promotion_kind=None)(events)
 
 
 def _rows(x: Any) -> Any:
@@ -88,24 +107,32 @@ def _rows(x: Any) -> Any:
     return ExternKernel.require_contiguous(ExternKernel.copy_input(x))
 
 
-def _source(x: Any, columns: int, threads: int) -> str:
-    """The kernel for a product with ``columns`` of rows that lie as the layout ``x`` says."""
-    (rows, depth), (stride, _) = map(int, x.size), map(int, x.stride)
-    return _SOURCE.format(
-        header=_HEADER,
+def _kernel(x: Any, columns: int, crossover: float | None) -> tuple[list[str], str]:
+    """C types and text of the kernel for a product with ``columns`` of rows that lie as the layout ``x`` says.
+
+    crossover: by events up to this density; None: dense.
+    """
+    from torch._inductor.utils import parallel_num_threads
+
+    (rows, depth), (stride, _), kind = map(int, x.size), map(int, x.stride), _C_TYPES[x.dtype]
+    source = (_DENSE if crossover is None else _EVENTS).format(
+        folder=_FOLDER,
         edition=edition(),
-        type=_C_TYPES[x.dtype],
+        type=kind,
         rows=rows,
         columns=columns,
-        threads=threads,
+        threads=parallel_num_threads(),
         offset=int(x.offset),
         stride=stride,
         depth=depth,
+        crossover=crossover,
     )
+    counted = [] if crossover is None else ["int64_t*"]
+    return [f"const {kind}*", f"const {kind}*", *counted, f"{kind}*"], source
 
 
 def vectors() -> bool:
-    """Whether inductor compiles for a CPU whose vectors ``product.h`` is made for."""
+    """Whether inductor compiles for a CPU whose vectors the kernels are made for."""
     from torch._inductor.cpu_vec_isa import VecAVX2, VecAVX512, pick_vec_isa
 
     with quick_builds():

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from reroll.backends.codecs import Encoded, encode
 from reroll.backends.executable import Executable, Instruction, live_operands
-from reroll.backends.lowering import Segment
+from reroll.backends.lowering import Given, Segment
 from reroll.backends.randomness import random_state, set_random_state
 from reroll.backends.replay import Witness
 from reroll.backends.tracing import segment_inputs, time_slice
@@ -167,7 +167,7 @@ class Run:
         for steps in self.executable.lengths(start, stop):
             segment = self.executable.segments[steps]
             inputs = [*tensors, *segment_inputs(self.executable.recurrence, self.operands, start, steps)]
-            inputs += [self.once[place] for place in segment.once_forward]
+            inputs += self._given(segment.given_forward)
             del tensors
             results = list(segment.forward(inputs))
             tensors = tuple(results[:width])
@@ -182,6 +182,9 @@ class Run:
                 taped.segments.append((start - steps, steps, saved))
             del saved
         return Carry(tensors)
+
+    def _given(self, numbers: Given) -> list[Tensor]:
+        return [*self.executable.watch.rows(numbers.counts), *(self.once[place] for place in numbers.once)]
 
     def _emit(self, start: int, steps: int, rows: Sequence[Tensor]) -> None:
         for buffer, row in zip(self.ys, rows, strict=True):
@@ -208,7 +211,7 @@ class Run:
             if segment.backward is None:
                 return [None] * len(carried)
             tangents = self._tangents(segment, carried, start, steps)
-            arguments = [*saved, *tangents, *(self.once[place] for place in segment.once_backward)]
+            arguments = [*saved, *tangents, *self._given(segment.given_backward)]
             if not self.keep:
                 saved.clear()
             del tangents, saved

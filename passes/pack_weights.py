@@ -14,7 +14,8 @@ from torch import fx
 
 from reroll.context import Context
 from reroll.editing import aten, behind, call, constants, reads_memory, shape
-from reroll.packed_ops import PACK, PACKED_PRODUCT
+from reroll.event_ops import PRODUCT, ROWS
+from reroll.packed_ops import PACK, PACKED_EVENTS, PACKED_PRODUCT
 from reroll.registry import register_pass
 
 _LEAST_COLUMNS = 8
@@ -28,13 +29,23 @@ def pack_weights(half: fx.GraphModule, context: Context) -> fx.GraphModule:
         return half
     fixed, packed = constants(graph), dict[fx.Node, fx.Node]()
     for node in graph.nodes:
-        if node.target in (aten.mm.default, aten.addmm.default) and not node.kwargs:
-            left, right = node.args[-2:]
+        if node.target in (aten.mm.default, aten.addmm.default, PRODUCT) and not node.kwargs:
+            _, left, right = _operands(node)
             if right in fixed and left not in fixed and _has_kernel(node, left, right):
                 _pack(graph, node, packed)
     graph.eliminate_dead_code()
     half.recompile()
     return half
+
+
+def _operands(node: fx.Node) -> tuple[Any, Any, Any]:
+    """What is added to a product, or None, and its factors."""
+    if node.target is aten.mm.default:
+        return (None, *node.args)
+    bias, left, right = node.args[:3]
+    while isinstance(right, fx.Node) and right.target is ROWS:
+        right = right.args[0]  # gathered from as it is packed
+    return bias, left, right
 
 
 def _has_kernel(node: fx.Node, left: Any, right: Any) -> bool:
@@ -47,14 +58,17 @@ def _has_kernel(node: fx.Node, left: Any, right: Any) -> bool:
 
 def _pack(graph: fx.Graph, node: fx.Node, packed: dict[fx.Node, fx.Node]) -> None:
     """``node`` as a packed product. packed: the panels of weights so far."""
-    operands: Any = node.args[-2:]
-    left, right = operands
+    bias, left, right = _operands(node)
     if right not in packed:
         with behind(graph, [right]):
             packed[right] = call(graph, PACK, right)
+    columns = node.meta["val"].shape[1]
     with graph.inserting_before(node):
-        product = call(graph, PACKED_PRODUCT, left, packed[right], node.meta["val"].shape[1], 0)
-        if node.target is aten.addmm.default:
-            product = call(graph, aten.add.Tensor, product, node.args[0])
+        if node.target is PRODUCT:
+            product = call(graph, PACKED_EVENTS, left, packed[right], None, columns, node.args[3], 0)
+        else:
+            product = call(graph, PACKED_PRODUCT, left, packed[right], columns, 0)
+        if bias is not None:
+            product = call(graph, aten.add.Tensor, product, bias)
     node.replace_all_uses_with(product)
     graph.erase_node(node)
