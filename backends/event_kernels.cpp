@@ -44,18 +44,20 @@ struct Vector {
   typedef T type __attribute__((vector_size(kWidth), aligned(sizeof(T)), may_alias));
 };
 
-// out[0 : B * width] = sum over events of value * row[0 : B * width], onto start or zeros.
+// out[0 : B * width] = sum over events of value * row[0 : B * width], plus start if there is one.
 template <class T, int B>
 inline void rows_block(const T* w, int64_t stride, const int32_t* at, const T* value, int64_t events, const T* start, T* out) {
   using V = typename Vector<T>::type;
   constexpr int width = kWidth / sizeof(T);
   V sum[B];
-  for (int b = 0; b < B; b++) sum[b] = start ? *reinterpret_cast<const V*>(start + b * width) : V{};
+  for (int b = 0; b < B; b++) sum[b] = V{};
   for (int64_t e = 0; e < events; e++) {
     const T* row = w + at[e] * stride;
     const V scale = V{} + value[e];
     for (int b = 0; b < B; b++) sum[b] += scale * *reinterpret_cast<const V*>(row + b * width);
   }
+  if (start)
+    for (int b = 0; b < B; b++) sum[b] += *reinterpret_cast<const V*>(start + b * width);
   for (int b = 0; b < B; b++) *reinterpret_cast<V*>(out + b * width) = sum[b];
 }
 
@@ -72,9 +74,9 @@ void weighted_rows(const T* w, int64_t n, const int32_t* at, const T* value, int
   block(std::integral_constant<int, 4>{});
   block(std::integral_constant<int, 1>{});
   for (; done < n; done++) {
-    T sum = start ? start[done] : T(0);
+    T sum = T(0);
     for (int64_t e = 0; e < events; e++) sum += value[e] * w[at[e] * n + done];
-    out[done] = sum;
+    out[done] = start ? sum + start[done] : sum;
   }
 }
 
@@ -96,9 +98,9 @@ void gather(const T* z, const T* w, const T* bias, T* out, int64_t m, int64_t k,
   });
 }
 
-// out[k, n] = z^T g: the events of each column of z, then rows of g as above.
+// out[k, n] = z^T g, or += if `more`: the events of each column of z, then rows of g as above.
 template <class T>
-void scatter(const T* z, const T* g, T* out, int64_t m, int64_t k, int64_t n, int64_t events) {
+void scatter(const T* z, const T* g, T* out, int64_t m, int64_t k, int64_t n, int64_t events, bool more) {
   std::vector<int32_t> columns(events + 16), rows(events);
   std::vector<T> values(events + 16), sorted(events);
   std::vector<int64_t> ends(m), start(k + 1, 0);
@@ -115,8 +117,11 @@ void scatter(const T* z, const T* g, T* out, int64_t m, int64_t k, int64_t n, in
       sorted[place] = values[e];
     }
   torch::stable::parallel_for(0, k, grain(k, events * n), [&](int64_t begin, int64_t end) {
-    for (int64_t j = begin; j < end; j++)
-      weighted_rows<T>(g, n, rows.data() + start[j], sorted.data() + start[j], start[j + 1] - start[j], nullptr, out + j * n);
+    for (int64_t j = begin; j < end; j++) {
+      const int64_t mine = start[j + 1] - start[j];
+      if (mine || !more)
+        weighted_rows<T>(g, n, rows.data() + start[j], sorted.data() + start[j], mine, more ? out + j * n : nullptr, out + j * n);
+    }
   });
 }
 
@@ -155,15 +160,16 @@ bool by_events(const Tensor& z, double crossover, int64_t number, int64_t& event
   return chosen;
 }
 
-// A tensor of `rows` x `columns` as `fill` makes it of the events of z; nothing if there are too many.
-template <class F>
-std::optional<Tensor> filled(const Tensor& z, int64_t rows, int64_t columns, double crossover, int64_t number, const F& fill) {
+// Calls `fill` if a product is done by events, with the operand, what it makes, and how many events there are. `make`
+// gives the tensor that is filled.
+template <class M, class F>
+std::optional<Tensor> filled(const Tensor& z, double crossover, int64_t number, const M& make, const F& fill) {
   std::optional<Tensor> out;
   of_type(z, [&](auto zero) {
     using T = decltype(zero);
     int64_t events = 0;
     if (!by_events<T>(z, crossover, number, events)) return;
-    out = torch::stable::new_empty(z, {rows, columns});
+    out = make();
     fill(static_cast<const T*>(z.data_ptr()), static_cast<T*>(out->data_ptr()), events);
   });
   return out;
@@ -175,7 +181,8 @@ Tensor product(const std::optional<Tensor>& bias, const Tensor& z, const Tensor&
   if (bias) check(bias->dim() == 1 && bias->size(0) == w.size(1), z, *bias);
   const Tensor own = torch::stable::contiguous(z);
   const int64_t m = z.size(0), k = z.size(1), n = w.size(1);
-  const auto out = filled(own, m, n, crossover, number, [&](const auto* from, auto* to, int64_t events) {
+  const auto made = [&] { return torch::stable::new_empty(z, {m, n}); };
+  const auto out = filled(own, crossover, number, made, [&](const auto* from, auto* to, int64_t events) {
     using T = std::remove_pointer_t<decltype(to)>;
     const Tensor rows = torch::stable::contiguous(w);
     std::optional<Tensor> start;
@@ -185,17 +192,30 @@ Tensor product(const std::optional<Tensor>& bias, const Tensor& z, const Tensor&
   return out ? *out : aten("aten::linear", own, torch::stable::transpose(w, 0, 1), bias);
 }
 
-// z [m, k], g [m, n] -> z^T g [k, n]
-Tensor outer(const Tensor& z, const Tensor& g, double crossover, int64_t number) {
+// `made` [k, n] = z^T g of z [m, k] and g [m, n], or += if `more`; nothing is done if there are too many events.
+template <class M>
+std::optional<Tensor> scattered(const Tensor& z, const Tensor& g, double crossover, int64_t number, bool more, const M& made) {
   check(z.dim() == 2 && g.dim() == 2 && z.size(0) == g.size(0), z, g);
-  const Tensor own = torch::stable::contiguous(z);
-  const int64_t m = z.size(0), k = z.size(1), n = g.size(1);
-  const auto out = filled(own, k, n, crossover, number, [&](const auto* from, auto* to, int64_t events) {
+  return filled(z, crossover, number, made, [&](const auto* from, auto* to, int64_t events) {
     using T = std::remove_pointer_t<decltype(to)>;
     const Tensor rows = torch::stable::contiguous(g);
-    scatter(from, static_cast<const T*>(rows.data_ptr()), to, m, k, n, events);
+    scatter(from, static_cast<const T*>(rows.data_ptr()), to, z.size(0), z.size(1), g.size(1), events, more);
   });
+}
+
+// z [m, k], g [m, n] -> z^T g [k, n]
+Tensor outer(const Tensor& z, const Tensor& g, double crossover, int64_t number) {
+  const Tensor own = torch::stable::contiguous(z);
+  const auto made = [&] { return torch::stable::new_empty(z, {z.size(1), g.size(1)}); };
+  const auto out = scattered(own, g, crossover, number, false, made);
   return out ? *out : aten("aten::mm", torch::stable::transpose(own, 0, 1), g);
+}
+
+// total [k, n] += z^T g, if that is done by events; else nothing is done. Whether it was.
+bool outer_add(const Tensor& total, const Tensor& z, const Tensor& g, double crossover, int64_t number) {
+  const bool fits = total.dim() == 2 && z.dim() == 2 && g.dim() == 2 && total.size(0) == z.size(1) && total.size(1) == g.size(1);
+  check(fits && total.is_contiguous(), z, total);
+  return scattered(torch::stable::contiguous(z), g, crossover, number, true, [&] { return total; }).has_value();
 }
 
 // a copy of w [k, n], row by row
@@ -210,6 +230,7 @@ Tensor rows(const Tensor& w) {
 STABLE_TORCH_LIBRARY_IMPL(reroll, CPU, library) {
   library.impl("event_product", TORCH_BOX(&product));
   library.impl("event_outer", TORCH_BOX(&outer));
+  library.impl("event_outer_add", TORCH_BOX(&outer_add));
   library.impl("event_rows", TORCH_BOX(&rows));
   library.impl("event_count", TORCH_BOX(&count_in));
 }

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from reroll.backends.events import Watch
+from reroll.backends.gradients import Routes
 from reroll.backends.lowering import Segment
 from reroll.backends.once import Once
 from reroll.backends.storage import Tier
@@ -31,6 +32,7 @@ class Executable:
     recurrence: Recurrence
     program: Program
     segments: Mapping[int, Segment]
+    routes: Mapping[int, Routes]
     tiers: Mapping[str, Tier]
     verify: bool
     watch: Watch
@@ -53,9 +55,9 @@ class Executable:
         """Split a program at its turn, and note where values die."""
         instructions = _instructions(program)
         at = next(i for i, each in enumerate(instructions) if each.node.target is turn)
-        return cls(
-            recurrence, program, segments, tiers, verify, watch, once, instructions[: at + 1], instructions[at + 1 :]
-        )
+        halves = instructions[: at + 1], instructions[at + 1 :]
+        routes = {steps: Routes.of(segment, recurrence) for steps, segment in segments.items()}
+        return cls(recurrence, program, segments, routes, tiers, verify, watch, once, *halves)
 
     def lengths(self, start: int, stop: int) -> list[int]:
         """The lengths of the segments of a range of steps."""

@@ -79,9 +79,11 @@ def turned_gradients(segment: Segment, recurrence: Recurrence) -> int:
     inputs = segment.forward_graph.graph.find_nodes(op="placeholder")
     first = len(inputs) - sum(map(len, segment.given_forward)) - len(recurrence.constants)
     found = 0
-    for place, result in zip(segment.inputs, results, strict=False):
+    turned = {number for number, product in segment.products.items() if product.turned}
+    for number, (place, result) in enumerate(zip(segment.inputs, results, strict=False)):
         like = recurrence.examples[recurrence.constants[place - first]] if place >= first else None
-        if like is not None and result is not None and result.meta["val"].stride() != like.stride():
+        otherwise = result is not None and like is not None and result.meta["val"].stride() != like.stride()
+        if like is not None and (otherwise or number in turned):
             found += like.nbytes
     return found
 

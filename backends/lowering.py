@@ -11,7 +11,7 @@ Private torch API, tried on 2.11 and 2.13: ``joint_graph_passes`` (random number
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ import torch
 from torch import fx
 from torch._guards import TracingContext, tracing
 
-from reroll.backends.added import Factors, defer_products
+from reroll.backends.added import Product, defer_products
 from reroll.backends.events import Watch
 from reroll.backends.native_products import register, stamp, vectors
 from reroll.backends.once import Once
@@ -48,7 +48,7 @@ class Segment:
     forward: boxed; carries, xs, constants -> next carries, ys, saved. backward: boxed; saved, gradients of the
     differentiable outputs -> one gradient per differentiable input. ``tangents`` and ``inputs`` number those outputs
     and inputs; ``reaches[i]`` are the outputs from which autograd reaches ``inputs[i]``. ``given_forward``
-    and ``given_backward`` are their last operands. A gradient in ``factors`` is None: it is the product of two further
+    and ``given_backward`` are their last operands. A gradient in ``products`` is None: it is a product of further
     results.
     """
 
@@ -64,7 +64,7 @@ class Segment:
     backward_graph: fx.GraphModule | None
     given_forward: Given
     given_backward: Given
-    factors: Factors = field(default_factory=dict)
+    products: Mapping[int, Product] = field(default_factory=dict)
 
 
 def prepare(traced: Traced, lowering: str) -> None:
@@ -112,7 +112,7 @@ def lower(
     given = []
     for half, names in ((forward, []), (backward, gradients_of)):
         given.append(Given() if half is None else Given(watch.add(half, names), once.take(half)))
-    factors = {} if backward is None else defer_products(backward, list(map(bool, gradients_of)))
+    products = {} if backward is None else defer_products(backward, list(map(bool, gradients_of)))
     compiled = _inductor if lowering == "inductor" else _eager
     return Segment(
         steps=traced.steps,
@@ -127,7 +127,7 @@ def lower(
         backward_graph=backward,
         given_forward=given[0],
         given_backward=given[1],
-        factors=factors,
+        products=products,
     )
 
 

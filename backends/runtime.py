@@ -16,13 +16,13 @@ from torch import Tensor
 
 from reroll.backends.codecs import Encoded, encode
 from reroll.backends.executable import Executable, Instruction, live_operands
+from reroll.backends.gradients import Gradients
 from reroll.backends.lowering import Given, Segment
 from reroll.backends.randomness import random_state, set_random_state
 from reroll.backends.replay import Witness
-from reroll.backends.tracing import segment_inputs, time_slice
+from reroll.backends.tracing import step_inputs
 from reroll.backends.values import Carry, Kept, Stored, Tape
 from reroll.program import Node, advance, backward, offload, recompute, reload, save, tape, turn
-from reroll.recurrence import Items, Slices
 
 
 class Run:
@@ -39,15 +39,15 @@ class Run:
         self.witness = Witness(executable.recurrence) if executable.verify else None
         self.ys: list[Tensor] = []
         self.output_grads: Sequence[Tensor | None] = ()
-        self.grads: dict[int, Tensor] = {}
-        self.once: list[Tensor] = []
+        self.grads = Gradients(self.operands, executable.routes)
+        self.fixed: Mapping[int, tuple[list[Tensor], list[Tensor]]] = {}
 
     # The two halves.
 
     def forward(self, training: bool) -> tuple[list[Tensor], list[Tensor]]:
         """Play the forward half, or only run the steps if not ``training``. Gives the last carry and the outputs."""
         recurrence = self.executable.recurrence
-        self.ys, self.once = self._empty_outputs(), self._invariants()
+        self.ys, self.fixed = self._empty_outputs(), self._fixed()
         initial = Carry(self.operands[: len(recurrence.carries)])
         placeholder = self.executable.program.graph.find_nodes(op="placeholder")[0]
         self.register = (placeholder, initial)
@@ -58,7 +58,7 @@ class Run:
             else:
                 self.last = self._run(placeholder, 0, recurrence.steps, None)
         last, ys = self.last, self.ys
-        self.ys, self.once, self.register, self.last = [], [], None, Carry(())
+        self.ys, self.fixed, self.register, self.last = [], {}, None, Carry(())
         return list(last.tensors), ys
 
     def backward(self, grads: Sequence[Tensor | None], keep: bool) -> list[Tensor | None]:
@@ -69,7 +69,7 @@ class Run:
         run.output_grads = grads[carried:]
         here = random_state(self.operands) if self.executable.recurrence.random else None
         turned = self.executable.forward[-1].node
-        run.values[turned], run.once = list(grads[:carried]), self._invariants()
+        run.values[turned], run.fixed = list(grads[:carried]), self._fixed()
         try:
             with self.executable.watch.counting(afresh=False):
                 for instruction in self.executable.backward:
@@ -77,16 +77,26 @@ class Run:
             final = run.values[self.executable.backward[-1].node]
         finally:
             run.values.clear()
-            run.register, run.output_grads, run.once = None, (), []
+            run.register, run.output_grads, run.fixed = None, (), {}
             if here is not None:
                 set_random_state(here)
         alive = live_operands(self.executable, grads)
-        found = [*final, *(run.grads.pop(i, None) for i in range(carried, len(self.operands)))]
+        found = [*final, *(run.grads.pop(i) for i in range(carried, len(self.operands)))]
         return [grad if operand in alive else None for operand, grad in enumerate(found)]
 
-    def _invariants(self) -> list[Tensor]:
-        """What the segments need of the constants alone; it is not kept between the halves."""
-        return self.executable.once.values([self.operands[i] for i in self.executable.recurrence.constants])
+    def _fixed(self) -> Mapping[int, tuple[list[Tensor], list[Tensor]]]:
+        """For each length of segments the last operands of its halves, the same for all: constants of the loop (given
+        to the forward alone), rows to count in, and what is made of constants; it is not kept between the halves."""
+        constants = [self.operands[i] for i in self.executable.recurrence.constants]
+        once, counts = self.executable.once.values(constants), self.executable.watch.rows
+
+        def given(numbers: Given) -> list[Tensor]:
+            return [*counts(numbers.counts), *(once[place] for place in numbers.once)]
+
+        return {
+            steps: ([*constants, *given(segment.given_forward)], given(segment.given_backward))
+            for steps, segment in self.executable.segments.items()
+        }
 
     def _fork(self) -> Run:
         fork = Run(self.executable, self.operands)
@@ -166,8 +176,8 @@ class Run:
         del carry
         for steps in self.executable.lengths(start, stop):
             segment = self.executable.segments[steps]
-            inputs = [*tensors, *segment_inputs(self.executable.recurrence, self.operands, start, steps)]
-            inputs += self._given(segment.given_forward)
+            inputs = [*tensors, *step_inputs(self.executable.recurrence, self.operands, start, steps)]
+            inputs += self.fixed[steps][0]
             del tensors
             results = list(segment.forward(inputs))
             tensors = tuple(results[:width])
@@ -182,9 +192,6 @@ class Run:
                 taped.segments.append((start - steps, steps, saved))
             del saved
         return Carry(tensors)
-
-    def _given(self, numbers: Given) -> list[Tensor]:
-        return [*self.executable.watch.rows(numbers.counts), *(self.once[place] for place in numbers.once)]
 
     def _emit(self, start: int, steps: int, rows: Sequence[Tensor]) -> None:
         for buffer, row in zip(self.ys, rows, strict=True):
@@ -211,12 +218,12 @@ class Run:
             if segment.backward is None:
                 return [None] * len(carried)
             tangents = self._tangents(segment, carried, start, steps)
-            arguments = [*saved, *tangents, *self._given(segment.given_backward)]
+            arguments = [*saved, *tangents, *self.fixed[steps][1]]
             if not self.keep:
                 saved.clear()
             del tangents, saved
             results = segment.backward(arguments)
-            carried = self._collect(segment, results, start, steps)
+            carried = self.grads.collect(results, start, steps)
             del results  # the gradients of constants have been added: free them before the next segment runs
         return carried
 
@@ -233,45 +240,6 @@ class Run:
                 torch.zeros(like.shape, dtype=like.dtype, device=like.device) if grad is None else grad.contiguous()
             )
         return found
-
-    def _collect(
-        self, segment: Segment, results: Sequence[Tensor | None], start: int, steps: int
-    ) -> list[Tensor | None]:
-        """Add the gradients of a segment's inputs to those of the operands; give those of its carries."""
-        recurrence = self.executable.recurrence
-        by_input = dict(zip(segment.inputs, results, strict=False))
-        carried = [by_input.get(i) for i in range(len(recurrence.carries))]
-        at = len(carried)
-        for x in recurrence.xs:
-            if isinstance(x, Slices):
-                if (grad := by_input.get(at)) is not None:
-                    time_slice(self._grad(x.operand), x, start, steps).add_(grad)
-            elif isinstance(x, Items):
-                for offset, operand in enumerate(x.operands[start : start + steps]):
-                    self._add(operand, by_input.get(at + offset))
-            at += steps if isinstance(x, Items) else 1
-        for offset, operand in enumerate(recurrence.constants):
-            self._add(operand, by_input.get(at + offset))
-        for number, (left, right) in segment.factors.items():
-            self._add_product(recurrence.constants[segment.inputs[number] - at], results[left], results[right])
-        return carried
-
-    def _grad(self, operand: int) -> Tensor:
-        if operand not in self.grads:
-            self.grads[operand] = torch.zeros_like(self.operands[operand])
-        return self.grads[operand]
-
-    def _add(self, operand: int, grad: Tensor | None) -> None:
-        if grad is not None and operand in self.grads:
-            self.grads[operand].add_(grad)
-        elif grad is not None:
-            self.grads[operand] = grad.clone()  # laid out as the gradients that follow, so that adding them is fast
-
-    def _add_product(self, operand: int, left: Any, right: Any) -> None:
-        if operand in self.grads:
-            self.grads[operand].addmm_(left, right)
-        else:
-            self.grads[operand] = torch.mm(left, right)
 
 
 _HANDLERS: Mapping[Callable[..., Any], Callable[..., Any]] = {

@@ -57,7 +57,12 @@ class Traced:
 
 
 def segment_inputs(recurrence: Recurrence, operands: Sequence[Any], start: int, steps: int) -> list[Any]:
-    """The per-step inputs and constants of steps [start, start + steps): views of the operands, numbers as tensors."""
+    """The per-step inputs and constants of steps [start, start + steps)."""
+    return [*step_inputs(recurrence, operands, start, steps), *(operands[i] for i in recurrence.constants)]
+
+
+def step_inputs(recurrence: Recurrence, operands: Sequence[Any], start: int, steps: int) -> list[Any]:
+    """The per-step inputs of steps [start, start + steps): views of the operands, numbers as tensors."""
     inputs: list[Any] = []
     for x in recurrence.xs:
         if isinstance(x, Slices):
@@ -67,11 +72,13 @@ def segment_inputs(recurrence: Recurrence, operands: Sequence[Any], start: int, 
             inputs += [operands[i] for i in x.operands[start : start + steps]]
         else:
             inputs.append(torch.tensor(x.values[start : start + steps], dtype=x.dtype))
-    return inputs + [operands[i] for i in recurrence.constants]
+    return inputs
 
 
 def time_slice(base: torch.Tensor, x: Slices, start: int, steps: int) -> torch.Tensor:
     """Steps [start, start + steps) of a tensor, in rising order of the index."""
+    if x.stride == 1:
+        return base.narrow(x.dim, x.start + start, steps)
     ends = (x.start + x.stride * start, x.start + x.stride * (start + steps - 1))
     index = slice(min(ends), max(ends) + 1, abs(x.stride))
     return base[(slice(None),) * x.dim + (index,)]
@@ -89,6 +96,8 @@ def dense(sizes: Sequence[int], strides: Sequence[int]) -> list[int]:
 
 def packed(value: torch.Tensor) -> torch.Tensor:
     """The value in a layout without gaps; itself where it has that."""
+    if value.is_contiguous():
+        return value
     strides = dense(value.shape, value.stride())
     if list(value.stride()) == strides:
         return value

@@ -1,6 +1,7 @@
 """Products with an operand that is mostly zeros, as spikes are, as operations of a graph.
 
 ``event_product``: bias (N,) or none, z (M, K), w (K, N) -> bias + z w. ``event_outer``: z (M, K), g (M, N) -> z^T g.
+``event_outer_add``: total (K, N), row by row -> whether z^T g was added to it; it is not where that is no faster.
 ``event_rows``: a weight laid out row by row, to be gathered from. What is written here is what they give, by torch's
 dense products. ``backends/event_kernels.cpp`` is what runs on a CPU once it is built: rows of w (or g) are added up
 for the elements of z that are not zero, unless these are more than ``crossover`` of all. That is read off z at each
@@ -19,6 +20,7 @@ from torch import Tensor
 _SCHEMAS = (
     "event_product(Tensor? bias, Tensor z, Tensor w, float crossover, int number) -> Tensor",
     "event_outer(Tensor z, Tensor g, float crossover, int number) -> Tensor",
+    "event_outer_add(Tensor(a!) total, Tensor z, Tensor g, float crossover, int number) -> bool",
     "event_rows(Tensor w) -> Tensor",
     "event_count(Tensor counts) -> ()",
 )
@@ -35,6 +37,11 @@ def _product(bias: Tensor | None, z: Tensor, w: Tensor, crossover: float, number
 @torch.library.impl(LIBRARY, "event_outer", "CompositeExplicitAutograd")
 def _outer(z: Tensor, g: Tensor, crossover: float, number: int) -> Tensor:
     return torch.mm(z.t(), g)
+
+
+@torch.library.impl(LIBRARY, "event_outer_add", "CompositeExplicitAutograd")
+def _outer_add(total: Tensor, z: Tensor, g: Tensor, crossover: float, number: int) -> bool:
+    return False
 
 
 @torch.library.impl(LIBRARY, "event_rows", "CompositeExplicitAutograd")
@@ -64,4 +71,5 @@ torch.library.register_fake("reroll::event_outer", _fake_outer, lib=LIBRARY)
 torch.library.register_fake("reroll::event_rows", _fake_rows, lib=LIBRARY)
 
 PRODUCT, OUTER = torch.ops.reroll.event_product.default, torch.ops.reroll.event_outer.default
+OUTER_ADD = torch.ops.reroll.event_outer_add.default
 ROWS = torch.ops.reroll.event_rows.default

@@ -40,9 +40,8 @@ def pack_weights(half: fx.GraphModule, context: Context) -> fx.GraphModule:
 
 def _operands(node: fx.Node) -> tuple[Any, Any, Any]:
     """What is added to a product, or None, and its factors."""
-    if node.target is aten.mm.default:
-        return (None, *node.args)
-    bias, left, right = node.args[:3]
+    operands: Any = (None, *node.args) if node.target is aten.mm.default else node.args[:3]
+    bias, left, right = operands
     while isinstance(right, fx.Node) and right.target is ROWS:
         right = right.args[0]  # gathered from as it is packed
     return bias, left, right
