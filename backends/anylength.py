@@ -34,7 +34,7 @@ from reroll.errors import LengthError
 from reroll.fusion import fuse
 from reroll.lengths import Instance, instantiate
 from reroll.options import Options
-from reroll.plan import segment_length
+from reroll.plan import any_lengths, segment_length
 from reroll.recurrence import Numbers, Recurrence
 
 _PROGRAMS = 64
@@ -244,8 +244,8 @@ class Family:
         for at, recurrence in enumerate(instance.recurrences):
             kernels_of = partial(self._kernels, at, recurrence, share)
             if recurrence.steps == 0:
-                any_steps = partial(self._kernels, at, replace(recurrence, steps=1), share)
-                modules[recurrence.name] = Idle(recurrence, any_steps(segment_length(1, share, any_length=True)))
+                one = replace(recurrence, steps=1)
+                modules[recurrence.name] = Idle(recurrence, self._kernels(at, one, share, segment_length(one, share)))
                 continue
             built.append(fitting(kernels_of, recurrence, share))
             modules[recurrence.name] = Rolled(built[-1].executable)
@@ -255,8 +255,7 @@ class Family:
     def _kernels(self, at: int, recurrence: Recurrence, options: Options, length: int) -> Kernels:
         numbers = tuple(x.dtype for x in recurrence.xs if isinstance(x, Numbers))
         if (at, length, numbers) not in self.kernels:
-            lengths = (length, 1) if length > 1 else (1,)
-            self.kernels[at, length, numbers] = compile_kernels(recurrence, options, lengths)
+            self.kernels[at, length, numbers] = compile_kernels(recurrence, options, any_lengths(length, options))
         return self.kernels[at, length, numbers]
 
 

@@ -76,7 +76,7 @@ def build(recurrence: Recurrence, options: Options) -> Built:
 def fitting(kernels_of: Callable[[int], Kernels], recurrence: Recurrence, options: Options) -> Built:
     """The plan with the longest segments that fit the memory budget. Raises BudgetError if none does."""
     refusals = []
-    for length in segment_lengths(recurrence.steps, options, any_length=recurrence.any_length):
+    for length in segment_lengths(recurrence, options):
         try:
             return plan(kernels_of(length), recurrence, options)
         except BudgetError as error:

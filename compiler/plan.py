@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from torch import Tensor
+
 from reroll.errors import BudgetError
 from reroll.options import REMOTE_SCHEDULES, Options, parse_budget
+from reroll.recurrence import Recurrence
 from reroll.schedule import Interval, best_chunk, best_local_double, best_slots, interval
 
 _SEGMENT = {"inductor": 8, "eager": 4}
-_LONGEST = {"inductor": 12, "eager": 8}
+_SMALL = ((4096, 32), (8192, 16))  # bytes that a step makes, and steps for which calling a segment no longer counts
+_MANY = 512  # steps from which on longer segments are worth compiling; and operations in one of them at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +44,44 @@ class Choice:
         return f"{self.schedule} ({named}" + (f", {self.tier})" if self.schedule in REMOTE_SCHEDULES else ")")
 
 
-def segment_length(steps: int, options: Options, *, any_length: bool = False) -> int:
+def usual_segment(recurrence: Recurrence, lowering: str) -> int:
+    """Steps compiled together if nobody says otherwise: more where there are many that take less time than a call."""
+    usual = _SEGMENT[lowering]
+    calls = [node for node in recurrence.step.graph.nodes if node.op.startswith("call")]
+    values = [node.meta.get("example_value") for node in calls]
+    if lowering == "eager" or recurrence.steps < _MANY or any(value is None for value in values):
+        return usual
+    tensors = [each for value in values for each in (value if isinstance(value, tuple | list) else (value,))]
+    made = sum(each.nbytes for each in tensors if isinstance(each, Tensor))
+    fitting = (length for most, length in _SMALL if made <= most and length * len(calls) <= _MANY)
+    return next(fitting, usual)
+
+
+def segment_length(recurrence: Recurrence, options: Options) -> int:
     """Steps compiled together: as asked for, else a length near the usual one that leaves the shortest last segment.
 
-    ``any_length``: for any number of steps.
+    Where the segments serve any number of steps it depends at most on whether these are many.
     """
-    usual, longest = _SEGMENT[options.lowering], _LONGEST[options.lowering]
-    if any_length:
+    steps, usual = recurrence.steps, usual_segment(recurrence, options.lowering)
+    if recurrence.any_length:
         return options.segment or usual
     if options.segment is not None:
         return min(options.segment, steps)
     if steps <= usual:
         return steps
-    lengths = range(usual // 2 + 1, min(longest, steps) + 1)
+    lengths = range(usual // 2 + 1, min(usual + usual // 2, steps) + 1)
     return min(lengths, key=lambda k: (steps % k, abs(k - usual)))
 
 
-def segment_lengths(steps: int, options: Options, *, any_length: bool = False) -> list[int]:
+def any_lengths(length: int, options: Options) -> tuple[int, ...]:
+    """The lengths of segments that make up any number of steps, few of them short, if most are of this length."""
+    usual = _SEGMENT[options.lowering]
+    return (length, *([usual] if length >= 2 * usual else []), *([1] if length > 1 else []))
+
+
+def segment_lengths(recurrence: Recurrence, options: Options) -> list[int]:
     """Lengths to try in turn: under a budget also shorter ones, which need less at a time, down to one step."""
-    lengths = [segment_length(steps, options, any_length=any_length)]
+    lengths = [segment_length(recurrence, options)]
     while options.memory_budget is not None and options.segment is None and lengths[-1] > 1:
         lengths.append(lengths[-1] // 2)
     return lengths
