@@ -1,0 +1,64 @@
+"""How many steps are compiled together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import reroll
+from reroll.options import Options
+from reroll.plan import any_lengths, usual_segment
+
+
+class Small(nn.Module):
+    """Two coupled tanh populations; the second looks at the first one step late."""
+
+    def __init__(self, neurons: int = 6) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3 + neurons, neurons), nn.Linear(neurons, neurons)
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BH = g_BH = x_TBI.new_zeros(x_TBI.shape[1], self.second.in_features)
+        for t in range(x_TBI.shape[0]):
+            later = torch.tanh(self.second(h_BH) - 0.1 * g_BH)
+            h_BH, g_BH = torch.tanh(self.first(torch.cat([x_TBI[t], h_BH], 1))), later
+        return g_BH
+
+
+def segments(model: nn.Module, steps: int, **options: Any) -> tuple[int, ...]:
+    """The lengths that are compiled for a model, by name of the lowering."""
+    compiled = reroll.compile(model, time_dim=0, **{"lowering": "eager", **options})
+    (loop,) = reroll.explain(compiled, torch.randn(steps, 2, 3)).loops
+    lowering = Options(lowering="inductor")
+    return any_lengths(usual_segment(loop.recurrence, "inductor"), lowering)
+
+
+def test_segments_are_longer_where_a_step_takes_less_time_than_a_call() -> None:
+    assert segments(Small(), 600) == (32, 8, 1)
+    assert segments(Small(120), 600) == (16, 8, 1)
+    assert segments(Small(1000), 600) == (8, 1)
+
+
+def test_few_steps_are_not_worth_longer_segments() -> None:
+    assert segments(Small(), 100) == (8, 1)
+
+
+def test_segments_without_compilation_are_short() -> None:
+    compiled = reroll.compile(Small(), time_dim=0, lowering="eager")
+    assert reroll.explain(compiled, torch.randn(600, 2, 3)).loops[0].choice.segment == 4
+
+
+@pytest.mark.inductor
+def test_gradients_are_those_of_eager() -> None:
+    torch.manual_seed(0)
+    model, x = Small().double(), torch.randn(555, 2, 3, dtype=torch.float64)
+    compiled = reroll.compile(model, time_dim=0, lowering="inductor", schedule="double", verify=True)
+    for steps in (555, 532):
+        expected = torch.autograd.grad(model(x[:steps]).square().sum(), list(model.parameters()))
+        found = torch.autograd.grad(compiled(x[:steps]).square().sum(), list(model.parameters()))
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+    assert reroll.explain(compiled, x).loops[0].choice.segment == 32
