@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from reroll.editing import aten, call
@@ -28,6 +29,12 @@ class Product:
     right: int
     events: tuple[float, int] | None = None
     turned: bool = False
+
+    def zeros(self, like: Tensor) -> Tensor:
+        """Zeros of the shape of a gradient, in the layout in which adding is fast: by rows for events."""
+        if self.events is None:
+            return torch.zeros_like(like)
+        return like.new_zeros(like.shape[::-1]).t() if self.turned else like.new_zeros(like.shape)
 
     def add_to(self, total: Tensor, results: Sequence[Any]) -> None:
         """Add the product of a backward's results to the gradients so far."""

@@ -79,12 +79,11 @@ def turned_gradients(segment: Segment, recurrence: Recurrence) -> int:
     inputs = segment.forward_graph.graph.find_nodes(op="placeholder")
     first = len(inputs) - sum(map(len, segment.given_forward)) - len(recurrence.constants)
     found = 0
-    turned = {number for number, product in segment.products.items() if product.turned}
     for number, (place, result) in enumerate(zip(segment.inputs, results, strict=False)):
-        like = recurrence.examples[recurrence.constants[place - first]] if place >= first else None
-        otherwise = result is not None and like is not None and result.meta["val"].stride() != like.stride()
-        if like is not None and (otherwise or number in turned):
-            found += like.nbytes
+        if place >= first:
+            like, product = recurrence.examples[recurrence.constants[place - first]], segment.products.get(number)
+            made = product.zeros(like) if product else like if result is None else result.meta["val"]
+            found += like.nbytes if made.stride() != like.stride() else 0
     return found
 
 

@@ -51,7 +51,7 @@ class Routes:
 class Gradients:
     """The gradients of one backward so far. An operand that no segment reaches has none.
 
-    What is a product in one segment and turned there is laid out so from the first on.
+    What is a product by events in some segment is laid out for that from the first on.
     """
 
     def __init__(self, operands: Sequence[Tensor], routes: Mapping[int, Routes]) -> None:
@@ -79,10 +79,10 @@ class Gradients:
 
     def _zeros(self, operand: int) -> Tensor:
         if operand not in self._sums:
-            like = self._operands[operand]
             products = [each for routes in self._routes.values() for of, each in routes.products if of == operand]
-            turned = any(product.turned for product in products)
-            self._sums[operand] = like.new_zeros(like.shape[::-1]).t() if turned else torch.zeros_like(like)
+            by_events = [product for product in products if product.events]
+            like = self._operands[operand]
+            self._sums[operand] = by_events[0].zeros(like) if by_events else torch.zeros_like(like)
         return self._sums[operand]
 
     def _add(self, operand: int, grad: Tensor | None) -> None:
