@@ -1,9 +1,10 @@
-"""Event products against torch's dense ones, by shape and density: ``python benchmarks/events.py``.
+"""Products of our own against torch's dense ones, by shape and density: ``python benchmarks/events.py``.
 
-For each shape M x K x N: the time of ``z W`` and ``z^T g`` by events, relative to torch's product of the same operands
-(medians of calls that take turns, one pinned core), at several densities of z; the density at which both take the same
-time; and what a look at a z that is dense after all costs. The result goes to ``results/events.json``; ``CROSSOVER``,
-``SPIKES`` and ``INPUTS`` of ``passes/event_products.py`` are read off it.
+For each shape M x K x N: the time of ``z W`` and ``z^T g`` by events, and of ``z W`` with a packed weight, dense and by
+events, relative to torch's product of the same operands (medians of calls that take turns, one pinned core), at several
+densities of z; the density at which both take the same time; and what a look at a z that is dense after all costs.
+Packed products are measured as inductor calls them: many in one compiled function. The result goes to
+``results/events.json``; ``CROSSOVER``, ``SPIKES`` and ``INPUTS`` of ``passes/event_products.py`` are read off it.
 """
 
 from __future__ import annotations
@@ -25,10 +26,14 @@ from torch import Tensor
 
 from reroll import event_ops  # noqa: F401  # defines the operations
 from reroll.backends import events
+from reroll.backends.native_products import edition, register
+from reroll.backends.toolchain import quick_builds
+from reroll.packed_ops import PACK, PACKED_EVENTS, PACKED_PRODUCT
 
 RESULT = Path(__file__).resolve().parent / "results" / "events.json"
 SHAPES = [(32, 256, 256), (256, 256, 256), (256, 64, 256), (32, 512, 512), (32, 1024, 1024), (256, 256, 1024)]
 DENSITIES = (0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7)
+MANY, EDITION = 16, edition()  # products with packed weights in a call
 Call = Callable[[], object]
 
 
@@ -43,30 +48,41 @@ def medians(calls: list[Call], rounds: int) -> list[float]:
     return [statistics.median(each) for each in seconds]
 
 
+@torch.compile(fullgraph=True, dynamic=False)
+def packed(zs: list[Tensor], panels: Tensor, columns: int) -> list[Tensor]:
+    """Dense products with a packed weight."""
+    return [PACKED_PRODUCT(z, panels, columns, EDITION) for z in zs]
+
+
+@torch.compile(fullgraph=True, dynamic=False)
+def packed_events(zs: list[Tensor], panels: Tensor, counts: Tensor, columns: int, crossover: float) -> list[Tensor]:
+    """The same by events up to a density."""
+    return [PACKED_EVENTS(z, panels, counts, columns, crossover, EDITION) for z in zs]
+
+
 def row(m: int, k: int, n: int, density: float, rounds: int) -> dict[str, float]:
     """Times at one density, relative to dense products; ``look``: a z that is multiplied densely in the end."""
     ops = torch.ops.reroll
-    z, g = (torch.rand(m, k) < density).float(), torch.randn(m, n)
-    weight = torch.randn(n, k)
-    turned: Tensor = ops.event_rows(weight.T)
-    product, by_events, look, outer, outer_by_events, outer_look = medians(
-        [
-            lambda: torch.mm(z, weight.T),
-            lambda: ops.event_product(None, z, turned, 1.0, 0),
-            lambda: ops.event_product(None, z, weight.T, -1.0, 0),
-            lambda: torch.mm(z.T, g),
-            lambda: ops.event_outer(z, g, 1.0, 0),
-            lambda: ops.event_outer(z, g, -1.0, 0),
-        ],
-        rounds,
-    )
-    return {
-        "dense_us": 1e6 * product,
-        "product": by_events / product,
-        "product_look": look / product,
-        "outer": outer_by_events / outer,
-        "outer_look": outer_look / outer,
+    zs, g = [(torch.rand(m, k) < density).float() for _ in range(MANY)], torch.randn(m, n)
+    z, weight = zs[0], torch.randn(n, k)
+    turned, panels, counts = ops.event_rows(weight.T), PACK(weight.T), torch.zeros(4, dtype=torch.int64)
+    calls: dict[str, Call] = {
+        "dense": lambda: torch.mm(z, weight.T),
+        "product": lambda: ops.event_product(None, z, turned, 1.0, 0),
+        "product_look": lambda: ops.event_product(None, z, weight.T, -1.0, 0),
+        "dense_outer": lambda: torch.mm(z.T, g),
+        "outer": lambda: ops.event_outer(z, g, 1.0, 0),
+        "outer_look": lambda: ops.event_outer(z, g, -1.0, 0),
+        "dense_many": lambda: [torch.mm(each, weight.T) for each in zs],
+        "packed": lambda: packed(zs, panels, n),
+        "packed_events": lambda: packed_events(zs, panels, counts, n, 1.0),
+        "packed_look": lambda: packed_events(zs, panels, counts, n, -1.0),
     }
+    seconds = dict(zip(calls, medians(list(calls.values()), rounds), strict=True))
+    dense_of = {"outer": "dense_outer", "outer_look": "dense_outer", "product": "dense", "product_look": "dense"}
+    ratios = {name: each / seconds[dense_of.get(name, "dense_many")] for name, each in seconds.items()}
+    kept = {name: ratio for name, ratio in ratios.items() if not name.startswith("dense")}
+    return {"dense_us": 1e6 * seconds["dense"], **kept}
 
 
 def crossover(rows: dict[float, dict[str, float]], kind: str) -> float | None:
@@ -86,24 +102,27 @@ def main() -> None:
     assert events.built()
     torch.manual_seed(0)
     found: dict[str, Any] = {}
-    table = Table(
-        "M x K x N", "product at 0.1", "equal at", "outer at 0.1", "equal at", "looks", title="events / dense"
-    )
-    with pinned(options.core), torch.no_grad():
+    register()
+    names = ("product", "outer", "packed_events")
+    heads = [head for name in names for head in (f"{name} at 0.1", "equal at")]
+    table = Table("M x K x N", *heads, "packed dense", "looks", title="time / torch's dense product")
+    with pinned(options.core), torch.no_grad(), quick_builds():
         for shape in SHAPES:
+            torch.compiler.reset()  # one shape after another is no reason for dynamic ones
             rows = {density: row(*shape, density, options.rounds) for density in DENSITIES}
-            equal = {kind: crossover(rows, kind) for kind in ("product", "outer")}
-            looks = {kind: statistics.median(each[kind] for each in rows.values()) for kind in _LOOKS}
+            equal = {kind: crossover(rows, kind) for kind in names}
+            looks = {kind: statistics.median(each[kind] for each in rows.values()) for kind in _ALWAYS}
             name = " x ".join(map(str, shape))
             found[name] = {"densities": rows, "equal_at": equal, "looks": looks}
             cells = [cell for kind in equal for cell in (f"{rows[0.1][kind]:.2f}", f"{equal[kind] or 1:.2f}")]
-            table.add_row(name, *cells, ", ".join(f"{each:.2f}" for each in looks.values()))
+            dense, *rest = looks.values()
+            table.add_row(name, *cells, f"{dense:.2f}", ", ".join(f"{each:.2f}" for each in rest))
     result = {"shapes": found, "environment": machine("python benchmarks/events.py")}
     RESULT.write_text(json.dumps(result, indent=1) + "\n")
-    Console(width=110).print(table)
+    Console(width=130).print(table)
 
 
-_LOOKS = ("product_look", "outer_look")
+_ALWAYS = ("packed", "product_look", "outer_look", "packed_look")  # that do not depend on the density
 
 if __name__ == "__main__":
     main()

@@ -41,6 +41,7 @@ OURS: dict[str, dict[str, Any]] = {
     "reroll": {},
     "reroll, standard": {"schedule": "standard"},
     "reroll, double (disk)": {"schedule": "double", "remote": "disk"},
+    "reroll, double (disk), 4 steps a segment": {"schedule": "double", "remote": "disk", "segment": 4},
     "reroll, 16 steps a segment": {"segment": 16},
     "reroll without replay": {"replay": False},
     **{

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, fx
 
 from reroll.errors import BudgetError
 from reroll.options import REMOTE_SCHEDULES, Options, parse_budget
@@ -44,17 +45,32 @@ class Choice:
         return f"{self.schedule} ({named}" + (f", {self.tier})" if self.schedule in REMOTE_SCHEDULES else ")")
 
 
-def usual_segment(recurrence: Recurrence, lowering: str) -> int:
-    """Steps compiled together if nobody says otherwise: more where there are many that take less time than a call."""
-    usual = _SEGMENT[lowering]
+def usual_segment(recurrence: Recurrence, options: Options) -> int:
+    """Steps compiled together if nobody says otherwise: more where there are many that take less time than a call.
+
+    Not so for schedules that are chosen where every byte counts.
+    """
+    usual = _SEGMENT[options.lowering]
+    if options.lowering == "eager" or options.schedule in REMOTE_SCHEDULES or recurrence.steps < _MANY:
+        return usual
     calls = [node for node in recurrence.step.graph.nodes if node.op.startswith("call")]
     values = [node.meta.get("example_value") for node in calls]
-    if lowering == "eager" or recurrence.steps < _MANY or any(value is None for value in values):
+    if any(value is None for value in values):
         return usual
-    tensors = [each for value in values for each in (value if isinstance(value, tuple | list) else (value,))]
-    made = sum(each.nbytes for each in tensors if isinstance(each, Tensor))
-    fitting = (length for most, length in _SMALL if made <= most and length * len(calls) <= _MANY)
+    weights = [_operations(node) for node in calls]
+    made = sum(weight * _nbytes(value) for weight, value in zip(weights, values, strict=True))
+    fitting = (length for most, length in _SMALL if made <= most and length * sum(weights) <= _MANY)
     return next(fitting, usual)
+
+
+def _operations(call: fx.Node) -> int:
+    """Operations that a call stands for: a cell of torch's is about a dozen."""
+    return 12 if getattr(call.target, "__name__", "").endswith("_cell") else 1
+
+
+def _nbytes(value: Any) -> int:
+    tensors = value if isinstance(value, tuple | list) else (value,)
+    return sum(each.nbytes for each in tensors if isinstance(each, Tensor))
 
 
 def segment_length(recurrence: Recurrence, options: Options) -> int:
@@ -62,7 +78,7 @@ def segment_length(recurrence: Recurrence, options: Options) -> int:
 
     Where the segments serve any number of steps it depends at most on whether these are many.
     """
-    steps, usual = recurrence.steps, usual_segment(recurrence, options.lowering)
+    steps, usual = recurrence.steps, usual_segment(recurrence, options)
     if recurrence.any_length:
         return options.segment or usual
     if options.segment is not None:

@@ -28,22 +28,38 @@ class Small(nn.Module):
         return g_BH
 
 
+class Cell(nn.Module):
+    """One operation that stands for many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(3, 32)
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BH = x_TBI.new_zeros(x_TBI.shape[1], 32)
+        for t in range(x_TBI.shape[0]):
+            h_BH = self.cell(x_TBI[t], h_BH)
+        return h_BH
+
+
 def segments(model: nn.Module, steps: int, **options: Any) -> tuple[int, ...]:
-    """The lengths that are compiled for a model, by name of the lowering."""
-    compiled = reroll.compile(model, time_dim=0, **{"lowering": "eager", **options})
+    """The lengths that inductor would be given for a model."""
+    compiled = reroll.compile(model, time_dim=0, lowering="eager")
     (loop,) = reroll.explain(compiled, torch.randn(steps, 2, 3)).loops
-    lowering = Options(lowering="inductor")
-    return any_lengths(usual_segment(loop.recurrence, "inductor"), lowering)
+    asked = Options(lowering="inductor", **options)
+    return any_lengths(usual_segment(loop.recurrence, asked), asked)
 
 
 def test_segments_are_longer_where_a_step_takes_less_time_than_a_call() -> None:
     assert segments(Small(), 600) == (32, 8, 1)
     assert segments(Small(120), 600) == (16, 8, 1)
     assert segments(Small(1000), 600) == (8, 1)
+    assert segments(Cell(), 600) == (8, 1)
 
 
-def test_few_steps_are_not_worth_longer_segments() -> None:
+def test_few_steps_and_little_memory_are_not_worth_longer_segments() -> None:
     assert segments(Small(), 100) == (8, 1)
+    assert segments(Small(), 600, schedule="double") == (8, 1)
 
 
 def test_segments_without_compilation_are_short() -> None:
@@ -55,7 +71,7 @@ def test_segments_without_compilation_are_short() -> None:
 def test_gradients_are_those_of_eager() -> None:
     torch.manual_seed(0)
     model, x = Small().double(), torch.randn(555, 2, 3, dtype=torch.float64)
-    compiled = reroll.compile(model, time_dim=0, lowering="inductor", schedule="double", verify=True)
+    compiled = reroll.compile(model, time_dim=0, lowering="inductor", verify=True)
     for steps in (555, 532):
         expected = torch.autograd.grad(model(x[:steps]).square().sum(), list(model.parameters()))
         found = torch.autograd.grad(compiled(x[:steps]).square().sum(), list(model.parameters()))
