@@ -15,7 +15,7 @@ from reroll.schedule import Interval, best_chunk, best_local_double, best_slots,
 
 _SEGMENT = {"inductor": 8, "eager": 4}
 _SMALL = ((4096, 32), (8192, 16))  # bytes that a step makes, and steps for which calling a segment no longer counts
-_MANY = 512  # steps from which on longer segments are worth compiling; and operations in one of them at most
+_MANY, _OPERATIONS = 512, 256  # steps from which on they are worth compiling, operations in one of them at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def usual_segment(recurrence: Recurrence, options: Options) -> int:
         return usual
     weights = [_operations(node) for node in calls]
     made = sum(weight * _nbytes(value) for weight, value in zip(weights, values, strict=True))
-    fitting = (length for most, length in _SMALL if made <= most and length * sum(weights) <= _MANY)
+    fitting = (length for most, length in _SMALL if made <= most and length * sum(weights) <= _OPERATIONS)
     return next(fitting, usual)
 
 

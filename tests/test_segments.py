@@ -54,7 +54,7 @@ def test_segments_are_longer_where_a_step_takes_less_time_than_a_call() -> None:
     assert segments(Small(), 600) == (32, 8, 1)
     assert segments(Small(120), 600) == (16, 8, 1)
     assert segments(Small(1000), 600) == (8, 1)
-    assert segments(Cell(), 600) == (8, 1)
+    assert segments(Cell(), 600) == (16, 8, 1)
 
 
 def test_few_steps_and_little_memory_are_not_worth_longer_segments() -> None:
