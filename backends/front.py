@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,8 @@ from reroll.backends.times import TimeDim, find_time
 from reroll.errors import LengthError, OptionError, RerollWarning
 from reroll.options import Options
 from reroll.recorded import Unrecordable
+
+_ONE_CALL_AT_A_TIME = threading.RLock()  # torch's stance and Dynamo's settings, which a first call sets, are global
 
 
 def compile(model: Any = None, *, time_dim: TimeDim, **options: Any) -> Any:  # noqa: A001  # as torch.compile
@@ -39,7 +42,8 @@ def compile(model: Any = None, *, time_dim: TimeDim, **options: Any) -> Any:  # 
     back. What hooks and the model itself do outside of Python objects that can be reached from it (files, prints)
     happens in those runs too. All but T is guarded as under ``torch.compile(fullgraph=True, dynamic=False)``: another
     batch size, dtype or mode of training compiles anew. A sequence so short that its first and last steps, which differ
-    from the others, meet (most often below three) is run by torch as it is.
+    from the others, meet (most often below three) is run by torch as it is. Calls in several threads wait for one
+    another.
 
     Where Dynamo refuses the Python code of a model, its operations are recorded while Python runs a short piece, and a
     RerollWarning says so. There are no guards then: at every call the arguments, what can be reached from the model,
@@ -86,7 +90,7 @@ class Caller:
             return self.model(*args, **kwargs)
         call = find_time(self.signature, self.time_dim, args, kwargs)
         running = Running(self.front, call, steps=self.steps)
-        with dynamo_settings():
+        with _ONE_CALL_AT_A_TIME, dynamo_settings():
             try:
                 returned = self._settled(running)
             except TooShortError:
