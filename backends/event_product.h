@@ -2,7 +2,8 @@
 // the events. Where too many elements are not zero, the product is the dense one; that depends on the operand alone.
 //
 // A panel is gone through by many rows, one after another, while it lies in the first cache. Every element of the
-// result is the sum of two sums, over the even and the odd events of its row, whatever the other rows are.
+// result is the sum of two sums, over the even and the odd events of its row, whatever the other rows are. Vectors are
+// those of ATen: inductor's cpp_prefix.h, or ATen/cpu/vec/vec.h, is included before.
 
 #pragma once
 

@@ -95,7 +95,7 @@ class Watch:
 
     @contextmanager
     def counting(self, *, afresh: bool) -> Iterator[None]:
-        """Inside, event products of this thread are counted here."""
+        """Inside, event products of this thread are counted here, with those of others that run the same segments."""
         if not self._numbers:
             yield
             return

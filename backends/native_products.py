@@ -80,6 +80,7 @@ def register() -> None:
             wrapper.generate_kernel_call(name, arguments, triton=False, arg_types=types)
 
     def product(x: Any, panels: Any, columns: int, *more: Any) -> PackedProduct:
+        """All but x are buffers of their own, from their first byte on."""
         x, panels = _rows(x), ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(panels))
         layout = ir.FixedLayout(x.get_device(), x.get_dtype(), [x.get_size()[0], columns])
         return PackedProduct(layout, [x, panels, *map(ir.ExternKernel.realize_input, more)])

@@ -2,8 +2,9 @@
 // (p + 1) * W of the weight, row after row, W elements being 128 bytes.
 //
 // Every element of the result is summed over k in rising order, `kDepth` at a time, however many rows there are: the
-// products of one step and of many steps at once give the same bits. Sums are kept in registers, `kRows` rows by two vectors of columns
-// (Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication, ACM TOMS 34(3), 2008).
+// products of one step and of many steps at once give the same bits. Sums are kept in registers, `kRows` rows by two
+// vectors of columns (Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication, ACM TOMS 34(3), 2008).
+// Vectors are those of ATen: inductor's cpp_prefix.h, or ATen/cpu/vec/vec.h, is included before.
 
 #pragma once
 

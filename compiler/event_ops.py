@@ -1,7 +1,8 @@
 """Products with an operand that is mostly zeros, as spikes are, as operations of a graph.
 
 ``event_product``: bias (N,) or none, z (M, K), w (K, N) -> bias + z w. ``event_outer``: z (M, K), g (M, N) -> z^T g.
-``event_outer_add``: total (K, N), row by row -> whether z^T g was added to it; it is not where that is no faster.
+``event_outer_add``: total (K, N), row by row -> whether z^T g was added to it; nothing is done where z has too many
+events.
 ``event_rows``: a weight laid out row by row, to be gathered from. What is written here is what they give, by torch's
 dense products. ``backends/event_kernels.cpp`` is what runs on a CPU once it is built: rows of w (or g) are added up
 for the elements of z that are not zero, unless these are more than ``crossover`` of all. That is read off z at each
