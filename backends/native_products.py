@@ -74,7 +74,8 @@ def register() -> None:
             types, source = _kernel(operands[0].get_layout(), int(self.get_size()[1]), self.crossover)
             name = wrapper.src_to_kernel.get(source)
             if name is None:
-                name = wrapper.src_to_kernel[source] = f"packed_product_{wrapper.next_kernel_suffix()}"
+                kind = "packed_product" if self.crossover is None else "packed_events"
+                name = wrapper.src_to_kernel[source] = f"{kind}_{wrapper.next_kernel_suffix()}"
                 wrapper.define_kernel(name, f"async_compile.cpp_pybinding({types}, r'''{source}''')", gpu=False)
             arguments = [*(operand.get_name() for operand in operands), self.get_name()]
             wrapper.generate_kernel_call(name, arguments, triton=False, arg_types=types)

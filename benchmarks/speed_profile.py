@@ -14,6 +14,8 @@ import torch
 from measuring import Step
 from torch._inductor.codecache import PyCodeCache
 
+from reroll.passes.event_products import CROSSOVER
+
 KINDS = {
     "aten::mm": "products",
     "aten::addmm": "products",
@@ -23,7 +25,9 @@ KINDS = {
     "aten::convolution_backward": "convolutions",
     "reroll::event_product": "events",
     "reroll::event_outer": "events",
+    "reroll::event_outer_add": "events",
     "packed_product": "products",
+    "packed_events": "events",
     "cpp_fused": "fused",
 }
 WRAPPER = "CompiledFxGraph"
@@ -32,7 +36,7 @@ WRAPPER = "CompiledFxGraph"
 def profile(step: Step) -> dict[str, Any]:
     """Shares of the CPU time of one step whose kernels are called one by one, under torch's profiler, which adds to it.
 
-    products, convolutions, events; fused: inductor's other kernels; wrapper: the Python code that calls these; rest.
+    products, convolutions, events (where what they look at is not dense after all); fused: inductor's other kernels; wrapper: the Python code that calls these; rest.
     ``limit_s``: the multiplications of the dense products, at the rate of a product of 512 x 512 x 512 of torch's in
     the same process.
     """
@@ -71,14 +75,15 @@ def _named_kernels(packed: list[int]) -> Iterator[None]:
 def _named(names: dict[str, Any], packed: list[int]) -> dict[str, Callable[..., None]]:
     def named(kind: str, kernel: Callable[..., None]) -> Callable[..., None]:
         def run(*args: Any) -> None:
-            if kind == "packed_product":
-                packed.append(math.prod(args[2].shape) * args[1].shape[1])
-            with torch.profiler.record_function(kind):
+            dense = kind == "packed_events" and bool(args[0].count_nonzero() > CROSSOVER * args[0].numel())
+            if dense or kind == "packed_product":
+                packed.append(math.prod(args[-1].shape) * args[1].shape[1])
+            with torch.profiler.record_function("packed_product" if dense else kind):
                 kernel(*args)
 
         return run
 
-    kinds = ("packed_product", "cpp_fused")
+    kinds = ("packed_product", "packed_events", "cpp_fused")
     return {name: named(kind, value) for name, value in names.items() for kind in kinds if name.startswith(kind + "_")}
 
 
