@@ -36,7 +36,8 @@ WRAPPER = "CompiledFxGraph"
 def profile(step: Step) -> dict[str, Any]:
     """Shares of the CPU time of one step whose kernels are called one by one, under torch's profiler, which adds to it.
 
-    products, convolutions, events (where what they look at is not dense after all); fused: inductor's other kernels; wrapper: the Python code that calls these; rest.
+    products, convolutions, events (but where what they look at is dense); fused: inductor's other kernels; wrapper: the
+    Python code that calls these; rest.
     ``limit_s``: the multiplications of the dense products, at the rate of a product of 512 x 512 x 512 of torch's in
     the same process.
     """
