@@ -8,7 +8,7 @@ from reroll.backends.build import Built, expected_nbytes
 from reroll.backends.dynamo import EXPLAINING, Graph, Reached
 from reroll.backends.footprints import operand_gradients
 from reroll.backends.randomness import random_numbers_kept
-from reroll.errors import UnsupportedError
+from reroll.errors import OptionError, UnsupportedError
 from reroll.report import CarryLine, Loop, Report
 from reroll.sparsity import Fact
 
@@ -19,12 +19,16 @@ def explain(compiled_model: Any, *inputs: Any, **kwargs: Any) -> Report:
     The model is compiled if it was not yet, and that stays; the graph itself does not run. So nothing is trained, and
     neither parameters, gradients, buffers, attributes of modules nor random numbers change. If Dynamo breaks the graph,
     the plan is that of the first part, and says so. Raises UnsupportedError if no graph of the backend "reroll" is
-    reached; a model that was compiled by another one has run then.
+    reached; a model that was compiled by another one has run then. Raises OptionError without inputs.
     """
     if not _is_compiled(compiled_model):
         raise UnsupportedError(
             f"explain was given {_name(compiled_model)}, which was not compiled. Give it what "
             'reroll.compile(model, ...) or torch.compile(model, backend="reroll") returned.'
+        )
+    if hasattr(compiled_model, "reroll_caller") and not inputs and not kwargs:
+        raise OptionError(
+            f"explain was given no inputs of {_name(compiled_model.reroll_caller.model)}. Give it those of a call too."
         )
     reached: list[Graph] = []
     token = EXPLAINING.set(reached)

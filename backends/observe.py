@@ -134,6 +134,8 @@ def probe(
             try:
                 trace.given.update(_run(model, short, note, state)[1])
             except Exception as error:
+                state.restore()
+                _run_plainly(model, call)
                 raise LengthError(
                     f"The model cannot be run on the first {length} steps of its sequence: {type(error).__name__}: "
                     f"{error}. If these are no steps, say in time_dim which arguments have time, in which dimension."
@@ -143,6 +145,12 @@ def probe(
     pattern = replace(find_pattern(traces, palette, free, multiple), changes_inputs=changes)
     _refuse_attributes(pattern)
     return pattern
+
+
+def _run_plainly(model: Callable[..., Any], call: Call) -> None:
+    """Run the model as it is, so that an error of its own is raised as such."""
+    with looked_at(model, call, frozenset(call.dims), parameters=False), torch.no_grad():
+        model(*call.args, **call.kwargs)
 
 
 def _follow(model: Callable[..., Any], call: Call, pattern: Pattern) -> Observed:

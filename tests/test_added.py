@@ -81,11 +81,9 @@ def test_no_product_of_the_size_of_a_weight_is_held_beside_the_gradient() -> Non
 
     compiled = reroll.compile(loop, time_dim=0, lowering="eager", schedule="standard")
     compiled(x).backward()
-    gradients = [parameter.grad for parameter in model.parameters()]
     with torch.profiler.profile(record_shapes=True) as profile:
         compiled(x).backward()
     formed = [e for e in profile.events() if e.name == "aten::addmm_" and e.input_shapes[0] == [300, 300]]
     alone = [e for e in profile.events() if e.name == "aten::mm" and e.input_shapes[0][0] == 300]
     assert len(formed) > 5
     assert len(alone) <= 3
-    assert all(gradient is not None for gradient in gradients)

@@ -41,6 +41,28 @@ def test_the_user_sees_the_sentence(options: dict[str, Any], sentence: str) -> N
         compiled(Net(ZOO["lif"]), **options)(inputs())
 
 
+@pytest.mark.parametrize("spikes", [torch.rand(20, 2, SIZE) > 0.5, torch.randint(0, 2, (20, 2, SIZE))])
+def test_an_error_of_the_model_s_own_is_raised_as_such(spikes: Tensor) -> None:
+    model = nn.RNNCell(SIZE, 3)
+
+    def loop(x_TBI: Tensor) -> Tensor:
+        h_BH = torch.zeros(x_TBI.shape[1], 3)
+        for x_BI in x_TBI:
+            h_BH = model(x_BI, h_BH)
+        return h_BH
+
+    with pytest.raises(RuntimeError) as expected:
+        loop(spikes)
+    with pytest.raises(RuntimeError) as found:
+        reroll.compile(loop, time_dim=0, lowering="eager")(spikes)
+    assert str(found.value) == str(expected.value)
+
+
+def test_explain_needs_inputs() -> None:
+    with pytest.raises(OptionError, match="explain was given no inputs of Net"):
+        reroll.explain(reroll.compile(Net(ZOO["lif"]), time_dim=0))
+
+
 @pytest.mark.parametrize(
     ("schedule", "passes", "sentence"),
     [
