@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -33,6 +34,9 @@ class CarryLine:
     fact: str
 
 
+_PARAMETER = re.compile(r"[lL]_\w+?_(?:modules_(\w+?)_)?parameters_(\w+)_")
+
+
 @dataclass(frozen=True, slots=True)
 class EventLine:
     """Products of one kind with operands of ``k`` columns and results of ``n``, in the last call.
@@ -52,13 +56,18 @@ class EventLine:
 
     def describe(self) -> str:
         """One line: what it is, the density, and what was chosen."""
-        what = (
-            f"{self.kind} {'with' if self.kind == 'product' else 'of'} {self.weight or 'a value'}, {self.k} x {self.n}"
-        )
+        which = f"{'with' if self.kind == 'product' else 'of'} {parameter_name(self.weight) or 'a value'}"
+        what = f"{self.kind} {which}, {self.k} x {self.n}"
         if not self.calls:
             return f"{what}: not run yet"
-        chosen = f"{self.by_events:,} of {self.calls:,} products by events"
+        chosen = f"{self.by_events:,} of {self.calls:,} in the last call by events"
         return f"{what}: {100 * self.events / max(self.elements, 1):.3g} % are not zero, {chosen}"
+
+
+def parameter_name(name: str) -> str:
+    """The name that a parameter has in its module, of Dynamo's name of it; another name as it is."""
+    found = _PARAMETER.fullmatch(name)
+    return ".".join([*filter(None, (found[1] or "").split("_modules_")), found[2]]) if found else name
 
 
 @dataclass(frozen=True, slots=True, eq=False)

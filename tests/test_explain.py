@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 
 import reroll
 from networks import RecurrentLIF, spikes
+from reroll.report import parameter_name
 
 EAGER = {"lowering": "eager"}
 
@@ -201,3 +202,16 @@ def test_a_broken_graph_is_named() -> None:
 def test_what_reroll_did_not_compile_is_refused(make: Callable[[], Any]) -> None:
     with pytest.raises(reroll.RerollError, match='backend="reroll"'):
         reroll.explain(make(), torch.randn(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("l_self_modules_back_parameters_weight_", "back.weight"),
+        ("L_self_modules_layers_modules_0_parameters_bias_ih_", "layers.0.bias_ih"),
+        ("l_net_parameters_r_", "r"),
+        ("getattr_2", "getattr_2"),
+    ],
+)
+def test_parameters_have_the_names_of_their_modules(name: str, plain: str) -> None:
+    assert parameter_name(name) == plain
