@@ -4,7 +4,8 @@ For each shape M x K x N: the time of ``z W`` and ``z^T g`` by events, and of ``
 events, relative to torch's product of the same operands (medians of calls that take turns, one pinned core), at several
 densities of z; the density at which both take the same time; and what a look at a z that is dense after all costs.
 Packed products are measured as inductor calls them: many in one compiled function. The result goes to
-``results/events.json``; ``CROSSOVER``, ``SPIKES`` and ``INPUTS`` of ``passes/event_products.py`` are read off it.
+``results/events.json``; ``CROSSOVER``, ``SPIKES`` and ``INPUTS`` of ``passes/event_products.py``, and ``CROSSOVER`` of
+``passes/pack_weights.py``, are read off it.
 """
 
 from __future__ import annotations
