@@ -16,6 +16,8 @@ from reroll.editing import aten, call
 from reroll.event_ops import OUTER, OUTER_ADD
 from reroll.stacking import turned
 
+_NONE: tuple[list[fx.Node], Any, bool] = ([], None, False)
+
 
 @dataclass(frozen=True, slots=True)
 class Product:
@@ -65,9 +67,6 @@ def defer_products(half: fx.GraphModule, constants: Sequence[bool]) -> Mapping[i
     half.graph.eliminate_dead_code()
     half.recompile()
     return found
-
-
-_NONE: tuple[list[fx.Node], Any, bool] = ([], None, False)
 
 
 def _factors(graph: fx.Graph, result: Any) -> tuple[list[fx.Node], Any, bool]:
