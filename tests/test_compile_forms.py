@@ -119,7 +119,7 @@ def test_a_wrong_time_dimension_is_refused(time_dim: Any, args: Any, match: str)
         return net(x_TBI.view(30, 2, I) if x_TBI.shape[0] == 2 else x_TBI)
 
     with pytest.raises(RerollError, match=match):
-        reroll.compile(call, time_dim=time_dim, **EAGER)(*args)
+        reroll.compile(call, time_dim=time_dim, **EAGER)(*(each.double() for each in args))
 
 
 def test_wrong_uses_are_refused() -> None:
