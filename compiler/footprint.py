@@ -113,7 +113,7 @@ def graph_peak(graph: fx.Graph, owned: Collection[str]) -> int:
         elif node.op == "call_function":
             source = viewed(node)
             if source is None:
-                ledger.allocate(node, _result_nbytes(node.meta.get("val")))
+                ledger.allocate(node, result_nbytes(node.meta.get("val")))
             else:
                 ledger.alias(node, source)
         for dead in last.get(node, ()):
@@ -121,7 +121,8 @@ def graph_peak(graph: fx.Graph, owned: Collection[str]) -> int:
     return ledger.peak
 
 
-def _result_nbytes(value: Any) -> int:
+def result_nbytes(value: Any) -> int:
+    """Bytes of what an operation gives: a tensor, or several."""
     if isinstance(value, tuple | list):
         return sum(storage_nbytes(item) for item in value)
     return storage_nbytes(value)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
-from torch import Tensor, fx
+from torch import fx
 
 from reroll.errors import BudgetError
+from reroll.footprint import result_nbytes
 from reroll.options import REMOTE_SCHEDULES, Options, parse_budget
 from reroll.recurrence import Recurrence
 from reroll.schedule import Interval, best_chunk, best_local_double, best_slots, interval
@@ -58,7 +58,7 @@ def usual_segment(recurrence: Recurrence, options: Options) -> int:
     if any(value is None for value in values):
         return usual
     weights = [_operations(node) for node in calls]
-    made = sum(weight * _nbytes(value) for weight, value in zip(weights, values, strict=True))
+    made = sum(weight * result_nbytes(value) for weight, value in zip(weights, values, strict=True))
     fitting = (length for most, length in _SMALL if made <= most and length * sum(weights) <= _OPERATIONS)
     return next(fitting, usual)
 
@@ -66,11 +66,6 @@ def usual_segment(recurrence: Recurrence, options: Options) -> int:
 def _operations(call: fx.Node) -> int:
     """Operations that a call stands for: a cell of torch's is about a dozen."""
     return 12 if getattr(call.target, "__name__", "").endswith("_cell") else 1
-
-
-def _nbytes(value: Any) -> int:
-    tensors = value if isinstance(value, tuple | list) else (value,)
-    return sum(each.nbytes for each in tensors if isinstance(each, Tensor))
 
 
 def segment_length(recurrence: Recurrence, options: Options) -> int:

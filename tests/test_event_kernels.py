@@ -44,6 +44,11 @@ def test_they_are_right_for_odd_sizes(sizes: tuple[int, int, int], density: floa
         close(ops.event_product(None, z, w, crossover, 0), z @ w)
         close(ops.event_product(bias, z, w, crossover, 0), z @ w + bias)
         close(ops.event_outer(z, g, crossover, 0), z.T @ g)
+        before = torch.randn(k, n, dtype=dtype)
+        total = before.clone()
+        added = ops.event_outer_add(total, z, g, crossover, 0)
+        assert added == (z.count_nonzero() <= crossover * z.numel())
+        close(total, before + z.T @ g if added else before)
 
 
 def test_they_take_any_values_and_layouts() -> None:
@@ -115,6 +120,9 @@ def test_operands_that_do_not_fit_are_refused() -> None:
     for other in (torch.ones(5, 3), torch.ones(4), torch.ones(4, 3).double()):
         with pytest.raises(RuntimeError, match="operands of an event product"):
             ops.event_outer(z, other, 1.0, 0)
+    for total in (torch.ones(3, 6).T, torch.ones(6, 4), torch.ones(6, 3).double()):
+        with pytest.raises(RuntimeError, match="operands of an event product"):
+            ops.event_outer_add(total, z, torch.ones(4, 3), 1.0, 0)
 
 
 def test_operations_are_what_their_schemas_and_fakes_say() -> None:
