@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor
+from torch import Tensor, fx
 
 from reroll.backends.events import Watch
 from reroll.backends.gradients import Routes
@@ -26,6 +26,23 @@ class Instruction:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class PartInstructions:
+    """A part as it is played: what it is given, its instructions, and the node of its result."""
+
+    carry: Node
+    grad: Node
+    instructions: tuple[Instruction, ...]
+    result: Node
+
+    @classmethod
+    def of(cls, graph: fx.Graph) -> PartInstructions:
+        """Note where the values of a part die."""
+        carry, grad = graph.find_nodes(op="placeholder")
+        (result,) = graph.output_node().all_input_nodes
+        return cls(carry, grad, _instructions(graph), result)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Executable:
     """A recurrence with its program and compiled segments: all that does not change from call to call."""
 
@@ -39,6 +56,7 @@ class Executable:
     once: Once
     forward: tuple[Instruction, ...]
     backward: tuple[Instruction, ...]
+    parts: Mapping[str, PartInstructions]
     ledger: Ledger = field(default_factory=Ledger)
 
     @classmethod
@@ -53,20 +71,21 @@ class Executable:
         once: Once,
     ) -> Executable:
         """Split a program at its turn, and note where values die."""
-        instructions = _instructions(program)
+        instructions = _instructions(program.graph)
         at = next(i for i, each in enumerate(instructions) if each.node.target is turn)
         halves = instructions[: at + 1], instructions[at + 1 :]
         routes = {steps: Routes.of(segment, recurrence) for steps, segment in segments.items()}
-        return cls(recurrence, program, segments, routes, tiers, verify, watch, once, *halves)
+        parts = {name: PartInstructions.of(part.graph) for name, part in program.parts.items()}
+        return cls(recurrence, program, segments, routes, tiers, verify, watch, once, *halves, parts)
 
     def lengths(self, start: int, stop: int) -> list[int]:
         """The lengths of the segments of a range of steps."""
         return [length for length, count in pieces(stop - start, self.segments) for _ in range(count)]
 
 
-def _instructions(program: Program) -> tuple[Instruction, ...]:
+def _instructions(graph: fx.Graph) -> tuple[Instruction, ...]:
     last: dict[Node, Node] = {}
-    nodes = [node for node in program.graph.nodes if node.op == "call_function"]
+    nodes = [node for node in graph.nodes if node.op == "call_function"]
     for node in nodes:
         for source in node.all_input_nodes:
             last[source] = node

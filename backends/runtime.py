@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from reroll.backends.randomness import random_state, set_random_state
 from reroll.backends.replay import Witness
 from reroll.backends.tracing import step_inputs
 from reroll.backends.values import Carry, Kept, Stored, Tape
-from reroll.program import Node, advance, backward, offload, recompute, reload, save, tape, turn
+from reroll.program import Node, advance, backward, offload, recompute, reload, reverse, save, tape, turn
 
 
 class Run:
@@ -35,6 +35,7 @@ class Run:
         self.register: tuple[Node, Carry] | None = None
         self.last = Carry(())
         self.frontier = 0
+        self.origin = 0
         self.keep = False
         self.witness = Witness(executable.recurrence) if executable.verify else None
         self.ys: list[Tensor] = []
@@ -77,7 +78,7 @@ class Run:
             final = run.values[self.executable.backward[-1].node]
         finally:
             run.values.clear()
-            run.register, run.output_grads, run.fixed = None, (), {}
+            run.register, run.output_grads, run.fixed, run.origin = None, (), {}, 0
             if here is not None:
                 set_random_state(here)
         alive = live_operands(self.executable, grads)
@@ -105,11 +106,27 @@ class Run:
 
     def _play(self, instruction: Instruction) -> None:
         node = instruction.node
+        if node.target is reverse:
+            self._reverse(instruction)
+            return
         result = _HANDLERS[node.target](self, node, *node.args, **node.kwargs)  # type: ignore[index]
         if result is not None:
             self.values[node] = result
         for dead in instruction.dead:
             self.values.pop(dead, None)
+
+    def _reverse(self, instruction: Instruction) -> None:
+        """Play a part. Steps are counted from its start, and what nobody needs afterwards it holds alone."""
+        source, grad, name, at = cast(tuple[Any, ...], instruction.node.args)
+        part = self.executable.parts[name]
+        self.values[part.carry], self.values[part.grad] = self.values[source], self.values[grad]
+        for dead in instruction.dead:
+            self.values.pop(dead, None)
+        self.origin += at
+        for each in part.instructions:
+            self._play(each)
+        self.origin -= at
+        self.values[instruction.node] = self.values.pop(part.result)
 
     # Instructions: each is given its own node, then its operands, which are nodes of the program.
 
@@ -169,7 +186,7 @@ class Run:
         return kept
 
     def _run(self, source: Node, start: int, stop: int, taped: Tape | None) -> Carry:
-        carry = self._carry(source)
+        carry, start, stop = self._carry(source), self.origin + start, self.origin + stop
         if carry.random is not None:
             set_random_state(carry.random)
         tensors, width, self.register = carry.tensors, len(carry.tensors), None

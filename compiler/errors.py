@@ -37,6 +37,10 @@ class PassError(RerollError):
     """A pass is unknown, registered twice, or returned an illegal program."""
 
 
+class ScheduleError(RerollError):
+    """A schedule was registered twice, failed, or gave no tree of intervals."""
+
+
 class StorageError(RerollError):
     """A tier could not keep or give back a value exactly."""
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch import fx
 
-from reroll.program import Node, advance, backward, offload, recompute, reload, save, tape, turn
+from reroll.program import Node, advance, backward, offload, recompute, reload, reverse, save, tape, turn
 
 RUNS = (advance, recompute, tape)
 
@@ -75,3 +75,8 @@ def write_backward(graph: fx.Graph, taped: Node, grad: Node) -> Node:
     """``backward`` at the insertion point, named after the range of its tape."""
     _, start, stop = operands(taped)
     return _write(graph, backward, (taped, grad), f"backward_{start}to{stop}")
+
+
+def write_reverse(graph: fx.Graph, carry: Node, grad: Node, part: str, at: int, steps: int) -> Node:
+    """``reverse`` at the insertion point, named after the range of the part."""
+    return _write(graph, reverse, (carry, grad, part, at), f"reverse_{at}to{at + steps}")

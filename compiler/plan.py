@@ -11,7 +11,8 @@ from reroll.errors import BudgetError
 from reroll.footprint import result_nbytes
 from reroll.options import REMOTE_SCHEDULES, Options, parse_budget
 from reroll.recurrence import Recurrence
-from reroll.schedule import Interval, best_chunk, best_local_double, best_slots, interval
+from reroll.schedule import Interval, best_chunk, best_local_double, best_slots
+from reroll.schedules import Problem, tree
 
 _SEGMENT = {"inductor": 8, "eager": 4}
 _SMALL = ((4096, 32), (8192, 16))  # bytes that a step makes, and steps for which calling a segment no longer counts
@@ -32,7 +33,8 @@ class Choice:
     @property
     def root(self) -> Interval:
         """Where carries are kept."""
-        return interval(self.schedule, self.steps, self.segment, self.chunk, self.slots, self.tier)
+        problem = Problem(self.steps, self.segment, chunk=self.chunk, slots=self.slots, tier=self.tier)
+        return tree(self.schedule, problem)
 
     def describe(self) -> str:
         """The schedule and the numbers that it uses."""

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from reroll.instructions import RUNS, before_turn
-from reroll.program import Node, Program, backward, offload, pieces, reload, tape, turn
+from reroll.program import Node, Program, backward, offload, pieces, reload, reverse, tape, turn
 from reroll.tally import Sizes, Tally
 
 
@@ -68,6 +68,7 @@ class Needs:
 
 def predict(program: Program, tally: Tally, needs: Needs) -> Prediction:
     """The local peak of a legal program of which ``tally`` is the count in bytes."""
+    inside = _Inside(program, tally, needs)
     forward = set(before_turn(program.graph))
     timeline: list[tuple[str, int]] = []
     peaks = {True: 0, False: 0}
@@ -79,7 +80,8 @@ def predict(program: Program, tally: Tally, needs: Needs) -> Prediction:
         elif node.target is reload:
             staged = [0] * needs.staged
         waiting = sum(staged)
-        total = held + waiting + _besides(program, node, needs) + (0 if early else needs.grads + needs.output_grads)
+        total = held + waiting + inside.besides(node, tally.given.get(name, 0))
+        total += 0 if early else needs.grads + needs.output_grads
         timeline.append((name, total))
         peaks[early] = max(peaks[early], total)
         if node.target is turn:
@@ -89,7 +91,34 @@ def predict(program: Program, tally: Tally, needs: Needs) -> Prediction:
     return Prediction(peak, name, held, peaks[True], peaks[False], turned, tuple(timeline))
 
 
-def _besides(program: Program, node: Node, needs: Needs) -> int:
+@dataclass(slots=True)
+class _Inside:
+    """What the nodes of parts need besides what is held, seen from where the parts are played."""
+
+    program: Program
+    tally: Tally
+    needs: Needs
+    peaks: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def besides(self, node: Node, given: int) -> int:
+        """Bytes that a node needs besides what is held; a part, which holds ``given`` units of its carry, besides its
+        peak."""
+        if node.target is not reverse:
+            return _besides(node, self.needs)
+        name = cast(str, node.args[2])
+        return self._peak(name, given) - self.tally.parts[name, given].local_peak
+
+    def _peak(self, name: str, given: int) -> int:
+        if (name, given) not in self.peaks:
+            counted = self.tally.parts[name, given]
+            nodes = zip(self.program.parts[name].graph.nodes, counted.timeline, strict=True)
+            self.peaks[name, given] = max(
+                held + self.besides(node, counted.given.get(at, 0)) for node, (at, held) in nodes
+            )
+        return self.peaks[name, given]
+
+
+def _besides(node: Node, needs: Needs) -> int:
     """Bytes that a node needs besides what is held and the gradients that were there before it."""
     args: Any = node.args
     if node.target in RUNS:

@@ -5,7 +5,7 @@ is the gradient with respect to the carry at a step. Ranges of steps are half-op
 carry made by ``advance``, ``recompute`` or ``tape`` is lost when the next of these three runs, unless it was saved or
 offloaded. Every other value lives until its last use, so nothing needs to be freed explicitly.
 
-Eight instructions say everything::
+Nine instructions say everything::
 
     advance(carry, start, stop)      run steps for the first time, emit their outputs, drop their intermediates -> carry
     recompute(carry, start, stop)    run steps again, emit nothing, drop their intermediates                    -> carry
@@ -15,15 +15,18 @@ Eight instructions say everything::
     reload(block)                    bring a block back to local memory; ``operator.getitem`` picks a carry     -> block
     turn(carry)                      the forward is over; gradients of the outputs are known from here on        -> grad
     backward(tape, grad)             reverse the steps of a tape                                                 -> grad
+    reverse(carry, grad, part, at)   reverse the steps of a part of the program from the carry at its first one  -> grad
 
-Steps that run for the first time (by ``advance`` or ``tape``) emit their outputs.
+Steps that run for the first time (by ``advance`` or ``tape``) emit their outputs. A *part* is a program of its own,
+kept by name, which is not spelled out where it is played: its steps are counted from its start, it keeps everything in
+local memory, and parts may play parts.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import fx
@@ -74,34 +77,64 @@ def backward(taped: Any, grad: Any) -> Any:
     raise NotImplementedError("instructions are executed by a runtime, not called")
 
 
-INSTRUCTIONS = (advance, recompute, tape, save, offload, reload, turn, backward, operator.getitem)
+def reverse(carry: Any, grad: Any, part: str, at: int) -> Any:
+    """Reverse the steps of ``program.parts[part]``, which start at step ``at``. Gives the gradient at their start."""
+    raise NotImplementedError("instructions are executed by a runtime, not called")
+
+
+INSTRUCTIONS = (advance, recompute, tape, save, offload, reload, turn, backward, reverse, operator.getitem)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """The reversal of ``steps`` steps, counted from 0: a graph from the carry at 0 and the gradient at their end to the
+    gradient at 0."""
+
+    graph: fx.Graph
+    steps: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
     """A training program over ``steps`` steps, executed in segments of ``segment`` steps.
 
-    ``facts`` holds what the sparsity analysis proved of each tensor of the carry (empty before the analysis).
-    Passes never change a program: they take a ``copy`` and edit its graph.
+    ``facts`` holds what the sparsity analysis proved of each tensor of the carry (empty before the analysis), ``parts``
+    the parts by name, each after those that it plays. Passes never change a program: they take a ``copy`` and edit its
+    graphs.
     """
 
     graph: fx.Graph
     steps: int
     segment: int
     facts: tuple[Fact, ...] = ()
+    parts: Mapping[str, Part] = field(default_factory=dict)
 
     def copy(self) -> Program:
-        """A program with a graph of its own, free to be edited."""
-        graph = fx.Graph()
-        copies: dict[Node, Node] = {}
-        for node in self.graph.nodes:
-            # create_node walks the operands that it is given as a pytree, half of its time: set them afterwards.
-            copies[node] = made = graph.create_node(node.op, node.target, name=node.name)
-            made.args = fx.map_arg(node.args, copies.__getitem__)
-            if node.kwargs:
-                made.kwargs = fx.map_arg(node.kwargs, copies.__getitem__)
-            made.meta.update(node.meta)
-        return Program(graph, self.steps, self.segment, self.facts)
+        """A program with graphs of its own, free to be edited."""
+        parts = {name: replace(part, graph=_copied(part.graph)) for name, part in self.parts.items()}
+        return replace(self, graph=_copied(self.graph), parts=parts)
+
+    @property
+    def graphs(self) -> tuple[fx.Graph, ...]:
+        """The graph, then those of the parts."""
+        return (self.graph, *(part.graph for part in self.parts.values()))
+
+    def __str__(self) -> str:
+        parts = (f"\n{name}, {part.steps} steps: {part.graph}" for name, part in self.parts.items())
+        return "".join((str(self.graph), *parts))
+
+
+def _copied(graph: fx.Graph) -> fx.Graph:
+    made = fx.Graph()
+    copies: dict[Node, Node] = {}
+    for node in graph.nodes:
+        # create_node walks the operands that it is given as a pytree, half of its time: set them afterwards.
+        copies[node] = copied = made.create_node(node.op, node.target, name=node.name)
+        copied.args = fx.map_arg(node.args, copies.__getitem__)
+        if node.kwargs:
+            copied.kwargs = fx.map_arg(node.kwargs, copies.__getitem__)
+        copied.meta.update(node.meta)
+    return made
 
 
 def store_all(steps: int, segment: int) -> Program:

@@ -121,8 +121,8 @@ class Report:
 
     @property
     def graphs(self) -> tuple[fx.Graph, ...]:
-        """The rewritten graphs: one training program for each recurrence."""
-        return tuple(loop.program.graph for loop in self.loops)
+        """The rewritten graphs: for each recurrence its training program, then the parts of it that are written once."""
+        return tuple(graph for loop in self.loops for graph in loop.program.graphs)
 
     @property
     def graph(self) -> fx.Graph:

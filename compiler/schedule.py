@@ -6,9 +6,8 @@ C and number of slots K: a sub-chunk has ceil(C / K) steps, and only the last pi
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from reroll.errors import IllegalProgramError, OptionError
@@ -16,38 +15,51 @@ from reroll.errors import IllegalProgramError, OptionError
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Steps [start, stop), whose first carry is kept in ``tier`` ("local", "host", "disk").
+    """A number of steps in a row, whose first carry is kept in ``tier`` ("local", "host", "disk").
 
     While the interval is run over (the root: by the forward; any other: by a replay from its own carry), the carry at
     the start of each child is kept in the child's tier; the first child shares the carry of its parent. If both are
     remote it is read again; if the child is local, what was read for the parent is held. An interval without
-    children is taped and reversed as a whole; one with children is reversed child by child, last to first. Children
-    that have the same ``block`` number and tier are written and read as one transfer.
+    children is taped and reversed as a whole; one with children is reversed child by child, last to first. A child that
+    is ``taped`` is taped by the run over its parent, and its tape is kept in place of its first carry. Children that
+    have the same ``block`` number and tier are written and read as one transfer.
+
+    Intervals do not say where they start, so equal ones may be one object: what is repeated is not spelled out.
     """
 
-    start: int
-    stop: int
+    steps: int
     tier: str = "local"
     children: tuple[Interval, ...] = ()
     block: int | None = None
+    taped: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse an empty interval, and children that do not tile it."""
-        if not 0 <= self.start < self.stop:
-            raise IllegalProgramError(f"Interval [{self.start}, {self.stop}) holds no step: start must be below stop.")
-        if not self.children:
-            return
-        edges = [self.start, *(child.stop for child in self.children)]
-        if edges[-1] != self.stop or edges[:-1] != [child.start for child in self.children]:
+        """Refuse an empty interval, children that do not tile it, and a tape that is no leaf in local memory."""
+        if self.steps < 1:
+            raise IllegalProgramError(f"An interval of {self.steps} steps holds no step: it needs at least 1.")
+        if self.children and sum(child.steps for child in self.children) != self.steps:
             raise IllegalProgramError(
-                f"The children of interval [{self.start}, {self.stop}) do not tile it: each must start where the one "
-                "before it stops, the first at its start, the last at its stop."
+                f"The children of an interval of {self.steps} steps do not tile it: they have "
+                f"{sum(child.steps for child in self.children)} steps together. Give it children that add up."
+            )
+        if self.taped and (self.children or self.tier != "local"):
+            raise IllegalProgramError(
+                f"A taped interval of {self.steps} steps has {len(self.children)} children and lies in {self.tier!r}: "
+                "tapes are local and are reversed as a whole. Leave out taped, or the children and the tier."
             )
 
+    def placed(self, start: int = 0) -> Iterator[tuple[int, Interval]]:
+        """The children, each with its first step, if the interval starts at step ``start``."""
+        for child in self.children:
+            yield start, child
+            start += child.steps
 
-def _pieces(start: int, stop: int, length: int, tier: str) -> tuple[Interval, ...]:
-    """Intervals of ``length`` steps that tile [start, stop); only the last may be short."""
-    return tuple(Interval(at, min(at + length, stop), tier) for at in range(start, stop, length))
+
+def _pieces(steps: int, length: int, tier: str) -> tuple[Interval, ...]:
+    """Intervals of ``length`` steps that tile ``steps``; only the last may be short."""
+    count, rest = divmod(steps, length)
+    whole = (Interval(length, tier),) * count
+    return (*whole, Interval(rest, tier)) if rest else whole
 
 
 def _whole(length: int, segment: int) -> int:
@@ -65,7 +77,7 @@ def _at_least_one(**numbers: int) -> None:
 def store_all(steps: int, *, segment: int = 1) -> Interval:
     """Plain back-propagation through time: one interval, taped by the forward. Local peak: T a."""
     _at_least_one(steps=steps, segment=segment)
-    return Interval(0, steps)
+    return Interval(steps)
 
 
 def standard(steps: int, chunk: int, *, segment: int = 1) -> Interval:
@@ -76,14 +88,14 @@ def standard(steps: int, chunk: int, *, segment: int = 1) -> Interval:
 def remote(steps: int, chunk: int, tier: str, *, segment: int = 1) -> Interval:
     """One carry per chunk in ``tier``. Local peak: C a + s; each chunk is recomputed once."""
     _at_least_one(steps=steps, chunk=chunk, segment=segment)
-    return Interval(0, steps, children=_pieces(0, steps, _whole(chunk, segment), tier))
+    return Interval(steps, children=_pieces(steps, _whole(chunk, segment), tier))
 
 
 def hierarchical(steps: int, chunk: int, slots: int, tier: str, *, segment: int = 1) -> Interval:
     """K carries per chunk, moved as one block. Local peak: K s + (C / K) a; each sub-chunk is recomputed once."""
     nested = double(steps, chunk, slots, tier, segment=segment)
     blocks = enumerate(nested.children)
-    return Interval(0, steps, children=tuple(replace(sub, tier=tier, block=i) for i, c in blocks for sub in c.children))
+    return Interval(steps, children=tuple(replace(sub, tier=tier, block=i) for i, c in blocks for sub in c.children))
 
 
 def double(steps: int, chunk: int, slots: int, tier: str, *, segment: int = 1) -> Interval:
@@ -95,32 +107,20 @@ def double(steps: int, chunk: int, slots: int, tier: str, *, segment: int = 1) -
     _at_least_one(slots=slots)
     chunks = remote(steps, chunk, tier, segment=segment).children
     length = _whole(-(-_whole(chunk, segment) // slots), segment)
-    nested = (replace(each, children=_pieces(each.start, each.stop, length, "local")) for each in chunks)
-    return Interval(0, steps, children=tuple(nested))
+    nested = {each.steps: replace(each, children=_pieces(each.steps, length, "local")) for each in chunks}
+    return Interval(steps, children=tuple(nested[each.steps] for each in chunks))
 
 
-Builder = Callable[..., Interval]
-
-SCHEDULES: Mapping[str, tuple[Builder, tuple[str, ...]]] = {
-    "store_all": (store_all, ()),
-    "standard": (standard, ("chunk",)),
-    "remote": (remote, ("chunk", "tier")),
-    "hierarchical": (hierarchical, ("chunk", "slots", "tier")),
-    "double": (double, ("chunk", "slots", "tier")),
-}
-"""The builder of each schedule, and the arguments that it takes besides ``steps`` and ``segment``."""
+def double_merged(steps: int, chunk: int, slots: int, tier: str, *, segment: int = 1) -> Interval:
+    """Double without runs that repeat the run before them: the last sub-chunk of a chunk is taped while the chunk is
+    replayed, and the replay of the last chunk is the forward itself."""
+    chunks = double(steps, chunk, slots, tier, segment=segment).children
+    merged = {each.steps: replace(each, children=_last_taped(each.children)) for each in chunks}
+    return Interval(steps, children=(*(merged[each.steps] for each in chunks[:-1]), *merged[chunks[-1].steps].children))
 
 
-def interval(schedule: str, steps: int, segment: int, chunk: int, slots: int, tier: str) -> Interval:
-    """The tree of a named schedule. Arguments that the schedule does not take are ignored. Raises OptionError."""
-    if schedule not in SCHEDULES:
-        near = difflib.get_close_matches(schedule, SCHEDULES, n=1, cutoff=0.0)[0]
-        raise OptionError(
-            f"There is no schedule {schedule!r}; did you mean {near!r}? Known are {', '.join(SCHEDULES)}."
-        )
-    builder, names = SCHEDULES[schedule]
-    arguments = {"chunk": chunk, "slots": slots, "tier": tier}
-    return builder(steps, **{name: arguments[name] for name in names}, segment=segment)
+def _last_taped(children: tuple[Interval, ...]) -> tuple[Interval, ...]:
+    return (*children[:-1], replace(children[-1], tier="local", taped=True))
 
 
 def best_chunk(steps: int, carry: int, tape: int) -> int:

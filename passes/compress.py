@@ -14,7 +14,7 @@ def compress(program: Program, context: Context) -> Program:
         return program
     codec = tuple(fact.codec for fact in program.facts)
     program = program.copy()
-    for node in program.graph.nodes:
+    for node in (node for graph in program.graphs for node in graph.nodes):
         if node.target in (save, offload):
             node.kwargs = {"codec": codec}
     return program

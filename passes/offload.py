@@ -23,6 +23,7 @@ class _Place:
     ``chain`` holds the intervals that start there, outermost first; ``block`` is equal for carries of one transfer.
     """
 
+    start: int
     chain: tuple[Interval, ...]
     block: Hashable
 
@@ -34,7 +35,7 @@ def offload(program: Program, context: Context) -> Program:
     The carries of a block are gathered by local saves until the last is made; a single carry is written at once.
     Raises OptionError for a tier that the context does not list.
     """
-    places = {place.chain[0].start: place for place in _places(context.root)}
+    places = {place.start: place for place in _places(context.root, 0)}
     program = program.copy()
     order = {node: index for index, node in enumerate(program.graph.nodes)}
     forward = set(before_turn(program.graph))
@@ -53,17 +54,16 @@ def offload(program: Program, context: Context) -> Program:
     return program
 
 
-def _places(root: Interval, path: tuple[int, ...] = ()) -> Iterator[_Place]:
-    """The places of all kept carries: one for each step at which an interval starts. ``path`` leads to ``root``."""
-    for number, child in enumerate(root.children):
-        for inner in _places(child, (*path, number)):
-            if inner.chain[0].start != child.start:
-                yield inner
+def _places(root: Interval, start: int, path: tuple[int, ...] = ()) -> Iterator[_Place]:
+    """The places of all kept carries: one for each step at which an interval starts. ``path`` leads to ``root``, which
+    starts at ``start``."""
+    for number, (at, child) in enumerate(root.placed(start)):
+        yield from (inner for inner in _places(child, at, (*path, number)) if inner.start != at)
         chain = [child]
         while chain[-1].children:
             chain.append(chain[-1].children[0])
         alone = child.block is None
-        yield _Place(tuple(chain), (path, alone, number if alone else child.block, child.tier))
+        yield _Place(at, tuple(chain), (path, alone, number if alone else child.block, child.tier))
 
 
 def _move(graph: fx.Graph, saves: list[Node], tier: str, places: Mapping[int, _Place], order: dict[Node, int]) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from reroll.context import Context
 from reroll.instructions import RUNS, operands
-from reroll.program import Node, Program, backward, reload, turn
+from reroll.program import Node, Program, backward, reload, reverse, turn
 from reroll.registry import register_pass
 
-WORK = (*RUNS, backward)
+WORK = (*RUNS, backward, reverse)
 
 
 @register_pass("prefetch")

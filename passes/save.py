@@ -16,8 +16,11 @@ from reroll.registry import register_pass
 
 @register_pass("save")
 def save(program: Program, context: Context) -> Program:
-    """Split the tapes of the forward where the children of the root start, and save the carries there."""
-    starts = [child.start for child in context.root.children]
+    """Split the tapes of the forward where the children of the root start, and save the carries there.
+
+    No carry is saved at the start of a child that is taped by the forward.
+    """
+    starts = {start: not child.taped for start, child in context.root.placed()}
     program = program.copy()
     forward = list(before_turn(program.graph))
     saved = {position(node) for node in forward if node.target is save_instruction}
@@ -27,12 +30,13 @@ def save(program: Program, context: Context) -> Program:
     return program
 
 
-def _split(graph: fx.Graph, taped: Node, starts: list[int], saved: set[int]) -> None:
+def _split(graph: fx.Graph, taped: Node, starts: dict[int, bool], saved: set[int]) -> None:
     """Replace one tape by a tape from each of ``starts`` inside it, and its backward by theirs."""
     carry, start, stop = operands(taped)
-    inner = starts[bisect_left(starts, start) : bisect_left(starts, stop)]
+    steps = list(starts)
+    inner = steps[bisect_left(steps, start) : bisect_left(steps, stop)]
     edges = sorted({start, *inner, stop})
-    kept = set(inner) - saved
+    kept = {step for step in inner if starts[step]} - saved
     pieces: list[Node] = []
     with graph.inserting_before(taped):
         for low, high in pairwise(edges):

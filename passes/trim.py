@@ -8,7 +8,7 @@ from torch import fx
 
 from reroll.context import Context
 from reroll.instructions import RUNS, operands
-from reroll.program import Node, Program, offload, recompute, reload, save
+from reroll.program import Node, Program, offload, recompute, reload, reverse, save
 from reroll.registry import register_pass
 
 REMOVABLE = (recompute, save, offload, reload, operator.getitem)
@@ -18,23 +18,25 @@ REMOVABLE = (recompute, save, offload, reload, operator.getitem)
 def trim(program: Program, _context: Context) -> Program:
     """Remove instructions without a user, and saves whose readers can read the register instead."""
     program = program.copy()
-    graph = program.graph
-    for node in reversed(list(graph.nodes)):
-        if node.target in REMOVABLE and not node.users:
-            graph.erase_node(node)
-    for node in list(graph.nodes):
-        if node.target is save and _readers_see_register(node):
-            _read_register(graph, node)
+    for graph in program.graphs:
+        for node in reversed(list(graph.nodes)):
+            if node.target in REMOVABLE and not node.users:
+                graph.erase_node(node)
+        for node in list(graph.nodes):
+            if node.target is save and _readers_see_register(node):
+                _read_register(graph, node)
     return program
 
 
 def _readers_see_register(kept: Node) -> bool:
     """Whether all readers of a save come before its source is lost, or lose it themselves."""
     source, waiting = operands(kept)[0], set(kept.users)
+    if any(reader.target is reverse for reader in waiting):
+        return False  # a part reads its carry more than once
     node = kept.next
     while waiting and node.op != "output":
         waiting.discard(node)
-        if node.target in RUNS:
+        if node.target in (*RUNS, reverse):
             break
         node = node.next
     in_register = source.op == "placeholder" or source.target in RUNS

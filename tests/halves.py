@@ -19,7 +19,7 @@ from reroll.registry import run_on_half
 from reroll.schedule import Interval
 
 T, B, N, H = 5, 3, 4, 6
-CONTEXT = Context(Interval(0, 1, "local"))
+CONTEXT = Context(Interval(1))
 BOTH = ("merge-gradients", "batch-products")
 Function = Callable[..., Any]
 

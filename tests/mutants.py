@@ -1,17 +1,17 @@
 """All mutants of a training program that differ from it in one place."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from torch import fx
 
-from reroll.program import Node, Program, backward, offload, reload, turn
+from reroll.program import Node, Program, backward, offload, reload, reverse, turn
 
 Edit = Callable[[fx.Graph, list[Node]], None]
 
 
 def kind(node: Node) -> str:
-    if node.target in (turn, backward):
+    if node.target in (turn, backward, reverse) or node.name == "grad":
         return "grad"
     return {offload: "block", reload: "reloaded"}.get(node.target, "carry")  # type: ignore[arg-type]
 
@@ -46,8 +46,8 @@ def set_operand(index: int, place: int, value: Callable[[list[Node]], Any]) -> E
     return edit
 
 
-def operand_edits(index: int, node: Node, count: int) -> Iterator[Edit]:
-    """Each operand set to every other value, each integer changed by one, each block permuted and shortened."""
+def operand_edits(index: int, node: Node, count: int, parts: Collection[str]) -> Iterator[Edit]:
+    """Each operand set to every other value or part, each integer changed by one, each block permuted and shortened."""
     for place, operand in enumerate(node.args):
         if isinstance(operand, Node):
             yield from (
@@ -56,6 +56,8 @@ def operand_edits(index: int, node: Node, count: int) -> Iterator[Edit]:
             )
         elif isinstance(operand, int):
             yield from (set_operand(index, place, lambda _, n=operand + d: n) for d in (-1, 1))  # type: ignore[misc]
+        elif isinstance(operand, str) and operand in parts:
+            yield from (set_operand(index, place, lambda _, n=name: n) for name in parts)  # type: ignore[misc]
         elif isinstance(operand, tuple):
             orders = [operand[::-1], operand[1:], operand[:-1], operand[:1] * len(operand)]
             for order in orders:
@@ -67,9 +69,9 @@ def operand_edits(index: int, node: Node, count: int) -> Iterator[Edit]:
                 )
 
 
-def edits(program: Program) -> Iterator[Edit]:
-    """All mutants of a program that differ in one place."""
-    nodes = list(program.graph.nodes)
+def edits(graph: fx.Graph, parts: Collection[str]) -> Iterator[Edit]:
+    """All edits of a graph in one place."""
+    nodes = list(graph.nodes)
     for index, node in enumerate(nodes[1:-1], start=1):
         if not node.users:
             yield drop(index, None)
@@ -79,17 +81,19 @@ def edits(program: Program) -> Iterator[Edit]:
         yield from (
             double(index, min(index + d, len(nodes) - 1), rewire) for d in (1, 2, 5) for rewire in (True, False)
         )
-        yield from operand_edits(index, node, len(nodes) - 1)
-    yield from operand_edits(len(nodes) - 1, nodes[-1], len(nodes) - 1)
+        yield from operand_edits(index, node, len(nodes) - 1, parts)
+    yield from operand_edits(len(nodes) - 1, nodes[-1], len(nodes) - 1, parts)
 
 
 def mutants(program: Program) -> Iterator[Program]:
-    unchanged = str(program.graph)
-    for edit in edits(program):
-        mutant = program.copy()
-        try:
-            edit(mutant.graph, list(mutant.graph.nodes))
-        except RuntimeError:  # fx itself refuses to erase a node that is its own heir's operand
-            continue
-        if str(mutant.graph) != unchanged:
-            yield mutant
+    """All mutants of a program that differ in one place, of its graph or of a part."""
+    unchanged = str(program)
+    for number, graph in enumerate(program.graphs):
+        for edit in edits(graph, program.parts):
+            mutant = program.copy()
+            try:
+                edit(mutant.graphs[number], list(mutant.graphs[number].nodes))
+            except RuntimeError:  # fx itself refuses to erase a node that is its own heir's operand
+                continue
+            if str(mutant) != unchanged:
+                yield mutant

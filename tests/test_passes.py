@@ -17,11 +17,12 @@ from reroll.errors import PassError
 from reroll.passes import DEFAULT_PASSES
 from reroll.program import Program, offload, recompute, reload, save, store_all
 from reroll.registry import find, lookup, pass_names, register_pass, run, run_on_step
-from reroll.schedule import SCHEDULES, Interval, interval
+from reroll.schedule import Interval
+from reroll.schedules import schedule_names
 from reroll.verifier import Sizes, verify
-from toy import DECIDE, MERGE, built, play, reference
+from toy import DECIDE, built, play, reference, root_of
 
-EVERY_PASS = tuple(name for name in (*DEFAULT_PASSES, "merge-replay", "trim") if find(name).on == "program")
+EVERY_PASS = tuple(name for name in (*DEFAULT_PASSES, "trim") if find(name).on == "program")
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def facts(*codecs: str) -> Any:
 
 
 @given(
-    name=st.sampled_from(sorted(SCHEDULES)),
+    name=st.sampled_from(sorted(schedule_names())),
     steps=st.integers(1, 14),
     segment=st.integers(1, 4),
     chunk=st.integers(1, 16),
@@ -43,7 +44,7 @@ def facts(*codecs: str) -> Any:
 )
 @settings(max_examples=250, deadline=None)
 def test_every_pass_keeps_every_result(name: str, steps: int, segment: int, chunk: int, slots: int, tier: str) -> None:
-    context = Context(interval(name, steps, segment, chunk, slots, tier))
+    context = Context(root_of(name, steps, segment, chunk, slots, tier))
     program, expected = store_all(steps, segment), reference(steps)
     for each in EVERY_PASS:
         program = run((each,), program, context)
@@ -52,48 +53,51 @@ def test_every_pass_keeps_every_result(name: str, steps: int, segment: int, chun
 
 
 @st.composite
-def trees(draw: st.DrawFn, start: int = 0, stop: int | None = None, depth: int = 3) -> Interval:
-    """Any tree of intervals, with any tiers and blocks."""
-    stop = draw(st.integers(1, 10)) if stop is None else stop
-    cuts = draw(st.sets(st.integers(start, stop), max_size=4)) if depth and draw(st.booleans()) else None
-    tier = draw(st.sampled_from(["local", "host", "disk"]))
+def trees(draw: st.DrawFn, steps: int | None = None, depth: int = 3) -> Interval:
+    """Any tree of intervals, with any tiers and blocks, equal ones among them."""
+    steps = draw(st.integers(1, 10)) if steps is None else steps
+    cuts = draw(st.sets(st.integers(0, steps), max_size=4)) if depth and draw(st.booleans()) else None
+    tier = draw(st.sampled_from(["local", "local", "host", "disk"]))
     block = draw(st.sampled_from([None, 0, 1]))
     if cuts is None:
-        return Interval(start, stop, tier, block=block)
-    edges = sorted({start, stop} | cuts)
-    pairs = pairwise(edges)
-    return Interval(start, stop, tier, tuple(draw(trees(low, high, depth - 1)) for low, high in pairs), block)
+        taped = depth < 3 and tier == "local" and draw(st.booleans())
+        return Interval(steps, tier, block=block, taped=taped)
+    lengths = [high - low for low, high in pairwise(sorted({0, steps} | cuts))]
+    children = tuple(draw(trees(length, depth - 1)) for length in lengths)
+    if len(set(lengths)) == 1 and draw(st.booleans()):
+        children = children[:1] * len(children)
+    return Interval(steps, tier, children, block)
 
 
 @given(root=trees(), order=st.lists(st.sampled_from(EVERY_PASS), max_size=10))
 @settings(max_examples=400, deadline=None)
 def test_any_tree_in_any_order_of_passes_keeps_every_result(root: Interval, order: list[str]) -> None:
-    program = run(order, store_all(root.stop, 1), Context(root))
-    assert play(program) == reference(root.stop)
+    program = run(order, store_all(root.steps, 1), Context(root))
+    assert play(program) == reference(root.steps)
 
 
 @given(root=trees())
 @settings(max_examples=150, deadline=None)
 def test_any_tree_under_the_default_passes_keeps_every_result(root: Interval) -> None:
-    program = run(DEFAULT_PASSES, store_all(root.stop, 1), Context(root))
-    assert play(program) == reference(root.stop)
-    assert play(run("merge-replay,trim", program, Context(root))) == reference(root.stop)
+    program = run(DEFAULT_PASSES, store_all(root.steps, 1), Context(root))
+    assert play(program) == reference(root.steps)
+    assert play(run("trim", program, Context(root))) == reference(root.steps)
 
 
 def test_passes_leave_the_given_program_as_it_is() -> None:
-    context = Context(interval("double", 16, 1, 4, 2, "disk"), facts=facts("bits"))
+    context = Context(root_of("double", 16, 1, 4, 2, "disk"), facts=facts("bits"))
     program = store_all(16, 1)
     for name in EVERY_PASS:
-        before = str(program.graph)
+        before = str(program)
         result = lookup(name)(program, context)
-        assert str(program.graph) == before
+        assert str(program) == before
         program = result
 
 
 def test_a_remote_first_child_is_read_again_and_a_local_one_holds() -> None:
     def reads(tier: str) -> int:
-        halves = (Interval(0, 2, tier), Interval(2, 4))
-        root = Interval(0, 4, children=(Interval(0, 4, "disk", halves),))
+        halves = (Interval(2, tier), Interval(2))
+        root = Interval(4, children=(Interval(4, "disk", halves),))
         return verify(run(DECIDE, store_all(4, 1), Context(root))).remote_reads
 
     assert (reads("local"), reads("disk")) == (1, 2)
@@ -103,7 +107,7 @@ def test_a_remote_first_child_is_read_again_and_a_local_one_holds() -> None:
 @pytest.mark.parametrize(("steps", "chunk", "slots"), [(64, 16, 4), (37, 10, 3), (9, 12, 2)])
 def test_prefetch_holds_at_most_one_block_more(name: str, steps: int, chunk: int, slots: int) -> None:
     program = built(name, steps, chunk, slots)
-    context = Context(interval(name, steps, 1, chunk, slots, "disk"))
+    context = Context(root_of(name, steps, 1, chunk, slots, "disk"))
     before, after = verify(program), verify(run("prefetch", program, context))
     assert after.local_peak <= before.local_peak + (slots if name == "hierarchical" else 1)
     costs = ("remote_peak", "reforward_steps", "remote_reads", "remote_writes", "carries_read", "carries_written")
@@ -117,32 +121,32 @@ def test_prefetch_reads_one_chunk_ahead() -> None:
 
 
 def test_compress_names_the_codec_of_the_facts() -> None:
-    root = interval("double", 16, 1, 4, 2, "disk")
+    root = root_of("double", 16, 1, 4, 2, "disk")
     kept = Context(root, facts=facts("bits", "raw"))
     program = run(DEFAULT_PASSES, store_all(16, 1), kept)
-    nodes = [node for node in program.graph.nodes if node.target in (save, offload)]
+    nodes = [node for graph in program.graphs for node in graph.nodes if node.target in (save, offload)]
     assert nodes
     assert all(node.kwargs["codec"] == ("bits", "raw") for node in nodes)
     packed = verify(program, sizes=Sizes(carry=64, tape_step=10, packed=lambda codec: 2 if "bits" in codec else 64))
     assert packed.remote_peak == 4 * 2
     plain = run(DEFAULT_PASSES, store_all(16, 1), replace(kept, codec="none"))
-    assert not any(node.kwargs for node in plain.graph.nodes)
+    assert not any(node.kwargs for graph in plain.graphs for node in graph.nodes)
 
 
 def test_trim_drops_what_nobody_reads() -> None:
     program = built("double", 9, 3, 3, passes=(*DECIDE.split(","), "trim"))
-    assert all(node.users for node in program.graph.nodes if node.target is recompute)
+    assert all(node.users for graph in program.graphs for node in graph.nodes if node.target is recompute)
     assert verify(program).reforward_steps == 18 - 3
-    assert verify(built("double", 9, 3, 3, passes=MERGE + ",trim")).local_peak <= 4
+    assert verify(built("double_merged", 9, 3, 3, passes=DECIDE + ",trim")).local_peak <= 4
 
 
 def test_a_tier_that_the_context_does_not_list_is_refused() -> None:
-    context = Context(interval("remote", 4, 1, 2, 1, "tape-drive"))
+    context = Context(root_of("remote", 4, 1, 2, 1, "tape-drive"))
     with pytest.raises(PassError, match=r"Pass 'offload' raised OptionError.*'tape-drive'"):
         run(DECIDE, store_all(4, 1), context)
 
 
-CONTEXT = Context(interval("remote", 4, 1, 2, 1, "disk"))
+CONTEXT = Context(root_of("remote", 4, 1, 2, 1, "disk"))
 
 
 @pytest.mark.usefixtures("fresh_registry")

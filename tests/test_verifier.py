@@ -10,7 +10,8 @@ import pytest
 from torch import fx
 
 from mutants import mutants
-from reroll import verifier
+from reroll import rules, verifier
+from reroll.context import Context
 from reroll.errors import IllegalProgramError
 from reroll.passes import DEFAULT_PASSES
 from reroll.program import (
@@ -26,15 +27,17 @@ from reroll.program import (
     tape,
     turn,
 )
+from reroll.registry import run
+from reroll.schedule import Interval
 from reroll.verifier import Sizes, check, verify
-from toy import DECIDE, MERGE, Outcome, built, play, reference
+from toy import DECIDE, Outcome, built, play, reference
 
 
 def outcome(program: Program) -> Outcome | None:
     """What the independent interpreter makes of a program; None if it fails."""
     try:
         return play(program)
-    except (AssertionError, KeyError, IndexError, TypeError, AttributeError, ValueError):
+    except (AssertionError, KeyError, IndexError, TypeError, AttributeError, ValueError, StopIteration):
         return None
 
 
@@ -46,6 +49,10 @@ def refusal(program: Program) -> str | None:
     return None
 
 
+PAIR = Interval(2, children=(Interval(1), Interval(1, taped=True)))
+NESTED = Interval(7, children=(Interval(5, children=(PAIR, PAIR, Interval(1, taped=True))), Interval(2, taped=True)))
+DISK = Interval(3, "disk", (Interval(1, "disk"), Interval(2, "disk")))
+SPELLED_OUT = Interval(6, children=(DISK, DISK))
 PROGRAMS = {
     "store_all": lambda: built("store_all", 4, 1, 1),
     "saved": lambda: built("standard", 5, 2, 1, passes="save"),
@@ -53,8 +60,10 @@ PROGRAMS = {
     "remote": lambda: built("remote", 5, 2, 1, passes=DEFAULT_PASSES),
     "hierarchical": lambda: built("hierarchical", 6, 4, 2, passes=DEFAULT_PASSES),
     "double": lambda: built("double", 5, 3, 2, passes=DEFAULT_PASSES),
-    "double_merged": lambda: built("double", 6, 3, 3, passes=MERGE),
-    "trimmed": lambda: built("double", 7, 4, 2, passes=MERGE + ",trim"),
+    "double_merged": lambda: built("double_merged", 6, 3, 3),
+    "nested": lambda: run(DEFAULT_PASSES, store_all(7, 1), Context(NESTED)),
+    "spelled out": lambda: run(DECIDE, store_all(6, 1), Context(SPELLED_OUT)),
+    "trimmed": lambda: built("double_merged", 7, 4, 2, passes=DECIDE + ",trim"),
 }
 
 
@@ -66,12 +75,12 @@ def test_every_harmful_mutant_is_refused(name: str) -> None:
         every += 1
         message = refusal(mutant)
         if message is None:
-            assert outcome(mutant) == expected, f"accepted, but wrong:\n{program.graph}\n{mutant.graph}"
+            assert outcome(mutant) == expected, f"accepted, but wrong:\n{program}\n{mutant}"
             continue
         refused += 1
-        named = re.match(r"Node '(\w+)' breaks the rule '(\w+)': .+\. .+\.$", message)
+        named = re.match(r"Node '(\w+)' breaks the rule '(\w+)': .+\. .+\.( It is in part '\w+'\.)?$", message)
         assert named, message
-        assert named[1] in {node.name for node in mutant.graph.nodes}
+        assert named[1] in {node.name for graph in mutant.graphs for node in graph.nodes}
         assert f"- ``{named[2]}``:" in (verifier.__doc__ or "")
     assert every > 20
     assert refused / every > 0.85
@@ -79,20 +88,21 @@ def test_every_harmful_mutant_is_refused(name: str) -> None:
 
 @cache
 def harmful() -> list[Program]:
-    program = PROGRAMS["double_merged"]()
-    return [each for each in mutants(program) if outcome(each) != reference(program.steps)]
+    kept = (KEPT[0], ("run", advance, "kept", 0, 4), KEPT[2])
+    programs = [PROGRAMS["double_merged"](), program_of(*kept, *AGAIN)]
+    return [each for program in programs for each in mutants(program) if outcome(each) != reference(program.steps)]
 
 
 @pytest.mark.parametrize("rule", ["register", "position", "frontier"])
 def test_without_a_rule_harmful_mutants_pass(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutation test can fail: it needs every one of these rules."""
-    refuse: Callable[..., NoReturn] = verifier._refuse
+    refuse: Callable[..., NoReturn] = rules.refuse
 
     def lenient(node: Node, broken: str, found: str, remedy: str) -> None:
         if broken != rule:
             refuse(node, broken, found, remedy)
 
-    monkeypatch.setattr(verifier, "_refuse", lenient)
+    monkeypatch.setattr(rules, "refuse", lenient)
     assert any(refusal(mutant) is None for mutant in harmful())
 
 
@@ -204,7 +214,7 @@ def test_capacities_are_kept_in_the_units_of_the_sizes() -> None:
     assert (tally.local_peak, tally.remote_peak) == (216, 400)
     verify(program, sizes=sizes, capacities={"local": 216, "disk": 400})
     with pytest.raises(
-        IllegalProgramError, match="'tape_14to16' breaks the rule 'capacity': tier 'local' would hold 216"
+        IllegalProgramError, match="'reverse_12to16' breaks the rule 'capacity': tier 'local' would hold 216"
     ):
         verify(program, sizes=sizes, capacities={"local": 215})
     with pytest.raises(

@@ -18,18 +18,19 @@ from reroll.program import (
     offload,
     recompute,
     reload,
+    reverse,
     save,
     store_all,
     tape,
     turn,
 )
 from reroll.registry import run
-from reroll.schedule import interval
+from reroll.schedule import Interval
+from reroll.schedules import Problem, tree
 
 PRIME = 2_147_483_647
 RUNS = (advance, recompute, tape)
 DECIDE = "sparsity,save,recompute,offload"
-MERGE = "sparsity,save,recompute,merge-replay,offload"
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,9 @@ class Outcome:
 class Toy:
     """c' = 3 c^2 + 5 c + x_t, y_t = w_t c', loss = (sum of y)^2 + c_T^2, with x_t and w_t all different."""
 
+    program: Program
     steps: int
+    origin: int = 0
     register: int = 1234567
     values: dict[Node, Any] = field(default_factory=dict)
     outputs: list[tuple[int, int]] = field(default_factory=list)
@@ -56,7 +59,7 @@ class Toy:
 
     def read(self, node: Node) -> int:
         """A carry; one that a run made is whatever the register holds now."""
-        if node.op == "placeholder" or node.target in RUNS:
+        if node.target in RUNS or self.values[node] is None:
             return self.register
         return int(self.values[node])
 
@@ -66,7 +69,7 @@ class Toy:
         assert isinstance(start, int)
         assert isinstance(stop, int)
         carry, taped = self.read(source), []
-        for t in range(start, stop):
+        for t in range(self.origin + start, self.origin + stop):
             taped.append((t, carry))
             carry = (3 * carry * carry + 5 * carry + 1009 * t * t + 7 * t + 11) % PRIME
             emitted = any(t == done for done, _ in self.outputs)
@@ -98,13 +101,25 @@ class Toy:
             operator.getitem: lambda: self.values[args[0]][args[1]],
             turn: lambda: self.turn(args[0]),
             backward: lambda: self.reverse(self.values[args[0]], self.values[args[1]]),
+            reverse: lambda: self.play_part(*args),
         }
         return self.forward(node) if node.target in RUNS else plays[node.target]()
+
+    def play_part(self, source: Node, grad: Node, name: str, at: int) -> int:
+        carry, part = self.read(source), self.program.parts[name]
+        given = iter((carry, self.values[grad]))
+        self.origin += at
+        for node in part.graph.nodes:
+            if node.op == "output":
+                self.origin -= at
+                return int(self.values[node.args[0]])
+            self.values[node] = next(given) if node.op == "placeholder" else self.execute(node)
+        raise AssertionError("no output")
 
 
 def play(program: Program) -> Outcome:
     """Run a program on the toy recurrence."""
-    toy = Toy(program.steps)
+    toy = Toy(program, program.steps)
     for node in program.graph.nodes:
         if node.op == "output":
             return Outcome(tuple(toy.outputs), toy.last, tuple(toy.inputs), toy.values[node.args[0]])
@@ -117,9 +132,13 @@ def reference(steps: int) -> Outcome:
     return play(store_all(steps, 1))
 
 
+def root_of(name: str, steps: int, segment: int = 1, chunk: int = 1, slots: int = 1, tier: str = "disk") -> Interval:
+    """The tree of a named schedule."""
+    return tree(name, Problem(steps, segment, chunk=chunk, slots=slots, tier=tier))
+
+
 def built(
     schedule: str, steps: int, chunk: int, slots: int, *, segment: int = 1, passes: str | Sequence[str] = DECIDE
 ) -> Program:
     """The program of a named schedule, remote on the disk, after some passes."""
-    root = interval(schedule, steps, segment, chunk, slots, "disk")
-    return run(passes, store_all(steps, segment), Context(root))
+    return run(passes, store_all(steps, segment), Context(root_of(schedule, steps, segment, chunk, slots)))

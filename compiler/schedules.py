@@ -1,0 +1,136 @@
+"""Schedules by name: those of reroll, and those that users register."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from reroll import schedule
+from reroll.errors import OptionError, ScheduleError
+from reroll.schedule import Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What a schedule may know of a recurrence, in steps and bytes.
+
+    ``steps`` T, in segments of ``segment`` steps, of which only the last may be short: intervals hold whole segments.
+    ``carry``: bytes of a carry as it is kept. ``tape``: bytes of the tape of a segment. ``memory``: local bytes for
+    kept carries and tapes at a time (None: no budget was given). ``chunk`` and ``slots``: as asked for, or as planned.
+    ``tier``: where remote carries go.
+    """
+
+    steps: int
+    segment: int = 1
+    carry: int = 1
+    tape: int = 1
+    memory: int | None = None
+    chunk: int = 1
+    slots: int = 1
+    tier: str = "local"
+
+    @property
+    def segments(self) -> int:
+        """How many segments the steps make, the short one included."""
+        return -(-self.steps // self.segment)
+
+
+Builder = Callable[[Problem], Interval]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A schedule: ``build`` gives its tree; ``numbers`` names what it reads of "chunk", "slots" and "tier"."""
+
+    name: str
+    build: Builder
+    numbers: tuple[str, ...]
+    origin: str
+
+
+_SCHEDULES: dict[str, Named] = {}
+
+
+def register_schedule(name: str, numbers: tuple[str, ...] = ()) -> Callable[[Builder], Builder]:
+    """Register a function from a ``Problem`` to the tree of intervals that says where carries are kept.
+
+    It is asked for by ``schedule=name``. ``numbers``: which of the options "chunk", "slots" and "remote" it reads; the
+    others are refused together with it. Raises ScheduleError for a name that is taken, except in ``__main__``, where a
+    notebook may run a cell again.
+    """
+    if not name.isidentifier() or name == "auto":
+        raise ScheduleError(f"A schedule cannot be named {name!r}. Choose a name of letters, digits and underscores.")
+    if unknown := set(numbers) - {"chunk", "slots", "remote"}:
+        raise ScheduleError(f"Schedule {name!r} reads {sorted(unknown)}; it may read 'chunk', 'slots' and 'remote'.")
+
+    def register(build: Builder) -> Builder:
+        origin = f"{getattr(build, '__module__', '?')}:{getattr(build, '__qualname__', repr(build))}"
+        taken = _SCHEDULES.get(name)
+        if taken and not (taken.origin == origin and origin.startswith("__main__:")):
+            raise ScheduleError(f"Schedule name {name!r} of {origin} is taken by {taken.origin}. Choose another name.")
+        _SCHEDULES[name] = Named(name, build, numbers, origin)
+        return build
+
+    return register
+
+
+def schedule_names() -> tuple[str, ...]:
+    """The names of all schedules, in the order in which they were registered."""
+    return tuple(_SCHEDULES)
+
+
+def find(name: str) -> Named:
+    """The schedule of that name. Raises OptionError, naming the nearest one."""
+    if name not in _SCHEDULES:
+        near = difflib.get_close_matches(str(name), _SCHEDULES, n=1, cutoff=0.0)[0]
+        known = ", ".join(_SCHEDULES)
+        raise OptionError(f"There is no schedule {name!r}; did you mean {near!r}? Known are {known}.")
+    return _SCHEDULES[name]
+
+
+def tree(name: str, problem: Problem) -> Interval:
+    """The tree of a schedule. Raises ScheduleError if the schedule fails, or gives no tree of whole segments."""
+    named = find(name)
+    try:
+        root: object = named.build(problem)
+    except OptionError:
+        raise
+    except Exception as error:
+        raise ScheduleError(f"Schedule {name!r} raised {type(error).__name__}: {error}") from error
+    if not isinstance(root, Interval):
+        found = type(root).__name__
+        raise ScheduleError(f"Schedule {name!r} must return a reroll.schedule.Interval, but it returned a {found}.")
+    if root.steps != problem.steps:
+        raise ScheduleError(f"Schedule {name!r} has {root.steps} steps, and the recurrence {problem.steps}. Cover all.")
+    return root
+
+
+@register_schedule("store_all")
+def _store_all(problem: Problem) -> Interval:
+    return schedule.store_all(problem.steps, segment=problem.segment)
+
+
+@register_schedule("standard", ("chunk",))
+def _standard(problem: Problem) -> Interval:
+    return schedule.standard(problem.steps, problem.chunk, segment=problem.segment)
+
+
+@register_schedule("remote", ("chunk", "remote"))
+def _remote(problem: Problem) -> Interval:
+    return schedule.remote(problem.steps, problem.chunk, problem.tier, segment=problem.segment)
+
+
+@register_schedule("hierarchical", ("chunk", "slots", "remote"))
+def _hierarchical(problem: Problem) -> Interval:
+    return schedule.hierarchical(problem.steps, problem.chunk, problem.slots, problem.tier, segment=problem.segment)
+
+
+@register_schedule("double", ("chunk", "slots", "remote"))
+def _double(problem: Problem) -> Interval:
+    return schedule.double(problem.steps, problem.chunk, problem.slots, problem.tier, segment=problem.segment)
+
+
+@register_schedule("double_merged", ("chunk", "slots", "remote"))
+def _double_merged(problem: Problem) -> Interval:
+    return schedule.double_merged(problem.steps, problem.chunk, problem.slots, problem.tier, segment=problem.segment)
