@@ -121,7 +121,7 @@ class Report:
 
     @property
     def graphs(self) -> tuple[fx.Graph, ...]:
-        """The rewritten graphs: for each recurrence its training program, then the parts of it that are written once."""
+        """The rewritten graphs: for each recurrence its training program, then the parts of that program."""
         return tuple(graph for loop in self.loops for graph in loop.program.graphs)
 
     @property
