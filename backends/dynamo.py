@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from reroll.backends.alike import build_all
 from reroll.backends.build import Built
-from reroll.backends.outside import held_outside
+from reroll.backends.outside import Around, around
 from reroll.backends.rolled import Rolled
 from reroll.backends.surroundings import compile_surroundings
 from reroll.capture import capture
@@ -70,16 +70,21 @@ class Graph:
     broken: str = ""
     notes: tuple[str, ...] = ()
 
-    def outside(self) -> tuple[int, int]:
-        """Bytes between forward and backward outside the recurrences and inputs: results, and what else is saved."""
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
+    def around(self) -> Around:
+        """What is held around the recurrences."""
+        return around_of(self.module, {each.name: each.results() for each in self.built})
 
-        def fake(like: Tensor) -> Tensor:
-            made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
-            return made.requires_grad_(like.requires_grad)
 
-        with mode:
-            return held_outside(self.module, {each.name: each.results() for each in self.built}, fake)
+def around_of(module: fx.GraphModule, results: Mapping[str, tuple[Tensor, ...]]) -> Around:
+    """What a graph holds around its recurrences, which give ``results``, by their names."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def fake(like: Tensor) -> Tensor:
+        made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+        return made.requires_grad_(like.requires_grad)
+
+    with mode:
+        return around(module, results, fake)
 
 
 class Reached(BaseException):

@@ -62,11 +62,12 @@ def plan(graph: Graph) -> Report:
     notes = (*graph.notes, *((broken,) if graph.broken else ()))
     if not graph.built:
         return Report((), outer, reason=graph.reason, notes=notes)
-    outputs, outside = graph.outside()
-    return Report(tuple(_loop(built) for built in graph.built), outer, outputs, outside, notes=notes)
+    around = graph.around()
+    loops = tuple(_loop(built, around.during(built.name)) for built in graph.built)
+    return Report(loops, outer, around.outputs, around.saved, notes=notes)
 
 
-def _loop(built: Built) -> Loop:
+def _loop(built: Built, around: int) -> Loop:
     executable, segment = built.executable, built.executable.segments[built.choice.segment]
     recurrence, width = executable.recurrence, len(executable.recurrence.carries)
     facts = built.program.facts or tuple(Fact() for _ in recurrence.carries)
@@ -85,6 +86,7 @@ def _loop(built: Built) -> Loop:
         carries=tuple(lines),
         saved=built.needs.segments[built.choice.segment].saved,
         outputs=sum(value.nbytes for value in built.results()[width:]),
+        around=around,
         gradients=operand_gradients(segment, recurrence),
         tally=built.tally,
         prediction=built.prediction,

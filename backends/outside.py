@@ -1,77 +1,148 @@
-"""What the graph around the recurrences holds between forward and backward, found by running it on fake tensors."""
+"""What the graph around the recurrences holds while they run, found by running and reversing it on fake tensors.
+
+Autograd itself says which gradients are added up in place and which are made anew: a parameter of the loop that a step
+beside it uses too has gradients of its own in both, which are held until they are added. Private torch API, tried on
+2.11 and 2.13: ``TorchDispatchMode``, which sees what the backward makes.
+"""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """Bytes outside of the recurrences beside inputs, parameters and the gradients of these.
+
+    Between forward and backward: ``outputs``, the results of the graph, and ``saved``, all else. ``reversing``: by the
+    name of each recurrence what is held while it is reversed, without the gradients of its own results; the gradients
+    that it adds up itself are among it where they become no parameter's gradient as they are.
+    """
+
+    outputs: int = 0
+    saved: int = 0
+    reversing: Mapping[str, int] = field(default_factory=dict)
+
+    def during(self, name: str) -> int:
+        """The most bytes that are held while a recurrence runs, or is reversed."""
+        return max(self.outputs + self.saved, self.reversing.get(name, 0))
 
 
 class _Standing(torch.autograd.Function):
-    """Stands for a recurrence: saves its operands, gives results of the right shapes."""
+    """Stands for a recurrence: saves its operands, gives results of the right shapes, and gradients of its operands."""
 
     @staticmethod
-    def forward(ctx: Any, results: tuple[Tensor, ...], *operands: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, name: str, memory: Memory, results: tuple[Tensor, ...], *operands: Tensor) -> Any:
         ctx.save_for_backward(*operands)
+        ctx.set_materialize_grads(False)
+        ctx.name, ctx.memory = name, memory
         return tuple(torch.empty(like.shape, dtype=like.dtype, device=like.device) for like in results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        given = {_key(grad) for grad in grads if grad is not None}
+        held = {key: block for key, block in ctx.memory.blocks().items() if key not in given}
+        found = [torch.zeros_like(each) if need else None for each, need in _needed(ctx)]
+        ctx.memory.reversed[ctx.name] = held, _blocks(each for each in found if each is not None)
+        return (None, None, None, *found)
+
+
+def _needed(ctx: Any) -> Iterator[tuple[Tensor, bool]]:
+    return zip(ctx.saved_tensors, ctx.needs_input_grad[3:], strict=True)
+
+
+Block = tuple["weakref.ref[Any]", int]
 
 
 class Memory:
-    """Which blocks of memory were seen, without keeping them alive."""
+    """Which blocks of memory were seen, without keeping them alive; and what was alive when recurrences were reversed,
+    with what each of them gave then."""
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         self.inputs = {_key(tensor) for tensor in inputs}
-        self.seen: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self.seen: dict[int, Block] = {}
+        self.reversed: dict[str, tuple[dict[int, Block], dict[int, Block]]] = {}
 
     def see(self, value: Any) -> None:
         """Note the memory of every tensor in a result, unless it is an input's."""
-        for tensor in _tensors(value):
-            if _key(tensor) not in self.inputs:
-                storage = tensor.untyped_storage()
-                self.seen[_key(tensor)] = (weakref.ref(storage), storage.nbytes())
+        for key, block in _blocks(_tensors(value)).items():
+            if key not in self.inputs:
+                self.seen[key] = block
+
+    def blocks(self) -> dict[int, Block]:
+        """The blocks that are still alive."""
+        return {key: block for key, block in self.seen.items() if block[0]() is not None}
 
     def alive(self) -> int:
         """Bytes of the blocks that are still alive."""
-        return sum(nbytes for storage, nbytes in self.seen.values() if storage() is not None)
+        return sum(nbytes for _, nbytes in self.blocks().values())
 
 
 class _Walk(fx.Interpreter):
-    """Runs a graph, notes the memory of its results, and does not run recurrences."""
+    """Runs a graph, and does not run recurrences."""
 
     def __init__(self, module: fx.GraphModule, results: Mapping[str, tuple[Tensor, ...]], memory: Memory) -> None:
         super().__init__(module)
         self.results, self.memory = results, memory
 
-    def run_node(self, n: fx.Node) -> Any:
-        """One node; its results are noted."""
-        result = super().run_node(n)
-        if n.op not in ("placeholder", "get_attr", "output"):
-            self.memory.see(result)
-        return result
-
     def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
         """A recurrence is stood for; other modules run."""
         if target not in self.results:
             return super().call_module(target, args, kwargs)
-        return _Standing.apply(self.results[target], *args)  # type: ignore[no-untyped-call]
+        return _Standing.apply(target, self.memory, self.results[target], *args)  # type: ignore[no-untyped-call]
 
 
-def held_outside(
+class _Watching(TorchDispatchMode):
+    """Notes the memory of the results of all operations, those of autograd included."""
+
+    def __init__(self, memory: Memory) -> None:
+        super().__init__()
+        self.memory = memory
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.memory.see(result)
+        return result
+
+
+def around(
     module: fx.GraphModule, results: Mapping[str, tuple[Tensor, ...]], fake: Callable[[Tensor], Tensor]
-) -> tuple[int, int]:
-    """Bytes that live between the forward and the backward of ``module`` beside inputs: (its results, all else).
+) -> Around:
+    """What ``module`` holds around its recurrences.
 
     results: what each recurrence gives, by the name of its module. fake: gives a fake tensor like another. To be called
     under the fake mode.
     """
     inputs = [fake(node.meta["example_value"]) for node in module.graph.find_nodes(op="placeholder")]
     memory, outputs = Memory(inputs), Memory(inputs)
-    given = _Walk(module, results, memory).run(*inputs)
-    outputs.see(given)
-    return outputs.alive(), memory.alive() - outputs.alive()
+    with _Watching(memory):
+        given = _Walk(module, results, memory).run(*inputs)
+        outputs.see(given)
+        held = outputs.alive(), memory.alive() - outputs.alive()
+        wanted = [each for each in _tensors(given) if each.requires_grad]
+        del given
+        if wanted:
+            torch.autograd.backward(wanted, [torch.empty_like(each) for each in wanted])
+    final = {_key(each.grad) for each in inputs if each.is_leaf and each.grad is not None}
+    reversing = {name: _other(held, final) + _other(given, final) for name, (held, given) in memory.reversed.items()}
+    return Around(*held, reversing)
+
+
+def _other(blocks: Mapping[int, Block], final: set[int]) -> int:
+    """Bytes of the blocks that are not, at the end, the gradient of an input."""
+    return sum(nbytes for key, (storage, nbytes) in blocks.items() if storage() is None or key not in final)
+
+
+def _blocks(tensors: Iterator[Tensor]) -> dict[int, Block]:
+    storages = (tensor.untyped_storage() for tensor in tensors)
+    return {int(storage._cdata): (weakref.ref(storage), storage.nbytes()) for storage in storages}
 
 
 def _key(tensor: Tensor) -> int:

@@ -74,9 +74,10 @@ def parameter_name(name: str) -> str:
 class Loop:
     """One recurrence and its plan.
 
-    Bytes: ``saved`` of the tape of ``choice.segment`` steps, ``outputs`` of the outputs of all steps, ``gradients`` of
-    the gradients that are added up for operands. ``kept`` is (carries, bytes before, bytes after compression) of all
-    calls so far. ``events``: products of spikes, and what was seen of them.
+    Bytes: ``saved`` of the tape of ``choice.segment`` steps, ``outputs`` of the outputs of all steps, ``around`` of
+    what is held outside of the recurrence while it runs, ``gradients`` of the gradients that are added up for operands.
+    ``kept`` is (carries, bytes before, bytes after compression) of all calls so far. ``events``: products of
+    spikes, and what was seen of them.
     """
 
     recurrence: Recurrence
@@ -85,6 +86,7 @@ class Loop:
     carries: tuple[CarryLine, ...]
     saved: int
     outputs: int
+    around: int
     gradients: int
     tally: Tally
     prediction: Prediction
@@ -143,9 +145,9 @@ class Report:
         """
         kept = peak = 0
         for loop in self.loops:
-            peak = max(peak, kept + loop.prediction.peak)
+            peak = max(peak, kept + loop.around + loop.prediction.peak)
             kept += loop.prediction.turned
-        return self.outputs + self.outside + peak
+        return peak
 
     @property
     def remote_peaks(self) -> dict[str, int]:

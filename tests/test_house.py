@@ -32,6 +32,7 @@ PRIVATE_TORCH = (
     "backends/dynamo.py",
     "backends/events.py",
     "backends/lowering.py",
+    "backends/outside.py",
     "backends/native_products.py",
     "backends/tracing.py",
     "backends/rolled.py",
