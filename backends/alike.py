@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from reroll.backends import build
-from reroll.backends.build import Built, Kernels, fitting, lengths_of
+from reroll.backends.build import Built, Kernels, fitting_all, lengths_of
 from reroll.options import Options
+from reroll.plan import Beside
 from reroll.recurrence import Recurrence
 from reroll.sequence import module_content
 
 
-def build_all(recurrences: Sequence[Recurrence], options: Options) -> list[Built]:
-    """Compile recurrences as the options say, each kind of kernel once."""
+def build_all(
+    recurrences: Sequence[Recurrence], options: Options, beside: Callable[[Mapping[str, tuple[Tensor, ...]]], Beside]
+) -> list[Built]:
+    """Compile recurrences as the options say, each kind of kernel once.
+
+    beside: from what they give, by their names, to what shares a budget with each of them.
+    """
     known: dict[Any, Kernels] = {}
 
     def kernels(recurrence: Recurrence, lengths: tuple[int, ...]) -> Kernels:
@@ -22,10 +31,14 @@ def build_all(recurrences: Sequence[Recurrence], options: Options) -> list[Built
             known[key] = build.compile_kernels(recurrence, options, lengths)
         return known[key]
 
-    return [
-        fitting(lambda length, each=each: kernels(each, lengths_of(each, length)), each, options)  # type: ignore[misc]
-        for each in recurrences
-    ]
+    kernels_of = [partial(_kernels_of_length, kernels, each) for each in recurrences]
+    return fitting_all(kernels_of, recurrences, options, beside)
+
+
+def _kernels_of_length(
+    kernels: Callable[[Recurrence, tuple[int, ...]], Kernels], recurrence: Recurrence, length: int
+) -> Kernels:
+    return kernels(recurrence, lengths_of(recurrence, length))
 
 
 def kind(recurrence: Recurrence) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from reroll.align import align
-from reroll.backends.build import Kernels, compile_kernels, fitting
-from reroll.backends.dynamo import EXPLAINING, Graph, HandedOn, Reached, assemble, shared
+from reroll.backends.build import Kernels, compile_kernels, fitting_all
+from reroll.backends.dynamo import EXPLAINING, Graph, HandedOn, Reached, assemble, beside_of
 from reroll.backends.keys import key_of
 from reroll.backends.observe import Observed, observe
 from reroll.backends.progress import hinting
-from reroll.backends.rolled import Rolled
+from reroll.backends.rolled import Idle, Rolled
 from reroll.backends.state import State
 from reroll.backends.times import Call, token
 from reroll.capture import capture
@@ -34,7 +34,7 @@ from reroll.errors import LengthError
 from reroll.fusion import fuse
 from reroll.lengths import Instance, instantiate
 from reroll.options import Options
-from reroll.plan import any_lengths, segment_length
+from reroll.plan import Beside, any_lengths, segment_length
 from reroll.recurrence import Numbers, Recurrence
 
 _PROGRAMS = 64
@@ -239,38 +239,33 @@ class Family:
         return self.programs[observed]
 
     def _compiled(self, instance: Instance) -> Graph:
-        share = shared(self.options, len(instance.recurrences))
-        built, modules = [], dict[str, nn.Module]()
+        modules = dict[str, nn.Module]()
+        kernels, running = list[Callable[[int], Kernels]](), list[Recurrence]()
         for at, recurrence in enumerate(instance.recurrences):
-            kernels_of = partial(self._kernels, at, recurrence, share)
             if recurrence.steps == 0:
                 one = replace(recurrence, steps=1)
-                modules[recurrence.name] = Idle(recurrence, self._kernels(at, one, share, segment_length(one, share)))
+                length = segment_length(one, self.options)
+                modules[recurrence.name] = Idle(recurrence, self._kernels(at, one, length).traced.results)
                 continue
-            built.append(fitting(kernels_of, recurrence, share))
-            modules[recurrence.name] = Rolled(built[-1].executable)
+            kernels.append(partial(self._kernels, at, recurrence))
+            running.append(recurrence)
+
+        def beside(results: Mapping[str, tuple[Tensor, ...]]) -> Beside:
+            standing = {**modules, **{name: nn.Identity() for name in results}}
+            return beside_of(assemble(self.module, instance.outer, standing), results)
+
+        built = fitting_all(kernels, running, self.options, beside)
+        modules |= {each.name: Rolled(each.executable) for each in built}
         module = assemble(self.module, instance.outer, modules)
         return Graph(module, module, tuple(built), "", "", self.notes)
 
-    def _kernels(self, at: int, recurrence: Recurrence, options: Options, length: int) -> Kernels:
+    def _kernels(self, at: int, recurrence: Recurrence, length: int) -> Kernels:
         numbers = tuple(x.dtype for x in recurrence.xs if isinstance(x, Numbers))
         if (at, length, numbers) not in self.kernels:
-            self.kernels[at, length, numbers] = compile_kernels(recurrence, options, any_lengths(length, options))
+            self.kernels[at, length, numbers] = compile_kernels(
+                recurrence, self.options, any_lengths(length, self.options)
+            )
         return self.kernels[at, length, numbers]
-
-
-class Idle(nn.Module):
-    """A recurrence of no steps: its last carry is its first, and there are no outputs."""
-
-    def __init__(self, recurrence: Recurrence, kernels: Kernels) -> None:
-        super().__init__()
-        self.carries = len(recurrence.carries)
-        self.rows = kernels.traced.results[self.carries :]
-
-    def forward(self, *operands: Tensor) -> tuple[Tensor, ...]:
-        """The first carry, and no rows."""
-        empty = (torch.empty((0, *row.shape[1:]), dtype=row.dtype, device=row.device) for row in self.rows)
-        return (*operands[: self.carries], *empty)
 
 
 def _trace(running: Running, steps: int) -> fx.GraphModule:

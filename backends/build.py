@@ -23,12 +23,13 @@ from reroll.context import Context
 from reroll.errors import BudgetError, RerollWarning
 from reroll.options import Options
 from reroll.passes import DEFAULT_PASSES
-from reroll.plan import Choice, choose, segment_lengths
+from reroll.plan import ALONE, Beside, Choice, Costs, choose, segment_lengths
 from reroll.prediction import Needs, Prediction, predict
 from reroll.program import Program, pieces, store_all
 from reroll.recurrence import Recurrence
 from reroll.registry import pass_names, run, run_on_half, run_on_step
 from reroll.schedule import Interval
+from reroll.schedules import Problem, tree
 from reroll.sparsity import Fact
 from reroll.tally import Sizes, Tally
 from reroll.verifier import verify
@@ -57,11 +58,15 @@ class Built:
         return self.executable.recurrence.name
 
     def results(self) -> tuple[Tensor, ...]:
-        """Examples of what the recurrence gives: the last carry, and the outputs of all steps, stacked."""
-        recurrence, segment = self.executable.recurrence, self.executable.segments[self.choice.segment]
-        carries = len(recurrence.carries)
-        rows = [like.new_empty((recurrence.steps, *like.shape[1:])) for like in segment.output_examples[carries:]]
-        return (*segment.output_examples[:carries], *rows)
+        """Examples of what the recurrence gives."""
+        return results_of(self.executable.segments[self.choice.segment], self.executable.recurrence)
+
+
+def results_of(segment: Segment, recurrence: Recurrence) -> tuple[Tensor, ...]:
+    """Examples of what a recurrence gives: the last carry, and the outputs of all steps, stacked."""
+    carries = len(recurrence.carries)
+    rows = [like.new_empty((recurrence.steps, *like.shape[1:])) for like in segment.output_examples[carries:]]
+    return (*segment.output_examples[:carries], *rows)
 
 
 def build(recurrence: Recurrence, options: Options) -> Built:
@@ -73,15 +78,37 @@ def build(recurrence: Recurrence, options: Options) -> Built:
     return fitting(kernels, recurrence, options)
 
 
-def fitting(kernels_of: Callable[[int], Kernels], recurrence: Recurrence, options: Options) -> Built:
-    """The plan with the longest segments that fit the memory budget. Raises BudgetError if none does."""
+def fitting(
+    kernels_of: Callable[[int], Kernels], recurrence: Recurrence, options: Options, beside: Beside = ALONE
+) -> Built:
+    """The plan with the longest segments that fit the memory budget, of which what is ``beside`` takes its share.
+
+    Raises BudgetError if none does.
+    """
     refusals = []
     for length in segment_lengths(recurrence, options):
         try:
-            return plan(kernels_of(length), recurrence, options)
+            return plan(kernels_of(length), recurrence, options, beside)
         except BudgetError as error:
             refusals.append(error)
     raise min(refusals, key=lambda error: error.nbytes)
+
+
+def fitting_all(
+    kernels_of: Sequence[Callable[[int], Kernels]],
+    recurrences: Sequence[Recurrence],
+    options: Options,
+    beside: Callable[[Mapping[str, tuple[Tensor, ...]]], Beside],
+) -> list[Built]:
+    """The plans of the recurrences of one graph, which share a budget with each other and with what is beside them."""
+    shares, pairs = ALONE, list(zip(kernels_of, recurrences, strict=True))
+    if options.memory_budget is not None and pairs:
+        results = {}
+        for kernels, each in pairs:
+            length = segment_lengths(each, options)[0]
+            results[each.name] = results_of(kernels(length).segments[length], each)
+        shares = beside(results)
+    return [fitting(kernels, each, options, shares) for kernels, each in pairs]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,7 +173,7 @@ def _passes(options: Options) -> tuple[str, ...]:
     return DEFAULT_PASSES if options.passes is None else pass_names(options.passes)
 
 
-def plan(kernels: Kernels, recurrence: Recurrence, options: Options) -> Built:
+def plan(kernels: Kernels, recurrence: Recurrence, options: Options, beside: Beside = ALONE) -> Built:
     """Choose a schedule for a recurrence with compiled segments, and make the program that plays it."""
     length = kernels.traced.steps
     recurrence = replace(recurrence, step=kernels.step, random=recurrence.random or kernels.random)
@@ -156,16 +183,15 @@ def plan(kernels: Kernels, recurrence: Recurrence, options: Options) -> Built:
     def program_of(choice: Choice) -> Program:
         return run(_passes(options), store_all(choice.steps, choice.segment), replace(context, root=choice.root))
 
-    choice = choose(
-        recurrence.steps,
-        length,
-        options,
-        recurrence.examples[0].device.type,
-        needs.sizes.of_carry(tuple(fact.codec for fact in kernels.facts)),
-        max(needs.sizes.of_tape(0, length) // length, 1),
-        lambda candidate: _cost(program_of(candidate), needs)[1].peak,
+    costs = Costs(
+        carry=needs.sizes.of_carry(tuple(fact.codec for fact in kernels.facts)),
+        tape=needs.sizes.of_tape(0, length),
+        scratch=needs.scratch,
+        peak=lambda candidate: _cost(program_of(candidate), needs)[1].peak,
         replay=kernels.replay,
     )
+    device = recurrence.examples[0].device.type
+    choice = choose(recurrence.steps, length, options, device, costs, beside)
     program = program_of(choice)
     tally, prediction = _cost(program, needs)
     own = [name for name in _passes(options) if name in DEFAULT_PASSES]
@@ -207,7 +233,7 @@ def _cost(program: Program, needs: Needs) -> tuple[Tally, Prediction]:
 
 def store_all_root(recurrence: Recurrence, segment: int) -> Interval:
     """The tree of plain BPTT, which stands until a schedule is chosen."""
-    return Choice("store_all", recurrence.steps, segment, 1, 1, "local").root
+    return tree("store_all", Problem(recurrence.steps, segment))
 
 
 def lengths_of(recurrence: Recurrence, length: int) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,7 +33,8 @@ from reroll.capture import capture
 from reroll.errors import NoRecurrenceError, OptionError, RerollError, RerollWarning
 from reroll.fusion import fuse
 from reroll.given import without_regions
-from reroll.options import Options, parse_budget
+from reroll.options import Options
+from reroll.plan import Beside
 
 Compiled = Callable[..., Any]
 _LONG = 512
@@ -134,8 +135,11 @@ def _compile(
         return _entry(Graph(run, gm, (), found.reason, _break(gm)))
     if max(each.steps for each in found.recurrences) >= _LONG:
         _say_how_to_unroll_less()
-    share = shared(parsed, len(found.recurrences))
-    built = build_all(found.recurrences, share)
+
+    def beside(results: Mapping[str, tuple[Tensor, ...]]) -> Beside:
+        return beside_of(assemble(gm, found.outer, {name: nn.Identity() for name in results}), results)
+
+    built = build_all(found.recurrences, parsed, beside)
     modules = {each.name: Rolled(each.executable) for each in built}
     module = run = assemble(gm, found.outer, modules)
     if parsed.lowering == "inductor":
@@ -154,10 +158,10 @@ def _say_how_to_unroll_less() -> None:
     warnings.warn(text, RerollWarning, stacklevel=2)
 
 
-def shared(options: Options, count: int) -> Options:
-    """A budget in bytes is shared evenly by the recurrences of a graph, as what they keep is held at the same time."""
-    budget = parse_budget(options.memory_budget)
-    return replace(options, memory_budget=max(budget // count, 1)) if isinstance(budget, int) and count > 1 else options
+def beside_of(module: fx.GraphModule, results: Mapping[str, tuple[Tensor, ...]]) -> Beside:
+    """What shares a budget with each of the recurrences of a graph, which give ``results``, by their names."""
+    held = around_of(module, results)
+    return Beside(max(held.during(name) for name in results), len(results))
 
 
 def _break(gm: fx.GraphModule) -> str:

@@ -103,7 +103,7 @@ class _Watching(TorchDispatchMode):
     """Notes the memory of the results of all operations, those of autograd included."""
 
     def __init__(self, memory: Memory) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.memory = memory
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from reroll.backends.executable import Executable
 from reroll.backends.runtime import Run
 from reroll.errors import UnsupportedError
+from reroll.recurrence import Recurrence
 
 
 class Rolled(nn.Module):
@@ -29,6 +31,20 @@ class Rolled(nn.Module):
             )
         result: tuple[Tensor, ...] = _Reversible.apply(self.executable, *operands)  # type: ignore[no-untyped-call]
         return result
+
+
+class Idle(nn.Module):
+    """A recurrence of no steps: its last carry is its first, and there are no outputs. ``results`` are those of a segment."""
+
+    def __init__(self, recurrence: Recurrence, results: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.carries = len(recurrence.carries)
+        self.rows = results[self.carries :]
+
+    def forward(self, *operands: Tensor) -> tuple[Tensor, ...]:
+        """The first carry, and no rows."""
+        empty = (torch.empty((0, *row.shape[1:]), dtype=row.dtype, device=row.device) for row in self.rows)
+        return (*operands[: self.carries], *empty)
 
 
 class _Reversible(torch.autograd.Function):

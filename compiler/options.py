@@ -12,13 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from reroll.errors import OptionError
+from reroll.schedules import find, schedule_names
 
-SCHEDULES = ("auto", "store_all", "standard", "remote", "hierarchical", "double")
-PLANNED_SCHEDULES = ("revolve", "hrevolve")
 TIERS = ("host", "disk", "local")
-REMOTE_SCHEDULES = ("remote", "hierarchical", "double")
 _CHOICES = {
-    "schedule": SCHEDULES,
     "codec": ("auto", "none"),
     "lowering": ("inductor", "eager"),
     "on_no_recurrence": ("warn", "error"),
@@ -30,13 +27,13 @@ _UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**
 class Options:
     """What the user asks for.
 
-    schedule: where carries are kept (``auto``: ``store_all`` where ``replay`` makes tapes small, else ``standard``, or
-        what fits ``memory_budget``).
-    memory_budget: local bytes of the recurrences: an int, a text like ``"512MiB"``, or a float in (0, 1], the fraction
-        of what plain BPTT would hold.
+    schedule: where carries are kept (``auto``: ``store_all`` where ``replay`` makes tapes small, else ``standard``; the
+        fastest that fits a ``memory_budget``), or the name of a registered schedule.
+    memory_budget: local bytes of a training step of the compiled graph: an int, a text like ``"512MiB"``, or a float in
+        (0, 1], the fraction of what plain BPTT would hold.
     remote: where remote carries go: ``disk``, ``host`` or ``local``.
     segment: steps compiled together. chunk: steps between remote (or standard) checkpoints. slots: local checkpoints
-        per chunk, the chunk's own start included.
+        per chunk, the chunk's own start included; for ``revolve`` in all.
     codec: ``auto`` stores kept values compressed without loss, ``none`` as they are.
     lowering: ``inductor`` or ``eager``.
     passes: names of passes, in order (a tuple or a comma-separated text); None: ``reroll.DEFAULT_PASSES``.
@@ -62,6 +59,7 @@ class Options:
     on_no_recurrence: str = "warn"
 
     def __post_init__(self) -> None:
+        _check_choice("schedule", self.schedule, ("auto", *schedule_names()))
         for name, choices in _CHOICES.items():
             _check_choice(name, getattr(self, name), choices)
         for name in ("segment", "chunk", "slots"):
@@ -78,6 +76,16 @@ class Options:
         _check_folder(self.spill_folder)
         parse_budget(self.memory_budget)
         _check_contradictions(self)
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """What the schedule reads of the other options; ``auto`` takes a chunk, and tiers that it may use."""
+        return ("chunk", "remote") if self.schedule == "auto" else find(self.schedule).numbers
+
+    @property
+    def moves_carries(self) -> bool:
+        """Whether a schedule was asked for that moves carries to a tier."""
+        return self.schedule != "auto" and "remote" in self.numbers
 
     @property
     def tiers(self) -> tuple[str, ...]:
@@ -129,8 +137,6 @@ def _nearest(name: str, valid: list[str] | tuple[str, ...]) -> str:
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if name == "schedule" and value in PLANNED_SCHEDULES:
-        raise OptionError(f"Option schedule={value!r} needs the planner, which is not built yet. Use one of {choices}.")
     if value not in choices:
         raise OptionError(f"Option {name}={value!r} is not valid. {_nearest(str(value), choices)}")
 
@@ -164,23 +170,27 @@ def _tier_contradictions(options: Options) -> Iterator[str]:
         yield f"remote={remote!r} mixes 'local' with remote tiers; name either"
     if len(options.tiers) > 1:
         yield f"remote={remote!r} names several tiers, which needs the planner; name one"
-    if "local" in options.tiers and schedule not in ("double", "auto"):
+    if "local" in options.tiers and schedule not in ("double", "double_merged", "auto"):
         yield f"remote='local' (both levels on the device) goes with schedule='double', not {schedule!r}"
-    if options.tiers and schedule not in (*REMOTE_SCHEDULES, "auto"):
+    if options.tiers and "remote" not in options.numbers:
+        moving = ", ".join(repr(name) for name in schedule_names() if "remote" in find(name).numbers)
         yield (
             f"remote={remote!r} has no effect with schedule={schedule!r}, which keeps all carries local. "
-            "Leave remote out, or use schedule='remote', 'hierarchical' or 'double'"
+            f"Leave remote out, or use one of {moving}"
         )
-    spills = "disk" in options.tiers or (not options.tiers and schedule in REMOTE_SCHEDULES)
+    spills = "disk" in options.tiers or (not options.tiers and options.moves_carries)
     if options.spill_folder is not None and not spills:
         yield f"spill_folder={options.spill_folder!r} has no effect without remote='disk'"
 
 
 def _size_contradictions(options: Options) -> Iterator[str]:
     schedule, chunk, slots = options.schedule, options.chunk, options.slots
-    if chunk is not None and schedule == "store_all":
-        yield f"chunk={chunk} has no effect with schedule='store_all', which keeps every step"
-    if slots is not None and schedule not in ("hierarchical", "double"):
-        yield f"slots={slots} goes with schedule='hierarchical' or 'double', not {schedule!r}"
+    if chunk is not None and "chunk" not in options.numbers:
+        yield f"chunk={chunk} has no effect with schedule={schedule!r}"
+    if slots is not None and "slots" not in options.numbers:
+        having = ", ".join(repr(name) for name in schedule_names() if "slots" in find(name).numbers)
+        yield f"slots={slots} goes with one of {having}, not with schedule={schedule!r}"
     if slots is not None and chunk is not None and slots > chunk:
         yield f"slots={slots} is more than the chunk={chunk} steps they divide"
+    if schedule == "revolve" and slots is not None and options.memory_budget is not None:
+        yield f"slots={slots} and a memory_budget both say how much revolve may keep; name either"

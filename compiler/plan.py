@@ -9,10 +9,11 @@ from torch import fx
 
 from reroll.errors import BudgetError
 from reroll.footprint import result_nbytes
-from reroll.options import REMOTE_SCHEDULES, Options, parse_budget
+from reroll.options import Options, parse_budget
 from reroll.recurrence import Recurrence
 from reroll.schedule import Interval, best_chunk, best_local_double, best_slots
-from reroll.schedules import Problem, tree
+from reroll.schedules import Problem, find, least_memory, tree
+from reroll.tables import nbytes_text
 
 _SEGMENT = {"inductor": 8, "eager": 4}
 _SMALL = ((4096, 32), (8192, 16))  # bytes that a step makes, and steps for which calling a segment no longer counts
@@ -21,30 +22,36 @@ _MANY, _OPERATIONS = 512, 256  # steps from which on they are worth compiling, o
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A schedule with its numbers, in steps; ``tier`` is where chunk starts go."""
+    """A schedule with its numbers: the problem that it is given, in steps and bytes."""
 
     schedule: str
-    steps: int
-    segment: int
-    chunk: int
-    slots: int
-    tier: str
+    problem: Problem
+
+    @property
+    def steps(self) -> int:
+        """Steps of the recurrence."""
+        return self.problem.steps
+
+    @property
+    def segment(self) -> int:
+        """Steps of a segment."""
+        return self.problem.segment
 
     @property
     def root(self) -> Interval:
         """Where carries are kept."""
-        problem = Problem(self.steps, self.segment, chunk=self.chunk, slots=self.slots, tier=self.tier)
-        return tree(self.schedule, problem)
+        return tree(self.schedule, self.problem)
 
     def describe(self) -> str:
         """The schedule and the numbers that it uses."""
-        numbers = {"segment": self.segment}
-        if self.schedule != "store_all":
-            numbers["chunk"] = self.chunk
-        if self.schedule in ("hierarchical", "double"):
-            numbers["slots"] = self.slots
-        named = ", ".join(f"{name} {number}" for name, number in numbers.items())
-        return f"{self.schedule} ({named}" + (f", {self.tier})" if self.schedule in REMOTE_SCHEDULES else ")")
+        problem, numbers = self.problem, find(self.schedule).numbers
+        texts = [f"segment {problem.segment}"]
+        texts += [f"chunk {problem.chunk}"] if "chunk" in numbers else []
+        texts += [f"slots {problem.slots}"] if "slots" in numbers and problem.slots is not None else []
+        memory = problem.memory if "memory" in numbers and problem.slots is None else None
+        texts += [f"memory {nbytes_text(memory)}"] if memory is not None else []
+        texts += [problem.tier] if "remote" in numbers else []
+        return f"{self.schedule} ({', '.join(texts)})"
 
 
 def usual_segment(recurrence: Recurrence, options: Options) -> int:
@@ -53,7 +60,7 @@ def usual_segment(recurrence: Recurrence, options: Options) -> int:
     Not so for schedules that are chosen where every byte counts.
     """
     usual = _SEGMENT[options.lowering]
-    if options.lowering == "eager" or options.schedule in REMOTE_SCHEDULES or recurrence.steps < _MANY:
+    if options.lowering == "eager" or options.moves_carries or recurrence.steps < _MANY:
         return usual
     calls = [node for node in recurrence.step.graph.nodes if node.op.startswith("call")]
     values = [node.meta.get("example_value") for node in calls]
@@ -107,74 +114,113 @@ def default_tier(options: Options, device: str) -> str:
     return "disk" if device == "cpu" else "host"
 
 
-def choose(
-    steps: int,
-    segment: int,
-    options: Options,
-    device: str,
-    carry: int,
-    tape: int,
-    peak: Callable[[Choice], int],
-    *,
-    replay: bool = False,
-) -> Choice:
-    """The choice for carries of ``carry`` bytes and taped steps of ``tape`` bytes.
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What shares a budget with a recurrence: bytes ``around`` the recurrences of its graph, of which there are
+    ``count``, as what all of them keep is held at the same time."""
 
-    peak: predicted local bytes of a choice. replay: the tape is so small that no step need run again. Raises
-    BudgetError if no choice meets the budget; it says the least that would, and with which schedule.
+    around: int = 0
+    count: int = 1
+
+    def allowed(self, budget: int) -> int:
+        """Local bytes of one recurrence."""
+        return (budget - self.around) // self.count
+
+    def needed(self, peak: int) -> int:
+        """The least budget for recurrences of which each has this peak."""
+        return self.around + self.count * peak
+
+
+ALONE = Beside()
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What is known of a recurrence when its schedule is chosen, in bytes.
+
+    ``carry`` as it is kept, ``tape`` of a whole segment, ``scratch``: the most that a running instruction needs besides
+    carries and tapes. ``peak``: the predicted local peak of a choice. ``replay``: tapes are so small that no step need
+    run again.
     """
-    tier = default_tier(options, device)
-    preferred = _preferred(steps, segment, options, tier, carry, tape)
-    if replay and options.schedule == "auto" and options.chunk is None:
-        preferred = replace(preferred, schedule="store_all")
+
+    carry: int
+    tape: int
+    scratch: int
+    peak: Callable[[Choice], int]
+    replay: bool = False
+
+
+def choose(steps: int, segment: int, options: Options, device: str, costs: Costs, beside: Beside = ALONE) -> Choice:
+    """The fastest choice that meets the budget, of which a recurrence gets what is ``beside`` it leaves.
+
+    Raises BudgetError if no choice meets it; it says the least that would, and with which schedule.
+    """
+    problem = Problem(steps, segment, max(costs.carry, 1), max(costs.tape, 1), tier=default_tier(options, device))
+    preferred = _preferred(problem, options, costs.replay)
     if options.memory_budget is None:
         return preferred
     budget = parse_budget(options.memory_budget)
     if isinstance(budget, float):
-        budget = int(budget * peak(replace(preferred, schedule="store_all")))
+        budget = int(budget * beside.needed(costs.peak(Choice("store_all", problem))))
     assert budget is not None
+    allowed = beside.allowed(budget)
     least: tuple[int, Choice] | None = None
-    for candidate in _candidates(preferred, options):
-        need = peak(candidate)
-        if need <= budget:
+    for candidate in _candidates(preferred, options, allowed - costs.scratch):
+        need = costs.peak(candidate)
+        if need <= allowed:
             return candidate
         if least is None or need < least[0]:
             least = (need, candidate)
     assert least is not None
+    needed = beside.needed(least[0])
+    around = f" ({beside.around:,} of them around the loop)" if beside.around else ""
     refusal = BudgetError(
         f"memory_budget={options.memory_budget!r} ({budget:,} bytes) is below the least that this network needs: "
-        f"{least[0]:,} bytes, with schedule {least[1].describe()}. Raise the budget{_further(options)}."
+        f"{needed:,} bytes{around}, with schedule {least[1].describe()}. Raise the budget{_further(options)}."
     )
-    refusal.nbytes = least[0]
+    refusal.nbytes = needed
     raise refusal
 
 
-def _preferred(steps: int, segment: int, options: Options, tier: str, carry: int, tape: int) -> Choice:
+def _preferred(problem: Problem, options: Options, replay: bool) -> Choice:
+    """What is chosen without a budget."""
     schedule = "standard" if options.schedule == "auto" else options.schedule
-    chunk, slots = best_chunk(steps, max(carry, 1), max(tape, 1)), 1
-    if schedule == "double" and tier == "local":
-        chunk, slots = best_local_double(steps, max(carry, 1), max(tape, 1))
-    elif schedule in ("hierarchical", "double"):
-        slots = best_slots(chunk, max(carry, 1), max(tape, 1))
-    chunk = min(options.chunk or chunk, steps)
-    if options.chunk is not None and schedule in ("hierarchical", "double") and tier != "local":
-        slots = best_slots(chunk, max(carry, 1), max(tape, 1))
-    return Choice(schedule, steps, segment, chunk, min(options.slots or slots, chunk), tier)
+    if replay and options.schedule == "auto" and options.chunk is None:
+        schedule = "store_all"
+    numbers = find(schedule).numbers
+    steps, carry, tape = problem.steps, problem.carry, max(problem.tape // problem.segment, 1)
+    chunk, slots = best_chunk(steps, carry, tape), options.slots
+    if "chunk" in numbers and "slots" in numbers:
+        if problem.tier == "local":
+            chunk, slots = best_local_double(steps, carry, tape)
+        chunk = min(options.chunk or chunk, steps)
+        if options.chunk is not None or problem.tier != "local":
+            slots = best_slots(chunk, carry, tape)
+        slots = min(options.slots or slots or 1, chunk)
+    return Choice(schedule, replace(problem, chunk=min(options.chunk or chunk, steps), slots=slots))
 
 
-def _candidates(preferred: Choice, options: Options) -> Iterator[Choice]:
-    """Choices in the order of their cost: fewer steps run again, then fewer transfers."""
-    schedules = [preferred.schedule]
-    if options.schedule == "auto":
-        schedules = ["store_all", "standard", *(("remote", "double") if options.tiers else ())]
-    for schedule in schedules:
-        fixed = options.chunk is not None or schedule == "store_all"
-        chunks = [preferred.chunk] if fixed else _spread(preferred.chunk, preferred.steps, preferred.segment)
-        for chunk in chunks:
-            nested = schedule in ("hierarchical", "double")
-            slots = [preferred.slots] if options.slots or not nested else _spread(preferred.slots, chunk, 1)
-            for number in slots:
-                yield replace(preferred, schedule=schedule, chunk=chunk, slots=min(number, chunk))
+def _candidates(preferred: Choice, options: Options, memory: int) -> Iterator[Choice]:
+    """Choices in the order of their cost: fewer steps run again, then fewer transfers. ``memory``: for carries and
+    tapes."""
+    schedule, problem = preferred.schedule, replace(preferred.problem, memory=memory)
+    if options.schedule == "auto" and options.chunk is None:
+        yield Choice("store_all", problem)
+        schedule, problem = "revolve", replace(problem, slots=None)
+    numbers = find(schedule).numbers
+    if "chunk" not in numbers:
+        if "memory" in numbers and problem.slots is None:
+            least = least_memory(problem)
+            yield from (Choice(schedule, replace(problem, memory=each)) for each in (memory, least) if each >= least)
+        else:
+            yield Choice(schedule, problem)
+        return
+    chunks = [problem.chunk] if options.chunk else _spread(problem.chunk, problem.steps, problem.segment)
+    for chunk in chunks:
+        nested = "slots" in numbers and not options.slots
+        slots = _spread(problem.slots or 1, chunk, 1) if nested else [problem.slots or 1]
+        for number in slots:
+            yield Choice(schedule, replace(problem, chunk=chunk, slots=min(number, chunk)))
 
 
 def _spread(middle: int, most: int, least: int) -> list[int]:
@@ -185,7 +231,7 @@ def _spread(middle: int, most: int, least: int) -> list[int]:
 
 def _further(options: Options) -> str:
     if options.schedule == "auto" and not options.tiers:
-        return ", or allow a remote tier with remote='disk'"
+        return ", or allow a remote tier with schedule='double'"
     if options.schedule in ("store_all", "standard"):
         return ", or use schedule='double'"
     return "" if options.segment is None else ", or compile shorter segments with segment=1"

@@ -65,6 +65,14 @@ class Needs:
     output_grads: int = 0
     staged: int = 0
 
+    @property
+    def scratch(self) -> int:
+        """The most bytes that taping, or reversing, whole segments takes besides carries and tapes that are held."""
+        lengths = self.segments.values()
+        running = max(each.fresh - each.saved for each in lengths)
+        reversing = self.carry + max(each.reverse - each.saved for each in lengths)
+        return max(running, reversing, self.carry) + self.grads + self.output_grads
+
 
 def predict(program: Program, tally: Tally, needs: Needs) -> Prediction:
     """The local peak of a legal program of which ``tally`` is the count in bytes."""

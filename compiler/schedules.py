@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from reroll import schedule
 from reroll.errors import OptionError, ScheduleError
+from reroll.optimal import OneTier
 from reroll.schedule import Interval
 
 
@@ -17,8 +18,8 @@ class Problem:
 
     ``steps`` T, in segments of ``segment`` steps, of which only the last may be short: intervals hold whole segments.
     ``carry``: bytes of a carry as it is kept. ``tape``: bytes of the tape of a segment. ``memory``: local bytes for
-    kept carries and tapes at a time (None: no budget was given). ``chunk`` and ``slots``: as asked for, or as planned.
-    ``tier``: where remote carries go.
+    kept carries and tapes at a time (None: no budget was given). ``chunk`` and ``slots``: as asked for, or as planned
+    (None: not asked for, and the schedule has no plan for them). ``tier``: where remote carries go.
     """
 
     steps: int
@@ -27,7 +28,7 @@ class Problem:
     tape: int = 1
     memory: int | None = None
     chunk: int = 1
-    slots: int = 1
+    slots: int | None = None
     tier: str = "local"
 
     @property
@@ -36,12 +37,14 @@ class Problem:
         return -(-self.steps // self.segment)
 
 
+NUMBERS = ("chunk", "slots", "memory", "remote")
 Builder = Callable[[Problem], Interval]
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A schedule: ``build`` gives its tree; ``numbers`` names what it reads of "chunk", "slots" and "tier"."""
+    """A schedule: ``build`` gives its tree; ``numbers`` names what it reads of "chunk", "slots", "memory" and
+    "remote"."""
 
     name: str
     build: Builder
@@ -55,14 +58,14 @@ _SCHEDULES: dict[str, Named] = {}
 def register_schedule(name: str, numbers: tuple[str, ...] = ()) -> Callable[[Builder], Builder]:
     """Register a function from a ``Problem`` to the tree of intervals that says where carries are kept.
 
-    It is asked for by ``schedule=name``. ``numbers``: which of the options "chunk", "slots" and "remote" it reads; the
-    others are refused together with it. Raises ScheduleError for a name that is taken, except in ``__main__``, where a
-    notebook may run a cell again.
+    It is asked for by ``schedule=name``. ``numbers``: which it reads of the options "chunk", "slots" and "remote" (the
+    others are refused together with it), and "memory" if it makes the best of a budget. Raises
+    ScheduleError for a name that is taken, except in ``__main__``, where a notebook may run a cell again.
     """
     if not name.isidentifier() or name == "auto":
         raise ScheduleError(f"A schedule cannot be named {name!r}. Choose a name of letters, digits and underscores.")
-    if unknown := set(numbers) - {"chunk", "slots", "remote"}:
-        raise ScheduleError(f"Schedule {name!r} reads {sorted(unknown)}; it may read 'chunk', 'slots' and 'remote'.")
+    if unknown := set(numbers) - set(NUMBERS):
+        raise ScheduleError(f"Schedule {name!r} reads {sorted(unknown)}; it may read {', '.join(NUMBERS)}.")
 
     def register(build: Builder) -> Builder:
         origin = f"{getattr(build, '__module__', '?')}:{getattr(build, '__qualname__', repr(build))}"
@@ -123,14 +126,78 @@ def _remote(problem: Problem) -> Interval:
 
 @register_schedule("hierarchical", ("chunk", "slots", "remote"))
 def _hierarchical(problem: Problem) -> Interval:
-    return schedule.hierarchical(problem.steps, problem.chunk, problem.slots, problem.tier, segment=problem.segment)
+    return schedule.hierarchical(
+        problem.steps, problem.chunk, problem.slots or 1, problem.tier, segment=problem.segment
+    )
 
 
 @register_schedule("double", ("chunk", "slots", "remote"))
 def _double(problem: Problem) -> Interval:
-    return schedule.double(problem.steps, problem.chunk, problem.slots, problem.tier, segment=problem.segment)
+    return schedule.double(problem.steps, problem.chunk, problem.slots or 1, problem.tier, segment=problem.segment)
 
 
 @register_schedule("double_merged", ("chunk", "slots", "remote"))
 def _double_merged(problem: Problem) -> Interval:
-    return schedule.double_merged(problem.steps, problem.chunk, problem.slots, problem.tier, segment=problem.segment)
+    return schedule.double_merged(
+        problem.steps, problem.chunk, problem.slots or 1, problem.tier, segment=problem.segment
+    )
+
+
+MOST_RUNS = 16
+"""A schedule that would run a segment forward more often is refused: a few bytes more are worth it."""
+
+
+@register_schedule("revolve", ("slots", "memory"))
+def _revolve(problem: Problem) -> Interval:
+    """The optimum for K slots, one of which holds the first carry, beside the tape of a segment; without slots for
+    memory in bytes, which carries and tapes share (without a budget: as much as the best chunk of standard takes)."""
+    segments = problem.segments
+    if problem.slots is not None:
+        tier, memory, whole = OneTier(1, 0), problem.slots, 1
+    else:
+        memory = _standard_memory(problem) if problem.memory is None else problem.memory
+        tier, whole = OneTier(problem.carry, problem.tape), memory // problem.tape
+        memory -= problem.carry
+    if segments <= whole:
+        return Interval(problem.steps)
+    runs = tier.runs(segments, memory)
+    if not 0 < runs <= MOST_RUNS:
+        given = f"{problem.slots} slots" if problem.slots is not None else f"{problem.memory:,} bytes"
+        often = f"would run steps {runs} times" if runs else "cannot be played"
+        raise OptionError(
+            f"Schedule 'revolve' of {segments:,} segments {often} with {given} for carries and tapes. Give it more, or "
+            "use a schedule that moves carries off, such as 'double'."
+        )
+    return _children(problem, tier, segments, memory)
+
+
+def _children(problem: Problem, tier: OneTier, segments: int, memory: int) -> Interval:
+    known: dict[tuple[int, int], Interval] = {}
+
+    def inner(count: int, left: int, steps: int) -> Interval:
+        if (count, left) not in known:
+            *kept, _ = tier.pieces(count, left)
+            children = [inner(*piece, piece[0] * problem.segment) for piece in kept]
+            rest = steps - sum(child.steps for child in children)
+            taped = (Interval(rest, taped=True),) if children else ()
+            known[count, left] = Interval(steps, children=(*children, *taped))
+        return known[count, left]
+
+    return inner(segments, memory, problem.steps)
+
+
+def _standard_memory(problem: Problem) -> int:
+    """The local peak of standard with its best chunk, 2 sqrt(T s a), in whole segments."""
+    chunk = schedule.best_chunk(problem.segments, problem.carry, problem.tape)
+    return -(-problem.segments // chunk) * problem.carry + chunk * problem.tape
+
+
+def least_memory(problem: Problem) -> int:
+    """The least memory for carries and tapes with which revolve runs no segment more than ``MOST_RUNS`` times."""
+    tier = OneTier(problem.carry, problem.tape)
+    low, high = 0, problem.segments * (problem.carry + problem.tape)
+    while high - low > 1:
+        middle = (low + high) // 2
+        enough = 0 < tier.runs(problem.segments, middle - problem.carry) <= MOST_RUNS
+        low, high = (low, middle) if enough else (middle, high)
+    return min(high, problem.segments * problem.tape)
