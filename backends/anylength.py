@@ -233,12 +233,13 @@ class Family:
         if observed not in self.programs:
             instance = instantiate(self.template, observed.check)
             _show_sizes(instance, operands, running)
-            self.programs[observed] = self._compiled(instance), instance.outputs
+            tokens = sum(each.nbytes for each in operands if id(each) in running.sequences)
+            self.programs[observed] = self._compiled(instance, tokens), instance.outputs
             _forget(self.programs)
         self.programs.move_to_end(observed)
         return self.programs[observed]
 
-    def _compiled(self, instance: Instance) -> Graph:
+    def _compiled(self, instance: Instance, tokens: int) -> Graph:
         modules = dict[str, nn.Module]()
         kernels, running = list[Callable[[int], Kernels]](), list[Recurrence]()
         for at, recurrence in enumerate(instance.recurrences):
@@ -252,12 +253,12 @@ class Family:
 
         def beside(results: Mapping[str, tuple[Tensor, ...]]) -> Beside:
             standing = {**modules, **{name: nn.Identity() for name in results}}
-            return beside_of(assemble(self.module, instance.outer, standing), results)
+            return beside_of(assemble(self.module, instance.outer, standing), results, tokens)
 
         built = fitting_all(kernels, running, self.options, beside)
         modules |= {each.name: Rolled(each.executable) for each in built}
         module = assemble(self.module, instance.outer, modules)
-        return Graph(module, module, tuple(built), "", "", self.notes)
+        return Graph(module, module, tuple(built), "", "", self.notes, tokens)
 
     def _kernels(self, at: int, recurrence: Recurrence, length: int) -> Kernels:
         numbers = tuple(x.dtype for x in recurrence.xs if isinstance(x, Numbers))

@@ -70,14 +70,15 @@ class Graph:
     reason: str = ""
     broken: str = ""
     notes: tuple[str, ...] = ()
+    tokens: int = 0
 
     def around(self) -> Around:
         """What is held around the recurrences."""
-        return around_of(self.module, {each.name: each.results() for each in self.built})
+        return around_of(self.module, {each.name: each.results() for each in self.built}, self.tokens)
 
 
-def around_of(module: fx.GraphModule, results: Mapping[str, tuple[Tensor, ...]]) -> Around:
-    """What a graph holds around its recurrences, which give ``results``, by their names."""
+def around_of(module: fx.GraphModule, results: Mapping[str, tuple[Tensor, ...]], tokens: int = 0) -> Around:
+    """What a graph holds around its recurrences, which give ``results``, by their names; ``tokens`` bytes are held too."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     def fake(like: Tensor) -> Tensor:
@@ -85,7 +86,7 @@ def around_of(module: fx.GraphModule, results: Mapping[str, tuple[Tensor, ...]])
         return made.requires_grad_(like.requires_grad)
 
     with mode:
-        return around(module, results, fake)
+        return around(module, results, fake).and_besides(tokens)
 
 
 class Reached(BaseException):
@@ -158,9 +159,9 @@ def _say_how_to_unroll_less() -> None:
     warnings.warn(text, RerollWarning, stacklevel=2)
 
 
-def beside_of(module: fx.GraphModule, results: Mapping[str, tuple[Tensor, ...]]) -> Beside:
+def beside_of(module: fx.GraphModule, results: Mapping[str, tuple[Tensor, ...]], tokens: int = 0) -> Beside:
     """What shares a budget with each of the recurrences of a graph, which give ``results``, by their names."""
-    held = around_of(module, results)
+    held = around_of(module, results, tokens)
     return Beside(max(held.during(name) for name in results), len(results))
 
 

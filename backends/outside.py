@@ -34,6 +34,11 @@ class Around:
         """The most bytes that are held while a recurrence runs, or is reversed."""
         return max(self.outputs + self.saved, self.reversing.get(name, 0))
 
+    def and_besides(self, nbytes: int) -> Around:
+        """The same with bytes more that are held all the time."""
+        reversing = {name: held + nbytes for name, held in self.reversing.items()}
+        return Around(self.outputs, self.saved + nbytes, reversing)
+
 
 class _Standing(torch.autograd.Function):
     """Stands for a recurrence: saves its operands, gives results of the right shapes, and gradients of its operands."""

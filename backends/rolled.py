@@ -34,7 +34,10 @@ class Rolled(nn.Module):
 
 
 class Idle(nn.Module):
-    """A recurrence of no steps: its last carry is its first, and there are no outputs. ``results`` are those of a segment."""
+    """A recurrence of no steps: its last carry is its first, and there are no outputs.
+
+    ``results`` are those of a segment.
+    """
 
     def __init__(self, recurrence: Recurrence, results: Sequence[Tensor]) -> None:
         super().__init__()
