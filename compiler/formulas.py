@@ -136,7 +136,9 @@ def _under_one_root(expr: Expr) -> Expr:
     powers = [factor.as_base_exp()[1] for factor in sympy.Mul.make_args(rest)]
     degree = math.lcm(*(power.q for power in powers))
     root = sympy.Pow(rest**degree, sympy.Rational(1, degree), evaluate=False)
-    return expr if degree == 1 else sympy.Mul(number, root, evaluate=False)
+    if degree == 1:
+        return expr
+    return root if number == 1 else sympy.Mul(number, root, evaluate=False)
 
 
 @cache
