@@ -20,6 +20,7 @@ from reroll.backends.disk import DiskTier
 from reroll.backends.host import HostTier
 from reroll.backends.remembered import Origin, recall, remember
 from reroll.backends.storage import Tier
+from reroll.errors import OptionError
 from reroll.machine import Machine, MachineTier
 
 BLOCKS = (1 << 16, 1 << 19, 1 << 22)
@@ -36,8 +37,11 @@ def calibrate(force: bool = False, folder: str | os.PathLike[str] | None = None)
     training: into the system's cache of files, without waiting for the device; and through the host tier, on CUDA by
     pinned copies. What was measured is kept for this machine, version of torch and folder (``REROLL_CACHE_DIR``, else
     the user's cache folder) and taken from there, except with ``force``. Capacities are those of the moment.
+    Raises OptionError for a folder that is none, StorageError for one that cannot be written.
     """
     folder = Path(tempfile.gettempdir() if folder is None else folder).resolve()
+    if not folder.is_dir():
+        raise OptionError(f"{folder} is not a folder in which a disk tier could be measured. Create it first.")
     origin = _origin(folder)
     machine = None if force else recall(origin)
     if machine is None:

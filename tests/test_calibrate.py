@@ -19,7 +19,7 @@ from reroll.backends import calibrate as calibration
 from reroll.backends.available import free_memory
 from reroll.backends.calibrate import fit, seconds_of
 from reroll.backends.remembered import cache_folder, place, recall, remember
-from reroll.errors import RerollWarning, StorageError
+from reroll.errors import OptionError, RerollWarning
 from reroll.machine import Machine
 
 MACHINE = Machine.of({"disk": {"write": "1GB/s", "read": "2GB/s", "latency": "50us"}, "host": "9GB/s"})
@@ -59,7 +59,7 @@ def test_this_machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_folder_that_cannot_be_measured(folder: Path) -> None:
-    with pytest.raises(StorageError, match=r"No spill file can be made in .*nowhere"):
+    with pytest.raises(OptionError, match=r"nowhere is not a folder .* Create it first"):
         reroll.calibrate(folder=folder / "nowhere")
 
 
