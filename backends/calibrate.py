@@ -49,10 +49,8 @@ def calibrate(force: bool = False, folder: str | os.PathLike[str] | None = None)
             machine = _measured(folder)
         remember(origin, machine)
     free = {"disk": free_disk(folder), "host": free_memory()}
-    tiers = {
-        name: replace(tier, capacity=None if (room := free[name]) is None else max(room, 1))
-        for name, tier in machine.tiers.items()
-    }
+    least = {name: None if room is None else max(room, 1) for name, room in free.items()}  # no tier holds nothing
+    tiers = {name: replace(tier, capacity=least[name]) for name, tier in machine.tiers.items()}
     return replace(machine, tiers=tiers)
 
 
@@ -139,7 +137,8 @@ def _moves(tier: Tier, nbytes: int, device: torch.device) -> tuple[float, float]
 
 
 def _settle() -> None:
-    if torch.cuda.is_available():
+    """Wait for what was left to a CUDA device."""
+    if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 

@@ -18,14 +18,20 @@ Origin = Mapping[str, str]
 
 
 def cache_folder() -> Path:
-    """``REROLL_CACHE_DIR``, else ``reroll`` in ``XDG_CACHE_HOME`` or ``~/.cache``."""
-    own = os.environ.get("REROLL_CACHE_DIR")
+    """``REROLL_CACHE_DIR``, else ``reroll`` in ``XDG_CACHE_HOME`` or ``~/.cache``; for a user without a home, in the
+    system's temporary folder."""
+    own, shared = os.environ.get("REROLL_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
     if own:
         return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "reroll"
+    if shared:
+        return Path(shared) / "reroll"
+    try:
+        return Path.home() / ".cache" / "reroll"
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / "reroll"
 
 
-def place(origin: Origin) -> Path:
+def path_of(origin: Origin) -> Path:
     """The file of a calibration."""
     digest = hashlib.sha256(json.dumps(dict(origin), sort_keys=True).encode()).hexdigest()
     return cache_folder() / f"machine-{digest[:16]}.json"
@@ -36,7 +42,7 @@ def recall(origin: Origin) -> Machine | None:
 
     A file that is broken, or speaks of another origin, is ignored with a RerollWarning.
     """
-    path = place(origin)
+    path = path_of(origin)
     if not path.exists():
         return None
     try:
@@ -55,7 +61,7 @@ def recall(origin: Origin) -> Machine | None:
 
 def remember(origin: Origin, machine: Machine) -> None:
     """Write the file, whole or not at all, also where several processes do. A RerollWarning where it cannot be."""
-    path = place(origin)
+    path = path_of(origin)
     text = json.dumps({"measured_on": dict(origin), "machine": json.loads(machine.to_json())}, indent=2) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 
 For each scheme and all 1 <= K <= C <= T up to ``--steps`` the program is built and counted, as it is and with reads one
 chunk ahead, and its peaks, steps run again, transfers and carries moved are compared with the formula's. Slots
-that give the same tree share a program. It takes ten minutes at 70 and stops at the first difference.
+that give the same tree share a program. It takes half an hour of one core at 70, and stops at the first difference.
 """
 
 from __future__ import annotations

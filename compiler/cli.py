@@ -17,9 +17,9 @@ from rich.console import Console
 
 import reroll
 from reroll.cli_tables import machine_table, passes_table, plan_table, plan_text, refusal
-from reroll.costs import SegmentSeconds
+from reroll.costs import Costs, SegmentSeconds
 from reroll.errors import OptionError, RerollError
-from reroll.machine import REMOTE_TIERS, MachineTier
+from reroll.machine import REMOTE_TIERS, Machine, MachineTier
 from reroll.offers import Problem, least, plan_rows, recommended
 from reroll.quantities import parse_bandwidth, parse_seconds, parse_size
 from reroll.registry import entries
@@ -98,7 +98,7 @@ def _parser() -> _Parser:
     passes = commands.add_parser("passes", help=text, description=f"{text.capitalize()}.", allow_abbrev=False)
     passes.set_defaults(run=_passes)
     for command in (plan, calibrate, passes):
-        command.add_argument("--json", action="store_true", help="print JSON: bytes, seconds and steps")
+        command.add_argument("--json", action="store_true", help="print JSON, with sizes in bytes and times in seconds")
     return parser
 
 
@@ -149,17 +149,17 @@ def _plan(given: argparse.Namespace) -> int:
 
 
 def _problem(given: argparse.Namespace) -> Problem:
-    segment = _count(given.segment, "--segment")
+    segment, tier = _count(given.segment, "--segment"), _tier(given)
     forward = segment * parse_seconds(given.forward, "--forward")
+    seconds = SegmentSeconds(forward, forward, segment * parse_seconds(given.backward, "--backward"))
     return Problem(
         steps=_count(given.steps, "--steps"),
         carry=parse_size(given.carry, "--carry"),
         tape=parse_size(given.tape, "--tape"),
-        seconds=SegmentSeconds(forward, forward, segment * parse_seconds(given.backward, "--backward")),
+        costs=Costs({segment: seconds}, Machine("given", {tier.name: tier} if tier else {}), given.overlap),
         segment=segment,
         budget=None if given.budget is None else parse_size(given.budget, "--budget"),
-        remote=_tier(given),
-        overlapped=given.overlap,
+        remote=tier.name if tier else None,
         chunk=None if given.chunk is None else _count(given.chunk, "--chunk"),
         slots=None if given.slots is None else _count(given.slots, "--slots"),
     )

@@ -66,7 +66,7 @@ def plan_text(problem: Problem, rows: Sequence[Row], best: Row | None) -> Text:
         f"{nbytes_text(2 * problem.carry)}, come on top."
     )
     if problem.remote is not None:
-        lines.append(_TRANSFERS[problem.overlapped])
+        lines.append(_TRANSFERS[problem.costs.overlapped])
     return Text("\n".join(lines))
 
 

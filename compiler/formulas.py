@@ -100,7 +100,8 @@ class Formula:
     def evaluate(self, **numbers: ArrayLike) -> Figures:
         """The figures for numbers, or arrays of them that broadcast, by the names of ``LEGEND``.
 
-        Those that are not given are ``DEFAULTS``. Raises OptionError for an unknown name, and without ``steps``.
+        Those that are not given are ``DEFAULTS``. Counts are exact up to 2^53. Raises OptionError for an unknown name,
+        and without ``steps``.
         """
         for name in numbers:
             if name not in LEGEND:
@@ -115,6 +116,9 @@ class Formula:
     def describe(self) -> str:
         """The formulas as text, one a line, and what their letters mean."""
         exprs = {name: getattr(self, name) for name in COUNTED if getattr(self, name) != 0}
+        for name, same in (("prefetched_peak", "local_peak"), ("overlapped", "blocking")):
+            if exprs[name] == exprs[same]:
+                del exprs[name]
         exprs["smooth peak"] = self.smooth_peak
         exprs |= {f"best {letter}": _under_one_root(best) for letter, best in self.best.items()}
         exprs |= {"best peak": _under_one_root(self.best_peak)} if self.best else {}

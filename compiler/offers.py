@@ -15,10 +15,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from reroll.costs import SegmentSeconds
+from reroll.costs import Costs
 from reroll.errors import OptionError
 from reroll.formulas import formula
-from reroll.machine import MachineTier
 
 Counts = NDArray[np.int64]
 
@@ -29,19 +28,18 @@ _FEW, _MANY = 300, 1 << 17  # segments up to which all chunks with all slots, or
 class Problem:
     """A recurrence in numbers.
 
-    ``carry`` and ``tape`` in bytes of one carry and one taped step; ``seconds`` of a segment of ``segment`` steps;
-    ``budget`` in local bytes; ``remote``: where carries may go. ``overlapped``: transfers run beside segments, and are
-    read one chunk ahead. ``chunk`` and ``slots`` fix these numbers. Raises OptionError for numbers that make no sense.
+    ``carry`` and ``tape`` in bytes of one carry and one taped step; ``costs`` know the seconds of a segment of
+    ``segment`` steps, and the tier ``remote``, where carries may go. ``budget`` in local bytes. ``chunk`` and ``slots``
+    fix these numbers. Raises OptionError for numbers that make no sense, MachineError for what the costs do not know.
     """
 
     steps: int
     carry: int
     tape: int
-    seconds: SegmentSeconds
+    costs: Costs
     segment: int = 1
     budget: int | None = None
-    remote: MachineTier | None = None
-    overlapped: bool = False
+    remote: str | None = None
     chunk: int | None = None
     slots: int | None = None
 
@@ -55,6 +53,7 @@ class Problem:
             less, more = getattr(self, inner), getattr(self, outer)
             if less is not None and more is not None and less > more:
                 raise OptionError(f"A plan was asked for {inner}={less} of {outer}={more}: give {more} at most.")
+        self.costs.numbers(self.segment, self.remote)
 
     @property
     def segments(self) -> int:
@@ -64,19 +63,18 @@ class Problem:
     @property
     def numbers(self) -> dict[str, float]:
         """What formulas ask, but for chunk and slots."""
-        each, tier = self.seconds, self.remote
-        found: dict[str, float] = {"steps": self.steps, "segment": self.segment, "carry": self.carry, "tape": self.tape}
-        found |= {"forward": each.forward, "taping": each.tape, "backward": each.backward}
-        return found if tier is None else {**found, "write": tier.write, "read": tier.read, "latency": tier.latency}
+        found: dict[str, float] = {"steps": self.steps, "carry": self.carry, "tape": self.tape}
+        return found | self.costs.numbers(self.segment, self.remote)
 
     def holds(self, remote_peak: ArrayLike) -> NDArray[np.bool_]:
         """Whether the remote tier holds so many bytes."""
-        capacity = None if self.remote is None else self.remote.capacity
+        capacity = None if self.remote is None else self.costs.machine.tier(self.remote).capacity
         return np.asarray(remote_peak) <= (math.inf if capacity is None else capacity)
 
     def ticks(self, seconds: ArrayLike) -> NDArray[np.float64]:
         """Seconds in thousandths of plain BPTT's, rounded: what differs by less is as fast."""
-        plain = self.segments * (self.seconds.tape + self.seconds.backward)
+        each = self.costs.of(self.segment)
+        plain = self.segments * (each.tape + each.backward)
         return np.rint(np.asarray(seconds) / (plain / 1000 or 1.0))
 
     def rank(self, row: Row) -> tuple[float, int, int]:
@@ -127,11 +125,11 @@ def by_formula(
     """
     if remote and problem.remote is None:
         return
-    tier = problem.remote.name if remote and problem.remote else "local"
+    tier = problem.remote if remote and problem.remote else "local"
     every, counts = _candidates(problem, slots) if chunks else (np.array([problem.steps]), np.array([1]))
     found = formula(schedule, tier).evaluate(chunk=every, slots=counts, **problem.numbers)
-    peaks = found.prefetched_peak if problem.overlapped else found.local_peak
-    seconds = found.overlapped if problem.overlapped else found.blocking
+    peaks = found.prefetched_peak if problem.costs.overlapped else found.local_peak
+    seconds = found.overlapped if problem.costs.overlapped else found.blocking
     held = problem.holds(found.remote_peak)
     fits = held & (peaks <= (problem.budget or math.inf))
     fastest = np.lexsort((peaks, found.writes, problem.ticks(seconds), ~fits))[0]

@@ -18,7 +18,7 @@ import reroll
 from reroll.backends import calibrate as calibration
 from reroll.backends.available import free_memory
 from reroll.backends.calibrate import fit, seconds_of
-from reroll.backends.remembered import cache_folder, place, recall, remember
+from reroll.backends.remembered import cache_folder, path_of, recall, remember
 from reroll.errors import OptionError, RerollWarning
 from reroll.machine import Machine
 
@@ -155,7 +155,7 @@ def test_writers_at_once_leave_a_whole_file(folder: Path) -> None:
             thread.join()
     assert len(seen) == 40
     assert None not in seen
-    assert list(cache_folder().iterdir()) == [place(origin)]
+    assert list(cache_folder().iterdir()) == [path_of(origin)]
 
 
 def test_fit_finds_latency_and_bandwidths() -> None:

@@ -54,6 +54,16 @@ def test_the_table_of_the_issue(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, lines)) <= 100
 
 
+def test_the_table_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
+    command = readme.split("\npython -m reroll ")[1].splitlines()[0]
+    shown = readme.split("\nfits  schedule")[1].split("```")[0].splitlines()[1:]
+    assert main(command.split()) == 0
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert len(shown) == 5
+    assert all(line.split() in printed for line in shown)
+
+
 def test_the_table_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     found = planned(capsys, "--budget", "16MiB", "--remote", "2GB/s")
     assert [row["schedule"] for row in found["rows"] if row["fits"]] == ["remote", "hierarchical", "double"]

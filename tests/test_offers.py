@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from reroll import offers
 from reroll.context import Context
-from reroll.costs import SegmentSeconds
-from reroll.errors import OptionError
+from reroll.costs import Costs, SegmentSeconds
+from reroll.errors import MachineError, OptionError
 from reroll.formulas import formula
-from reroll.machine import MachineTier
+from reroll.machine import Machine, MachineTier
 from reroll.offers import OFFERS, Problem, least, plan_rows, recommended
 from reroll.options import Options
 from reroll.program import store_all
@@ -26,7 +26,15 @@ from reroll.verifier import verify
 from toy import DECIDE
 
 DISK = MachineTier("disk", 2.0, 1.0, 5.0)
-PROBLEM = Problem(60, 3, 5, SegmentSeconds(1.0, 1.0, 2.0), remote=DISK)
+EACH = SegmentSeconds(1.0, 1.0, 2.0)
+
+
+def costs(each: SegmentSeconds = EACH, tier: MachineTier = DISK, overlapped: bool = False) -> Costs:
+    """Of segments of up to three steps."""
+    return Costs(dict.fromkeys((1, 2, 3), each), Machine("m", {"disk": tier}), overlapped)
+
+
+PROBLEM = Problem(60, 3, 5, costs(), remote="disk")
 
 
 @st.composite
@@ -34,15 +42,15 @@ def problems(draw: st.DrawFn) -> Problem:
     steps = draw(st.integers(1, 40))
     carry, tape, forward, taping, backward = (draw(st.integers(1, 9)) for _ in range(5))
     write, read = (draw(st.sampled_from((0.5, 1.0, 5.0))) for _ in range(2))
+    tier = MachineTier("disk", write, read, draw(st.sampled_from((0.0, 1.0, 20.0))))
     return Problem(
         steps=steps,
         carry=carry,
         tape=tape,
-        seconds=SegmentSeconds(forward, taping, backward),
+        costs=costs(SegmentSeconds(forward, taping, backward), tier, draw(st.booleans())),
         segment=draw(st.integers(1, min(steps, 3))),
         budget=draw(st.none() | st.integers(1, (carry + tape) * steps)),
-        remote=MachineTier("disk", write, read, draw(st.sampled_from((0.0, 1.0, 20.0)))),
-        overlapped=draw(st.booleans()),
+        remote="disk",
     )
 
 
@@ -54,8 +62,8 @@ def test_no_chunk_and_slots_are_better(problem: Problem) -> None:
         rows = list(offer(problem))
         scheme, tier = rows[0].schedule, "local" if name == "double, local" else "disk"
         every = formula(scheme, tier).evaluate(chunk=chunk, slots=np.minimum(slots, chunk), **problem.numbers)
-        peaks = every.prefetched_peak if problem.overlapped else every.local_peak
-        seconds = every.overlapped if problem.overlapped else every.blocking
+        peaks = every.prefetched_peak if problem.costs.overlapped else every.local_peak
+        seconds = every.overlapped if problem.costs.overlapped else every.blocking
         assert least(problem, rows).local_peak == peaks.min()
         fitting = seconds[peaks <= (problem.budget or np.inf)]
         found = [row.seconds for row in rows if row.fits]
@@ -78,7 +86,7 @@ def test_of_many_steps_not_all_chunks_are_tried_and_none_is_missed(steps: int, m
 @pytest.mark.parametrize("overlapped", [False, True])
 @pytest.mark.parametrize("budget", [None, 40, 60, 120])
 def test_rows_are_what_the_verifier_counts(budget: int | None, overlapped: bool) -> None:
-    problem = replace(PROBLEM, budget=budget, overlapped=overlapped)
+    problem = replace(PROBLEM, budget=budget, costs=costs(overlapped=overlapped))
     for row in plan_rows(problem):
         root = interval(row.schedule, 60, 1, row.chunk or 1, row.slots or 1, row.tier)
         passes = f"{DECIDE},prefetch" if overlapped else DECIDE
@@ -104,17 +112,17 @@ def test_a_larger_budget_is_never_slower() -> None:
 
 
 def test_of_equally_fast_rows_fewer_transfers_win() -> None:
-    problem = replace(PROBLEM, steps=1000, budget=60, overlapped=True, remote=MachineTier("disk", 1e9, 1e9))
+    problem = replace(PROBLEM, steps=1000, budget=60, costs=costs(tier=MachineTier("disk", 1e9, 1e9), overlapped=True))
     (row,) = (row for row in plan_rows(problem) if row.schedule == "remote")
     assert row.chunk == 10  # the longest that fits: shorter ones hide their reads as well
 
 
 def test_a_tier_that_is_too_small() -> None:
-    problem = replace(PROBLEM, budget=20, remote=replace(DISK, capacity=3))
+    problem = replace(PROBLEM, budget=20, costs=costs(tier=replace(DISK, capacity=3)))
     rows = plan_rows(problem)
     assert recommended(problem, rows) is None
     assert least(problem, rows).tier == "local"
-    wide = replace(problem, remote=replace(DISK, capacity=3 * 60))
+    wide = replace(problem, costs=costs(tier=replace(DISK, capacity=3 * 60)))
     best = recommended(wide, plan_rows(wide))
     assert best is not None
     assert best.tier == "disk"
@@ -152,3 +160,10 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
 def test_problems_that_make_no_sense(numbers: dict[str, Any], sentence: str) -> None:
     with pytest.raises(OptionError, match=sentence):
         replace(PROBLEM, **numbers)
+
+
+def test_costs_that_do_not_know_enough() -> None:
+    with pytest.raises(MachineError, match="segment of 4 steps are not known"):
+        replace(PROBLEM, segment=4)
+    with pytest.raises(MachineError, match="Nothing is known of the tier 'host'"):
+        replace(PROBLEM, remote="host")
