@@ -78,7 +78,7 @@ class Graph:
 
 
 def around_of(module: fx.GraphModule, results: Mapping[str, tuple[Tensor, ...]], tokens: int = 0) -> Around:
-    """What a graph holds around its recurrences, which give ``results``, by their names; ``tokens`` bytes are held too."""
+    """What a graph holds around its recurrences, which give ``results``, by their names, beside ``tokens`` bytes."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     def fake(like: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 ``torch.compile(model, backend="reroll", options={...})`` compiles for one length, ``reroll.compile(model, time_dim=0)``
 for every length; ``explain`` shows the plan; ``measure`` the cost of
-one call; ``register_pass`` adds a pass of one's own.
+one call; ``calibrate`` what this machine moves in a second; ``register_pass`` adds a pass of one's own.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from reroll.options import Options
 from reroll.registry import register_pass
 
 if TYPE_CHECKING:
+    from reroll.backends.calibrate import calibrate as calibrate
     from reroll.backends.explain import explain as explain
     from reroll.backends.front import compile as compile  # noqa: A004  # as torch.compile
     from reroll.backends.measure import measure as measure
@@ -27,6 +28,7 @@ __all__ = [
     "Options",
     "RerollError",
     "RerollWarning",
+    "calibrate",
     "compile",
     "explain",
     "measure",
@@ -35,6 +37,7 @@ __all__ = [
 
 _LAZY = {
     "DEFAULT_PASSES": "reroll.passes",
+    "calibrate": "reroll.backends.calibrate",
     "compile": "reroll.backends.front",
     "explain": "reroll.backends.explain",
     "measure": "reroll.backends.measure",

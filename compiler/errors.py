@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
+
 
 class RerollError(Exception):
     """Base of all errors of this package."""
@@ -33,6 +36,10 @@ class IllegalProgramError(RerollError):
     """A training program breaks a rule of the verifier."""
 
 
+class MachineError(RerollError, ValueError):
+    """A tier, or the seconds of a segment, are such as no machine has; or a machine lacks what it is asked for."""
+
+
 class PassError(RerollError):
     """A pass is unknown, registered twice, or returned an illegal program."""
 
@@ -59,3 +66,10 @@ class ReplayMismatchError(RerollError):
 
 class RerollWarning(UserWarning):
     """Something was done differently from what the user may expect."""
+
+
+def nearest(name: str, valid: Sequence[str]) -> str:
+    """The end of a sentence on an unknown name: the valid one that is like it, if there is one, and all of them."""
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.4)
+    hint = f"Did you mean {close[0]!r}? " if close else ""
+    return f"{hint}Valid are: {', '.join(valid)}."

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from reroll.errors import OptionError
+from reroll.errors import OptionError, nearest
+from reroll.quantities import parse_size
 from reroll.schedules import find, schedule_names
 
 TIERS = ("host", "disk", "local")
@@ -20,7 +19,6 @@ _CHOICES = {
     "lowering": ("inductor", "eager"),
     "on_no_recurrence": ("warn", "error"),
 }
-_UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +101,7 @@ class Options:
         names = [field.name for field in fields(cls)]
         for name in given:
             if name not in names:
-                hint = "Pass options as keywords." if name == "options" else _nearest(str(name), names)
+                hint = "Pass options as keywords." if name == "options" else nearest(str(name), names)
                 raise OptionError(f"Unknown option {name!r}. {hint}")
         return cls(**given)
 
@@ -111,16 +109,7 @@ class Options:
 def parse_budget(budget: int | float | str | None) -> int | float | None:
     """Bytes as an int, or the fraction of plain BPTT's memory as a float in (0, 1]."""
     if isinstance(budget, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", budget)
-        unit = match and match[2].lower().removesuffix("b") + ("b" if match[2] else "")
-        if not match or (unit not in _UNITS and match[2].lower() != "b"):
-            raise OptionError(
-                f"Option memory_budget={budget!r} is not a size. Write a number of bytes, or a text such as '512MiB'."
-            )
-        nbytes = int(float(match[1]) * _UNITS.get(str(unit), 1))
-        if nbytes < 1:
-            raise OptionError(f"Option memory_budget={budget!r} must be positive.")
-        return nbytes
+        return parse_size(budget, "Option memory_budget")
     if budget is None:
         return None
     if isinstance(budget, bool) or not isinstance(budget, int | float) or not math.isfinite(budget) or budget <= 0:
@@ -130,15 +119,9 @@ def parse_budget(budget: int | float | str | None) -> int | float | None:
     return budget
 
 
-def _nearest(name: str, valid: list[str] | tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.4)
-    hint = f"Did you mean {close[0]!r}? " if close else ""
-    return f"{hint}Valid are: {', '.join(valid)}."
-
-
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise OptionError(f"Option {name}={value!r} is not valid. {_nearest(str(value), choices)}")
+        raise OptionError(f"Option {name}={value!r} is not valid. {nearest(str(value), choices)}")
 
 
 def _check_count(name: str, value: object) -> None:

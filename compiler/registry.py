@@ -124,6 +124,12 @@ def find(name: str) -> Entry:
     return entry
 
 
+def entries() -> tuple[Entry, ...]:
+    """All passes that are known, those of plug-ins loaded. Raises PassError where one cannot be."""
+    importlib.import_module("reroll.passes")
+    return tuple(find(name) for name in sorted({*_ENTRIES, *_plugins()}))
+
+
 def lookup(name: str) -> Callable[..., Any]:
     """The pass of that name, ready to be called. Raises PassError, naming the nearest valid name."""
     return find(name).make()

@@ -1,0 +1,64 @@
+"""How much memory and disk a process may still take."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+_ROOT = Path("/")
+_GROUPS = Path("sys/fs/cgroup")
+
+
+def free_disk(folder: str | os.PathLike[str]) -> int:
+    """Bytes free in the file system of a folder."""
+    return shutil.disk_usage(folder).free
+
+
+def free_memory(root: Path = _ROOT) -> int | None:
+    """Bytes of RAM that this process may still take, pages that only cache files included.
+
+    The least of what the system says (``MemAvailable``) and of what the limits of all control groups around the process
+    leave, versions 1 and 2. None where no system says it. ``root`` is where ``/proc`` and ``/sys`` are.
+    """
+    found = [*_available(root), *(left for group in _groups(root) if (left := _left(group)) is not None)]
+    return max(0, min(found)) if found else None
+
+
+def _available(root: Path) -> Iterator[int]:
+    for line in _text(root / "proc/meminfo").splitlines():
+        name, _, amount = line.partition(":")
+        if name == "MemAvailable":
+            yield int(amount.split()[0]) * 1024
+
+
+def _groups(root: Path) -> Iterator[Path]:
+    """The folders of the memory groups of this process, innermost first; those outside of a container are missing."""
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        number, controllers, place = line.split(":", 2)
+        if number == "0" or "memory" in controllers.split(","):
+            base = root / _GROUPS / ("" if number == "0" else "memory")
+            inner = base / place.strip("/")
+            yield from (each for each in (inner, *inner.parents) if each.is_relative_to(base))
+
+
+def _left(group: Path) -> int | None:
+    """What the limit of a group leaves; None without one. Inactive file pages are given back when memory is short."""
+    for most, held, cached in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        limit, usage = _text(group / most).strip(), _text(group / held).strip()
+        if limit.isdigit() and usage.isdigit():
+            pages = [line.split()[1] for line in _text(group / "memory.stat").splitlines() if line.startswith(cached)]
+            return int(limit) - int(usage) + sum(map(int, pages[:1]))
+    return None
+
+
+def _text(path: Path) -> str:
+    """The text of a file of the system; empty where there is none, or it may not be read."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

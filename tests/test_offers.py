@@ -1,0 +1,170 @@
+"""What schedules offer is the best of all chunks and slots."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reroll import offers, schedules
+from reroll.context import Context
+from reroll.costs import Costs, SegmentSeconds
+from reroll.errors import MachineError, OptionError
+from reroll.formulas import formula
+from reroll.machine import Machine, MachineTier
+from reroll.offers import OFFERS, Problem, least, plan_rows, recommended
+from reroll.options import Options
+from reroll.program import store_all
+from reroll.registry import run
+from reroll.tally import Sizes
+from reroll.verifier import verify
+from toy import DECIDE
+
+DISK = MachineTier("disk", 2.0, 1.0, 5.0)
+EACH = SegmentSeconds(1.0, 1.0, 2.0)
+
+
+def costs(each: SegmentSeconds = EACH, tier: MachineTier = DISK, overlapped: bool = False) -> Costs:
+    """Of segments of up to three steps."""
+    return Costs(dict.fromkeys((1, 2, 3), each), Machine("m", {"disk": tier}), overlapped)
+
+
+PROBLEM = Problem(60, 3, 5, costs(), remote="disk")
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    steps = draw(st.integers(1, 40))
+    carry, tape, forward, taping, backward = (draw(st.integers(1, 9)) for _ in range(5))
+    write, read = (draw(st.sampled_from((0.5, 1.0, 5.0))) for _ in range(2))
+    tier = MachineTier("disk", write, read, draw(st.sampled_from((0.0, 1.0, 20.0))))
+    return Problem(
+        steps=steps,
+        carry=carry,
+        tape=tape,
+        costs=costs(SegmentSeconds(forward, taping, backward), tier, draw(st.booleans())),
+        segment=draw(st.integers(1, min(steps, 3))),
+        budget=draw(st.none() | st.integers(1, (carry + tape) * steps)),
+        remote="disk",
+    )
+
+
+@given(problem=problems())
+@settings(max_examples=60, deadline=None)
+def test_no_chunk_and_slots_are_better(problem: Problem) -> None:
+    chunk, slots = (each.ravel() for each in np.mgrid[1 : problem.steps + 1, 1 : problem.steps + 1])
+    for name, offer in OFFERS.items():
+        rows = list(offer(problem))
+        scheme, tier = rows[0].schedule, "local" if name == "double, local" else "disk"
+        every = formula(scheme, tier).evaluate(chunk=chunk, slots=np.minimum(slots, chunk), **problem.numbers)
+        peaks = every.prefetched_peak if problem.costs.overlapped else every.local_peak
+        seconds = every.overlapped if problem.costs.overlapped else every.blocking
+        assert least(problem, rows).local_peak == peaks.min()
+        fitting = seconds[peaks <= (problem.budget or np.inf)]
+        found = [row.seconds for row in rows if row.fits]
+        assert bool(found) == bool(fitting.size)
+        if found:
+            assert problem.ticks(min(found)) <= problem.ticks(fitting.min())
+
+
+@pytest.mark.parametrize("steps", [301, 397, 512, 640])
+def test_of_many_steps_not_all_chunks_are_tried_and_none_is_missed(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for carry, tape in ((1, 1), (7, 2), (2, 7)):
+        problem = replace(PROBLEM, steps=steps, carry=carry, tape=tape)
+        few = [least(problem, list(OFFERS[name](problem))).local_peak for name in ("double, local", "double")]
+        with monkeypatch.context() as patched:
+            patched.setattr(offers, "_FEW", 10**4)
+            every = [least(problem, list(OFFERS[name](problem))).local_peak for name in ("double, local", "double")]
+        assert few == every
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+@pytest.mark.parametrize("budget", [None, 40, 60, 120])
+def test_rows_are_what_the_verifier_counts(budget: int | None, overlapped: bool) -> None:
+    problem = replace(PROBLEM, budget=budget, costs=costs(overlapped=overlapped))
+    for row in plan_rows(problem):
+        root = schedules.tree(
+            row.schedule, schedules.Problem(60, 1, chunk=row.chunk or 1, slots=row.slots or 1, tier=row.tier)
+        )
+        passes = f"{DECIDE},prefetch" if overlapped else DECIDE
+        tally = verify(run(passes, store_all(60, 1), Context(root)), sizes=Sizes(3, 5))
+        assert (row.local_peak, row.remote_peak, row.rerun) == (
+            tally.local_peak,
+            tally.remote_peak,
+            tally.reforward_steps,
+        )
+        assert (row.writes, row.reads, row.carries) == (tally.remote_writes, tally.remote_reads, tally.carries_written)
+        assert Options(**row.options(1))  # type: ignore[arg-type]  # names with their own types
+
+
+def test_a_larger_budget_is_never_slower() -> None:
+    ticks: list[float] = []
+    for budget in range(10, 310, 7):
+        problem = replace(PROBLEM, budget=budget)
+        best = recommended(problem, plan_rows(problem))
+        assert best is None or best.local_peak <= budget
+        ticks.append(np.inf if best is None else float(problem.ticks(best.seconds)))
+    assert ticks == sorted(ticks, reverse=True)
+    assert ticks[-1] == 1000 < ticks[0]
+
+
+def test_of_equally_fast_rows_fewer_transfers_win() -> None:
+    problem = replace(PROBLEM, steps=1000, budget=60, costs=costs(tier=MachineTier("disk", 1e9, 1e9), overlapped=True))
+    (row,) = (row for row in plan_rows(problem) if row.schedule == "remote")
+    assert row.chunk == 10  # the longest that fits: shorter ones hide their reads as well
+
+
+def test_a_tier_that_is_too_small() -> None:
+    problem = replace(PROBLEM, budget=20, costs=costs(tier=replace(DISK, capacity=3)))
+    rows = plan_rows(problem)
+    assert recommended(problem, rows) is None
+    assert least(problem, rows).tier == "local"
+    wide = replace(problem, costs=costs(tier=replace(DISK, capacity=3 * 60)))
+    best = recommended(wide, plan_rows(wide))
+    assert best is not None
+    assert best.tier == "disk"
+
+
+def test_without_a_tier_nothing_is_kept_elsewhere() -> None:
+    problem = replace(PROBLEM, remote=None)
+    assert [(row.schedule, row.tier) for row in plan_rows(problem)] == [
+        ("store_all", "local"),
+        ("standard", "local"),
+        ("double", "local"),
+    ]
+
+
+def test_numbers_that_are_fixed() -> None:
+    rows = {(row.schedule, row.tier): row for row in plan_rows(replace(PROBLEM, chunk=12, slots=3))}
+    assert {row.chunk for row in rows.values()} == {None, 12}
+    assert rows["double", "disk"].slots == rows["hierarchical", "disk"].slots == 3
+    assert rows["standard", "local"].slots is None
+
+
+WRONG: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"steps": 0}, "steps=0, but it must be a whole number, 1 or more"),
+    ({"budget": -1}, "budget=-1"),
+    ({"carry": 0.5}, "carry=0.5"),
+    ({"tape": None}, "tape=None"),
+    ({"chunk": 61}, "chunk=61 of steps=60: give 60 at most"),
+    ({"slots": 9, "chunk": 8}, "slots=9 of chunk=8"),
+    ({"slots": 61}, "slots=61 of steps=60"),
+    ({"segment": 61}, "segment=61 of steps=60"),
+)
+
+
+@pytest.mark.parametrize(("numbers", "sentence"), WRONG)
+def test_problems_that_make_no_sense(numbers: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(OptionError, match=sentence):
+        replace(PROBLEM, **numbers)
+
+
+def test_costs_that_do_not_know_enough() -> None:
+    with pytest.raises(MachineError, match="segment of 4 steps are not known"):
+        replace(PROBLEM, segment=4)
+    with pytest.raises(MachineError, match="Nothing is known of the tier 'host'"):
+        replace(PROBLEM, remote="host")
