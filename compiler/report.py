@@ -11,12 +11,15 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 from torch import fx
 
+from reroll.alternative import Alternative
+from reroll.costs import Costs
 from reroll.plan import Choice
-from reroll.prediction import Prediction
-from reroll.program import Program
+from reroll.prediction import Needs, Prediction
+from reroll.program import Program, store_all
 from reroll.recurrence import Recurrence
 from reroll.tables import loop_tables, nbytes_text, summary
 from reroll.tally import Tally
+from reroll.trace import Trace, trace
 
 WIDTH = 100  # columns, where there is no terminal that says its own
 
@@ -76,7 +79,9 @@ class Loop:
 
     Bytes: ``saved`` of the tape of ``choice.segment`` steps, ``outputs`` of the outputs of all steps, ``gradients`` of
     the gradients that are added up for operands. ``kept`` is (carries, bytes before, bytes after compression) of all
-    calls so far. ``events``: products of spikes, and what was seen of them.
+    calls so far. ``events``: products of spikes, and what was seen of them. ``needs`` and ``costs``: bytes and seconds
+    of its segments (no costs: no machine was calibrated). ``why`` the plan was chosen, among ``alternatives``, under a
+    ``budget`` in bytes. ``measured_peak`` and ``measured_seconds`` of a training step, once there was one.
     """
 
     recurrence: Recurrence
@@ -88,9 +93,16 @@ class Loop:
     gradients: int
     tally: Tally
     prediction: Prediction
+    needs: Needs
     lowering: str
     kept: tuple[int, int, int] = (0, 0, 0)
     events: tuple[EventLine, ...] = ()
+    costs: Costs | None = None
+    why: str = ""
+    alternatives: tuple[Alternative, ...] = ()
+    budget: int | None = None
+    measured_peak: int | None = None
+    measured_seconds: float | None = None
 
     @property
     def tape_step(self) -> int:
@@ -102,6 +114,14 @@ class Loop:
         """Steps that are run again, per step."""
         return self.tally.reforward_steps / self.recurrence.steps
 
+    def trace(self) -> Trace:
+        """The training program in time."""
+        return trace(self.program, self.needs, self.costs)
+
+    def plain(self) -> Trace:
+        """Plain BPTT with the same segments in time: every tape is kept, and no step runs again."""
+        return trace(store_all(self.program.steps, self.program.segment), self.needs, self.costs)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Report:
@@ -109,7 +129,8 @@ class Report:
 
     ``outer`` is the graph around the recurrences. Between forward and backward it holds ``outputs`` and, for its own
     backward, ``outside`` bytes. ``reason`` says why no recurrence was found, ``notes`` what else should be known. Local
-    memory does not count inputs, parameters and their gradients.
+    memory does not count inputs, parameters and their gradients. ``measured_peak`` (bytes) and ``measured_seconds`` are
+    those of a whole training step, once there was one.
     """
 
     loops: tuple[Loop, ...]
@@ -118,6 +139,8 @@ class Report:
     outside: int = 0
     reason: str = ""
     notes: tuple[str, ...] = ()
+    measured_peak: int | None = None
+    measured_seconds: float | None = None
 
     @property
     def graphs(self) -> tuple[fx.Graph, ...]:
