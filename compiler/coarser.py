@@ -11,7 +11,7 @@ from reroll.trace import Event, Stay, Trace
 
 
 def coarser(trace: Trace, most: int) -> Trace:
-    """The trace with at most about ``most`` columns, ``most`` stays, and ``most`` events of each kind and track.
+    """The trace with at most ``most`` columns, ``most`` stays in each tier, and ``most`` short events of each kind.
 
     Columns become bins of equal time: each tier's bytes are its most in the bin, the name is that of the instruction at
     the local one. Events shorter than a bin are summed up. Seconds, turn, depth and peaks stay exact.
@@ -26,7 +26,7 @@ def coarser(trace: Trace, most: int) -> Trace:
         times=times,
         memory=memory,
         events=trace.events if len(trace.events) <= most else summed(trace.events, width),
-        stays=_joined(trace.stays, trace, most),
+        stays=tuple(stay for tier in memory for stay in _joined(trace, tier, most)),
     )
 
 
@@ -80,27 +80,27 @@ def _sum(group: Sequence[Event]) -> Event:
     )
 
 
-def _joined(stays: Sequence[Stay], trace: Trace, most: int) -> tuple[Stay, ...]:
-    """At most ``most`` stays: carries of neighbouring steps are joined, and short gaps between them bridged."""
+def _joined(trace: Trace, tier: str, most: int) -> list[Stay]:
+    """At most ``most`` stays of a tier: carries of neighbouring steps are joined, short gaps between them bridged."""
+    found = [stay for stay in trace.stays if stay.tier == tier]
     rows, gap = max(most // 4, 1), 0.0
-    found = tuple(stays)
     while len(found) > most:
         found = _bridged(found, gap, height=max(trace.steps / rows, 1.0))
         rows, gap = max(rows // 2, 1), 2 * gap or trace.seconds / most
     return found
 
 
-def _bridged(stays: Iterable[Stay], gap: float, height: float) -> tuple[Stay, ...]:
-    """Stays of one tier in rows of ``height`` steps, as one where they lie at most ``gap`` seconds apart."""
-    last: dict[tuple[str, int], Stay] = {}
+def _bridged(stays: Iterable[Stay], gap: float, height: float) -> list[Stay]:
+    """Stays in rows of ``height`` steps, as one where they lie at most ``gap`` seconds apart."""
+    last: dict[int, Stay] = {}
     found: list[Stay] = []
     for stay in sorted(stays, key=lambda stay: stay.begin):
-        key = (stay.tier, int(stay.step / height))
-        before = last.get(key)
+        row = int(stay.step / height)
+        before = last.get(row)
         if before is not None and stay.begin <= before.end + gap:
-            last[key] = replace(before, end=max(before.end, stay.end))
+            last[row] = replace(before, end=max(before.end, stay.end))
             continue
         if before is not None:
             found.append(before)
-        last[key] = stay
-    return (*found, *last.values())
+        last[row] = stay
+    return [*found, *last.values()]

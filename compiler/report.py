@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.text import Text
@@ -13,11 +16,14 @@ from torch import fx
 
 from reroll.alternative import Alternative
 from reroll.costs import Costs
+from reroll.export import as_json, chrome_trace
+from reroll.page import framed, page
 from reroll.plan import Choice
+from reroll.plots import plot
 from reroll.prediction import Needs, Prediction
 from reroll.program import Program, store_all
 from reroll.recurrence import Recurrence
-from reroll.tables import loop_tables, nbytes_text, summary
+from reroll.tables import loop_tables, nbytes_text, seconds_text, summary
 from reroll.tally import Tally
 from reroll.trace import Trace, trace
 
@@ -192,6 +198,48 @@ class Report:
             console.print(piece)
         return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
 
+    def save_html(self, path: str | Path) -> None:
+        """Write all of this as one page that loads nothing: memory and schedule over time, plans, carries, graphs."""
+        Path(path).write_text(page(self), "utf-8")
+
+    def _repr_html_(self) -> str:
+        """The page in a frame of its own, for notebooks."""
+        return framed(self)
+
+    def plot(self, path: str | Path) -> None:
+        """Write a picture: memory of each tier, the schedule, the alternatives. The ending of ``path`` is the format.
+
+        Raises UnsupportedError where matplotlib is not installed, or no recurrence was found.
+        """
+        plot(self, path)
+
+    def save_trace(self, path: str | Path) -> None:
+        """Write a trace in Chrome's format, for ui.perfetto.dev: segments, transfers, and the memory of each tier.
+
+        A process for each recurrence, each from time zero. Where no costs are known 1 ms stands for one forward step.
+        Long programs are summed up: at most about 20,000 events of a track, and no peak is lost. Raises
+        UnsupportedError if no recurrence was found.
+        """
+        Path(path).write_text(json.dumps(chrome_trace(self)), "utf-8")
+
+    def to_json(self, most: int = 2_000) -> dict[str, Any]:
+        """Everything as dicts, lists, texts and numbers; no list is longer than about ``most``.
+
+        Names of figures end in their unit; None is what is not known. Of the training step: ``predicted_peak_bytes``
+        and the ``parts_bytes`` that make it up; ``plain_peak_bytes`` of plain BPTT with the same segments;
+        ``remote_peaks_bytes``, ``outputs_bytes``, ``outside_bytes``; ``predicted_seconds``, ``plain_seconds``,
+        ``measured_peak_bytes``, ``measured_seconds``; ``reason``, ``notes``, ``outer_graph``; ``reroll``, the version.
+
+        Of each of ``recurrences``: ``name``, ``where``, ``steps``, its ``plan``; ``budget_bytes``; ``peak_bytes``
+        reached at ``peak_at``, of which ``held_bytes`` are carries and tapes and ``scratch_bytes`` the rest;
+        ``turned_bytes`` between forward and backward; ``tier_peaks_bytes``; ``tape_bytes`` of a segment;
+        ``gradients_bytes`` that are added up; ``seconds``; ``rerun_steps``, ``depth`` (how often a step runs again);
+        ``remote_writes``, ``remote_reads``; ``kept`` so far; ``carries``, ``event_products``, ``alternatives``;
+        ``trace``: columns of instructions, or of bins of equal time with their most; the nodes of the ``step``; the
+        ``program``: its first and last rows, and how many are left out.
+        """
+        return as_json(self, most)
+
     def __rich_console__(self, console: Console, options: object) -> Iterator[RenderableType]:
         yield from self._pieces()
 
@@ -202,8 +250,10 @@ class Report:
         pieces: list[RenderableType] = []
         for loop in self.loops:
             pieces += loop_tables(loop)
+        if self.measured_seconds is not None:
+            notes.insert(0, Text(f"measured time of a training step: {seconds_text(self.measured_seconds)}"))
         rows = {"outputs of the model": self.outputs, "saved around the recurrences": self.outside}
-        return [*pieces, summary(self.predicted_peak, rows, self.remote_peaks), *notes]
+        return [*pieces, summary(self.predicted_peak, rows, self.remote_peaks, self.measured_peak), *notes]
 
 
 __all__ = ["CarryLine", "EventLine", "Loop", "Report", "nbytes_text"]

@@ -1,4 +1,4 @@
-"""A program in time: exact seconds by hand, peaks those of the verifier and of the prediction, long programs bounded."""
+"""A program in time: exact seconds by hand, peaks those of the verifier and the prediction, long programs bounded."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -145,7 +145,7 @@ def bounded(found: Trace) -> None:
     """Summed up, a trace keeps its figures."""
     small = coarser(found, 8)
     assert len(small.times) <= 8
-    assert len(small.stays) <= 8
+    assert all(sum(stay.tier == tier for stay in small.stays) <= 8 for tier in small.memory)
     assert (small.seconds, small.turn, small.depth) == (found.seconds, found.turn, found.depth)
     assert small.instructions == found.instructions == len(found.names)
     assert {tier: small.peak(tier) for tier in small.memory} == {tier: found.peak(tier) for tier in found.memory}
