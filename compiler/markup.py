@@ -6,7 +6,7 @@ import html
 import json
 from typing import Any
 
-_VOID = frozenset({"br", "hr", "img", "input", "link", "meta"})
+_VOID = frozenset({"base", "input"})
 
 
 class Markup(str):

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from reroll.report import Report
 
 
-def page(report: Report) -> str:
-    """The whole page."""
+def page(report: Report, base: str = "") -> str:
+    """The whole page. ``base``: the address that links within the page are relative to, if it is not its own."""
     traces = [loop.trace() for loop in report.loops]
     found = figures(report, traces)
     body = [
@@ -32,14 +32,20 @@ def page(report: Report) -> str:
     template = Template(_resource("page.html"))
     heading = f"{found.headline()} - reroll" if report.loops else "reroll: no recurrence"
     return template.substitute(
-        title=joined(heading), style=_resource("page.css"), script=_resource("page.js"), body="\n".join(body)
+        base=element("base", href=base) if base else "",
+        title=joined(heading),
+        style=_resource("page.css"),
+        script=_resource("page.js"),
+        body="\n".join(body),
     )
 
 
 def framed(report: Report, height: int = 760) -> str:
     """The page in a frame of its own, of ``height`` pixels, for notebooks: no style leaves it, and none comes in."""
     style = f"width:100%;height:{height}px;border:0;border-radius:8px;resize:vertical;overflow:auto"
-    return element("iframe", srcdoc=page(report), style=style, sandbox="allow-scripts", title="reroll: the plan")
+    # Links in a frame's text are relative to the page around it, unless its base is the text itself.
+    text = page(report, base="about:srcdoc")
+    return element("iframe", srcdoc=text, style=style, sandbox="allow-scripts", title="reroll: the plan")
 
 
 def _resource(name: str) -> str:
@@ -103,7 +109,7 @@ def _breakdown(report: Report, found: Figures) -> Markup:
         element(
             "p",
             charts.amount(gradients),
-            " of gradients are added up for parameters and inputs. These and what they belong to are not counted.",
+            " of gradients are added up for parameters and inputs. None of these are counted.",
             class_="aside",
         ),
         aria_labelledby="breakdown",
