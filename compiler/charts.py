@@ -230,3 +230,8 @@ def bar(parts: Sequence[tuple[str, int]]) -> Markup:
 def amount(nbytes: int) -> Markup:
     """Bytes for people, and exactly for programs."""
     return element("data", nbytes_text(nbytes), value=nbytes, title=f"{nbytes:,} bytes")
+
+
+def amount_of_time(seconds: float) -> Markup:
+    """Seconds for people, and exactly for programs."""
+    return element("data", seconds_text(seconds), value=seconds)

@@ -47,7 +47,8 @@ class Figures:
         if self.seconds is not None and self.plain_seconds:
             ratio = self.seconds / self.plain_seconds
             return f"{text}, and to take {seconds_text(self.seconds)}, {ratio:.2f} times its time."
-        return f"{text}; it runs every step {self.rerun:.2f} times again. No costs are known, so no time is predicted."
+        again = f"it runs every step {self.rerun:.2f} times again" if self.rerun else "no step runs again"
+        return f"{text}; {again}. No costs are known, so no time is predicted."
 
 
 def figures(report: Report, traces: Sequence[Trace]) -> Figures:

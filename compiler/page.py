@@ -12,7 +12,7 @@ from reroll.figures import Figures, figures
 from reroll.listing import node_rows
 from reroll.markup import Markup, element, joined
 from reroll.sections import loop_section, nodes, title
-from reroll.tables import compared, seconds_text
+from reroll.tables import compared
 from reroll.trace import Trace
 
 if TYPE_CHECKING:
@@ -90,12 +90,12 @@ def _key_figures(report: Report, found: Figures) -> Markup:
     given += [(f"{tier} peak", charts.amount(nbytes)) for tier, nbytes in report.remote_peaks.items()]
     given.append(("steps run again, per step", element("data", f"{found.rerun:.2f}", value=found.rerun)))
     if found.seconds is not None:
-        given.append(("predicted time", element("data", seconds_text(found.seconds), value=found.seconds)))
+        given.append(("predicted time", charts.amount_of_time(found.seconds)))
     if report.measured_peak is not None:
         note = compared(report.measured_peak, report.predicted_peak)
         given.append((f"measured peak, {note}", charts.amount(report.measured_peak)))
     if report.measured_seconds is not None:
-        given.append(("measured time", element("data", seconds_text(report.measured_seconds))))
+        given.append(("measured time", charts.amount_of_time(report.measured_seconds)))
     items = [element("div", element("dt", name), element("dd", value)) for name, value in given]
     return element("dl", *items, class_="figures")
 

@@ -97,8 +97,7 @@ def _closer(trace: Trace) -> Markup:
     """A part of the schedule, where the whole is too long to see single segments."""
     if trace.instructions <= COLUMNS:
         return Markup()
-    text = joined(f"The first {charts.CLOSE} segments after the turn.")
-    return _figure("A closer look", text, charts.closer(trace))
+    return _figure("A closer look", joined("The first segments after the turn, one by one."), charts.closer(trace))
 
 
 def _figure(name: str, text: Markup, *content: Markup) -> Markup:
@@ -166,9 +165,9 @@ def _measured(loop: Loop, trace: Trace) -> Markup:
         note = compared(loop.measured_peak, predicted)
         rows.append(["local peak", charts.amount(predicted), charts.amount(loop.measured_peak), note])
     if loop.measured_seconds is not None:
-        predicted_text = "" if trace.nominal else seconds_text(trace.seconds)
+        predicted_time = Markup() if trace.nominal else charts.amount_of_time(trace.seconds)
         note = "" if trace.nominal else compared(loop.measured_seconds, trace.seconds)
-        rows.append(["time", predicted_text, seconds_text(loop.measured_seconds), note])
+        rows.append(["time", predicted_time, charts.amount_of_time(loop.measured_seconds), note])
     if not rows:
         return Markup()
     head = ["", "predicted", "measured", "difference"]
@@ -216,12 +215,18 @@ def _carries(lines: Sequence[CarryLine]) -> Markup:
 
 
 def nodes(name: str, heading: str, rows: Sequence[NodeRow]) -> Markup:
-    """The nodes of a graph."""
+    """The nodes of a graph, the first of them if there are many."""
     texts = [
-        [element("code", row.name), row.op, row.target, element("code", row.args), row.shape, row.line] for row in rows
+        [element("code", row.name), row.op, row.target, element("code", row.args), row.shape, row.line]
+        for row in rows[:ROWS]
     ]
     head = ["name", "op", "target", "operands", "value", "line"]
-    return _searchable(name, heading, f"{len(rows):,} nodes", table(head, texts, label=heading))
+    count = _count(len(rows), len(rows) - len(texts), "nodes")
+    return _searchable(name, heading, count, table(head, texts, label=heading))
+
+
+def _count(number: int, left: int, what: str) -> str:
+    return f"{number:,} {what}" + (f", {left:,} of them not listed" if left else "")
 
 
 def _program(name: str, loop: Loop, trace: Trace) -> Markup:
@@ -230,7 +235,7 @@ def _program(name: str, loop: Loop, trace: Trace) -> Markup:
     if left:
         texts.insert(ROWS - ROWS // 2, [f"{left:,} instructions are left out here", "", "", "", ""])
     head = ["instruction", "kind", "reads", "begins", "local"]
-    count = f"{trace.instructions:,} instructions" + (f", {left:,} of them not listed" if left else "")
+    count = _count(trace.instructions, left, "instructions")
     return _searchable(name, "The training program", count, table(head, texts, 2, "The training program"))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import fx
 
 from reports import COSTS, NASTY, full, loop, report
 from reroll.markup import element, joined, script_data
@@ -156,6 +157,15 @@ def test_long_programs_are_cut_and_say_so() -> None:
     assert sum(tag == "tr" for tag, _ in page.elements) < 1_100
     assert "A closer look" in page.text
     assert len(text) < 600_000
+
+
+def test_a_large_graph_is_cut_too() -> None:
+    graph = fx.Graph()
+    for _ in range(1_200):
+        graph.placeholder("x")
+    page = Page(page_of(Report((), graph, reason="nothing repeats")))
+    assert "1,200 nodes, 200 of them not listed" in page.text
+    assert sum(tag == "tr" for tag, _ in page.elements) == 1_001
 
 
 def test_what_is_not_known_is_not_shown() -> None:
