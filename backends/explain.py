@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from reroll.backends.build import Built, expected_nbytes
@@ -9,6 +10,7 @@ from reroll.backends.dynamo import EXPLAINING, Graph, Reached
 from reroll.backends.footprints import operand_gradients
 from reroll.backends.randomness import random_numbers_kept
 from reroll.errors import OptionError, UnsupportedError
+from reroll.options import parse_budget
 from reroll.report import CarryLine, Loop, Report
 from reroll.sparsity import Fact
 
@@ -78,8 +80,8 @@ def _loop(built: Built, around: int) -> Loop:
         dtype = str(value.dtype).removeprefix("torch.")
         kept = expected_nbytes(value, codec)
         lines.append(CarryLine(name, tuple(value.shape), dtype, value.nbytes, codec, kept, fact.describe()))
-    ledger = built.executable.ledger
-    return Loop(
+    ledger, budget = built.executable.ledger, parse_budget(built.options.memory_budget)
+    loop = Loop(
         recurrence=recurrence,
         program=built.program,
         choice=built.choice,
@@ -90,7 +92,9 @@ def _loop(built: Built, around: int) -> Loop:
         gradients=operand_gradients(segment, recurrence),
         tally=built.tally,
         prediction=built.prediction,
+        needs=built.needs,
         lowering=built.options.lowering,
         kept=(ledger.carries, ledger.plain_nbytes, ledger.kept_nbytes),
         events=executable.watch.lines,
     )
+    return replace(loop, budget=int(budget * loop.plain().peak("local")) if isinstance(budget, float) else budget)

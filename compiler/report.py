@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 from torch import fx
 
+from reroll.alternative import Alternative
+from reroll.costs import Costs
+from reroll.export import as_json, chrome_trace
+from reroll.page import framed, page
 from reroll.plan import Choice
-from reroll.prediction import Prediction
-from reroll.program import Program
+from reroll.plots import plot
+from reroll.prediction import Needs, Prediction
+from reroll.program import Program, store_all
 from reroll.recurrence import Recurrence
-from reroll.tables import loop_tables, nbytes_text, summary
+from reroll.tables import loop_tables, nbytes_text, seconds_text, summary
 from reroll.tally import Tally
+from reroll.trace import Trace, trace
 
 WIDTH = 100  # columns, where there is no terminal that says its own
 
@@ -76,8 +85,10 @@ class Loop:
 
     Bytes: ``saved`` of the tape of ``choice.segment`` steps, ``outputs`` of the outputs of all steps, ``around`` of
     what is held outside of the recurrence while it runs, ``gradients`` of the gradients that are added up for operands.
-    ``kept`` is (carries, bytes before, bytes after compression) of all calls so far. ``events``: products of
-    spikes, and what was seen of them.
+    ``kept`` is (carries, bytes before, bytes after compression) of all calls so far. ``events``: products of spikes,
+    and what was seen of them. ``needs`` and ``costs``: bytes and seconds of its segments (no costs: no machine was
+    calibrated). ``why`` the plan was chosen, among ``alternatives``, under a ``budget`` in bytes. ``measured_peak`` and
+    ``measured_seconds`` of a training step, once there was one.
     """
 
     recurrence: Recurrence
@@ -90,9 +101,16 @@ class Loop:
     gradients: int
     tally: Tally
     prediction: Prediction
+    needs: Needs
     lowering: str
     kept: tuple[int, int, int] = (0, 0, 0)
     events: tuple[EventLine, ...] = ()
+    costs: Costs | None = None
+    why: str = ""
+    alternatives: tuple[Alternative, ...] = ()
+    budget: int | None = None
+    measured_peak: int | None = None
+    measured_seconds: float | None = None
 
     @property
     def tape_step(self) -> int:
@@ -104,6 +122,14 @@ class Loop:
         """Steps that are run again, per step."""
         return self.tally.reforward_steps / self.recurrence.steps
 
+    def trace(self) -> Trace:
+        """The training program in time."""
+        return trace(self.program, self.needs, self.costs)
+
+    def plain(self) -> Trace:
+        """Plain BPTT with the same segments in time: every tape is kept, and no step runs again."""
+        return trace(store_all(self.program.steps, self.program.segment), self.needs, self.costs)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Report:
@@ -111,7 +137,8 @@ class Report:
 
     ``outer`` is the graph around the recurrences. Between forward and backward it holds ``outputs`` and, for its own
     backward, ``outside`` bytes. ``reason`` says why no recurrence was found, ``notes`` what else should be known. Local
-    memory does not count inputs, parameters and their gradients.
+    memory does not count inputs, parameters and their gradients. ``measured_peak`` (bytes) and ``measured_seconds`` are
+    those of a whole training step, once there was one.
     """
 
     loops: tuple[Loop, ...]
@@ -120,6 +147,8 @@ class Report:
     outside: int = 0
     reason: str = ""
     notes: tuple[str, ...] = ()
+    measured_peak: int | None = None
+    measured_seconds: float | None = None
 
     @property
     def graphs(self) -> tuple[fx.Graph, ...]:
@@ -143,11 +172,23 @@ class Report:
         Recurrences run one after another and are reversed in the opposite order: while one runs, those before it hold
         what they keep for their backward.
         """
-        kept = peak = 0
+        return sum(self.parts.values())
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """What is held at the predicted peak, in bytes by name."""
+        found, kept = dict[str, int](), 0
         for loop in self.loops:
-            peak = max(peak, kept + loop.around + loop.prediction.peak)
+            here = {
+                "carries and tapes": loop.prediction.held,
+                "the running segment": loop.prediction.scratch,
+                "kept by other recurrences": kept,
+                "outputs of the model": self.outputs,
+                "held around the recurrences": loop.around - self.outputs,
+            }
+            found = max(found, here, key=lambda parts: sum(parts.values()))
             kept += loop.prediction.turned
-        return peak
+        return found
 
     @property
     def remote_peaks(self) -> dict[str, int]:
@@ -171,6 +212,48 @@ class Report:
             console.print(piece)
         return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
 
+    def save_html(self, path: str | Path) -> None:
+        """Write all of this as one page that loads nothing: memory and schedule over time, plans, carries, graphs."""
+        Path(path).write_text(page(self), "utf-8")
+
+    def _repr_html_(self) -> str:
+        """The page in a frame of its own, for notebooks."""
+        return framed(self)
+
+    def plot(self, path: str | Path) -> None:
+        """Write a picture: memory of each tier, the schedule, the alternatives. The ending of ``path`` is the format.
+
+        Raises UnsupportedError where matplotlib is not installed, or no recurrence was found.
+        """
+        plot(self, path)
+
+    def save_trace(self, path: str | Path) -> None:
+        """Write a trace in Chrome's format, for ui.perfetto.dev: segments, transfers, and the memory of each tier.
+
+        A process for each recurrence, each from time zero. Where no costs are known 1 ms stands for one forward step.
+        Long programs are summed up: at most about 20,000 events of a track, and no peak is lost. Raises
+        UnsupportedError if no recurrence was found.
+        """
+        Path(path).write_text(json.dumps(chrome_trace(self)), "utf-8")
+
+    def to_json(self, most: int = 2_000) -> dict[str, Any]:
+        """Everything as dicts, lists, texts and numbers; no list is longer than about ``most``.
+
+        Names of figures end in their unit; None is what is not known. Of the training step: ``predicted_peak_bytes``
+        and the ``parts_bytes`` that make it up; ``plain_peak_bytes`` of plain BPTT with the same segments;
+        ``remote_peaks_bytes``, ``outputs_bytes``, ``outside_bytes``; ``predicted_seconds``, ``plain_seconds``,
+        ``measured_peak_bytes``, ``measured_seconds``; ``reason``, ``notes``, ``outer_graph``; ``reroll``, the version.
+
+        Of each of ``recurrences``: ``name``, ``where``, ``steps``, its ``plan``; ``budget_bytes``; ``peak_bytes``
+        reached at ``peak_at``, of which ``held_bytes`` are carries and tapes and ``scratch_bytes`` the rest;
+        ``turned_bytes`` between forward and backward; ``tier_peaks_bytes``; ``tape_bytes`` of a segment;
+        ``gradients_bytes`` that are added up; ``seconds``; ``rerun_steps``, ``depth`` (how often a step runs again);
+        ``remote_writes``, ``remote_reads``; ``kept`` so far; ``carries``, ``event_products``, ``alternatives``;
+        ``trace``: columns of instructions, or of bins of equal time with their most; the nodes of the ``step``; the
+        ``program``: its first and last rows, and how many are left out.
+        """
+        return as_json(self, most)
+
     def __rich_console__(self, console: Console, options: object) -> Iterator[RenderableType]:
         yield from self._pieces()
 
@@ -181,8 +264,9 @@ class Report:
         pieces: list[RenderableType] = []
         for loop in self.loops:
             pieces += loop_tables(loop)
-        rows = {"outputs of the model": self.outputs, "saved around the recurrences": self.outside}
-        return [*pieces, summary(self.predicted_peak, rows, self.remote_peaks), *notes]
+        if self.measured_seconds is not None:
+            notes.insert(0, Text(f"measured time of a training step: {seconds_text(self.measured_seconds)}"))
+        return [*pieces, summary(self.predicted_peak, self.parts, self.remote_peaks, self.measured_peak), *notes]
 
 
 __all__ = ["CarryLine", "EventLine", "Loop", "Report", "nbytes_text"]

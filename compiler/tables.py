@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,8 @@ from rich.console import RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
+
+from reroll.alternative import Alternative, pareto
 
 if TYPE_CHECKING:
     from reroll.report import Loop
@@ -29,27 +31,47 @@ def nbytes_text(nbytes: int) -> str:
     return f"{size:.3g} TiB"
 
 
+def seconds_text(seconds: float) -> str:
+    """Seconds with the unit that leaves up to four digits: 12.5 us, 340 ms, 2.1 s."""
+    for unit, size in (("us", 1e-6), ("ms", 1e-3)):
+        if seconds < 999.5 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"
+
+
+def compared(measured: float, predicted: float) -> str:
+    """How a measured figure lies to the predicted one."""
+    percent = round(100 * (measured / predicted - 1)) if predicted else 0
+    return "as predicted" if percent == 0 else f"{abs(percent)} % {'above' if percent > 0 else 'below'} the prediction"
+
+
 def loop_tables(loop: Loop) -> Iterator[RenderableType]:
-    """A panel with the plan of a recurrence, and its carries."""
+    """A panel with the plan of a recurrence, its carries, and the plans that were weighed against it."""
     yield Panel(_plan(loop), title=Text(loop.recurrence.name), title_align="left", box=box.ROUNDED, expand=True)
     yield _carries(loop)
+    if loop.alternatives:
+        yield _alternatives(loop.alternatives)
 
 
 def _plan(loop: Loop) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, text in _facts(loop):
+    for name, text in facts(loop):
         table.add_row(name, Text(text))
+    table.add_row("over time", _sparkline([nbytes for _, nbytes in loop.prediction.timeline]))
     return table
 
 
-def _facts(loop: Loop) -> Iterator[tuple[str, str]]:
+def facts(loop: Loop) -> Iterator[tuple[str, str]]:
+    """What there is to say of a recurrence and its plan: (name, text)."""
     recurrence, tally, prediction = loop.recurrence, loop.tally, loop.prediction
     calls = sum(node.op.startswith("call") for node in recurrence.step.graph.nodes)
     yield "where", recurrence.where
     yield "loop", f"{recurrence.steps:,} steps of {calls} operations, {len(recurrence.carries)} carried values"
     yield "schedule", f"{loop.choice.describe()}, {loop.lowering} segments"
+    if loop.why:
+        yield "why", loop.why
     yield "tape", f"{nbytes_text(loop.tape_step)} a step, {nbytes_text(loop.saved)} a segment"
     yield "steps re-run", f"{tally.reforward_steps:,} ({loop.reforward:.2f} for each step of the forward)"
     if tally.remote_writes:
@@ -70,7 +92,17 @@ def _facts(loop: Loop) -> Iterator[tuple[str, str]]:
             f"{nbytes_text(prediction.scratch)} for the running segment"
         ),
     )
-    yield "over time", _sparkline([nbytes for _, nbytes in prediction.timeline])
+    yield from measured(loop)
+
+
+def measured(loop: Loop) -> Iterator[tuple[str, str]]:
+    """The measured peak and time of a recurrence beside the predicted ones, as far as they are known."""
+    if loop.measured_peak is not None:
+        text = compared(loop.measured_peak, loop.prediction.peak)
+        yield "measured peak", f"{nbytes_text(loop.measured_peak)}, {text}"
+    if loop.measured_seconds is not None:
+        text = f", {compared(loop.measured_seconds, loop.trace().seconds)}" if loop.costs else ""
+        yield "measured time", seconds_text(loop.measured_seconds) + text
 
 
 def _sparkline(values: list[int]) -> str:
@@ -98,16 +130,35 @@ def _carries(loop: Loop) -> Table:
     return table
 
 
-def summary(peak: int, outside: Mapping[str, int], remote: Mapping[str, int]) -> Table:
-    """What a training step takes in each tier."""
+def _alternatives(alternatives: Sequence[Alternative]) -> Table:
+    tiers = list(dict.fromkeys(tier for each in alternatives for tier in each.tiers))
+    table = Table(box=box.SIMPLE_HEAD, title="alternatives", title_justify="left", title_style="dim", expand=True)
+    table.add_column("plan", overflow="fold")
+    for name in ("local peak", *tiers, "time", "steps re-run"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("")
+    best = pareto(alternatives)
+    for each in sorted(alternatives, key=lambda each: (each.peak, each.seconds)):
+        remote = [nbytes_text(each.tiers.get(tier, 0)) for tier in tiers]
+        note = "chosen" if each.chosen else "" if each in best else "beaten"
+        table.add_row(
+            Text(each.name), nbytes_text(each.peak), *remote, seconds_text(each.seconds), f"{each.rerun:,}", note
+        )
+    return table
+
+
+def summary(peak: int, outside: Mapping[str, int], remote: Mapping[str, int], measured: int | None = None) -> Table:
+    """What a training step takes in each tier, and the local peak that was measured."""
     table = Table(
         box=box.SIMPLE_HEAD, title="predicted peak of a training step", title_justify="left", title_style="dim"
     )
     table.add_column("tier")
     table.add_column("bytes", justify="right")
     table.add_column("of which")
-    parts = ", ".join(f"{nbytes_text(nbytes)} {name}" for name, nbytes in outside.items())
+    parts = ", ".join(f"{nbytes_text(nbytes)} {name}" for name, nbytes in outside.items() if nbytes)
     table.add_row("local", f"{peak:,} ({nbytes_text(peak)})", parts)
     for tier, nbytes in remote.items():
         table.add_row(tier, f"{nbytes:,} ({nbytes_text(nbytes)})", "")
+    if measured is not None:
+        table.add_row("measured", f"{measured:,} ({nbytes_text(measured)})", compared(measured, peak))
     return table

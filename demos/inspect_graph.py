@@ -1,6 +1,7 @@
 """Look at what the compiler made of a small network: the plan, one step, and the rewritten training program."""
 
 import argparse
+from pathlib import Path
 
 import torch
 from spiking import Network, spike_trains
@@ -12,6 +13,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--lowering", default="eager", help="inductor or eager")
+    parser.add_argument("--page", type=Path, help="also write the report as an HTML page")
     args = parser.parse_args()
     torch.set_num_threads(1)
     network, x_TBI = Network(neurons=16), spike_trains(torch.rand(4, 64), args.steps)
@@ -28,6 +30,9 @@ def main() -> None:
     assert report.step is not None
     print("\nOne step, (carry, input, constants) -> (carry, outputs):\n", report.step.graph)
     print("\nThe training program; each instruction runs over whole segments:\n", report.graph)
+    if args.page:
+        report.save_html(args.page)
+        print(f"\nThe same as a page: {args.page}")
 
 
 if __name__ == "__main__":

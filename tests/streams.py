@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass, field
-from typing import Any
 
-from reroll.instructions import RUNS
-from reroll.program import Node, Program, backward, offload, reload, tape
+from reroll.played import RUNS, spelled_out
+from reroll.program import Program
 
 
 @dataclass(frozen=True)
@@ -30,32 +28,32 @@ class Streams:
     compute: float = 0.0
     writing: float = 0.0
     reading: float = 0.0
-    written: dict[Node, float] = field(default_factory=dict)
-    there: dict[Node, float] = field(default_factory=dict)
+    written: dict[int, float] = field(default_factory=dict)
+    there: dict[int, float] = field(default_factory=dict)
 
 
 def makespan(program: Program, seconds: Seconds, *, overlapped: bool) -> float:
     """Seconds until the last gradient. Blocking: every instruction waits for the one before it."""
     streams = Streams()
-    for node in program.graph.nodes:
-        args: Any = node.args
-        if node.target in RUNS:
-            streams.compute = max(streams.compute, streams.there.get(args[0], 0.0))
-            each = seconds.taping if node.target is tape else seconds.forward
-            streams.compute += -(-(args[2] - args[1]) // program.segment) * each
-        elif node.target is backward:
-            steps = args[0].args[2] - args[0].args[1]
-            streams.compute += -(-steps // program.segment) * seconds.backward
-        elif node.target is offload:
-            streams.writing = max(streams.writing, streams.compute) + _transfer(len(args[0]), seconds.write, seconds)
-            streams.written[node] = streams.writing
-        elif node.target is reload:
+    played = list(spelled_out(program))
+    for number, each in enumerate(played):
+        segments = -(-(each.stop - each.start) // program.segment)
+        source = each.reads[0] if each.reads else 0
+        if each.kind in RUNS:
+            streams.compute = max(streams.compute, streams.there.get(source, 0.0))
+            streams.compute += segments * (seconds.taping if each.kind == "tape" else seconds.forward)
+        elif each.kind == "backward":
+            streams.compute += segments * seconds.backward
+        elif each.kind == "offload":
+            streams.writing = max(streams.writing, streams.compute) + _transfer(len(each.reads), seconds.write, seconds)
+            streams.written[number] = streams.writing
+        elif each.kind == "reload":
             # Every write is behind it where the first block read is the last one written, as it is in all schemes.
-            start = max(streams.reading, streams.compute, streams.written[args[0]])
-            streams.reading = start + _transfer(len(args[0].args[0]), seconds.read, seconds)
-            streams.there[node] = streams.reading
-        elif node.target is operator.getitem:
-            streams.there[node] = streams.there[args[0]]
+            start = max(streams.reading, streams.compute, streams.written[source])
+            streams.reading = start + _transfer(len(played[source].reads), seconds.read, seconds)
+            streams.there[number] = streams.reading
+        elif each.kind == "pick":
+            streams.there[number] = streams.there[source]
         if not overlapped:
             streams.compute = max(streams.compute, streams.writing, streams.reading)
     return streams.compute

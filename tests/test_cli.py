@@ -176,11 +176,10 @@ def test_passes(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert [each["name"] for each in found if each["default"]] == list(DEFAULT_PASSES)
     assert found[len(DEFAULT_PASSES)] | {"origin": ""} == {
-        "name": "merge-replay",
+        "name": "mine",
         "on": "program",
         "default": None,
-        "what": "Tape the last sub-chunk of each chunk while the chunk is replayed, and replay the last chunk in the "
-        "forward.",
+        "what": "Do nothing, well.",
         "origin": "",
     }
     assert all(each["what"] for each in found)

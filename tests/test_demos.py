@@ -67,9 +67,12 @@ def test_adding(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert rolled < plain / 2
 
 
-def test_inspect_graph(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(monkeypatch, "inspect_graph.py", "--steps=24") is None
+def test_inspect_graph(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    assert run(monkeypatch, "inspect_graph.py", "--steps=24", f"--page={page}") is None
     text = capsys.readouterr().out
+    assert f"page: {page}" in text
+    assert "offload_at12" in page.read_text("utf-8")
     for instruction in (
         "offload_at12",
         "reload_at12",

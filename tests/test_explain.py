@@ -1,5 +1,6 @@
 """explain: what it shows, what it predicts, and that it changes nothing."""
 
+import html
 import random
 import subprocess
 import sys
@@ -109,6 +110,9 @@ def test_a_report_shows_the_plan() -> None:
     assert report.remote_peaks["disk"] == loop.tally.tier_peaks["disk"] > 0
     assert loop.outputs == 0
     assert {line.nbytes for line in loop.carries} >= {3 * 7 * 4, 3 * 2 * 4}
+    assert loop.trace().peak("local") == loop.prediction.peak
+    assert report.to_json()["predicted_peak_bytes"] == report.predicted_peak
+    assert f'value="{report.predicted_peak}"' in html.unescape(report._repr_html_())
     text = str(report)
     assert max(map(len, text.splitlines())) <= 140
     for shown in ("networks.py", "double (segment 2, chunk 6, slots 2, disk)", "steps re-run", "writes", "carry_v_bh"):
@@ -170,6 +174,9 @@ def test_a_budget_is_shared_by_the_recurrences_of_a_graph() -> None:
     loops = reroll.explain(compiled(Twice(), memory_budget=budget), x).loops
     assert len(loops) == 2
     assert sum(loop.prediction.peak for loop in loops) <= budget
+    assert [loop.budget for loop in loops] == [budget // 2, budget // 2]
+    (loop,) = reroll.explain(compiled(RecurrentLIF(6, 7, 2), memory_budget=0.75), spikes(20, 3, 6)).loops
+    assert loop.budget == int(0.75 * loop.plain().peak("local")) >= loop.prediction.peak
 
 
 def test_no_recurrence_is_explained() -> None:

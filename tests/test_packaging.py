@@ -16,13 +16,12 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 FOLDERS = {"compiler": "reroll", "passes": "reroll/passes", "backends": "reroll/backends"}
+PACKED = ("*.py", "*.cpp", "*.h", "*.html", "*.css", "*.js")
 
 
 def installed_files() -> dict[str, str]:
     """Path in the wheel -> path in the repository, for every file that the wheel must hold."""
-    paths = [
-        path for folder in FOLDERS for kind in ("*.py", "*.cpp", "*.h") for path in sorted((ROOT / folder).rglob(kind))
-    ]
+    paths = [path for folder in FOLDERS for kind in PACKED for path in sorted((ROOT / folder).rglob(kind))]
     names = [path.relative_to(ROOT).as_posix() for path in [*paths, ROOT / "compiler" / "py.typed"]]
     return {FOLDERS[name.partition("/")[0]] + "/" + name.partition("/")[2]: name for name in names}
 

@@ -36,8 +36,11 @@ def rows(text: str) -> list[list[str]]:
     return [re.findall(r"`([\w-]+)`", line.split("|")[1]) for line in text.splitlines() if line.startswith("| `")]
 
 
-def test_python_blocks_run_in_order(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_blocks_run_in_order(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     lookup("save")
+    monkeypatch.chdir(tmp_path)  # the report is saved where the user is
     monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
     namespace: dict[str, Any] = {"__name__": "readme"}
     for source in blocks("python"):
@@ -46,6 +49,7 @@ def test_python_blocks_run_in_order(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     for label in [line.split("  ")[0].strip() for line in blocks("text")[0].splitlines()]:
         assert f"│ {label} " in text, label
     assert "reload_at" in text
+    assert {"plan.html", "plan.json"} <= {path.name for path in tmp_path.iterdir()}
     grads = [parameter.grad for parameter in namespace["model"].parameters()]
     namespace["model"].zero_grad()
     namespace["model"](namespace["x"]).square().mean().backward()

@@ -1,0 +1,136 @@
+"""What every tier holds while a spelled-out program is played, instruction by instruction.
+
+The rules are those of ``reroll.tally`` (a value is held until its last use) and ``reroll.prediction`` (what an
+instruction needs besides), for programs as ``reroll.played`` spells them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from reroll.played import RUNS, Played
+from reroll.prediction import Needs
+from reroll.program import pieces
+from reroll.tally import Sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Bytes that a tier holds while the instructions ``first`` to ``last`` run, and the steps of their carries."""
+
+    tier: str
+    nbytes: int
+    first: int
+    last: int
+    carries: tuple[int, ...] = ()
+
+
+def holds(played: Sequence[Played], sizes: Sizes) -> Iterator[Hold]:
+    """What is held: tapes, saved carries and blocks until their last use, each reloaded carry until its own."""
+    last, items = _last_uses(played)
+    steps: list[tuple[int, ...]] = []
+    for number, each in enumerate(played):
+        steps.append(_carries(each, steps))
+        if each.kind == "tape":
+            yield Hold("local", sizes.of_tape(each.start, each.stop), number, last[number])
+        elif each.kind == "save":
+            yield Hold("local", sizes.of_carry(each.codec), number, last[number], steps[number])
+        elif each.kind == "offload":
+            nbytes = len(each.reads) * sizes.of_carry(each.codec)
+            yield Hold(each.tier, nbytes, number, last[number], steps[number])
+        elif each.kind == "reload":
+            nbytes = sizes.of_carry(played[each.reads[0]].codec)
+            for item, step in enumerate(steps[number]):
+                yield Hold("local", nbytes, number, items.get((number, item), number), (step,))
+
+
+def _last_uses(played: Sequence[Played]) -> tuple[list[int], dict[tuple[int, int], int]]:
+    """The number at which each value is read last (its own if never); the same for each carry of a reloaded block."""
+    last = list(range(len(played)))
+    for number, each in enumerate(played):
+        for source in each.reads:
+            last[source] = number
+    items: dict[tuple[int, int], int] = {}
+    for number, each in enumerate(played):
+        if each.kind == "pick":
+            item = (each.reads[0], each.item)
+            items[item] = max(items.get(item, 0), last[number])
+    return last, items
+
+
+def _carries(each: Played, steps: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The steps of the carries that an instruction gives."""
+    if each.kind in RUNS:
+        return (each.stop,)
+    if each.kind in ("backward", "turn", "output"):
+        return ()
+    read = tuple(step for source in each.reads for step in steps[source])
+    return (0,) if each.kind == "carry" else (read[each.item],) if each.kind == "pick" else read
+
+
+def memory(played: Sequence[Played], held: Sequence[Hold], needs: Needs) -> Mapping[str, tuple[int, ...]]:
+    """The bytes of each tier, "local" first, while each instruction runs."""
+    tiers = dict.fromkeys(["local", *(hold.tier for hold in held)])
+    changes = {tier: np.zeros(len(played) + 1, dtype=np.int64) for tier in tiers}
+    for hold in held:
+        changes[hold.tier][hold.first] += hold.nbytes
+        changes[hold.tier][hold.last + 1] -= hold.nbytes
+    nbytes = {tier: np.cumsum(change)[:-1] for tier, change in changes.items()}
+    nbytes["local"] += np.fromiter(_besides(played, needs), dtype=np.int64)
+    return {tier: tuple(each.tolist()) for tier, each in nbytes.items()}
+
+
+def _besides(played: Sequence[Played], needs: Needs) -> Iterator[int]:
+    """Local bytes that each instruction needs besides what is held: blocks that wait to be written, the gradients that
+    are handed on, and what it works with."""
+    work, staged, handed = _working(needs), [0] * needs.staged, 0
+    for each in played:
+        if each.kind == "offload":
+            staged = [*staged, len(each.reads) * needs.sizes.of_carry(each.codec)][1:]
+        elif each.kind == "reload":
+            staged = [0] * needs.staged
+        elif each.kind == "turn":
+            handed = needs.grads + needs.output_grads
+        owned = each.kind in RUNS and played[each.reads[0]].kind in RUNS
+        yield sum(staged) + handed + work(each.kind, each.stop - each.start, owned)
+
+
+def _working(needs: Needs) -> Callable[[str, int, bool], int]:
+    """Bytes that an instruction over a number of steps works with; ``owned``: the carry that a run starts from is its
+    own, not kept elsewhere."""
+
+    @cache
+    def nbytes(kind: str, steps: int, owned: bool) -> int:
+        if kind not in (*RUNS, "backward"):
+            return needs.carry
+        lengths = [length for length, count in pieces(steps, needs.segments) for _ in range(count)]
+        if kind == "backward":
+            return needs.carry + _reversing(lengths, needs)
+        return _running(lengths, needs, owned, taping=kind == "tape")
+
+    return nbytes
+
+
+def _running(lengths: Sequence[int], needs: Needs, owned: bool, taping: bool) -> int:
+    """Segments run one after another; their tapes are counted as held. All but the first own their first carry."""
+    most = taped = 0
+    for length in lengths:
+        each = needs.segments[length]
+        most = max(most, taped + (each.fresh if owned else each.kept))
+        taped += each.saved if taping else 0
+        owned = True
+    return most - taped
+
+
+def _reversing(lengths: Sequence[int], needs: Needs) -> int:
+    """Segments are reversed last to first, each giving up its tape; the gradients handed on are held besides."""
+    most = freed = handed = 0
+    for length in reversed(lengths):
+        each = needs.segments[length]
+        most = max(most, each.reverse - each.saved - freed + handed)
+        freed, handed = freed + each.saved, needs.grads
+    return most

@@ -1,0 +1,82 @@
+"""Reports made by hand, without a model: a step, a program and its costs."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from reroll.alternative import Alternative
+from reroll.context import Context
+from reroll.costs import Costs, SegmentSeconds
+from reroll.machine import Machine, MachineTier
+from reroll.plan import Choice
+from reroll.prediction import Needs, SegmentBytes, predict
+from reroll.program import store_all
+from reroll.recurrence import Recurrence, Slices
+from reroll.registry import run
+from reroll.report import CarryLine, Loop, Report
+from reroll.schedules import Problem
+from reroll.tally import Sizes
+from reroll.verifier import verify
+
+PASSES = "sparsity,save,recompute,offload,compress,prefetch"
+NASTY = "a<b> & 'c' \"d\" </script><i>"
+NEEDS = Needs({1: SegmentBytes(10, 17, 15, 25), 2: SegmentBytes(19, 33, 31, 41)}, Sizes(5, 10), 5, 4, 3, 2)
+DISK = Machine("by hand", {"disk": MachineTier("disk", write=1e3, read=2e3, latency=5e-4)})
+COSTS = Costs({1: SegmentSeconds(3e-3, 4e-3, 8e-3), 2: SegmentSeconds(5e-3, 7e-3, 15e-3)}, DISK)
+
+
+def cell(h: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    return torch.tanh(h @ w + x)
+
+
+def loop(schedule: str = "double", steps: int = 24, chunk: int = 6, slots: int = 2, **fields: Any) -> Loop:
+    """A recurrence under a schedule, remote on the disk, in segments of one step."""
+    step = fx.symbolic_trace(cell)
+    next(iter(step.graph.nodes)).meta["example_value"] = torch.zeros(2, 3)
+    where = f'File "/home/{NASTY}/net.py", line 7, in forward: h = cell(h, x[t])'
+    examples = (torch.zeros(2, 3), torch.zeros(steps, 2, 3), torch.zeros(3, 3))
+    recurrence = Recurrence("rolled", step, steps, ("h",), (Slices(1, 0, 0, 1),), (2,), (), examples, where=where)
+    choice = Choice(schedule, Problem(steps, chunk=chunk, slots=slots, tier="disk"))
+    program = run(PASSES, store_all(steps, 1), Context(choice.root, tiers=("disk",)))
+    tally = verify(program, sizes=NEEDS.sizes)
+    made = Loop(
+        recurrence=recurrence,
+        program=program,
+        choice=choice,
+        carries=(CarryLine("h", (2, 3), "float32", 24, "raw", 24, NASTY),),
+        saved=10,
+        outputs=0,
+        around=148,
+        gradients=36,
+        tally=tally,
+        prediction=predict(program, tally, NEEDS),
+        needs=NEEDS,
+        lowering="eager",
+    )
+    return replace(made, **fields)
+
+
+def report(*loops: Loop, **fields: Any) -> Report:
+    """A report on recurrences, or on one."""
+    return replace(Report(loops or (loop(),), fx.Graph(), outputs=48, outside=100), **fields)
+
+
+def full() -> Report:
+    """A report with everything that can be known, and nasty names."""
+    chosen = loop()
+    timed = replace(chosen, costs=COSTS)
+    seconds, peak = timed.trace().seconds, timed.prediction.peak
+    plans = (
+        Alternative("double (chunk 6)", peak, seconds, 48, {"disk": 20}, chosen=True),
+        Alternative(NASTY, 30 * peak, seconds / 2, 0),
+        Alternative("standard (chunk 6)", 4 * peak, 2 * seconds, 24),
+    )
+    named = replace(timed.recurrence, name=NASTY, carries=(NASTY,))
+    line = replace(timed.carries[0], name=NASTY)
+    timed = replace(
+        timed, recurrence=named, carries=(line,), alternatives=plans, budget=peak + 7, why=f"Because {NASTY}."
+    )
+    timed = replace(timed, measured_peak=peak + 9, measured_seconds=1.1 * seconds)
+    return report(timed, notes=(NASTY,), measured_peak=200 + peak, measured_seconds=1.2 * seconds)

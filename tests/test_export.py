@@ -1,0 +1,148 @@
+"""A report as JSON, as a trace for Perfetto, as a picture, and in the tables: the same figures everywhere."""
+
+import json
+import re
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reports import COSTS, NASTY, full, loop, report
+from reroll.errors import UnsupportedError
+from reroll.export import chrome_trace
+from reroll.figures import figures
+from reroll.report import Report
+
+NOTHING = Report((), report().outer, reason="nothing repeats")
+
+
+def test_json_holds_everything_and_round_trips() -> None:
+    made = full()
+    data = made.to_json()
+    assert json.loads(json.dumps(data, allow_nan=False)) == data
+    (found,), (each,) = data["recurrences"], made.loops
+    trace = each.trace()
+    assert data["predicted_peak_bytes"] == made.predicted_peak == sum(data["parts_bytes"].values())
+    assert data["remote_peaks_bytes"] == made.remote_peaks
+    assert found["peak_bytes"] == max(found["trace"]["memory_bytes"]["local"]) == each.prediction.peak
+    assert (found["seconds"], found["depth"]) == (trace.seconds, 2)
+    assert found["plan"]["text"] == each.choice.describe()
+    assert [row["name"] for row in found["program"]["rows"]] == list(trace.names)
+    assert [row["name"] for row in found["step"]] == [node.name for node in each.recurrence.step.graph.nodes]
+    assert [plan["name"] for plan in found["alternatives"]] == [plan.name for plan in each.alternatives]
+    assert json.loads(json.dumps(NOTHING.to_json()))["recurrences"] == []
+
+
+def test_every_key_of_the_json_is_documented() -> None:
+    data = full().to_json()
+    documented = set(re.findall(r"``(\w+)``", Report.to_json.__doc__ or ""))
+    assert {*data, *data["recurrences"][0]} <= documented
+
+
+def test_json_of_a_long_program_is_bounded() -> None:
+    found = report(loop(steps=900, chunk=30, slots=5)).to_json(most=50)["recurrences"][0]
+    assert len(found["trace"]["times"]) == len(found["program"]["rows"]) == 50
+    assert found["program"]["instructions"] == 50 + found["program"]["left_out"]
+    assert found["seconds"] is None
+    assert found["trace"]["unit"] == "forward steps"
+
+
+def of_phase(data: dict[str, Any], phase: str) -> list[dict[str, Any]]:
+    return [event for event in data["traceEvents"] if event["ph"] == phase]
+
+
+@pytest.mark.parametrize("most", [20_000, 60])
+@pytest.mark.parametrize("nominal", [True, False])
+def test_the_trace_is_one_that_perfetto_opens(most: int, nominal: bool) -> None:
+    first, second = loop(steps=200, chunk=20, slots=4), loop("standard", steps=30)
+    made = report(first, second) if nominal else report(*(loop(steps=n, costs=COSTS) for n in (200, 30)))
+    data = json.loads(json.dumps(chrome_trace(made, most), allow_nan=False))
+    assert all({"ph", "name", "pid", "tid", "ts"} <= event.keys() for event in data["traceEvents"])
+    assert {event["ph"] for event in data["traceEvents"]} == {"M", "X", "C", "i"}
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in of_phase(data, "M") if e["name"] == "thread_name"}
+    for process, each in enumerate(made.loops, start=1):
+        trace = each.trace()
+        scale = 1e3 if nominal else 1e6
+        timed = [event for event in data["traceEvents"] if event["pid"] == process and event["ph"] != "M"]
+        assert all(a["ts"] <= b["ts"] for a, b in pairwise(timed))
+        slices = [event for event in timed if event["ph"] == "X"]
+        assert all(event["dur"] >= 0 for event in slices)
+        assert {names[process, event["tid"]] for event in slices} == set(trace.tracks())
+        assert sum(event["args"]["instructions"] for event in slices) == len(trace.events)
+        assert max(event["ts"] + event["dur"] for event in slices) == pytest.approx(scale * trace.seconds)
+        for track in trace.tracks():
+            of_track = [event for event in slices if names[process, event["tid"]] == track]
+            assert len(of_track) <= most
+            assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-3 for a, b in pairwise(of_track))
+        for tier in trace.memory:
+            held = [e["args"]["bytes"] for e in timed if e["ph"] == "C" and e["name"] == f"memory, {tier}"]
+            assert len(held) <= most + 1
+            assert (max(held), held[-1]) == (trace.peak(tier), 0)
+        (turn,) = [event for event in timed if event["ph"] == "i"]
+        assert turn["ts"] == pytest.approx(scale * trace.turn)
+    assert ("1 ms stands for" in data["otherData"]["time"]) == nominal
+
+
+def test_a_trace_is_saved(tmp_path: Path) -> None:
+    full().save_trace(tmp_path / "trace.json")
+    assert json.loads((tmp_path / "trace.json").read_text("utf-8")) == chrome_trace(full())
+
+
+@pytest.mark.parametrize("name", ["plot", "save_trace"])
+def test_without_a_recurrence_there_is_nothing_to_draw(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"no recurrence was found \(nothing repeats\)"):
+        getattr(NOTHING, name)(tmp_path / "none")
+
+
+def test_a_picture_shows_every_tier(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    made = full()
+    made.plot(tmp_path / "plan.png")
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    report(loop("standard"), *made.loops).plot(tmp_path / "plan.svg")
+    drawn = (tmp_path / "plan.svg").read_text("utf-8")
+    for text in ("local (MiB)", "disk (MiB)", "step", "run and taped", "double (chunk 6)", "predicted seconds"):
+        assert f"<!-- {text} -->" in drawn
+
+
+def test_without_matplotlib_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(UnsupportedError, match=r"pip install matplotlib.*report\.save_html"):
+        full().plot(tmp_path / "plan.png")
+
+
+def test_tables_show_alternatives_and_measurements() -> None:
+    made = full()
+    text, (each,) = str(made), made.loops
+    assert "alternatives" in text
+    rows = [
+        line.split() for line in text.splitlines() if line.strip().startswith(("double (chunk 6)", "standard (chunk"))
+    ]
+    assert [row[-1] for row in rows] == ["chosen", "beaten"]
+    assert f"{made.measured_peak:,} " in text
+    assert re.search(r"measured time +\S+ ms, 10 % above the prediction", text)
+    assert "measured time of a training step: " in text
+    assert "alternatives" not in str(report(loop()))
+    assert "measured" not in str(report(loop()))
+    assert each.why.split()[0] in text
+
+
+def test_the_verdict_compares_with_plain_bptt() -> None:
+    made = report(loop(costs=COSTS), loop("standard", steps=12, costs=COSTS))
+    traces = [each.trace() for each in made.loops]
+    found = figures(made, traces)
+    plain = [each.plain() for each in made.loops]
+    assert found.seconds is not None
+    assert found.plain_seconds is not None
+    assert found.seconds == sum(trace.seconds for trace in traces)
+    assert found.plain_seconds == pytest.approx((24 + 12) / 2 * (7e-3 + 15e-3))  # in segments of two steps
+    turned = 24 * 10
+    assert found.plain_peak == 148 + max(plain[0].peak("local"), turned + plain[1].peak("local"))
+    assert sum(nbytes for _, nbytes in found.parts) == made.predicted_peak
+    assert f"{found.seconds / found.plain_seconds:.2f} times its time" in found.verdict()
+    same = figures(report(loop("store_all")), [loop("store_all").trace()])
+    assert "no less than plain BPTT" in same.verdict()
+    assert "no time is predicted" in same.verdict()
+    assert NASTY not in same.headline()
