@@ -23,7 +23,7 @@ from reroll.context import Context
 from reroll.errors import BudgetError, RerollWarning
 from reroll.options import Options
 from reroll.passes import DEFAULT_PASSES
-from reroll.plan import ALONE, Beside, Choice, Costs, choose, segment_lengths
+from reroll.plan import ALONE, Beside, Choice, Demand, choose, segment_lengths
 from reroll.prediction import Needs, Prediction, predict
 from reroll.program import Program, pieces, store_all
 from reroll.recurrence import Recurrence
@@ -136,7 +136,7 @@ class Kernels:
 def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[int]) -> Kernels:
     """Segments of the given lengths, longest first, whatever the number of steps of the recurrence."""
     context = Context(store_all_root(recurrence, lengths[0]), recurrence, codec=options.codec)
-    recurrence = replace(recurrence, step=run_on_step(_passes(options), recurrence.step, context))
+    recurrence = replace(recurrence, step=run_on_step(passes_of(options), recurrence.step, context))
     traced = {k: trace(recurrence, k, decompose=options.lowering == "inductor") for k in lengths}
     facts = traced[lengths[0]].facts() if options.codec == "auto" else ()
     for each in traced.values():
@@ -150,7 +150,7 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
         lowering=options.lowering,
         codec=options.codec,
         replay=replay,
-        rewrite=partial(run_on_half, _passes(options), context=context),
+        rewrite=partial(run_on_half, passes_of(options), context=context),
         watch=watch,
         once=once,
     )
@@ -169,7 +169,8 @@ def _replays(traced: Traced, options: Options) -> bool:
     return options.schedule in ("auto", "store_all") and replays(traced, options.lowering, options.codec)
 
 
-def _passes(options: Options) -> tuple[str, ...]:
+def passes_of(options: Options) -> tuple[str, ...]:
+    """The names of the passes to run, in order."""
     return DEFAULT_PASSES if options.passes is None else pass_names(options.passes)
 
 
@@ -181,20 +182,20 @@ def plan(kernels: Kernels, recurrence: Recurrence, options: Options, beside: Bes
     context = Context(store_all_root(recurrence, length), recurrence, codec=options.codec, facts=kernels.facts)
 
     def program_of(choice: Choice) -> Program:
-        return run(_passes(options), store_all(choice.steps, choice.segment), replace(context, root=choice.root))
+        return run(passes_of(options), store_all(choice.steps, choice.segment), replace(context, root=choice.root))
 
-    costs = Costs(
+    demand = Demand(
         carry=needs.sizes.of_carry(tuple(fact.codec for fact in kernels.facts)),
         tape=needs.sizes.of_tape(0, length),
         scratch=needs.scratch,
-        peak=lambda candidate: _cost(program_of(candidate), needs)[1].peak,
+        peak=lambda candidate: cost(program_of(candidate), needs)[1].peak,
         replay=kernels.replay,
     )
     device = recurrence.examples[0].device.type
-    choice = choose(recurrence.steps, length, options, device, costs, beside)
+    choice = choose(recurrence.steps, length, options, device, demand, beside)
     program = program_of(choice)
-    tally, prediction = _cost(program, needs)
-    own = [name for name in _passes(options) if name in DEFAULT_PASSES]
+    tally, prediction = cost(program, needs)
+    own = [name for name in passes_of(options) if name in DEFAULT_PASSES]
     if own != list(DEFAULT_PASSES):
         usual = run(DEFAULT_PASSES, store_all(choice.steps, choice.segment), replace(context, root=choice.root))
         _warn_of_passes(own, choice, tally, verify(usual, sizes=needs.sizes))
@@ -226,7 +227,8 @@ def _played(tally: Tally) -> tuple[int, int]:
     return tally.reforward_steps, tally.carries_written
 
 
-def _cost(program: Program, needs: Needs) -> tuple[Tally, Prediction]:
+def cost(program: Program, needs: Needs) -> tuple[Tally, Prediction]:
+    """What a program takes: its tally in bytes, and its predicted peak."""
     tally = verify(program, sizes=needs.sizes)
     return tally, predict(program, tally, needs)
 

@@ -12,6 +12,7 @@ from reroll.backends.gradients import Routes
 from reroll.backends.lowering import Segment
 from reroll.backends.once import Once
 from reroll.backends.storage import Tier
+from reroll.backends.timing import Clock
 from reroll.backends.values import Ledger
 from reroll.program import Node, Program, pieces, turn
 from reroll.recurrence import Items, Numbers, Recurrence
@@ -58,6 +59,7 @@ class Executable:
     backward: tuple[Instruction, ...]
     parts: Mapping[str, PartInstructions]
     ledger: Ledger = field(default_factory=Ledger)
+    clock: Clock = field(default_factory=Clock)
 
     @classmethod
     def of(

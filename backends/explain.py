@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
+from reroll.backends.alternatives import alternatives
 from reroll.backends.build import Built, expected_nbytes
+from reroll.backends.calibrate import calibrate
 from reroll.backends.dynamo import EXPLAINING, Graph, Reached
 from reroll.backends.footprints import operand_gradients
 from reroll.backends.randomness import random_numbers_kept
+from reroll.backends.timing import clocked
+from reroll.costs import Costs
 from reroll.errors import OptionError, UnsupportedError
-from reroll.options import parse_budget
+from reroll.machine import Machine
 from reroll.report import CarryLine, Loop, Report
 from reroll.sparsity import Fact
 
@@ -18,7 +21,8 @@ from reroll.sparsity import Fact
 def explain(compiled_model: Any, *inputs: Any, **kwargs: Any) -> Report:
     """The plan of ``torch.compile(model, backend="reroll", ...)`` or ``reroll.compile(model, ...)`` for these inputs.
 
-    The model is compiled if it was not yet, and that stays; the graph itself does not run. So nothing is trained, and
+    The model is compiled if it was not yet, and that stays; the graph itself does not run, only segments on numbers
+    that are made up for it, to measure their seconds. So nothing is trained, and
     neither parameters, gradients, buffers, attributes of modules nor random numbers change. If Dynamo breaks the graph,
     the plan is that of the first part, and says so. Raises UnsupportedError if no graph of the backend "reroll" is
     reached; a model that was compiled by another one has run then. Raises OptionError without inputs.
@@ -69,6 +73,13 @@ def plan(graph: Graph) -> Report:
     return Report(loops, outer, around.outputs, around.saved, notes=notes)
 
 
+def costs_of(built: Built) -> Costs:
+    """Seconds of the segments of a recurrence, and of transfers if its program makes any."""
+    tiers = [tier for tier in built.tally.tier_peaks if tier not in ("local", "remote")]
+    machine = calibrate(folder=built.options.spill_folder) if tiers else Machine("this machine")
+    return Costs(clocked(built.executable, built.tally), machine)
+
+
 def _loop(built: Built, around: int) -> Loop:
     executable, segment = built.executable, built.executable.segments[built.choice.segment]
     recurrence, width = executable.recurrence, len(executable.recurrence.carries)
@@ -80,8 +91,9 @@ def _loop(built: Built, around: int) -> Loop:
         dtype = str(value.dtype).removeprefix("torch.")
         kept = expected_nbytes(value, codec)
         lines.append(CarryLine(name, tuple(value.shape), dtype, value.nbytes, codec, kept, fact.describe()))
-    ledger, budget = built.executable.ledger, parse_budget(built.options.memory_budget)
-    loop = Loop(
+    ledger = built.executable.ledger
+    costs = costs_of(built)
+    return Loop(
         recurrence=recurrence,
         program=built.program,
         choice=built.choice,
@@ -93,8 +105,11 @@ def _loop(built: Built, around: int) -> Loop:
         tally=built.tally,
         prediction=built.prediction,
         needs=built.needs,
+        costs=costs,
+        budget=built.choice.allowed,
+        alternatives=alternatives(built, costs),
+        measured_seconds=executable.clock.seconds,
         lowering=built.options.lowering,
         kept=(ledger.carries, ledger.plain_nbytes, ledger.kept_nbytes),
         events=executable.watch.lines,
     )
-    return replace(loop, budget=int(budget * loop.plain().peak("local")) if isinstance(budget, float) else budget)

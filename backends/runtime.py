@@ -54,8 +54,9 @@ class Run:
         self.register = (placeholder, initial)
         with self.executable.watch.counting(afresh=True):
             if training:
-                for instruction in self.executable.forward:
-                    self._play(instruction)
+                with self.executable.clock.timing("forward"):
+                    for instruction in self.executable.forward:
+                        self._play(instruction)
             else:
                 self.last = self._run(placeholder, 0, recurrence.steps, None)
         last, ys = self.last, self.ys
@@ -72,7 +73,7 @@ class Run:
         turned = self.executable.forward[-1].node
         run.values[turned], run.fixed = list(grads[:carried]), self._fixed()
         try:
-            with self.executable.watch.counting(afresh=False):
+            with self.executable.watch.counting(afresh=False), self.executable.clock.timing("backward"):
                 for instruction in self.executable.backward:
                     run._play(instruction)
             final = run.values[self.executable.backward[-1].node]

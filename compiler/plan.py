@@ -22,10 +22,12 @@ _MANY, _OPERATIONS = 512, 256  # steps from which on they are worth compiling, o
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A schedule with its numbers: the problem that it is given, in steps and bytes."""
+    """A schedule with its numbers: the problem that it is given, in steps and bytes. ``allowed``: local bytes that it
+    had to meet, if there was a budget."""
 
     schedule: str
     problem: Problem
+    allowed: int | None = None
 
     @property
     def steps(self) -> int:
@@ -135,7 +137,7 @@ ALONE = Beside()
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class Demand:
     """What is known of a recurrence when its schedule is chosen, in bytes.
 
     ``carry`` as it is kept, ``tape`` of a whole segment, ``scratch``: the most that a running instruction needs besides
@@ -150,25 +152,25 @@ class Costs:
     replay: bool = False
 
 
-def choose(steps: int, segment: int, options: Options, device: str, costs: Costs, beside: Beside = ALONE) -> Choice:
+def choose(steps: int, segment: int, options: Options, device: str, demand: Demand, beside: Beside = ALONE) -> Choice:
     """The fastest choice that meets the budget, of which a recurrence gets what is ``beside`` it leaves.
 
     Raises BudgetError if no choice meets it; it says the least that would, and with which schedule.
     """
-    problem = Problem(steps, segment, max(costs.carry, 1), max(costs.tape, 1), tier=default_tier(options, device))
-    preferred = _preferred(problem, options, costs.replay)
+    problem = Problem(steps, segment, max(demand.carry, 1), max(demand.tape, 1), tier=default_tier(options, device))
+    preferred = _preferred(problem, options, demand.replay)
     if options.memory_budget is None:
         return preferred
     budget = parse_budget(options.memory_budget)
     if isinstance(budget, float):
-        budget = int(budget * beside.needed(costs.peak(Choice("store_all", problem))))
+        budget = int(budget * beside.needed(demand.peak(Choice("store_all", problem))))
     assert budget is not None
     allowed = beside.allowed(budget)
     least: tuple[int, Choice] | None = None
-    for candidate in _candidates(preferred, options, allowed - costs.scratch):
-        need = costs.peak(candidate)
+    for candidate in _candidates(preferred, options, allowed - demand.scratch):
+        need = demand.peak(candidate)
         if need <= allowed:
-            return candidate
+            return replace(candidate, allowed=allowed)
         if least is None or need < least[0]:
             least = (need, candidate)
     assert least is not None

@@ -87,8 +87,8 @@ class Loop:
     what is held outside of the recurrence while it runs, ``gradients`` of the gradients that are added up for operands.
     ``kept`` is (carries, bytes before, bytes after compression) of all calls so far. ``events``: products of spikes,
     and what was seen of them. ``needs`` and ``costs``: bytes and seconds of its segments (no costs: no machine was
-    calibrated). ``why`` the plan was chosen, among ``alternatives``, under a ``budget`` in bytes. ``measured_peak`` and
-    ``measured_seconds`` of a training step, once there was one.
+    calibrated). ``why`` the plan was chosen, among ``alternatives``, under a ``budget`` in bytes for this recurrence.
+    ``measured_peak`` and ``measured_seconds`` of a training step, once there was one.
     """
 
     recurrence: Recurrence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from reroll import schedule
 from reroll.errors import OptionError, ScheduleError
@@ -117,6 +117,19 @@ def _store_all(problem: Problem) -> Interval:
 @register_schedule("standard", ("chunk",))
 def _standard(problem: Problem) -> Interval:
     return schedule.standard(problem.steps, problem.chunk, segment=problem.segment)
+
+
+@register_schedule("every_k", ("chunk",))
+def _every_k(problem: Problem) -> Interval:
+    """A local carry every ``chunk`` steps, as usual checkpointing does: standard, but the forward tapes the last chunk."""
+    root = schedule.standard(problem.steps, problem.chunk, segment=problem.segment)
+    return replace(root, children=(*root.children[:-1], replace(root.children[-1], taped=True)))
+
+
+@register_schedule("full")
+def _full(problem: Problem) -> Interval:
+    """Only the first carry is kept, and all steps run again before their backward: as one call of torch's checkpoint."""
+    return schedule.standard(problem.steps, problem.steps, segment=problem.segment)
 
 
 @register_schedule("remote", ("chunk", "remote"))

@@ -24,6 +24,7 @@ SCHEDULES: list[dict[str, Any]] = [
     DOUBLE,
     {**DOUBLE, "schedule": "hierarchical", "verify": True},
     {**DOUBLE, "remote": "local", "verify": True},
+    {"lowering": "eager", "schedule": "revolve", "segment": 2, "slots": 3, "verify": True},
 ]
 
 
