@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from reroll.errors import RerollError, RerollWarning
 from reroll.options import Options
 from reroll.registry import register_pass
+from reroll.schedules import register_schedule
 
 if TYPE_CHECKING:
     from reroll.backends.calibrate import calibrate as calibrate
@@ -33,6 +34,7 @@ __all__ = [
     "explain",
     "measure",
     "register_pass",
+    "register_schedule",
 ]
 
 _LAZY = {

@@ -121,14 +121,15 @@ def _standard(problem: Problem) -> Interval:
 
 @register_schedule("every_k", ("chunk",))
 def _every_k(problem: Problem) -> Interval:
-    """A local carry every ``chunk`` steps, as usual checkpointing does: standard, but the forward tapes the last chunk."""
+    """A local carry every ``chunk`` steps, as usual checkpointing does: standard with the last chunk taped at once."""
     root = schedule.standard(problem.steps, problem.chunk, segment=problem.segment)
     return replace(root, children=(*root.children[:-1], replace(root.children[-1], taped=True)))
 
 
 @register_schedule("full")
 def _full(problem: Problem) -> Interval:
-    """Only the first carry is kept, and all steps run again before their backward: as one call of torch's checkpoint."""
+    """Only the first carry is kept, and all steps run again before their backward, as in one call of torch's
+    checkpoint."""
     return schedule.standard(problem.steps, problem.steps, segment=problem.segment)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reroll import registry
+from reroll import registry, schedules
 from reroll.registry import lookup
 
 DEMOS = Path(__file__).resolve().parent.parent / "demos"
@@ -92,3 +92,12 @@ def test_own_pass(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     before, after = (numbers(rf"{name}: FLOAT writes, FLOAT reads", text) for name in ("default passes", "keep-last"))
     assert after == [count - 1 for count in before]
     assert "bit for bit: True" in text
+
+
+def test_own_schedule(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(schedules, "_SCHEDULES", dict(schedules._SCHEDULES))
+    assert run(monkeypatch, "own_schedule.py") is None
+    text = capsys.readouterr().out
+    (standard,), (growing,) = (numbers(rf"{name}: FLOAT carries kept", text) for name in ("standard", "growing"))
+    assert growing < standard
+    assert numbers(r"growing: .* FLOAT steps run again", text) < numbers(r"standard: .* FLOAT steps run again", text)
