@@ -18,6 +18,7 @@ from reroll.backends.lowering import Segment, has_vectors, lower, prepare, repla
 from reroll.backends.once import Once
 from reroll.backends.progress import progress
 from reroll.backends.storage import Tier
+from reroll.backends.timing import with_transfers
 from reroll.backends.tracing import Traced, constant_names, trace
 from reroll.context import Context
 from reroll.errors import BudgetError, RerollWarning
@@ -190,6 +191,8 @@ def plan(kernels: Kernels, recurrence: Recurrence, options: Options, beside: Bes
         scratch=needs.scratch,
         peak=lambda candidate: cost(program_of(candidate), needs)[1].peak,
         replay=kernels.replay,
+        waiting=(needs.staged + 1) * needs.carry,
+        moving=partial(_moving, kernels, recurrence, options),
     )
     device = recurrence.examples[0].device.type
     choice = choose(recurrence.steps, length, options, device, demand, beside)
@@ -204,6 +207,13 @@ def plan(kernels: Kernels, recurrence: Recurrence, options: Options, beside: Bes
         recurrence, program, kernels.segments, tiers, options.verify, kernels.watch, kernels.once
     )
     return Built(executable, choice, replace(context, root=choice.root), tally, needs, prediction, options)
+
+
+def _moving(kernels: Kernels, recurrence: Recurrence, options: Options, problem: Problem) -> Problem:
+    """The problem with what it costs to move carries."""
+    program = store_all(problem.steps, problem.segment)
+    executable = Executable.of(recurrence, program, kernels.segments, {}, False, kernels.watch, kernels.once)
+    return with_transfers(problem, executable, options.spill_folder)
 
 
 def _warn_of_passes(own: Sequence[str], choice: Choice, found: Tally, usual: Tally) -> None:

@@ -15,6 +15,7 @@ from reroll.costs import Costs
 from reroll.errors import OptionError, UnsupportedError
 from reroll.machine import Machine
 from reroll.report import CarryLine, Loop, Report
+from reroll.schedules import find
 from reroll.sparsity import Fact
 
 
@@ -75,8 +76,8 @@ def plan(graph: Graph) -> Report:
 
 def costs_of(built: Built) -> Costs:
     """Seconds of the segments of a recurrence, and of transfers if its program makes any."""
-    tiers = [tier for tier in built.tally.tier_peaks if tier not in ("local", "remote")]
-    machine = calibrate(folder=built.options.spill_folder) if tiers else Machine("this machine")
+    moving = "remote" in find(built.choice.schedule).numbers
+    machine = calibrate(folder=built.options.spill_folder) if moving else Machine("this machine")
     return Costs(clocked(built.executable, built.tally), machine)
 
 

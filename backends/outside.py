@@ -44,10 +44,10 @@ class _Standing(torch.autograd.Function):
     """Stands for a recurrence: saves its operands, gives results of the right shapes, and gradients of its operands."""
 
     @staticmethod
-    def forward(ctx: Any, name: str, memory: Memory, results: tuple[Tensor, ...], *operands: Tensor) -> Any:
+    def forward(ctx: Any, name: str, memory: Memory, last: Sequence[bool], results: Any, *operands: Tensor) -> Any:
         ctx.save_for_backward(*operands)
         ctx.set_materialize_grads(False)
-        ctx.name, ctx.memory = name, memory
+        ctx.name, ctx.memory, ctx.last = name, memory, last
         return tuple(torch.empty(like.shape, dtype=like.dtype, device=like.device) for like in results)
 
     @staticmethod
@@ -55,12 +55,13 @@ class _Standing(torch.autograd.Function):
         given = {_key(grad) for grad in grads if grad is not None}
         held = {key: block for key, block in ctx.memory.blocks().items() if key not in given}
         found = [torch.zeros_like(each) if need else None for each, need in _needed(ctx)]
-        ctx.memory.reversed[ctx.name] = held, _blocks(each for each in found if each is not None)
-        return (None, None, None, *found)
+        counted = (grad for grad, last in zip(found, ctx.last, strict=True) if grad is not None and not last)
+        ctx.memory.reversed[ctx.name] = held, _blocks(counted)
+        return (None, None, None, None, *found)
 
 
 def _needed(ctx: Any) -> Iterator[tuple[Tensor, bool]]:
-    return zip(ctx.saved_tensors, ctx.needs_input_grad[3:], strict=True)
+    return zip(ctx.saved_tensors, ctx.needs_input_grad[4:], strict=True)
 
 
 Block = tuple["weakref.ref[Any]", int]
@@ -90,6 +91,21 @@ class Memory:
         return sum(nbytes for _, nbytes in self.blocks().values())
 
 
+def _last_to_use(recurrence: fx.Node) -> list[bool]:
+    """For each operand of a recurrence whether it is an input of the graph that nothing uses after the recurrence.
+
+    The gradient of such an operand comes first, so autograd adds the others to it in place, and it becomes the
+    gradient of the input; where another comes first, a sum is made of the two.
+    """
+    order = {node: index for index, node in enumerate(recurrence.graph.nodes)}
+
+    def late(node: fx.Node) -> bool:
+        views = (user for user in node.users if len(user.all_input_nodes) == 1)
+        return any(order[user] > order[recurrence] for user in node.users) or any(map(late, views))
+
+    return [node.op == "placeholder" and not late(node) for node in recurrence.args if isinstance(node, fx.Node)]
+
+
 class _Walk(fx.Interpreter):
     """Runs a graph, and does not run recurrences."""
 
@@ -97,11 +113,13 @@ class _Walk(fx.Interpreter):
         super().__init__(module)
         self.results, self.memory = results, memory
 
-    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """A recurrence is stood for; other modules run."""
-        if target not in self.results:
-            return super().call_module(target, args, kwargs)
-        return _Standing.apply(target, self.memory, self.results[target], *args)  # type: ignore[no-untyped-call]
+    def run_node(self, n: fx.Node) -> Any:
+        """A recurrence is stood for; other nodes run."""
+        if n.op != "call_module" or n.target not in self.results:
+            return super().run_node(n)
+        operands, _ = self.fetch_args_kwargs_from_env(n)
+        results = self.results[str(n.target)]
+        return _Standing.apply(n.target, self.memory, _last_to_use(n), results, *operands)  # type: ignore[no-untyped-call]
 
 
 class _Watching(TorchDispatchMode):

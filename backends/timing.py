@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from reroll.backends.calibrate import seconds_of
+from reroll.backends.calibrate import calibrate, seconds_of
 from reroll.backends.gradients import Gradients
 from reroll.backends.lowering import Segment
 from reroll.costs import SegmentSeconds
 from reroll.program import pieces
+from reroll.schedules import Problem
 from reroll.tally import Tally
 
 if TYPE_CHECKING:
@@ -113,3 +114,12 @@ def clocked(executable: Executable, tally: Tally) -> dict[int, SegmentSeconds]:
         length: SegmentSeconds(each.forward * slower, each.tape * slower, each.backward * slower_back)
         for length, each in found.items()
     }
+
+
+def with_transfers(problem: Problem, executable: Executable, folder: str | None) -> Problem:
+    """The problem with what it costs to move a carry to its tier, in runs of a segment, and how many find room."""
+    run_seconds = max(segment_seconds(executable)[problem.segment].forward, 1e-9)
+    tier = calibrate(folder=folder).tier(problem.tier)
+    room = None if tier.capacity is None else tier.capacity // problem.carry
+    write, read = tier.write_seconds(problem.carry), tier.read_seconds(problem.carry)
+    return replace(problem, room=room, write=write / run_seconds, read=read / run_seconds)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from reroll.blend import blend
 from reroll.priced import chains
 from reroll.reversal import OneTier, Piece, Schedule, Slots, SlowTier, at_least_one, gap, layers
@@ -9,6 +11,7 @@ from reroll.revolve import Revolve
 from reroll.tabled import tabled
 from reroll.two_level import two_level
 
+_FAR = 1 << 32
 _CELLS = 20_000  # carries times steps up to which tables take less than half a second
 
 
@@ -33,7 +36,7 @@ def optimum(steps: int, fast: OneTier | Slots, *slow: SlowTier) -> Schedule:
 
 
 def farthest(fast: OneTier | Slots, runs: int) -> int:
-    """The most segments that can be reversed if none has more than ``runs`` extra runs.
+    """The most segments that can be reversed if none has more than ``runs`` extra runs, or 2^32 where these are more.
 
     N(m, r) = N(m, r - 1) + max(N(m - 1, r), block(m)), with ``block(m)`` segments taped at once where m further carries
     could be kept. In slots this is C(s + r, s), Griewank and Walther (2000), theorem 1.
@@ -41,5 +44,5 @@ def farthest(fast: OneTier | Slots, runs: int) -> int:
     blocks = fast.blocks
     lengths = blocks * 0
     for _ in range(runs + 1):
-        lengths = chains(lengths + blocks, lengths)[0]
+        lengths = np.minimum(chains(lengths + blocks, lengths)[0], _FAR)
     return int(lengths[-1])

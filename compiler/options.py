@@ -152,7 +152,7 @@ def _tier_contradictions(options: Options) -> Iterator[str]:
     if "local" in options.tiers and len(options.tiers) > 1:
         yield f"remote={remote!r} mixes 'local' with remote tiers; name either"
     if len(options.tiers) > 1:
-        yield f"remote={remote!r} names several tiers, which needs the planner; name one"
+        yield f"remote={remote!r} names several tiers; name one"
     if "local" in options.tiers and schedule not in ("double", "double_merged", "auto"):
         yield f"remote='local' (both levels on the device) goes with schedule='double', not {schedule!r}"
     if options.tiers and "remote" not in options.numbers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch import fx
@@ -12,7 +12,7 @@ from reroll.footprint import result_nbytes
 from reroll.options import Options, parse_budget
 from reroll.recurrence import Recurrence
 from reroll.schedule import Interval, best_chunk, best_local_double, best_slots
-from reroll.schedules import Problem, find, least_memory, tree
+from reroll.schedules import Problem, extra_runs, find, least_memory, tree
 from reroll.tables import nbytes_text
 
 _SEGMENT = {"inductor": 8, "eager": 4}
@@ -141,8 +141,9 @@ class Demand:
     """What is known of a recurrence when its schedule is chosen, in bytes.
 
     ``carry`` as it is kept, ``tape`` of a whole segment, ``scratch``: the most that a running instruction needs besides
-    carries and tapes. ``peak``: the predicted local peak of a choice. ``replay``: tapes are so small that no step need
-    run again.
+    carries and tapes, ``waiting`` of carries that wait to be written, or were read ahead. ``peak``: the predicted local
+    peak of a choice. ``replay``: tapes are so small that no step need run again. ``moving``: gives a problem what it
+    costs to move carries.
     """
 
     carry: int
@@ -150,6 +151,8 @@ class Demand:
     scratch: int
     peak: Callable[[Choice], int]
     replay: bool = False
+    waiting: int = 0
+    moving: Callable[[Problem], Problem] = lambda problem: problem
 
 
 def choose(steps: int, segment: int, options: Options, device: str, demand: Demand, beside: Beside = ALONE) -> Choice:
@@ -158,6 +161,8 @@ def choose(steps: int, segment: int, options: Options, device: str, demand: Dema
     Raises BudgetError if no choice meets it; it says the least that would, and with which schedule.
     """
     problem = Problem(steps, segment, max(demand.carry, 1), max(demand.tape, 1), tier=default_tier(options, device))
+    if options.schedule == "hrevolve" or _may_move(options):
+        problem = demand.moving(problem)
     preferred = _preferred(problem, options, demand.replay)
     if options.memory_budget is None:
         return preferred
@@ -167,7 +172,7 @@ def choose(steps: int, segment: int, options: Options, device: str, demand: Dema
     assert budget is not None
     allowed = beside.allowed(budget)
     least: tuple[int, Choice] | None = None
-    for candidate in _candidates(preferred, options, allowed - demand.scratch):
+    for candidate in _candidates(preferred, options, allowed - demand.scratch, demand.waiting):
         need = demand.peak(candidate)
         if need <= allowed:
             return replace(candidate, allowed=allowed)
@@ -202,19 +207,26 @@ def _preferred(problem: Problem, options: Options, replay: bool) -> Choice:
     return Choice(schedule, replace(problem, chunk=min(options.chunk or chunk, steps), slots=slots))
 
 
-def _candidates(preferred: Choice, options: Options, memory: int) -> Iterator[Choice]:
+def _may_move(options: Options) -> bool:
+    """Whether a budget may be met by moving carries to a tier that was named."""
+    moving = bool(options.tiers) and "local" not in options.tiers
+    return options.schedule == "auto" and options.chunk is None and options.memory_budget is not None and moving
+
+
+def _candidates(preferred: Choice, options: Options, memory: int, waiting: int) -> Iterator[Choice]:
     """Choices in the order of their cost: fewer steps run again, then fewer transfers. ``memory``: for carries and
-    tapes."""
+    tapes, and for carries on their way, ``waiting`` bytes."""
     schedule, problem = preferred.schedule, replace(preferred.problem, memory=memory)
     if options.schedule == "auto" and options.chunk is None:
         yield Choice("store_all", problem)
-        schedule, problem = "revolve", replace(problem, slots=None)
+        names = ["revolve", "hrevolve"] if _may_move(options) else ["revolve"]
+        yield from _optima(names, replace(problem, slots=None), waiting)
+        return
     numbers = find(schedule).numbers
+    if "memory" in numbers and problem.slots is None:
+        yield from _optima([schedule], problem, waiting)
     if "chunk" not in numbers:
-        if "memory" in numbers and problem.slots is None:
-            least = least_memory(problem)
-            yield from (Choice(schedule, replace(problem, memory=each)) for each in (memory, least) if each >= least)
-        else:
+        if "memory" not in numbers or problem.slots is not None:
             yield Choice(schedule, problem)
         return
     chunks = [problem.chunk] if options.chunk else _spread(problem.chunk, problem.steps, problem.segment)
@@ -225,6 +237,19 @@ def _candidates(preferred: Choice, options: Options, memory: int) -> Iterator[Ch
             yield Choice(schedule, replace(problem, chunk=chunk, slots=min(number, chunk)))
 
 
+def _optima(schedules: Sequence[str], problem: Problem, waiting: int) -> Iterator[Choice]:
+    """Optimal schedules for the memory of a problem, the cheapest first; then for the least memory that they need."""
+    least = least_memory(problem)
+    choices = {
+        "revolve": Choice("revolve", problem),
+        "hrevolve": Choice("hrevolve", replace(problem, memory=(problem.memory or 0) - waiting)),
+    }
+    lowest = {"revolve": least, "hrevolve": problem.carry + problem.tape}
+    feasible = [name for name in schedules if (choices[name].problem.memory or 0) >= lowest[name]]
+    yield from (choices[name] for name in sorted(feasible, key=lambda name: extra_runs(name, choices[name].problem)))
+    yield from (Choice(name, replace(problem, memory=lowest[name])) for name in schedules)
+
+
 def _spread(middle: int, most: int, least: int) -> list[int]:
     """Numbers in [least, most], near ``middle`` first."""
     factors = (1.0, 0.7, 1.4, 0.5, 2.0, 0.35, 2.8, 0.25, 4.0, 0.12, 8.0, 0.0)
@@ -233,7 +258,7 @@ def _spread(middle: int, most: int, least: int) -> list[int]:
 
 def _further(options: Options) -> str:
     if options.schedule == "auto" and not options.tiers:
-        return ", or allow a remote tier with schedule='double'"
+        return ", or allow a remote tier with remote='disk'"
     if options.schedule in ("store_all", "standard"):
         return ", or use schedule='double'"
     return "" if options.segment is None else ", or compile shorter segments with segment=1"

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from reroll import schedule
 from reroll.errors import OptionError, ScheduleError
-from reroll.optimal import OneTier
+from reroll.optimal import farthest, optimum
+from reroll.reversal import OneTier, Piece, Schedule, Slots, SlowTier
 from reroll.schedule import Interval
 
 
@@ -19,7 +20,8 @@ class Problem:
     ``steps`` T, in segments of ``segment`` steps, of which only the last may be short: intervals hold whole segments.
     ``carry``: bytes of a carry as it is kept. ``tape``: bytes of the tape of a segment. ``memory``: local bytes for
     kept carries and tapes at a time (None: no budget was given). ``chunk`` and ``slots``: as asked for, or as planned
-    (None: not asked for, and the schedule has no plan for them). ``tier``: where remote carries go.
+    (None: not asked for, and the schedule has no plan for them). ``tier``: where remote carries go, of which it has
+    ``room`` for so many (None: for all); to ``write`` or to ``read`` one takes as long as so many runs of a segment.
     """
 
     steps: int
@@ -30,6 +32,9 @@ class Problem:
     chunk: int = 1
     slots: int | None = None
     tier: str = "local"
+    room: int | None = None
+    write: float = 0.0
+    read: float = 0.0
 
     @property
     def segments(self) -> int:
@@ -165,39 +170,63 @@ MOST_RUNS = 16
 def _revolve(problem: Problem) -> Interval:
     """The optimum for K slots, one of which holds the first carry, beside the tape of a segment; without slots for
     memory in bytes, which carries and tapes share (without a budget: as much as the best chunk of standard takes)."""
-    segments = problem.segments
-    if problem.slots is not None:
-        tier, memory, whole = OneTier(1, 0), problem.slots, 1
-    else:
-        memory = _standard_memory(problem) if problem.memory is None else problem.memory
-        tier, whole = OneTier(problem.carry, problem.tape), memory // problem.tape
-        memory -= problem.carry
-    if segments <= whole:
+    fast = _fast(problem)
+    if fast is None:
         return Interval(problem.steps)
-    runs = tier.runs(segments, memory)
-    if not 0 < runs <= MOST_RUNS:
+    if farthest(fast, MOST_RUNS - 1) < problem.segments:
         given = f"{problem.slots} slots" if problem.slots is not None else f"{problem.memory:,} bytes"
-        often = f"would run steps {runs} times" if runs else "cannot be played"
         raise OptionError(
-            f"Schedule 'revolve' of {segments:,} segments {often} with {given} for carries and tapes. Give it more, or "
-            "use a schedule that moves carries off, such as 'double'."
+            f"Schedule 'revolve' would run some of {problem.segments:,} segments more than {MOST_RUNS} times with "
+            f"{given} for carries and tapes. Give it more, or use one that moves carries off, such as 'hrevolve'."
         )
-    return _children(problem, tier, segments, memory)
+    return _interval(optimum(problem.segments, fast), problem)
 
 
-def _children(problem: Problem, tier: OneTier, segments: int, memory: int) -> Interval:
-    known: dict[tuple[int, int], Interval] = {}
+@register_schedule("hrevolve", ("slots", "memory", "remote"))
+def _hrevolve(problem: Problem) -> Interval:
+    """The optimum over two tiers: as revolve, with carries in ``tier`` too, whose writes and reads cost ``write`` and
+    ``read`` runs of a segment."""
+    fast = _fast(problem)
+    if fast is None:
+        return Interval(problem.steps)
+    return _interval(optimum(problem.segments, fast, SlowTier(problem.room, problem.write, problem.read)), problem)
 
-    def inner(count: int, left: int, steps: int) -> Interval:
-        if (count, left) not in known:
-            *kept, _ = tier.pieces(count, left)
-            children = [inner(*piece, piece[0] * problem.segment) for piece in kept]
-            rest = steps - sum(child.steps for child in children)
-            taped = (Interval(rest, taped=True),) if children else ()
-            known[count, left] = Interval(steps, children=(*children, *taped))
-        return known[count, left]
 
-    return inner(segments, memory, problem.steps)
+def extra_runs(name: str, problem: Problem) -> float:
+    """What revolve or hrevolve costs beside one run of each segment, transfers included, in runs of a segment."""
+    fast = _fast(problem)
+    if fast is None:
+        return 0.0
+    slow = [SlowTier(problem.room, problem.write, problem.read)] if name == "hrevolve" else []
+    return optimum(problem.segments, fast, *slow).extra
+
+
+def _fast(problem: Problem) -> OneTier | Slots | None:
+    """The memory that carries and tapes share, or slots; None if all segments can be taped."""
+    if problem.slots is not None:
+        return Slots(problem.slots) if problem.segments > 1 else None
+    memory = _standard_memory(problem) if problem.memory is None else problem.memory
+    if problem.segments * problem.tape <= memory:
+        return None
+    return OneTier(problem.carry, problem.tape, memory - problem.carry)
+
+
+def _interval(found: Schedule, problem: Problem) -> Interval:
+    """A schedule of segments as a tree of steps, in which equal pieces are one object."""
+    tiers, known = ("local", problem.tier), dict[tuple[Piece, int], Interval]()
+
+    def inner(piece: Piece, missing: int) -> Interval:
+        if (piece, missing) not in known:
+            steps = piece.length * problem.segment - missing
+            if piece.tier is None:
+                return Interval(steps, taped=True)
+            *parts, last = found.pieces(piece) or (None,)
+            children = [inner(part, 0) for part in parts if part]
+            children += [inner(last, missing)] if last else []
+            known[piece, missing] = Interval(steps, tiers[piece.tier], tuple(children))
+        return known[piece, missing]
+
+    return replace(inner(found.root, problem.segments * problem.segment - problem.steps), tier="local")
 
 
 def _standard_memory(problem: Problem) -> int:
@@ -208,10 +237,9 @@ def _standard_memory(problem: Problem) -> int:
 
 def least_memory(problem: Problem) -> int:
     """The least memory for carries and tapes with which revolve runs no segment more than ``MOST_RUNS`` times."""
-    tier = OneTier(problem.carry, problem.tape)
-    low, high = 0, problem.segments * (problem.carry + problem.tape)
+    low, high = problem.carry + problem.tape - 1, problem.segments * (problem.carry + problem.tape)
     while high - low > 1:
         middle = (low + high) // 2
-        enough = 0 < tier.runs(problem.segments, middle - problem.carry) <= MOST_RUNS
-        low, high = (low, middle) if enough else (middle, high)
+        tier = OneTier(problem.carry, problem.tape, middle - problem.carry)
+        low, high = (low, middle) if farthest(tier, MOST_RUNS - 1) >= problem.segments else (middle, high)
     return min(high, problem.segments * problem.tape)

@@ -203,7 +203,7 @@ class _Builder:
         return self._kept([self._piece(runs + 1, free), *self._behind(runs, free)])
 
     def _behind(self, runs: int, free: int) -> list[Piece]:
-        """What a run makes behind its own carry's part: pieces of new slow carries, and one that is reversed at once."""
+        """What a run makes behind its own carry's part: pieces of new slow carries, and one reversed at once."""
         found = []
         while self.new[runs + 1] and free:
             self.new[runs + 1] -= 1

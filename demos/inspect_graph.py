@@ -29,7 +29,7 @@ def main() -> None:
     print(report)
     assert report.step is not None
     print("\nOne step, (carry, input, constants) -> (carry, outputs):\n", report.step.graph)
-    print("\nThe training program; each instruction runs over whole segments:\n", report.graph)
+    print("\nThe training program; each instruction runs over whole segments:\n", report.loops[0].program)
     if args.page:
         report.save_html(args.page)
         print(f"\nThe same as a page: {args.page}")

@@ -76,7 +76,7 @@ def test_inspect_graph(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     for instruction in (
         "offload_at12",
         "reload_at12",
-        "recompute_12to",
+        "recompute_0to",
         "save_at",
         "backward_0to",
         "autograd_function_apply",

@@ -17,8 +17,7 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"schedule": "doubel"}, r"schedule='doubel' is not valid. Did you mean 'double'\?"),
     ({"schedule": None}, "schedule=None is not valid"),
     ({"schedule": ["double"]}, "schedule=.* is not valid"),
-    ({"schedule": "revolve"}, "schedule='revolve' needs the planner"),
-    ({"schedule": "hrevolve"}, "schedule='hrevolve' needs the planner"),
+    ({"schedule": "hrevolv"}, r"schedule='hrevolv' is not valid. Did you mean 'hrevolve'\?"),
     ({"remote": "disc"}, r"remote='disc' is not valid. Did you mean 'disk'\?"),
     ({"remote": 3}, "remote=3 is not valid"),
     ({"remote": ("disk", 3)}, "remote=3 is not valid"),
@@ -45,11 +44,14 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
 CONTRADICTORY: tuple[tuple[dict[str, Any], str], ...] = (
     ({"schedule": "standard", "remote": "disk"}, "remote='disk' has no effect with schedule='standard'"),
     ({"schedule": "store_all", "chunk": 4}, "chunk=4 has no effect with schedule='store_all'"),
-    ({"schedule": "standard", "slots": 4}, "slots=4 goes with schedule='hierarchical' or 'double'"),
+    (
+        {"schedule": "standard", "slots": 4},
+        "slots=4 goes with one of 'hierarchical', 'double', .*, not with schedule='standard'",
+    ),
     ({"schedule": "double", "slots": 9, "chunk": 4}, "slots=9 is more than the chunk=4 steps"),
     ({"schedule": "remote", "remote": "local"}, "remote='local' .* goes with schedule='double'"),
     ({"schedule": "double", "remote": ("local", "disk")}, "mixes 'local' with remote tiers"),
-    ({"schedule": "double", "remote": ("host", "disk")}, "names several tiers, which needs the planner"),
+    ({"schedule": "double", "remote": ("host", "disk")}, "names several tiers; name one"),
     ({"schedule": "standard", "spill_folder": "."}, "spill_folder='.' has no effect without remote='disk'"),
     ({"schedule": "double", "remote": "local", "spill_folder": "."}, "spill_folder='.' has no effect"),
 )
