@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reroll.priced import Cut, Trees, bracket
-from reroll.reversal import Integers, Layer, Numbers, Piece
+from reroll.reversal import Integers, Numbers, Piece, Store
 from reroll.revolve import spread
 
 
@@ -36,7 +36,7 @@ class _Group:
 class Blend:
     """A schedule whose pieces are as in ``low``, as in ``high`` or, one on each way down the tree, in between."""
 
-    tiers: tuple[Layer, ...]
+    tiers: tuple[Store, ...]
     low: Trees
     high: Trees
     root: Piece
@@ -45,6 +45,8 @@ class Blend:
 
     def pieces(self, piece: Piece) -> tuple[Piece, ...]:
         """The parts of a piece in order, see ``Schedule``. Empty for one that is taped whole."""
+        if piece.tier is None:
+            return ()
         groups, rest = self._first_run(piece)
         found = [part for group in groups for part in group.pieces(range(len(group.lengths)))]
         return (*found, Piece(rest, None, 0)) if found else ()
@@ -123,7 +125,7 @@ def _piece(length: int, tier: int, room: int, runs: int) -> Piece:
     return Piece(length, tier, min(room, length - 1) if tier else room, (room, runs))
 
 
-def blend(tiers: tuple[Layer, ...], steps: int) -> Blend:
+def blend(tiers: tuple[Store, ...], steps: int) -> Blend:
     """The best of three: between the trees beside a length, the shorter one lengthened, the longer one shortened."""
     blocks = tiers[0].blocks
     assert blocks is not None
@@ -145,7 +147,7 @@ def blend(tiers: tuple[Layer, ...], steps: int) -> Blend:
     return min(blends, key=lambda each: each.extra)
 
 
-def _single(tiers: tuple[Layer, ...], steps: int, block: int) -> Blend:
+def _single(tiers: tuple[Store, ...], steps: int, block: int) -> Blend:
     """Where no further carry can be kept block after block is taped: sum over k >= 1 of max(0, steps - k block)."""
     runs = (steps - 1) // block
     extra = runs * steps - block * runs * (runs + 1) // 2

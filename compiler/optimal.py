@@ -6,12 +6,11 @@ import numpy as np
 
 from reroll.blend import blend
 from reroll.priced import chains
-from reroll.reversal import OneTier, Piece, Schedule, Slots, SlowTier, at_least_one, gap, layers
+from reroll.reversal import OneTier, Piece, Schedule, Slots, SlowTier, at_least_one, gap, stores
 from reroll.revolve import Revolve
 from reroll.tabled import tabled
 from reroll.two_level import two_level
 
-_FAR = 1 << 32
 _CELLS = 20_000  # carries times steps up to which tables take less than half a second
 
 
@@ -29,20 +28,20 @@ def optimum(steps: int, fast: OneTier | Slots, *slow: SlowTier) -> Schedule:
         return Revolve(Piece(steps, 0, min(fast.slots, steps) - 1))
     if isinstance(fast, Slots) and len(slow) == 1:
         return two_level(steps, fast, slow[0])
-    tiers = layers(steps, fast, slow)
+    tiers = stores(steps, fast, slow)
     found = blend(tiers, steps)
     tables = sum(1 if tier.rooms >= steps else tier.rooms for tier in tiers)
     return tabled(tiers, steps) if gap(found) > 0 and steps * tables <= _CELLS else found
 
 
-def farthest(fast: OneTier | Slots, runs: int) -> int:
-    """The most segments that can be reversed if none has more than ``runs`` extra runs, or 2^32 where these are more.
+def farthest(fast: OneTier | Slots, runs: int, most: int) -> int:
+    """How many segments, up to ``most``, can be reversed if none has more than ``runs`` extra runs.
 
     N(m, r) = N(m, r - 1) + max(N(m - 1, r), block(m)), with ``block(m)`` segments taped at once where m further carries
     could be kept. In slots this is C(s + r, s), Griewank and Walther (2000), theorem 1.
     """
-    blocks = fast.blocks
-    lengths = blocks * 0
+    blocks = fast.blocks(most)
+    lengths = np.zeros_like(blocks)
     for _ in range(runs + 1):
-        lengths = np.minimum(chains(lengths + blocks, lengths)[0], _FAR)
+        lengths = np.minimum(chains(lengths + blocks, lengths)[0], most)
     return int(lengths[-1])

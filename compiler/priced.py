@@ -22,7 +22,7 @@ from itertools import islice
 
 import numpy as np
 
-from reroll.reversal import Integers, Layer, Numbers
+from reroll.reversal import Integers, Numbers, Store
 
 _ROUNDING = 1e-9  # runs by which float64 may mistake the cost of a tree
 
@@ -107,44 +107,44 @@ def chains(ends: Numbers, links: Numbers) -> tuple[Numbers, Integers]:
     return sums + best, end
 
 
-def _row(layer: Layer, before: Row, value: Numbers, length: Numbers, cost: float) -> Row:
+def _row(store: Store, before: Row, value: Numbers, length: Numbers, cost: float) -> Row:
     """The next row of a tier, one more run from each carry. What is left at its end has this value, length and cost."""
-    again = before.value - layer.read
+    again = before.value - store.read
     own = again > 0
-    values, end = chains(value + np.maximum(again, 0), again - layer.write)
+    values, end = chains(value + np.maximum(again, 0), again - store.write)
     lengths = np.cumsum(before.length)
-    costs = np.cumsum(before.cost + before.length + layer.read + layer.write)
-    own_length, own_cost = before.length * own, (before.cost + before.length + layer.read) * own
+    costs = np.cumsum(before.cost + before.length + store.read + store.write)
+    own_length, own_cost = before.length * own, (before.cost + before.length + store.read) * own
     return Row(
         values,
         (length + own_length)[end] + lengths - lengths[end],
         (cost + own_cost)[end] + costs - costs[end],
-        np.arange(layer.rooms) - end + own[end],
+        np.arange(store.rooms) - end + own[end],
     )
 
 
-def _grow(tiers: Sequence[Layer], worth: float) -> Iterator[tuple[tuple[Row, ...], tuple[Whole, ...]]]:
+def _grow(tiers: Sequence[Store], worth: float) -> Iterator[tuple[tuple[Row, ...], tuple[Whole, ...]]]:
     """Row after row of all tiers. In the first one a segment earns ``worth``, in each further one 1 more."""
     rows = []
-    for layer in tiers:
-        none = np.zeros(layer.rooms, dtype=np.int64)
+    for store in tiers:
+        none = np.zeros(store.rooms, dtype=np.int64)
         rows.append(Row(none, none, none, none))
     while True:
         wholes: list[Whole] = []
-        for tier, layer in enumerate(tiers):
-            if layer.blocks is not None:
-                row = _row(layer, rows[tier], layer.blocks * worth, layer.blocks, 0)
+        for tier, store in enumerate(tiers):
+            if store.blocks is not None:
+                row = _row(store, rows[tier], store.blocks * worth, store.blocks, 0)
             else:
                 rest = wholes[-1]
-                row = _row(layer, rows[tier], np.array([rest.value]), np.array([rest.length]), rest.cost)
-            top = Whole(tier, row.value[-1] - layer.write, int(row.length[-1]), (row.cost[-1] + layer.write).item())
+                row = _row(store, rows[tier], np.array([rest.value]), np.array([rest.length]), rest.cost)
+            top = Whole(tier, row.value[-1] - store.write, int(row.length[-1]), (row.cost[-1] + store.write).item())
             wholes.append(top if not wholes or top.value > wholes[-1].value else wholes[-1])
             rows[tier] = row
         yield tuple(rows), tuple(wholes)
         worth += 1
 
 
-def at_price(tiers: Sequence[Layer], price: float) -> Trees:
+def at_price(tiers: Sequence[Store], price: float) -> Trees:
     """The trees that earn most at a price above 0."""
     last = math.ceil(price) - 1
     found = list(islice(_grow(tiers, price - last), last + 1))
@@ -160,7 +160,7 @@ class Bracket:
     bound: float
 
 
-def bracket(tiers: Sequence[Layer], steps: int) -> Bracket:
+def bracket(tiers: Sequence[Store], steps: int) -> Bracket:
     """The corners of the convex hull beside ``steps`` segments.
 
     Starts from the whole prices beside them, which share all rows but one. Then one of the two moves to the tree that

@@ -49,11 +49,13 @@ class OneTier:
             refusal.nbytes = self.tape
             raise refusal
 
-    @property
-    def blocks(self) -> Integers:
-        """Segments that can be taped at once where 0, 1, 2, ... further carries could be kept instead."""
-        rooms = self.memory // self.carry
-        blocks = (self.memory - self.carry * np.arange(rooms, -1, -1, dtype=np.int64)) // self.tape
+    def blocks(self, most: int) -> Integers:
+        """Segments that can be taped at once where 0, 1, 2, ... further carries could be kept instead.
+
+        The last one is that beside the first carry alone; ``most`` are given, those with most memory.
+        """
+        carries = np.arange(min(self.memory // self.carry, most - 1), -1, -1, dtype=np.int64)
+        blocks = (self.memory - self.carry * carries) // self.tape
         return blocks[blocks > 0]  # where no tape fits, nothing can be reversed
 
 
@@ -67,10 +69,9 @@ class Slots:
         """Refuse to work without a slot."""
         at_least_one(slots=self.slots)
 
-    @property
-    def blocks(self) -> Integers:
-        """Segments that can be taped at once: always one."""
-        return np.ones(self.slots, dtype=np.int64)
+    def blocks(self, most: int) -> Integers:
+        """Segments that can be taped at once where 0, 1, 2, ... further carries could be kept: always one."""
+        return np.ones(min(self.slots, most), dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,7 @@ def at_least_one(**numbers: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class Store:
     """A tier as its rooms 0, 1, ...: further carries that it can hold beside that of the piece which is reversed.
 
     ``blocks`` by room: segments that can be taped at once. None for a slow tier: faster ones reverse its pieces.
@@ -165,12 +166,12 @@ class Layer:
     blocks: Integers | None = None
 
 
-def layers(steps: int, fast: OneTier | Slots, slow: Sequence[SlowTier] = ()) -> tuple[Layer, ...]:
+def stores(steps: int, fast: OneTier | Slots, slow: Sequence[SlowTier] = ()) -> tuple[Store, ...]:
     """The tiers that can serve a reversal of ``steps`` segments, the fast one first."""
     at_least_one(steps=steps)
-    blocks = fast.blocks
+    blocks = fast.blocks(steps)
     # Rooms below those that one run over all segments can fill are of no use.
     blocks = blocks[-1 - int(np.searchsorted(np.cumsum(blocks[::-1]), steps)) :]
     limited = ((tier, steps if tier.slots is None else min(tier.slots, steps)) for tier in slow)
-    slower = (Layer(slots, tier.write, tier.read) for tier, slots in limited if slots > 0)
-    return (Layer(len(blocks), blocks=blocks), *slower)
+    slower = (Store(slots, tier.write, tier.read) for tier, slots in limited if slots > 0)
+    return (Store(len(blocks), blocks=blocks), *slower)

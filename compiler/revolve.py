@@ -98,6 +98,8 @@ class Revolve:
 
     def pieces(self, piece: Piece) -> tuple[Piece, ...]:
         """The parts of a piece in order, see ``Schedule``. Empty for one that is taped whole."""
+        if piece.tier is None:
+            return ()
         return in_slots(piece.length, piece.room + 1)
 
 

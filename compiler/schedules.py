@@ -173,7 +173,7 @@ def _revolve(problem: Problem) -> Interval:
     fast = _fast(problem)
     if fast is None:
         return Interval(problem.steps)
-    if farthest(fast, MOST_RUNS - 1) < problem.segments:
+    if farthest(fast, MOST_RUNS - 1, problem.segments) < problem.segments:
         given = f"{problem.slots} slots" if problem.slots is not None else f"{problem.memory:,} bytes"
         raise OptionError(
             f"Schedule 'revolve' would run some of {problem.segments:,} segments more than {MOST_RUNS} times with "
@@ -241,5 +241,6 @@ def least_memory(problem: Problem) -> int:
     while high - low > 1:
         middle = (low + high) // 2
         tier = OneTier(problem.carry, problem.tape, middle - problem.carry)
-        low, high = (low, middle) if farthest(tier, MOST_RUNS - 1) >= problem.segments else (middle, high)
+        reached = farthest(tier, MOST_RUNS - 1, problem.segments)
+        low, high = (low, middle) if reached == problem.segments else (middle, high)
     return min(high, problem.segments * problem.tape)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from reroll.reversal import Integers, Layer, Piece
+from reroll.reversal import Integers, Piece, Store
 
 Floats = NDArray[np.float64]
 
@@ -37,7 +37,7 @@ class _Table:
 class Tabled:
     """An optimal schedule. ``tables`` by tier and room; ``wholes`` by tier and length: which tier up to it is best."""
 
-    tiers: tuple[Layer, ...]
+    tiers: tuple[Store, ...]
     tables: tuple[tuple[_Table, ...], ...]
     wholes: tuple[Integers, ...]
     root: Piece
@@ -50,8 +50,11 @@ class Tabled:
 
     def pieces(self, piece: Piece) -> tuple[Piece, ...]:
         """The parts of a piece in order, see ``Schedule``. Empty for one that is taped whole."""
+        if piece.tier is None:
+            return ()
         found: list[Piece] = []
-        tier, rest, (room,) = piece.tier, piece.length, piece.where
+        tier: int | None = piece.tier
+        rest, (room,) = piece.length, piece.where
         while tier is not None:
             stop = int(self._table(tier, room).stops[rest])
             if stop:
@@ -82,17 +85,17 @@ def _piece(length: int, tier: int, room: int) -> Piece:
     return Piece(length, tier, min(room, length - 1) if tier else room, (room,))
 
 
-def tabled(tiers: Sequence[Layer], steps: int) -> Tabled:
+def tabled(tiers: Sequence[Store], steps: int) -> Tabled:
     """An optimal schedule. Takes time with the square of the steps, times the carries that all tiers can hold."""
     tables: list[tuple[_Table, ...]] = []
     wholes: list[Integers] = []
     best: Floats = np.full(steps + 1, np.inf)
-    for tier, layer in enumerate(tiers):
+    for tier, store in enumerate(tiers):
         found: list[_Table] = []
-        for room in range(1 if layer.rooms >= steps else layer.rooms):
-            rests = best if layer.blocks is None else np.where(np.arange(steps + 1) <= layer.blocks[room], 0.0, np.inf)
-            found.append(_tabled(layer, rests, found[-1].costs if found else None))
-        mine = found[-1].costs + layer.write
+        for room in range(1 if store.rooms >= steps else store.rooms):
+            rests = best if store.blocks is None else np.where(np.arange(steps + 1) <= store.blocks[room], 0.0, np.inf)
+            found.append(_tabled(store, rests, found[-1].costs if found else None))
+        mine = found[-1].costs + store.write
         wholes.append(np.where(mine < best, tier, wholes[-1] if wholes else tier))
         best = np.minimum(best, mine)
         tables.append(tuple(found))
@@ -101,15 +104,15 @@ def tabled(tiers: Sequence[Layer], steps: int) -> Tabled:
     return Tabled(tuple(tiers), tuple(tables), tuple(wholes), root, int(extra) if len(tiers) == 1 else extra)
 
 
-def _tabled(layer: Layer, rests: Floats, below: Floats | None) -> _Table:
+def _tabled(store: Store, rests: Floats, below: Floats | None) -> _Table:
     """The table of one room, from the costs in the room below it; a tier without a limit looks at its own."""
     costs, stops = rests.copy(), np.zeros(len(rests), dtype=np.int64)
     costs[0] = 0.0
-    behind = rests.copy() if below is None else np.minimum(rests, below + layer.write)
-    swept = np.arange(len(rests)) + layer.read
+    behind = rests.copy() if below is None else np.minimum(rests, below + store.write)
+    swept = np.arange(len(rests)) + store.read
     for length in range(2, len(rests)):
-        if layer.rooms >= len(rests) - 1:
-            behind[length - 1] = min(rests[length - 1], costs[length - 1] + layer.write)
+        if store.rooms >= len(rests) - 1:
+            behind[length - 1] = min(rests[length - 1], costs[length - 1] + store.write)
         stopped = swept[1:length] + costs[1:length] + behind[length - 1 : 0 : -1]
         at = int(stopped.argmin())
         if stopped[at] < costs[length]:

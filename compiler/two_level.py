@@ -48,9 +48,9 @@ class TwoLevel:
 
     def pieces(self, piece: Piece) -> tuple[Piece, ...]:
         """The parts of a piece in order, see ``Schedule``. Empty for one that is taped whole."""
-        if piece in self.slow:
-            return self.slow[piece]
-        return in_slots(piece.length, self.fast if piece.tier else piece.room + 1)
+        if piece.tier is None:
+            return ()
+        return self.slow.get(piece) or in_slots(piece.length, self.fast if piece.tier else piece.room + 1)
 
 
 def two_level(steps: int, fast: Slots, slow: SlowTier) -> TwoLevel:
@@ -203,7 +203,7 @@ class _Builder:
         return self._kept([self._piece(runs + 1, free), *self._behind(runs, free)])
 
     def _behind(self, runs: int, free: int) -> list[Piece]:
-        """What a run makes behind its own carry's part: pieces of new slow carries, and one reversed at once."""
+        """Behind the part of a run's own carry: pieces of new slow carries, then one that is reversed at once."""
         found = []
         while self.new[runs + 1] and free:
             self.new[runs + 1] -= 1

@@ -34,7 +34,7 @@ ORACLE: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "schedule_
 @pytest.mark.parametrize("row", ORACLE["revolve"]["rows"], ids=lambda row: "-".join(map(str, row)))
 def test_revolve_plays_the_oracle(row: list[int]) -> None:
     steps, slots, extra = row
-    if steps > 1000 or farthest(Slots(slots), schedules.MOST_RUNS - 1) < steps:
+    if steps > 1000 or farthest(Slots(slots), schedules.MOST_RUNS - 1, steps) < steps:
         return
     program = program_of("revolve", Problem(steps, slots=slots))
     tally = verify(program)
