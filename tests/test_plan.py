@@ -158,7 +158,8 @@ def test_what_is_measured_is_below_the_budget(network: Any) -> None:
         (loop,) = report.loops
         assert loop.budget is not None
         assert loop.prediction.peak <= loop.budget
-        assert measured.local_peak <= report.predicted_peak
+        loss = 4 * report.outputs  # what the loss makes outside of the model
+        assert measured.local_peak <= report.predicted_peak + loss
         assert report.predicted_peak <= (1.5 if len(peaks) == 3 else 1.12) * measured.local_peak
         peaks.append(measured.local_peak)
     assert peaks == sorted(peaks, reverse=True)
