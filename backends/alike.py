@@ -7,6 +7,7 @@ from typing import Any
 
 from reroll.backends import build
 from reroll.backends.build import Built, Kernels, fitting, lengths_of
+from reroll.names import names_of
 from reroll.options import Options
 from reroll.recurrence import Recurrence
 from reroll.sequence import module_content
@@ -35,6 +36,7 @@ def kind(recurrence: Recurrence) -> Any:
     )
     return (
         module_content(recurrence.step),
+        tuple(map(names_of, recurrence.step.graph.nodes)),
         len(recurrence.carries),
         recurrence.xs,
         recurrence.constants,

@@ -21,9 +21,11 @@ from reroll.backends.storage import Tier
 from reroll.backends.tracing import Traced, constant_names, trace
 from reroll.context import Context
 from reroll.errors import BudgetError, RerollWarning
+from reroll.names import show_names
 from reroll.options import Options
 from reroll.passes import DEFAULT_PASSES
 from reroll.plan import Choice, choose, segment_lengths
+from reroll.policy import Policy
 from reroll.prediction import Needs, Prediction, predict
 from reroll.program import Program, pieces, store_all
 from reroll.recurrence import Recurrence
@@ -110,11 +112,13 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
     """Segments of the given lengths, longest first, whatever the number of steps of the recurrence."""
     context = Context(store_all_root(recurrence, lengths[0]), recurrence, codec=options.codec)
     recurrence = replace(recurrence, step=run_on_step(_passes(options), recurrence.step, context))
-    traced = {k: trace(recurrence, k, decompose=options.lowering == "inductor") for k in lengths}
+    policy = options.policy(recurrence.where)
+    shown = replace(recurrence, step=show_names(recurrence.step)) if policy else recurrence
+    traced = {k: trace(shown, k, decompose=options.lowering == "inductor") for k in lengths}
     facts = traced[lengths[0]].facts() if options.codec == "auto" else ()
     for each in traced.values():
         prepare(each, options.lowering)
-    replay, watch = _replays(traced[lengths[0]], options), Watch()
+    replay, watch = _replays(traced[lengths[0]], options, policy), Watch()
     once = Once(constant_names(recurrence))
     vectors = has_vectors(options.lowering, recurrence.examples[0].device)
     context = replace(context, facts=facts, lowering=options.lowering, vectors=vectors)
@@ -122,6 +126,7 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
         lower,
         lowering=options.lowering,
         codec=options.codec,
+        policy=policy,
         replay=replay,
         rewrite=partial(run_on_half, _passes(options), context=context),
         watch=watch,
@@ -132,14 +137,14 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
     return Kernels(traced[lengths[0]], segments, facts, recurrence.step, replay, watch, once)
 
 
-def _replays(traced: Traced, options: Options) -> bool:
+def _replays(traced: Traced, options: Options, policy: Policy) -> bool:
     """Whether backwards repeat products.
 
     As asked for, else if a tape of all steps is small then and no schedule that runs steps again was asked for.
     """
     if isinstance(options.replay, bool):
         return options.replay
-    return options.schedule in ("auto", "store_all") and replays(traced, options.lowering, options.codec)
+    return options.schedule in ("auto", "store_all") and replays(traced, options.lowering, options.codec, policy)
 
 
 def _passes(options: Options) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from reroll.backends.alike import build_all
 from reroll.backends.build import Built
 from reroll.backends.outside import held_outside
+from reroll.backends.policies import check_policy
 from reroll.backends.rolled import Rolled
 from reroll.backends.surroundings import compile_surroundings
 from reroll.capture import capture
@@ -130,6 +131,7 @@ def _compile(
     if max(each.steps for each in found.recurrences) >= _LONG:
         _say_how_to_unroll_less()
     share = shared(parsed, len(found.recurrences))
+    check_policy(found.recurrences, share)
     built = build_all(found.recurrences, share)
     modules = {each.name: Rolled(each.executable) for each in built}
     module = run = assemble(gm, found.outer, modules)

@@ -91,4 +91,5 @@ def _loop(built: Built) -> Loop:
         lowering=built.options.lowering,
         kept=(ledger.carries, ledger.plain_nbytes, ledger.kept_nbytes),
         events=executable.watch.lines,
+        taped=segment.tape,
     )

@@ -12,7 +12,9 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from reroll.errors import RerollError, RerollWarning
+from reroll.names import name
 from reroll.options import Options
+from reroll.policy import StepValue
 from reroll.registry import register_pass
 
 if TYPE_CHECKING:
@@ -27,9 +29,11 @@ __all__ = [
     "Options",
     "RerollError",
     "RerollWarning",
+    "StepValue",
     "compile",
     "explain",
     "measure",
+    "name",
     "register_pass",
 ]
 

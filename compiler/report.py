@@ -12,6 +12,7 @@ from rich.text import Text
 from torch import fx
 
 from reroll.plan import Choice
+from reroll.policy import StepValue
 from reroll.prediction import Prediction
 from reroll.program import Program
 from reroll.recurrence import Recurrence
@@ -76,7 +77,8 @@ class Loop:
 
     Bytes: ``saved`` of the tape of ``choice.segment`` steps, ``outputs`` of the outputs of all steps, ``gradients`` of
     the gradients that are added up for operands. ``kept`` is (carries, bytes before, bytes after compression) of all
-    calls so far. ``events``: products of spikes, and what was seen of them.
+    calls so far. ``events``: products of spikes, and what was seen of them. ``taped``: the values that the tape of
+    a segment keeps, before what is 0 or 1 is packed.
     """
 
     recurrence: Recurrence
@@ -91,6 +93,7 @@ class Loop:
     lowering: str
     kept: tuple[int, int, int] = (0, 0, 0)
     events: tuple[EventLine, ...] = ()
+    taped: tuple[StepValue, ...] = ()
 
     @property
     def tape_step(self) -> int:

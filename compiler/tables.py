@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _COLUMNS = 60
+_KINDS = 6  # of values on a tape that are listed
 
 
 def nbytes_text(nbytes: int) -> str:
@@ -51,6 +53,8 @@ def _facts(loop: Loop) -> Iterator[tuple[str, str]]:
     yield "loop", f"{recurrence.steps:,} steps of {calls} operations, {len(recurrence.carries)} carried values"
     yield "schedule", f"{loop.choice.describe()}, {loop.lowering} segments"
     yield "tape", f"{nbytes_text(loop.tape_step)} a step, {nbytes_text(loop.saved)} a segment"
+    if loop.taped:
+        yield "kept in it", _counted([value.name or value.op for value in loop.taped])
     yield "steps re-run", f"{tally.reforward_steps:,} ({loop.reforward:.2f} for each step of the forward)"
     if tally.remote_writes:
         writes = f"{tally.remote_writes:,} writes ({tally.carries_written:,} carries)"
@@ -71,6 +75,13 @@ def _facts(loop: Loop) -> Iterator[tuple[str, str]]:
         ),
     )
     yield "over time", _sparkline([nbytes for _, nbytes in prediction.timeline])
+
+
+def _counted(names: Sequence[str]) -> str:
+    """How often each name occurs, the most frequent first: "8 hidden, 1 carry"."""
+    counts = Counter(names).most_common()
+    shown = ", ".join(f"{count} {name}" for name, count in counts[:_KINDS])
+    return shown + (f" and {len(counts) - _KINDS} other kinds" if len(counts) > _KINDS else "")
 
 
 def _sparkline(values: list[int]) -> str:
