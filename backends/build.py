@@ -14,6 +14,7 @@ from reroll.backends.events import Watch
 from reroll.backends.executable import Executable
 from reroll.backends.footprints import carry_gradients, footprint, output_gradients, turned_gradients
 from reroll.backends.host import HostTier
+from reroll.backends.lossy import rounded_nbytes
 from reroll.backends.lowering import Segment, has_vectors, lower, prepare, replays
 from reroll.backends.once import Once
 from reroll.backends.progress import progress
@@ -21,6 +22,7 @@ from reroll.backends.storage import Tier
 from reroll.backends.tracing import Traced, constant_names, trace
 from reroll.context import Context
 from reroll.errors import BudgetError, RerollWarning
+from reroll.facts import LOSSY, kept_as
 from reroll.names import show_names
 from reroll.options import Options
 from reroll.passes import DEFAULT_PASSES
@@ -115,7 +117,7 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
     policy = options.policy(recurrence.where)
     shown = replace(recurrence, step=show_names(recurrence.step)) if policy else recurrence
     traced = {k: trace(shown, k, decompose=options.lowering == "inductor") for k in lengths}
-    facts = traced[lengths[0]].facts() if options.codec == "auto" else ()
+    facts = traced[lengths[0]].facts() if options.codec != "none" else ()
     for each in traced.values():
         prepare(each, options.lowering)
     replay, watch = _replays(traced[lengths[0]], options, policy), Watch()
@@ -166,7 +168,7 @@ def plan(kernels: Kernels, recurrence: Recurrence, options: Options) -> Built:
         length,
         options,
         recurrence.examples[0].device.type,
-        needs.sizes.of_carry(tuple(fact.codec for fact in kernels.facts)),
+        needs.sizes.of_carry(tuple(kept_as(fact, options.codec) for fact in kernels.facts)),
         max(needs.sizes.of_tape(0, length) // length, 1),
         lambda candidate: _cost(program_of(candidate), needs)[1].peak,
         replay=kernels.replay,
@@ -249,6 +251,8 @@ def _needs(kernels: Kernels, recurrence: Recurrence) -> Needs:
 
 def expected_nbytes(value: Tensor, codec: str) -> int:
     """Bytes that a tensor is expected to take: what its codec promises, or its own size where that depends on data."""
+    if codec in LOSSY:
+        return min(rounded_nbytes(value.numel(), value.dtype, codec), value.nbytes)
     bits = {"bits": 1, "two": 1, "small": 8 * min(value.element_size(), 2)}.get(codec)
     return value.nbytes if bits is None else -(-value.numel() * bits // 8)
 

@@ -139,7 +139,7 @@ def lower(
 
 def _packs(lowering: str, codec: str) -> bool:
     """Unfused, packing takes longer than the step: eager keeps bools."""
-    return codec == "auto" and lowering == "inductor"
+    return codec != "none" and lowering == "inductor"
 
 
 def _cut(traced: Traced, policy: Policy = NO_POLICY, *, pack: bool, replay: bool) -> Cut:

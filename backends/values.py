@@ -27,17 +27,21 @@ class Kept:
     random: tuple[Tensor, ...] | None
 
     def carry(self) -> Carry:
-        """The carry, decoded bit for bit."""
+        """The carry, decoded."""
         return Carry(tuple(decode(tensor) for tensor in self.tensors), self.random)
 
 
 @dataclass(slots=True)
 class Ledger:
-    """What all calls together have kept so far: carries, and their bytes before and after compression."""
+    """What all calls together have kept so far: carries, and their bytes before and after compression.
+
+    ``gradient_error``: what was measured last of a codec that rounds.
+    """
 
     carries: int = 0
     plain_nbytes: int = 0
     kept_nbytes: int = 0
+    gradient_error: float | None = None
 
     def enter(self, tensors: tuple[Encoded, ...]) -> None:
         """Add one carry."""

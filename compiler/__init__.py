@@ -2,7 +2,7 @@
 
 ``torch.compile(model, backend="reroll", options={...})`` compiles for one length, ``reroll.compile(model, time_dim=0)``
 for every length; ``explain`` shows the plan; ``measure`` the cost of
-one call; ``register_pass`` adds a pass of one's own.
+one call; ``register_pass`` adds a pass of one's own; ``name`` gives a value of a step a name.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from reroll.registry import register_pass
 if TYPE_CHECKING:
     from reroll.backends.explain import explain as explain
     from reroll.backends.front import compile as compile  # noqa: A004  # as torch.compile
+    from reroll.backends.gradient_error import gradient_error as gradient_error
     from reroll.backends.measure import measure as measure
     from reroll.passes import DEFAULT_PASSES as DEFAULT_PASSES
 
@@ -32,6 +33,7 @@ __all__ = [
     "StepValue",
     "compile",
     "explain",
+    "gradient_error",
     "measure",
     "name",
     "register_pass",
@@ -41,6 +43,7 @@ _LAZY = {
     "DEFAULT_PASSES": "reroll.passes",
     "compile": "reroll.backends.front",
     "explain": "reroll.backends.explain",
+    "gradient_error": "reroll.backends.gradient_error",
     "measure": "reroll.backends.measure",
 }
 

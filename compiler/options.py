@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from reroll.errors import OptionError
+from reroll.facts import LOSSY
 from reroll.policy import Policy, Rule
 
 SCHEDULES = ("auto", "store_all", "standard", "remote", "hierarchical", "double")
@@ -20,7 +21,7 @@ TIERS = ("host", "disk", "local")
 REMOTE_SCHEDULES = ("remote", "hierarchical", "double")
 _CHOICES = {
     "schedule": SCHEDULES,
-    "codec": ("auto", "none"),
+    "codec": ("auto", "none", *LOSSY),
     "lowering": ("inductor", "eager"),
     "on_no_recurrence": ("warn", "error"),
 }
@@ -38,7 +39,9 @@ class Options:
     remote: where remote carries go: ``disk``, ``host`` or ``local``.
     segment: steps compiled together. chunk: steps between remote (or standard) checkpoints. slots: local checkpoints
         per chunk, the chunk's own start included.
-    codec: ``auto`` stores kept values compressed without loss, ``none`` as they are.
+    codec: ``auto`` stores kept values compressed without loss, ``none`` as they are. ``bfloat16`` and ``int8`` round
+        kept carries of which nothing is proved: the forward is exact, but replays start from rounded values, so
+        gradients are approximate (``reroll.gradient_error`` measures by how much).
     lowering: ``inductor`` or ``eager``.
     keep, recompute: which values of a step the tape of a segment keeps wherever the backward is made of them, and which
         it never keeps, but makes again in the backward. Each is a name that ``reroll.name`` gave, the name of an
@@ -182,7 +185,8 @@ def _check_contradictions(options: Options) -> None:
         raise OptionError(
             f"Contradictory options: keep and recompute both have {both[0]!r}. Take it out of one of them."
         )
-    for sentence in (*_tier_contradictions(options), *_size_contradictions(options)):
+    contradictions = (_tier_contradictions, _size_contradictions, _codec_contradictions)
+    for sentence in (sentence for found in contradictions for sentence in found(options)):
         raise OptionError(f"Contradictory options: {sentence}.")
 
 
@@ -212,3 +216,14 @@ def _size_contradictions(options: Options) -> Iterator[str]:
         yield f"slots={slots} goes with schedule='hierarchical' or 'double', not {schedule!r}"
     if slots is not None and chunk is not None and slots > chunk:
         yield f"slots={slots} is more than the chunk={chunk} steps they divide"
+
+
+def _codec_contradictions(options: Options) -> Iterator[str]:
+    codec = options.codec
+    if codec in LOSSY and options.verify:
+        yield (
+            f"codec={codec!r} rounds kept carries, and verify=True asks that recomputed ones equal the forward's bit "
+            "for bit. Use codec='auto', or leave verify out"
+        )
+    if codec in LOSSY and options.schedule == "store_all":
+        yield f"codec={codec!r} has no effect with schedule='store_all', which keeps no carries"

@@ -78,7 +78,8 @@ class Loop:
     Bytes: ``saved`` of the tape of ``choice.segment`` steps, ``outputs`` of the outputs of all steps, ``gradients`` of
     the gradients that are added up for operands. ``kept`` is (carries, bytes before, bytes after compression) of all
     calls so far. ``events``: products of spikes, and what was seen of them. ``taped``: the values that the tape of
-    a segment keeps, before what is 0 or 1 is packed.
+    a segment keeps, before what is 0 or 1 is packed. ``gradient_error``: what ``reroll.gradient_error`` found last
+    of a codec that rounds, relative to the norm of the gradients.
     """
 
     recurrence: Recurrence
@@ -94,6 +95,7 @@ class Loop:
     kept: tuple[int, int, int] = (0, 0, 0)
     events: tuple[EventLine, ...] = ()
     taped: tuple[StepValue, ...] = ()
+    gradient_error: float | None = None
 
     @property
     def tape_step(self) -> int:

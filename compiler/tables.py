@@ -13,6 +13,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from reroll.facts import LOSSY
+
 if TYPE_CHECKING:
     from reroll.report import Loop
 
@@ -59,6 +61,9 @@ def _facts(loop: Loop) -> Iterator[tuple[str, str]]:
     if tally.remote_writes:
         writes = f"{tally.remote_writes:,} writes ({tally.carries_written:,} carries)"
         yield "transfers", f"{writes}, {tally.remote_reads:,} reads ({tally.carries_read:,} carries)"
+    for codec in LOSSY:
+        if any(codec in node.kwargs.get("codec", ()) for node in loop.program.graph.nodes):
+            yield "rounded", f"kept carries, to {codec}, so gradients are approximate: {_error(loop)}"
     if loop.kept[0]:
         carries, plain, kept = loop.kept
         yield "kept so far", f"{carries:,} carries, {nbytes_text(plain)}, compressed to {nbytes_text(kept)}"
@@ -75,6 +80,11 @@ def _facts(loop: Loop) -> Iterator[tuple[str, str]]:
         ),
     )
     yield "over time", _sparkline([nbytes for _, nbytes in prediction.timeline])
+
+
+def _error(loop: Loop) -> str:
+    error = loop.gradient_error
+    return "reroll.gradient_error says by how much" if error is None else f"off by {error:.2g} of their norm, measured"
 
 
 def _counted(names: Sequence[str]) -> str:

@@ -1,14 +1,28 @@
-"""Networks whose values have names. B batch (3), I inputs (5), H neurons (7), T steps."""
+"""Networks whose values have names, and a way to build them that traces once. B batch, I inputs, H neurons, T steps."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 import reroll
 from networks import Spike
+from reroll.backends.build import build
+from reroll.backends.dynamo import Graph, assemble
+from reroll.backends.explain import plan
+from reroll.backends.rolled import Rolled
+from reroll.capture import Capture, capture
+from reroll.options import Options
+from reroll.report import Loop
 
 B, I, H = 3, 5, 7  # noqa: E741
+STEPS, SEGMENT = 8, 4
+EAGER: dict[str, Any] = {"lowering": "eager", "segment": SEGMENT, "schedule": "standard", "chunk": SEGMENT}
 ROW = B * H * 8  # bytes of a float64 value
 
 
@@ -96,3 +110,50 @@ class Twins(nn.Module):
                 rows.append(h_BI)
             x_TBI = torch.stack(rows[::-1])
         return x_TBI
+
+
+def sequence(steps: int = STEPS) -> Tensor:
+    return torch.randn(steps, B, I)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A network that Dynamo has traced once: its graph, with the operands, what was captured, and eager's results."""
+
+    module: fx.GraphModule
+    operands: Sequence[Any]
+    found: Capture
+    expected: Sequence[Tensor]
+
+    @classmethod
+    @functools.cache
+    def of(cls, make: Callable[[], nn.Module]) -> Captured:
+        seen: list[Any] = []
+
+        def keep(gm: fx.GraphModule, _: Any) -> Any:
+            def run(*operands: Any) -> Any:
+                seen.append((gm, operands))
+                return gm(*operands)
+
+            return run
+
+        torch.manual_seed(0)
+        model, x_TBI = make(), sequence().requires_grad_()
+        torch.manual_seed(1)
+        expected = torch.compile(model, backend=keep, fullgraph=True)(x_TBI)
+        ((module, operands),) = seen
+        return cls(module, operands, capture(module), cls.gradients(expected, operands))
+
+    @staticmethod
+    def gradients(result: Tensor, operands: Sequence[Tensor]) -> Sequence[Tensor]:
+        return torch.autograd.grad(result.square().sum(), [each for each in operands if each.requires_grad])
+
+    def run(self, **options: Any) -> tuple[Loop, float]:
+        """The report on the loop, and the largest relative error of a gradient."""
+        (recurrence,) = self.found.recurrences
+        built = build(recurrence, Options(**EAGER | options))
+        module = assemble(self.module, self.found.outer, {recurrence.name: Rolled(built.executable)})
+        torch.manual_seed(1)
+        got = self.gradients(module(*self.operands)[0], self.operands)
+        pairs = zip(got, self.expected, strict=True)
+        return plan(Graph(module, module, (built,))).loops[0], max(float((a - b).norm() / b.norm()) for a, b in pairs)

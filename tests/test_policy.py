@@ -2,82 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
 
 import reroll
 from agreement import differences, results
-from named_networks import ROW, B, H, I, Lif, Lstm, Net, Odd, Tanh, Twins
+from named_networks import EAGER, ROW, SEGMENT, B, Captured, H, I, Lif, Lstm, Net, Odd, Tanh, Twins, sequence
 from recorded_networks import refused_by_dynamo
 from reroll.backends.build import build
-from reroll.backends.dynamo import Graph, assemble
-from reroll.backends.explain import plan
-from reroll.backends.rolled import Rolled
-from reroll.capture import Capture, capture
 from reroll.errors import OptionError
 from reroll.options import Options
 from reroll.policy import StepValue
 from reroll.report import Loop
 
 pytestmark = pytest.mark.usefixtures("double_precision")
-STEPS, SEGMENT = 8, 4
-EAGER: dict[str, Any] = {"lowering": "eager", "segment": SEGMENT, "schedule": "standard", "chunk": SEGMENT}
 CARRY = {"carry": 1}
-
-
-def sequence() -> Tensor:
-    return torch.randn(STEPS, B, I)
-
-
-@dataclass(frozen=True)
-class Captured:
-    """A network that Dynamo has traced once: its graph, with the operands, what was captured, and eager's results."""
-
-    module: fx.GraphModule
-    operands: Sequence[Any]
-    found: Capture
-    expected: Sequence[Tensor]
-
-    @classmethod
-    @functools.cache
-    def of(cls, make: Callable[[], nn.Module]) -> Captured:
-        seen: list[Any] = []
-
-        def keep(gm: fx.GraphModule, _: Any) -> Any:
-            def run(*operands: Any) -> Any:
-                seen.append((gm, operands))
-                return gm(*operands)
-
-            return run
-
-        torch.manual_seed(0)
-        model, x_TBI = make(), sequence().requires_grad_()
-        torch.manual_seed(1)
-        expected = torch.compile(model, backend=keep, fullgraph=True)(x_TBI)
-        ((module, operands),) = seen
-        return cls(module, operands, capture(module), cls.gradients(expected, operands))
-
-    @staticmethod
-    def gradients(result: Tensor, operands: Sequence[Tensor]) -> Sequence[Tensor]:
-        return torch.autograd.grad(result.square().sum(), [each for each in operands if each.requires_grad])
-
-    def run(self, **options: Any) -> tuple[Loop, float]:
-        """The report on the loop, and the largest relative error of a gradient."""
-        (recurrence,) = self.found.recurrences
-        built = build(recurrence, Options(**EAGER | options))
-        module = assemble(self.module, self.found.outer, {recurrence.name: Rolled(built.executable)})
-        torch.manual_seed(1)
-        got = self.gradients(module(*self.operands)[0], self.operands)
-        pairs = zip(got, self.expected, strict=True)
-        return plan(Graph(module, module, (built,))).loops[0], max(float((a - b).norm() / b.norm()) for a, b in pairs)
 
 
 def taped(loop: Loop) -> dict[str, int]:
