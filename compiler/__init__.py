@@ -1,8 +1,8 @@
 """reroll: back-propagation through time inside a memory budget, as a torch.compile backend.
 
 ``torch.compile(model, backend="reroll", options={...})`` compiles for one length, ``reroll.compile(model, time_dim=0)``
-for every length; ``explain`` shows the plan; ``measure`` the cost of
-one call; ``register_pass`` adds a pass of one's own; ``name`` gives a value of a step a name.
+for every length; ``explain`` shows the plan; ``measure`` the cost of one call, ``breakdown`` what its memory is for,
+``gradient_error`` what rounded carries do; ``name`` names a value of a step; ``register_pass`` adds a pass.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from reroll.policy import StepValue
 from reroll.registry import register_pass
 
 if TYPE_CHECKING:
+    from reroll.backends.breakdown import breakdown as breakdown
     from reroll.backends.explain import explain as explain
     from reroll.backends.front import compile as compile  # noqa: A004  # as torch.compile
     from reroll.backends.gradient_error import gradient_error as gradient_error
@@ -31,6 +32,7 @@ __all__ = [
     "RerollError",
     "RerollWarning",
     "StepValue",
+    "breakdown",
     "compile",
     "explain",
     "gradient_error",
@@ -41,6 +43,7 @@ __all__ = [
 
 _LAZY = {
     "DEFAULT_PASSES": "reroll.passes",
+    "breakdown": "reroll.backends.breakdown",
     "compile": "reroll.backends.front",
     "explain": "reroll.backends.explain",
     "gradient_error": "reroll.backends.gradient_error",
