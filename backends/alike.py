@@ -10,6 +10,7 @@ from torch import Tensor
 
 from reroll.backends import build
 from reroll.backends.build import Built, Kernels, fitting_all, lengths_of
+from reroll.names import names_of
 from reroll.options import Options
 from reroll.plan import Beside
 from reroll.recurrence import Recurrence
@@ -48,6 +49,7 @@ def kind(recurrence: Recurrence) -> Any:
     )
     return (
         module_content(recurrence.step),
+        tuple(map(names_of, recurrence.step.graph.nodes)),
         len(recurrence.carries),
         recurrence.xs,
         recurrence.constants,

@@ -24,6 +24,7 @@ from reroll.backends.build import Kernels, compile_kernels, fitting_all
 from reroll.backends.dynamo import EXPLAINING, Graph, HandedOn, Reached, assemble, beside_of
 from reroll.backends.keys import key_of
 from reroll.backends.observe import Observed, observe
+from reroll.backends.policies import check_policy
 from reroll.backends.progress import hinting
 from reroll.backends.rolled import Idle, Rolled
 from reroll.backends.state import State
@@ -223,6 +224,7 @@ class Family:
         modules = [*(_trace(running, steps) for steps in lengths[:-1]), module]
         found = [fuse(capture(each, maps=True)) for each in modules]
         self.template, self.notes = align(lengths, modules, found), found[-1].notes
+        check_policy(found[-1].recurrences, self.options)
         self.kernels: dict[Any, Kernels] = {}
         self.programs: OrderedDict[Observed, tuple[Graph, tuple[int | None, ...]]] = OrderedDict()
 

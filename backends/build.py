@@ -20,11 +20,15 @@ from reroll.backends.progress import progress
 from reroll.backends.storage import Tier
 from reroll.backends.timing import with_transfers
 from reroll.backends.tracing import Traced, constant_names, trace
+from reroll.backends.values import expected_nbytes
 from reroll.context import Context
 from reroll.errors import BudgetError, RerollWarning
+from reroll.facts import kept_as
+from reroll.names import show_names
 from reroll.options import Options
 from reroll.passes import DEFAULT_PASSES
 from reroll.plan import ALONE, Beside, Choice, Demand, choose, segment_lengths
+from reroll.policy import Policy
 from reroll.prediction import Needs, Prediction, predict
 from reroll.program import Program, pieces, store_all
 from reroll.recurrence import Recurrence
@@ -138,11 +142,13 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
     """Segments of the given lengths, longest first, whatever the number of steps of the recurrence."""
     context = Context(store_all_root(recurrence, lengths[0]), recurrence, codec=options.codec)
     recurrence = replace(recurrence, step=run_on_step(passes_of(options), recurrence.step, context))
-    traced = {k: trace(recurrence, k, decompose=options.lowering == "inductor") for k in lengths}
-    facts = traced[lengths[0]].facts() if options.codec == "auto" else ()
+    policy = options.policy(recurrence.where)
+    shown = replace(recurrence, step=show_names(recurrence.step)) if policy else recurrence
+    traced = {k: trace(shown, k, decompose=options.lowering == "inductor") for k in lengths}
+    facts = traced[lengths[0]].facts() if options.codec != "none" else ()
     for each in traced.values():
         prepare(each, options.lowering)
-    replay, watch = _replays(traced[lengths[0]], options), Watch()
+    replay, watch = _replays(traced[lengths[0]], options, policy), Watch()
     once = Once(constant_names(recurrence))
     vectors = has_vectors(options.lowering, recurrence.examples[0].device)
     context = replace(context, facts=facts, lowering=options.lowering, vectors=vectors)
@@ -150,6 +156,7 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
         lower,
         lowering=options.lowering,
         codec=options.codec,
+        policy=policy,
         replay=replay,
         rewrite=partial(run_on_half, passes_of(options), context=context),
         watch=watch,
@@ -160,14 +167,14 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
     return Kernels(traced[lengths[0]], segments, facts, recurrence.step, replay, watch, once)
 
 
-def _replays(traced: Traced, options: Options) -> bool:
+def _replays(traced: Traced, options: Options, policy: Policy) -> bool:
     """Whether backwards repeat products.
 
     As asked for, else if a tape of all steps is small then and no schedule that runs steps again was asked for.
     """
     if isinstance(options.replay, bool):
         return options.replay
-    return options.schedule in ("auto", "store_all") and replays(traced, options.lowering, options.codec)
+    return options.schedule in ("auto", "store_all") and replays(traced, options.lowering, options.codec, policy)
 
 
 def passes_of(options: Options) -> tuple[str, ...]:
@@ -186,7 +193,7 @@ def plan(kernels: Kernels, recurrence: Recurrence, options: Options, beside: Bes
         return run(passes_of(options), store_all(choice.steps, choice.segment), replace(context, root=choice.root))
 
     demand = Demand(
-        carry=needs.sizes.of_carry(tuple(fact.codec for fact in kernels.facts)),
+        carry=needs.sizes.of_carry(tuple(kept_as(fact, options.codec) for fact in kernels.facts)),
         tape=needs.sizes.of_tape(0, length),
         scratch=needs.scratch,
         peak=lambda candidate: cost(program_of(candidate), needs)[1].peak,
@@ -278,12 +285,6 @@ def _needs(kernels: Kernels, recurrence: Recurrence) -> Needs:
         output_grads=output_gradients(segments[length], traced.carries, recurrence.steps),
         staged=STAGING if values and values[0].device.type == "cpu" else 0,
     )
-
-
-def expected_nbytes(value: Tensor, codec: str) -> int:
-    """Bytes that a tensor is expected to take: what its codec promises, or its own size where that depends on data."""
-    bits = {"bits": 1, "two": 1, "small": 8 * min(value.element_size(), 2)}.get(codec)
-    return value.nbytes if bits is None else -(-value.numel() * bits // 8)
 
 
 def _tiers(program: Program, tally: Tally, options: Options) -> dict[str, Tier]:

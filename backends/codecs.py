@@ -1,4 +1,4 @@
-"""Lossless storage of tensors: what a codec cannot give back bit for bit is stored as it is ("raw").
+"""Storage of tensors, lossless but on request: what a codec cannot give back bit for bit is stored as it is ("raw").
 
 ========  =====================================================================  ===========================
 codec     what it holds                                                          bytes for n elements of s
@@ -9,6 +9,8 @@ small     integers that fit uint8, int8 or int16                                
 sparse    anything; only where it is smaller: mask and nonzero bit patterns      n/8 + s (nonzero elements)
 raw       anything                                                               n s
 ========  =====================================================================  ===========================
+
+"bfloat16" and "int8" round (``reroll.backends.lossy``) where "sparse" takes more bytes and all values are finite.
 
 Elements are taken in memory order, so a dense tensor keeps its strides (transposed, channels_last); one with gaps or
 overlaps comes back contiguous. On a CPU temporaries stay below 1 MiB; on other devices the check waits for the device.
@@ -24,8 +26,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from reroll.backends.lossy import is_exact, rounded, rounded_nbytes, unrounded
 from reroll.errors import StorageError, UnsupportedError
-from reroll.facts import FLOATS, INTEGERS, WORDS
+from reroll.facts import FLOATS, INTEGERS, LOSSY, WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,18 +71,19 @@ class Encoded:
 def encode(tensor: Tensor, codec: str = "sparse", copy: bool = True) -> Encoded:
     """Store the values of ``tensor``, detached, with ``codec`` if that gives them back bit for bit, else "raw".
 
+    A codec that rounds does so, unless "sparse" takes no more bytes, or a value is not finite.
     With ``copy=False`` a raw payload is the tensor's own memory: the caller promises that nobody writes to it. A
     tensor that is part of a larger storage is copied all the same, so as not to keep the rest of it alive.
     """
-    if codec not in ENCODERS:
-        raise StorageError(f"There is no codec {codec!r}. Choose one of {', '.join(ENCODERS)}.")
+    if codec not in (*ENCODERS, *LOSSY):
+        raise StorageError(f"There is no codec {codec!r}. Choose one of {', '.join((*ENCODERS, *LOSSY))}.")
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise UnsupportedError(f"A {tensor.layout} tensor cannot be stored. Convert it with .to_dense() first.")
     source = tensor.detach().resolve_conj().resolve_neg()
     if not is_dense(source):
         source, copy = _words(source).contiguous().view(source.dtype), False  # torch's own copy makes 1 of a bool's 2
     flat = source.as_strided((source.numel(),), (1,))
-    payload = ENCODERS[codec](flat) if flat.numel() and not flat.is_complex() else None
+    codec, payload = _encoded(flat, codec) if flat.numel() and not flat.is_complex() else ("raw", None)
     if payload is None:
         codec = "raw"
         partial = flat.nbytes < flat.untyped_storage().nbytes()
@@ -87,8 +91,20 @@ def encode(tensor: Tensor, codec: str = "sparse", copy: bool = True) -> Encoded:
     return Encoded(codec, payload, tuple(tensor.shape), source.stride(), tensor.dtype, tensor.device)
 
 
+def _encoded(flat: Tensor, codec: str) -> tuple[str, tuple[Tensor, ...] | None]:
+    """The codec that is used, and what it holds; None where that is nothing."""
+    if codec not in LOSSY:
+        return codec, ENCODERS[codec](flat)
+    lossless = _encode_sparse(flat, None if is_exact() else rounded_nbytes(flat.numel(), flat.dtype, codec))
+    payload = None if lossless or is_exact() else rounded(flat, codec)
+    return (codec, payload) if payload else ("sparse", lossless or _encode_sparse(flat))
+
+
 def decode(encoded: Encoded) -> Tensor:
-    """The tensor, bit for bit. On ``encoded.device``; fresh memory, except that "raw" is its payload there."""
+    """The tensor, bit for bit if its codec does not round.
+
+    On ``encoded.device``; fresh memory, except that "raw" is its payload there.
+    """
     flat = encoded.payload[0] if encoded.codec == "raw" else DECODERS[encoded.codec](encoded)
     return flat.to(encoded.device).as_strided(encoded.shape, encoded.stride)
 
@@ -221,10 +237,12 @@ def _decode_small(encoded: Encoded) -> Tensor:
     return encoded.payload[0].to(encoded.device, encoded.dtype)
 
 
-def _encode_sparse(flat: Tensor) -> tuple[Tensor, ...] | None:
+def _encode_sparse(flat: Tensor, most: int | None = None) -> tuple[Tensor, ...] | None:
+    """The payload if it takes fewer bytes than the tensor, and at most ``most``."""
     words = _words(flat)
     count = int(torch.count_nonzero(words))
-    if -(-words.numel() // 8) + count * flat.dtype.itemsize >= flat.nbytes:
+    nbytes = -(-words.numel() // 8) + count * flat.dtype.itemsize
+    if nbytes >= flat.nbytes or (most is not None and nbytes > most):
         return None
     if not _on_host(words):
         mask = words != 0
@@ -270,4 +288,6 @@ DECODERS: dict[str, Callable[[Encoded], Tensor]] = {
     "two": _decode_two,
     "small": _decode_small,
     "sparse": _decode_sparse,
+    "bfloat16": lambda encoded: unrounded(encoded.payload, encoded.dtype, encoded.device),
+    "int8": lambda encoded: unrounded(encoded.payload, encoded.dtype, encoded.device),
 }

@@ -27,6 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from reroll.backends.alike import build_all
 from reroll.backends.build import Built
 from reroll.backends.outside import Around, around
+from reroll.backends.policies import check_policy
 from reroll.backends.rolled import Rolled
 from reroll.backends.surroundings import compile_surroundings
 from reroll.capture import capture
@@ -136,6 +137,7 @@ def _compile(
         return _entry(Graph(run, gm, (), found.reason, _break(gm)))
     if max(each.steps for each in found.recurrences) >= _LONG:
         _say_how_to_unroll_less()
+    check_policy(found.recurrences, parsed)
 
     def beside(results: Mapping[str, tuple[Tensor, ...]]) -> Beside:
         return beside_of(assemble(gm, found.outer, {name: nn.Identity() for name in results}), results)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reroll.backends.alternatives import alternatives
-from reroll.backends.build import Built, expected_nbytes
+from reroll.backends.build import Built
 from reroll.backends.calibrate import calibrate
 from reroll.backends.dynamo import EXPLAINING, Graph, Reached
 from reroll.backends.footprints import operand_gradients
 from reroll.backends.randomness import random_numbers_kept
 from reroll.backends.timing import clocked
+from reroll.backends.values import expected_nbytes
 from reroll.costs import Costs
 from reroll.errors import OptionError, UnsupportedError
+from reroll.facts import kept_as
 from reroll.machine import Machine
 from reroll.report import CarryLine, Loop, Report
 from reroll.schedules import find
@@ -28,6 +31,11 @@ def explain(compiled_model: Any, *inputs: Any, **kwargs: Any) -> Report:
     the plan is that of the first part, and says so. Raises UnsupportedError if no graph of the backend "reroll" is
     reached; a model that was compiled by another one has run then. Raises OptionError without inputs.
     """
+    return plan(reached(compiled_model, inputs, kwargs))
+
+
+def reached(compiled_model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Graph:
+    """The graph that a call would run, which it does not. Raises as ``explain`` does."""
     if not _is_compiled(compiled_model):
         raise UnsupportedError(
             f"explain was given {_name(compiled_model)}, which was not compiled. Give it what "
@@ -37,13 +45,13 @@ def explain(compiled_model: Any, *inputs: Any, **kwargs: Any) -> Report:
         raise OptionError(
             f"explain was given no inputs of {_name(compiled_model.reroll_caller.model)}. Give it those of a call too."
         )
-    reached: list[Graph] = []
-    token = EXPLAINING.set(reached)
+    graphs: list[Graph] = []
+    token = EXPLAINING.set(graphs)
     try:
         with random_numbers_kept():
             compiled_model(*inputs, **kwargs)
     except Reached:
-        return plan(reached[-1])
+        return graphs[-1]
     finally:
         EXPLAINING.reset(token)
     raise UnsupportedError(
@@ -88,7 +96,7 @@ def _loop(built: Built, around: int) -> Loop:
     coded = bool(built.program.facts)
     lines = []
     for name, value, fact in zip(recurrence.carries, segment.output_examples[:width], facts, strict=True):
-        codec = fact.codec if coded else "raw"
+        codec = kept_as(fact, built.options.codec) if coded else "raw"
         dtype = str(value.dtype).removeprefix("torch.")
         kept = expected_nbytes(value, codec)
         lines.append(CarryLine(name, tuple(value.shape), dtype, value.nbytes, codec, kept, fact.describe()))
@@ -113,4 +121,6 @@ def _loop(built: Built, around: int) -> Loop:
         lowering=built.options.lowering,
         kept=(ledger.carries, ledger.plain_nbytes, ledger.kept_nbytes),
         events=executable.watch.lines,
+        taped=segment.tape,
+        gradient_error=ledger.gradient_error,
     )

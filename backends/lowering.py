@@ -27,8 +27,10 @@ from reroll.backends.toolchain import quick_builds
 from reroll.backends.tracing import Traced
 from reroll.editing import deduplicate, primals_and_tangents
 from reroll.errors import CompilerMissingError
+from reroll.names import take_names
 from reroll.packing import pack_saved
 from reroll.partition import Cut, partition
+from reroll.policy import NO_POLICY, Policy, StepValue
 
 _SMALL = 0.1
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -49,7 +51,7 @@ class Segment:
     differentiable outputs -> one gradient per differentiable input. ``tangents`` and ``inputs`` number those outputs
     and inputs; ``reaches[i]`` are the outputs from which autograd reaches ``inputs[i]``. ``given_forward``
     and ``given_backward`` are their last operands. A gradient in ``products`` is None: it is a product of further
-    results.
+    results. ``tape`` are the saved values, before what is 0 or 1 is packed.
     """
 
     steps: int
@@ -65,12 +67,14 @@ class Segment:
     given_forward: Given
     given_backward: Given
     products: Mapping[int, Product] = field(default_factory=dict)
+    tape: tuple[StepValue, ...] = ()
 
 
 def prepare(traced: Traced, lowering: str) -> None:
-    """What is done to a joint graph before it is cut: equal nodes become one."""
+    """What is done to a joint graph before it is cut: equal nodes become one, names go to the nodes that they name."""
     if lowering == "inductor":
         _prepare_for_inductor(traced)
+    take_names(traced.graph.graph)
     deduplicate(traced.graph.graph)
 
 
@@ -82,11 +86,11 @@ def has_vectors(lowering: str, device: torch.device) -> bool:
     return vectors()
 
 
-def replays(traced: Traced, lowering: str, codec: str) -> bool:
+def replays(traced: Traced, lowering: str, codec: str, policy: Policy = NO_POLICY) -> bool:
     """Whether so little is kept where products are replayed that a tape of all steps is small: a tenth of plain's."""
     if not traced.tangents:
         return False
-    cut = _cut(traced, pack=_packs(lowering, codec), replay=True)
+    cut = _cut(traced, policy, pack=_packs(lowering, codec), replay=True)
     return 0 < cut.kept <= _SMALL * cut.plain < float("inf")
 
 
@@ -94,6 +98,7 @@ def lower(
     traced: Traced,
     lowering: str,
     codec: str,
+    policy: Policy,
     *,
     replay: bool,
     rewrite: Callable[[fx.GraphModule], fx.GraphModule],
@@ -104,7 +109,7 @@ def lower(
 
     ``watch`` is told of event products, ``once`` takes what need be made only once per call.
     """
-    halves = _halves(traced, pack=_packs(lowering, codec), replay=replay)
+    *halves, tape = _halves(traced, policy, pack=_packs(lowering, codec), replay=replay)
     forward, backward = (half and rewrite(half) for half in halves)
     assert forward is not None
     primals = primals_and_tangents(traced.graph.graph)[0]
@@ -128,26 +133,30 @@ def lower(
         given_forward=given[0],
         given_backward=given[1],
         products=products,
+        tape=tape,
     )
 
 
 def _packs(lowering: str, codec: str) -> bool:
     """Unfused, packing takes longer than the step: eager keeps bools."""
-    return codec == "auto" and lowering == "inductor"
+    return codec != "none" and lowering == "inductor"
 
 
-def _cut(traced: Traced, *, pack: bool, replay: bool) -> Cut:
+def _cut(traced: Traced, policy: Policy = NO_POLICY, *, pack: bool, replay: bool) -> Cut:
     held = set(range(traced.carries, traced.inputs_total))
-    return partition(traced.graph, traced.outputs, held, pack=pack, replay=replay)
+    return partition(traced.graph, traced.outputs, held, policy, pack=pack, replay=replay)
 
 
-def _halves(traced: Traced, *, pack: bool, replay: bool) -> tuple[fx.GraphModule, fx.GraphModule | None]:
+def _halves(
+    traced: Traced, policy: Policy = NO_POLICY, *, pack: bool, replay: bool
+) -> tuple[fx.GraphModule, fx.GraphModule | None, tuple[StepValue, ...]]:
+    """Forward, backward, and what goes from one to the other."""
     if not traced.tangents:
-        return traced.graph, None
-    cut = _cut(traced, pack=pack, replay=replay)
+        return traced.graph, None, ()
+    cut = _cut(traced, policy, pack=pack, replay=replay)
     if not pack:
-        return cut.forward, cut.backward
-    return pack_saved(cut.forward, cut.backward, traced.outputs, cut.facts)
+        return cut.forward, cut.backward, cut.tape
+    return *pack_saved(cut.forward, cut.backward, traced.outputs, cut.facts), cut.tape
 
 
 def _prepare_for_inductor(traced: Traced) -> None:

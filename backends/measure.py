@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,9 @@ import torch
 from torch import Tensor, nn
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler of torch 2.13 announces its starts and stops below that
+
+
+_RECURRENCES = ("_Reversible", "_ReversibleBackward")  # the autograd node of ``reroll.backends.rolled``
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +34,13 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
-class _Event:
-    """An allocation (positive bytes) or a release (negative) at an address."""
+class Event:
+    """An allocation (positive bytes) or a release (negative) at an address; ``inside`` of a compiled recurrence?"""
 
     nanoseconds: int
     address: int
     nbytes: int
+    inside: bool
 
 
 def measure(fn: Callable[[], Any], exclude: Iterable[nn.Module | Tensor] = ()) -> Measurement:
@@ -66,39 +70,53 @@ def _tensors(given: Iterable[nn.Module | Tensor]) -> Iterator[Tensor]:
 
 
 def _cpu_peak(fn: Callable[[], Any], exclude: list[Tensor]) -> int:
+    result, events = traced(fn)
+    grads = [tensor.grad for tensor in exclude if tensor.grad is not None]
+    del result
+    return sum(peak_of(events, addresses(grads)))
+
+
+def traced(fn: Callable[[], Any]) -> tuple[Any, list[Event]]:
+    """What a call gives, and the memory events of the CPU during it, in order of time."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
         result = fn()
-    grads = {tensor.grad.untyped_storage().data_ptr() for tensor in exclude if tensor.grad is not None}
-    del result
     profiler: Any = profile.profiler
-    return _peak(list(_events(profiler.kineto_results.experimental_event_tree())), grads)
+    events = _events(profiler.kineto_results.experimental_event_tree())
+    return result, sorted(events, key=lambda event: event.nanoseconds)
 
 
-def _events(tree: Iterable[Any]) -> Iterator[_Event]:
-    """The memory events of the CPU, in order of time."""
-    found, todo = [], list(tree)
+def addresses(tensors: Iterable[Tensor]) -> set[int]:
+    """Where the memory of tensors begins."""
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
+
+
+def _events(tree: Iterable[Any]) -> Iterator[Event]:
+    todo = [(event, False) for event in tree]
     while todo:
-        event = todo.pop()
-        todo.extend(event.children)
+        event, inside = todo.pop()
+        inside = inside or event.name in _RECURRENCES
+        todo.extend((child, inside) for child in event.children)
         if event.name == "[memory]" and event.extra_fields.device.type == "cpu":
-            fields = event.extra_fields
-            found.append(_Event(event.start_time_ns, fields.ptr, fields.alloc_size))
-    yield from sorted(found, key=lambda event: event.nanoseconds)
+            yield Event(event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size, inside)
 
 
-def _peak(events: list[_Event], excluded: set[int]) -> int:
-    """The most bytes that were allocated and not freed; without the last block at each of the excluded addresses."""
+def peak_of(events: Sequence[Event], excluded: set[int]) -> tuple[int, int]:
+    """The most bytes that were allocated and not freed: of compiled recurrences, and of all else.
+
+    Without the last block at each of the excluded addresses.
+    """
     final = {event.address: index for index, event in enumerate(events) if event.nbytes > 0}
-    live: dict[int, int] = {}
-    held = peak = 0
+    live: dict[int, Event] = {}
+    held, peak = {True: 0, False: 0}, (0, 0)
     for index, event in enumerate(events):
         if event.nbytes < 0:
-            held -= live.pop(event.address, 0)
+            known = live.pop(event.address, None)
+            held[bool(known and known.inside)] -= known.nbytes if known else 0
         elif not (event.address in excluded and final[event.address] == index):
-            live[event.address] = event.nbytes
-            held += event.nbytes
-            peak = max(peak, held)
+            live[event.address] = event
+            held[event.inside] += event.nbytes
+            peak = max(peak, (held[True], held[False]), key=sum)
     return peak
 
 

@@ -8,7 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from reroll.backends.codecs import Encoded, decode
+from reroll.backends.lossy import rounded_nbytes
 from reroll.backends.storage import Block
+from reroll.facts import LOSSY
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,17 +29,21 @@ class Kept:
     random: tuple[Tensor, ...] | None
 
     def carry(self) -> Carry:
-        """The carry, decoded bit for bit."""
+        """The carry, decoded."""
         return Carry(tuple(decode(tensor) for tensor in self.tensors), self.random)
 
 
 @dataclass(slots=True)
 class Ledger:
-    """What all calls together have kept so far: carries, and their bytes before and after compression."""
+    """What all calls together have kept so far: carries, and their bytes before and after compression.
+
+    ``gradient_error``: what was measured last of a codec that rounds.
+    """
 
     carries: int = 0
     plain_nbytes: int = 0
     kept_nbytes: int = 0
+    gradient_error: float | None = None
 
     def enter(self, tensors: tuple[Encoded, ...]) -> None:
         """Add one carry."""
@@ -60,3 +66,11 @@ class Tape:
     """Saved tensors of taped segments, in order: (first step, steps, saved)."""
 
     segments: list[tuple[int, int, list[Any]]] = field(default_factory=list)
+
+
+def expected_nbytes(value: Tensor, codec: str) -> int:
+    """Bytes that a tensor is expected to take: what its codec promises, or its own size where that depends on data."""
+    if codec in LOSSY:
+        return min(rounded_nbytes(value.numel(), value.dtype, codec), value.nbytes)
+    bits = {"bits": 1, "two": 1, "small": 8 * min(value.element_size(), 2)}.get(codec)
+    return value.nbytes if bits is None else -(-value.numel() * bits // 8)

@@ -1,8 +1,9 @@
 """reroll: back-propagation through time inside a memory budget, as a torch.compile backend.
 
 ``torch.compile(model, backend="reroll", options={...})`` compiles for one length, ``reroll.compile(model, time_dim=0)``
-for every length; ``explain`` shows the plan; ``measure`` the cost of
-one call; ``calibrate`` what this machine moves in a second; ``register_pass`` adds a pass of one's own.
+for every length; ``explain`` shows the plan; ``measure`` the cost of one call, ``breakdown`` what its memory is for,
+``gradient_error`` what rounded carries do; ``calibrate`` what this machine moves in a second; ``name`` names a value of
+a step; ``register_pass`` adds a pass of one's own, ``register_schedule`` a schedule.
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from reroll.errors import RerollError, RerollWarning
+from reroll.names import name
 from reroll.options import Options
+from reroll.policy import StepValue
 from reroll.registry import register_pass
 from reroll.schedules import register_schedule
 
 if TYPE_CHECKING:
+    from reroll.backends.breakdown import breakdown as breakdown
     from reroll.backends.calibrate import calibrate as calibrate
     from reroll.backends.explain import explain as explain
     from reroll.backends.front import compile as compile  # noqa: A004  # as torch.compile
+    from reroll.backends.gradient_error import gradient_error as gradient_error
     from reroll.backends.measure import measure as measure
     from reroll.passes import DEFAULT_PASSES as DEFAULT_PASSES
 
@@ -29,19 +34,25 @@ __all__ = [
     "Options",
     "RerollError",
     "RerollWarning",
+    "StepValue",
+    "breakdown",
     "calibrate",
     "compile",
     "explain",
+    "gradient_error",
     "measure",
+    "name",
     "register_pass",
     "register_schedule",
 ]
 
 _LAZY = {
     "DEFAULT_PASSES": "reroll.passes",
+    "breakdown": "reroll.backends.breakdown",
     "calibrate": "reroll.backends.calibrate",
     "compile": "reroll.backends.front",
     "explain": "reroll.backends.explain",
+    "gradient_error": "reroll.backends.gradient_error",
     "measure": "reroll.backends.measure",
 }
 

@@ -17,8 +17,8 @@ class Context:
     """Decisions and facts that passes turn into instructions.
 
     ``root`` says which carries are kept where; ``facts`` what was proved of each tensor of the carry; ``codec`` is
-    "auto" (lossless) or "none"; ``tiers`` are the remote tiers that may be written, fastest first. ``lowering``
-    is how segments run, "inductor" or "eager"; ``vectors``, whether for a CPU whose vectors our kernels are made for.
+    the option; ``tiers`` are the remote tiers that may be written, fastest first. ``lowering`` is how segments run,
+    "inductor" or "eager"; ``vectors``, whether for a CPU whose vectors our kernels are made for.
     """
 
     root: Interval

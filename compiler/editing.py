@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, fx
 
 from reroll.capture_torch import is_higher_order, is_overload
+from reroll.names import add_names, names_of
 
 aten = torch.ops.aten
 LAYOUTS = (aten.as_strided, aten.as_strided_copy, aten.as_strided_scatter)
-_KNOWN = ("aten", "prims", "reroll")
+KNOWN = ("aten", "prims", "reroll")
 
 
 def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
@@ -113,7 +114,7 @@ def _may_draw(target: Any) -> bool:
     """Whether an operation draws random numbers, or is neither torch's nor ours, so that nobody knows what it does."""
     if not is_overload(target):
         return is_higher_order(target)
-    return bool(torch.Tag.nondeterministic_seeded in target.tags) or target.namespace not in _KNOWN
+    return bool(torch.Tag.nondeterministic_seeded in target.tags) or target.namespace not in KNOWN
 
 
 def deduplicate(graph: fx.Graph) -> None:
@@ -126,6 +127,7 @@ def deduplicate(graph: fx.Graph) -> None:
         key = (node.target, *_frozen((node.args, node.kwargs)))
         first = seen.setdefault(key, node)
         if first is not node:
+            add_names(first, names_of(node))
             node.replace_all_uses_with(first)
             graph.erase_node(node)
 

@@ -12,6 +12,7 @@ from torch import fx
 from reroll.effects import attribute, example, has_effect, is_random
 from reroll.functional import where
 from reroll.lift import promoted
+from reroll.names import add_names, names_of
 from reroll.outer import Outer
 from reroll.recurrence import Items, Numbers, PerStep, Recurrence, Slices
 from reroll.region_step import Step, tensor_of
@@ -171,6 +172,11 @@ class _Builder:
         node.meta["example_value"] = example(like)
         return node
 
+    def _named_input(self, name: str, source: fx.Node) -> fx.Node:
+        node = self._placeholder(name, source)
+        add_names(node, names_of(source))
+        return node
+
     def _operand(self, node: fx.Node) -> int:
         """The number of an operand behind the initial carries."""
         return len(self.carry_names) + self.numbers.setdefault(node, len(self.numbers))
@@ -188,7 +194,7 @@ class _Builder:
             self.xs.append(Slices(self._operand(stacked), 0, 0, 1))
         else:
             self.xs.append(Items(tuple(self._operand(self.outer.hoist(old)) for old in key[2])))
-        return self._placeholder(f"x_{source.name}", source)
+        return self._named_input(f"x_{source.name}", source)
 
     def _add_constant(self, key: Any, source: fx.Node) -> fx.Node:
         if source.op == "get_attr":
@@ -197,7 +203,7 @@ class _Builder:
                 self.root.add_module(source.name, value)
                 return self.graph.get_attr(source.name)
         self.constants.append(self._operand(self.outer.hoist(source)))
-        return self._placeholder(source.name, source)
+        return self._named_input(source.name, source)
 
     def _emit(self, place: int) -> fx.Node:
         node = self.step.node(place, 0)
@@ -268,6 +274,7 @@ def merge_duplicates(graph: fx.Graph) -> None:
         args, kwargs = rebuild(node, parts)
         key = (node.op, node.target, repr((args, kwargs)), scope)
         if key in seen:
+            add_names(seen[key], names_of(node))
             node.replace_all_uses_with(seen[key])
             graph.erase_node(node)
         else:

@@ -20,6 +20,7 @@ WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 FOLLOWED = (*FLOATS, *INTEGERS, torch.bool)  # dtypes whose values are followed
+LOSSY = {"bfloat16": 2, "int8": 1}  # codecs that round, used on request only, and the bytes of an element
 EXACT = 256  # integers up to here are exact in every float format from bfloat16 on
 SMALL = 1 << 15  # integers in [-SMALL, SMALL) are small: they fit int16
 
@@ -87,6 +88,16 @@ class Fact:
         if self.patterns and other.patterns:
             return one_of(self.dtype, set(self.patterns) | set(other.patterns))
         return hull(self.dtype, (self.bounds, other.bounds))
+
+
+def kept_as(fact: Fact, codec: str) -> str:
+    """The codec of a tensor of which a fact holds, under the option ``codec``.
+
+    Only floats of which nothing is proved are rounded, if that makes them smaller.
+    """
+    if codec not in LOSSY or fact.codec != "sparse" or fact.dtype not in FLOATS:
+        return fact.codec
+    return codec if fact.dtype.itemsize > LOSSY[codec] else fact.codec
 
 
 def constants(dtype: torch.dtype | None, values: Iterable[bool | int | float]) -> Fact:

@@ -97,8 +97,8 @@ def viewed(node: fx.Node) -> fx.Node | None:
 
 
 def origin(node: fx.Node) -> fx.Node:
-    """The node that made the memory of a value, through all views."""
-    while (source := viewed(node)) is not None:
+    """The node that gives the memory of a value, through all views: a call, or one of the results of a call."""
+    while (source := viewed(node)) is not None and (node.target is not operator.getitem or viewed(source) is not None):
         node = source
     return node
 

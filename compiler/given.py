@@ -20,6 +20,7 @@ from reroll.emitter import Body, Emitter, sever
 from reroll.errors import CaptureError
 from reroll.functional import functionalise, where
 from reroll.inplace import storage_of, updated_places
+from reroll.names import LABEL, take_names
 from reroll.recurrence import Recurrence
 from reroll.rnn import CELLS, expand
 
@@ -122,6 +123,7 @@ class _Taking:
     def _functional_body(self, inner: fx.GraphModule) -> fx.GraphModule:
         around = self.emitter.mode
         graph = functionalise(_Taking(inner, concrete(inner.graph), rolled=False, around=around).run())
+        take_names(graph)
         mark_random(inner, graph)
         graph.eliminate_dead_code(_stays)
         sever(graph)
@@ -130,7 +132,7 @@ class _Taking:
 
 
 def _stays(node: fx.Node) -> bool:
-    return has_effect(node) or bool(updated_places(node)) or node.target is _REGION
+    return has_effect(node) or bool(updated_places(node)) or node.target in (_REGION, LABEL)
 
 
 def _read_results(node: fx.Node) -> set[int]:

@@ -12,6 +12,7 @@ from torch import fx
 
 from reroll.effects import example, has_effect
 from reroll.extract import merge_duplicates
+from reroll.names import add_names, names_of
 from reroll.peel import Emitter
 from reroll.recurrence import Items, PerStep, Recurrence, Slices
 from reroll.rowrules import Rows
@@ -34,9 +35,10 @@ class StepBuilder:
     xs: list[tuple[PerStep, fx.Node]] = field(default_factory=list)
     constants: list[tuple[int, fx.Node]] = field(default_factory=list)
 
-    def placeholder(self, name: str, like: torch.Tensor | None) -> fx.Node:
+    def placeholder(self, name: str, like: torch.Tensor | None, names: tuple[str, ...] = ()) -> fx.Node:
         """An input of the step; ``build`` moves it to its place."""
         node = self.graph.placeholder(name)
+        add_names(node, names)
         node.target = node.name
         node.meta["example_value"] = like
         return node
@@ -66,10 +68,10 @@ class StepBuilder:
                     x = replace(x, operand=number(x.operand))
                 elif isinstance(x, Items):
                     x = Items(tuple(number(index) for index in x.operands))
-                made[old] = self.placeholder(old.name, example(old))
+                made[old] = self.placeholder(old.name, example(old), names_of(old))
                 self.xs.append((x, made[old]))
         for index, old in zip(recurrence.constants, olds[len(recurrence.xs) :], strict=True):
-            made[old] = self.placeholder(old.name, example(old))
+            made[old] = self.placeholder(old.name, example(old), names_of(old))
             self.constants.append((number(index), made[old]))
         return made
 
@@ -160,6 +162,7 @@ def merge(
         x: Any = second.xs[place]
         source: Any = after.args[x.operand]
         env[1][olds[place]] = given[_index(source)] if source.args[0] is before else emitter.row(source, x.start)
+        add_names(env[1][olds[place]], names_of(olds[place]))
     made = step.body(second.step, env[1])
     ends = [*given[:wide], *made[: width - wide]]
     ys = [*given[wide:], *made[width - wide :]]

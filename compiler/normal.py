@@ -13,6 +13,7 @@ from torch import fx
 from reroll.effects import has_effect, mark_random
 from reroll.functional import functionalise
 from reroll.indices import open_windows, to_select
+from reroll.names import take_names
 from reroll.rows import collect_cat, collect_rows, forward_read, update_rows
 from reroll.sequence_ops import show_loops
 
@@ -20,6 +21,7 @@ from reroll.sequence_ops import show_loops
 def normalise(module: fx.GraphModule, graph: fx.Graph) -> fx.Graph:
     """The normal form of a graph of a module, as a new graph with the same inputs and outputs."""
     new = functionalise(show_loops(graph))
+    take_names(new)
     mark_random(module, new)
     _drop_dead(new)
     for node in list(new.nodes):

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from reroll.errors import OptionError, nearest
+from reroll.facts import LOSSY
+from reroll.policy import Policy, Rule
 from reroll.quantities import parse_size
 from reroll.schedules import find, schedule_names
 
 TIERS = ("host", "disk", "local")
 _CHOICES = {
-    "codec": ("auto", "none"),
+    "codec": ("auto", "none", *LOSSY),
     "lowering": ("inductor", "eager"),
     "on_no_recurrence": ("warn", "error"),
 }
@@ -32,8 +34,13 @@ class Options:
     remote: where remote carries go: ``disk``, ``host`` or ``local``.
     segment: steps compiled together. chunk: steps between remote (or standard) checkpoints. slots: local checkpoints
         per chunk, the chunk's own start included; for ``revolve`` in all.
-    codec: ``auto`` stores kept values compressed without loss, ``none`` as they are.
+    codec: ``auto`` stores kept values compressed without loss, ``none`` as they are. ``bfloat16`` and ``int8`` round
+        kept carries of which nothing is proved: the forward is exact, but replays start from rounded values, so
+        gradients are approximate (``reroll.gradient_error`` measures by how much).
     lowering: ``inductor`` or ``eager``.
+    keep, recompute: which values of a step the tape of a segment keeps wherever the backward is made of them, and which
+        it never keeps, but makes again in the backward. Each is a name that ``reroll.name`` gave, the name of an
+        operation ("mm", "aten.tanh"), a predicate of a ``reroll.StepValue``, or a tuple of these.
     passes: names of passes, in order (a tuple or a comma-separated text); None: ``reroll.DEFAULT_PASSES``.
     replay: whether backwards repeat products with weights from what is kept of spikes (``auto``: where a tape of all
         steps then takes at most a tenth of plain BPTT's bytes, and no schedule that runs steps again is asked for).
@@ -49,6 +56,8 @@ class Options:
     chunk: int | None = None
     slots: int | None = None
     codec: str = "auto"
+    keep: Rule | Sequence[Rule] = ()
+    recompute: Rule | Sequence[Rule] = ()
     lowering: str = "inductor"
     passes: tuple[str, ...] | str | None = None
     replay: bool | str = "auto"
@@ -62,6 +71,8 @@ class Options:
             _check_choice(name, getattr(self, name), choices)
         for name in ("segment", "chunk", "slots"):
             _check_count(name, getattr(self, name))
+        for name in ("keep", "recompute"):
+            object.__setattr__(self, name, _rules(name, getattr(self, name)))
         if not isinstance(self.remote, str | tuple | list | None):
             raise OptionError(f"Option remote={self.remote!r} is not valid. Name one of: {', '.join(TIERS)}.")
         for tier in self.tiers:
@@ -91,6 +102,10 @@ class Options:
         if self.remote is None:
             return ()
         return (self.remote,) if isinstance(self.remote, str) else tuple(self.remote)
+
+    def policy(self, where: str) -> Policy:
+        """What ``keep`` and ``recompute`` ask, for the loop at ``where``."""
+        return Policy(_rules("keep", self.keep), _rules("recompute", self.recompute), where)
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | None) -> Options:
@@ -129,6 +144,17 @@ def _check_count(name: str, value: object) -> None:
         raise OptionError(f"Option {name}={value!r} must be a whole number of at least 1.")
 
 
+def _rules(name: str, given: object) -> tuple[Rule, ...]:
+    """One rule or several as a tuple."""
+    rules = tuple(given) if isinstance(given, tuple | list) else (given,)
+    if not all(callable(rule) or (isinstance(rule, str) and rule) for rule in rules):
+        raise OptionError(
+            f"Option {name}={given!r} is not valid. Give a name that reroll.name gave, the name of an operation, a "
+            "predicate of a reroll.StepValue, or a tuple of these."
+        )
+    return rules
+
+
 def _check_passes(passes: object) -> None:
     named = isinstance(passes, tuple | list) and all(isinstance(name, str) for name in passes)
     if passes is not None and not isinstance(passes, str) and not named:
@@ -143,7 +169,13 @@ def _check_folder(folder: object) -> None:
 
 
 def _check_contradictions(options: Options) -> None:
-    for sentence in (*_tier_contradictions(options), *_size_contradictions(options)):
+    both = [rule for rule in options.policy("").keep if rule in options.policy("").recompute]
+    if both:
+        raise OptionError(
+            f"Contradictory options: keep and recompute both have {both[0]!r}. Take it out of one of them."
+        )
+    contradictions = (_tier_contradictions, _size_contradictions, _codec_contradictions)
+    for sentence in (sentence for found in contradictions for sentence in found(options)):
         raise OptionError(f"Contradictory options: {sentence}.")
 
 
@@ -177,3 +209,14 @@ def _size_contradictions(options: Options) -> Iterator[str]:
         yield f"slots={slots} is more than the chunk={chunk} steps they divide"
     if schedule == "revolve" and slots is not None and options.memory_budget is not None:
         yield f"slots={slots} and a memory_budget both say how much revolve may keep; name either"
+
+
+def _codec_contradictions(options: Options) -> Iterator[str]:
+    codec = options.codec
+    if codec in LOSSY and options.verify:
+        yield (
+            f"codec={codec!r} rounds kept carries, and verify=True asks that recomputed ones equal the forward's bit "
+            "for bit. Use codec='auto', or leave verify out"
+        )
+    if codec in LOSSY and options.schedule == "store_all":
+        yield f"codec={codec!r} has no effect with schedule='store_all', which keeps no carries"

@@ -5,7 +5,8 @@ cannot be recomputed, the sink takes what the backward reads (Chen et al., arXiv
 manner of torch's partitioner). Comparisons and roundings are never recomputed: a decision taken in the forward is kept.
 Nor are reductions and random numbers, nor products, unless products are *replayed*: where what the
 recurrence hands on is small once compressed, as spikes are, it is kept, and all the products of a segment can be
-repeated at a time. Nothing is decided again.
+repeated at a time. Nothing is decided again. What a user asks to keep is cut out at no choice, and what is to be
+repeated is infinitely dear to save (``reroll.policy``).
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ import torch
 from torch import fx
 
 from reroll.capture_torch import is_overload
-from reroll.editing import LAYOUTS, ancestors, levels, primals_and_tangents
+from reroll.editing import KNOWN, LAYOUTS, ancestors, aten, levels, primals_and_tangents
+from reroll.footprint import origin
+from reroll.policy import Policy, StepValue, forward_values, values_of
 from reroll.products import products, rows
 from reroll.sparsity import Fact, infer
 
@@ -38,24 +41,29 @@ class Cut:
     """The two halves of a joint graph.
 
     ``forward`` gives its outputs, then the saved values; ``backward`` takes the saved values, then the gradients of the
-    outputs. ``facts`` holds what is proved of forward values without assumptions. ``kept`` bytes are saved; ``plain``
-    bytes would be if nothing were repeated or packed, as plain BPTT does.
+    outputs. ``facts`` holds what is proved of forward values without assumptions. ``tape`` are the saved values but for
+    inputs that stay alive anyway. ``kept`` bytes are saved; ``plain`` bytes would be if nothing were repeated or
+    packed, as plain BPTT does.
     """
 
     forward: fx.GraphModule
     backward: fx.GraphModule
     saved: tuple[str, ...]
     facts: dict[str, Fact]
+    tape: tuple[StepValue, ...]
     kept: float
     plain: float
 
 
-def partition(joint: fx.GraphModule, outputs: int, held: set[int], *, pack: bool, replay: bool = False) -> Cut:
+def partition(
+    joint: fx.GraphModule, outputs: int, held: set[int], policy: Policy, *, pack: bool, replay: bool = False
+) -> Cut:
     """Cut a joint graph with ``outputs`` forward outputs.
 
     held: numbers of inputs that stay alive anyway, so that saving them is free. pack: whether values proved 0/1 are
     kept in bits. Pointwise work, views and casts may be repeated in the backward; with ``replay`` products with weights
-    too, from rows that are kept, so that none of them waits for another.
+    too, from rows that are kept, so that none of them waits for another. Raises OptionError for a policy that cannot be
+    followed.
     """
     graph = joint.graph
     results: Any = graph.output_node().args[0]
@@ -64,18 +72,69 @@ def partition(joint: fx.GraphModule, outputs: int, held: set[int], *, pack: bool
     facts = infer(graph, {}) if pack else {}
     needed = _needed_values(graph, results[outputs:], late)
     free = {primals[index] for index in held}
+    rules = _Rules.of(policy, graph, outputs)
     costs = {node: 0.0 if node in free else _nbytes(node, facts) for node in graph.nodes if node not in late}
-    saved = _replayed(graph, needed, late, costs) if replay else _minimum_cut(graph, needed, costs, _may_recompute)
+    costs |= dict.fromkeys(rules.unsaved - late, float("inf"))
+    if replay:
+        saved = _replayed(graph, needed, late, costs, rules)
+    else:
+        saved = _minimum_cut(graph, needed, costs, rules.allow, rules.kept)
     forward = _sub_graph(joint, primals, [*results[:outputs], *saved])
     backward = _sub_graph(joint, [*saved, *tangents], list(results[outputs:]), drop_none=True)
-    kept = sum(costs[node] for node in saved)
-    plain = sum(_nbytes(node, {}) for node in _read_of(ancestors(results[:outputs]), needed) - free)
     return Cut(
-        forward, backward, tuple(n.name for n in saved), {n.name: fact for n, fact in facts.items()}, kept, plain
+        forward,
+        backward,
+        saved=tuple(node.name for node in saved),
+        facts={node.name: fact for node, fact in facts.items()},
+        tape=tuple(next(values_of(node)) for node in saved if origin(node) not in free),
+        kept=sum(costs[node] for node in saved),
+        plain=sum(_nbytes(node, {}) for node in _read_of(ancestors(results[:outputs]), needed) - free),
     )
 
 
-def _replayed(graph: fx.Graph, needed: set[fx.Node], late: set[fx.Node], costs: dict[fx.Node, float]) -> list[fx.Node]:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rules:
+    """What may be recomputed: not ``kept``, but all of ``again``; what ``unsaved`` holds may not be saved."""
+
+    policy: Policy
+    kept: set[fx.Node]
+    again: set[fx.Node]
+    unsaved: set[fx.Node]
+
+    @classmethod
+    def of(cls, policy: Policy, graph: fx.Graph, outputs: int) -> _Rules:
+        if not policy:
+            return cls(policy, set(), set(), set())
+        results: Any = graph.output_node().args[0]
+        kept, again = policy.ruled(forward_values(graph, outputs))
+        again |= {node.all_input_nodes[0] for node in again if node.target is operator.getitem}
+        forward = ancestors([node for node in results[:outputs] if isinstance(node, fx.Node)])
+        return cls(policy, kept, again, _with_copies(graph, again, forward) - kept)
+
+    def allow(self, node: fx.Node) -> bool:
+        """Whether a value that the backward is made of may be recomputed. Raises OptionError if it must and cannot."""
+        if node in self.kept:
+            return False
+        reason = _why_refused(node) if node in self.again else ""
+        if reason:
+            self.policy.refuse(node, reason)
+        return node in self.again or _may_recompute(node)
+
+
+def _with_copies(graph: fx.Graph, again: set[fx.Node], forward: set[fx.Node]) -> set[fx.Node]:
+    """Values, their views and copies, and what the backward alone makes of them: who saves these saves the values."""
+    found = set(again)
+    for node in graph.nodes:
+        same = origin(node) is not node or getattr(node.target, "overloadpacket", None) is aten.clone
+        derived = any(source in found for source in node.all_input_nodes)
+        if derived and (same or node not in forward) and _may_recompute(node):
+            found.add(node)
+    return found
+
+
+def _replayed(
+    graph: fx.Graph, needed: set[fx.Node], late: set[fx.Node], costs: dict[fx.Node, float], rules: _Rules
+) -> list[fx.Node]:
     """What to save where products are repeated.
 
     First the values are found from which the rows of products that come after another one with the same weight can be
@@ -86,10 +145,10 @@ def _replayed(graph: fx.Graph, needed: set[fx.Node], late: set[fx.Node], costs: 
     for group in early:
         level = levels(graph, set(group))
         behind |= {rows(node) for node in group if level[node]}
-    given = set(_minimum_cut(graph, behind, costs, _may_recompute))
-    again = {node for group in early for node in group}
+    given = set(_minimum_cut(graph, behind, costs, rules.allow, rules.kept))
+    again = {node for group in early for node in group} - rules.kept
     return _minimum_cut(
-        graph, needed, costs, lambda node: node not in given and (node in again or _may_recompute(node))
+        graph, needed, costs, lambda node: node not in given and (node in again or rules.allow(node)), rules.kept
     )
 
 
@@ -119,17 +178,33 @@ def _may_recompute(node: fx.Node) -> bool:
     target: Any = node.target
     if target is operator.getitem:
         return True
-    if node.op != "call_function" or not is_overload(target):
+    if _why_fixed(node):
         return False
     name = target.overloadpacket.__name__
-    if (
-        name in _DECISIONS
-        or target.overloadpacket in LAYOUTS
-        or _cuts_off(node)
-        or torch.Tag.nondeterministic_seeded in target.tags
-    ):
-        return False
     return target.is_view or name in _CHEAP or torch.Tag.pointwise in target.tags
+
+
+def _why_fixed(node: fx.Node) -> str:
+    """Why what a node computes may never be computed twice; empty if it may."""
+    target: Any = node.target
+    if node.op != "call_function" or not is_overload(target):
+        return "is made by an operation that runs a function of the user's"
+    if target.overloadpacket.__name__ in _DECISIONS or _cuts_off(node):
+        return "is a decision (a comparison or a rounding), and what the forward decided is never decided again"
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        return "is made of random numbers, which would be others"
+    return "reads memory as it lies" if target.overloadpacket in LAYOUTS else ""
+
+
+def _why_refused(node: fx.Node) -> str:
+    """Why a user's wish that a value be recomputed cannot be followed; empty if it can."""
+    if origin(node).op == "placeholder":
+        return "is an input of the step, which is there without a tape"
+    made = node.all_input_nodes[0] if node.target is operator.getitem else node
+    foreign = is_overload(made.target) and made.target.namespace not in KNOWN  # type: ignore[union-attr]
+    return (
+        "is made by an operation that is not torch's, which may do more than compute" if foreign else _why_fixed(made)
+    )
 
 
 def _cuts_off(node: fx.Node) -> bool:
@@ -154,16 +229,20 @@ def _nbytes(node: fx.Node, facts: dict[fx.Node, Fact]) -> float:
 
 
 def _minimum_cut(
-    graph: fx.Graph, needed: set[fx.Node], costs: dict[fx.Node, float], may_recompute: Callable[[fx.Node], bool]
+    graph: fx.Graph,
+    needed: set[fx.Node],
+    costs: dict[fx.Node, float],
+    may_recompute: Callable[[fx.Node], bool],
+    kept: set[fx.Node],
 ) -> list[fx.Node]:
-    """The cheapest values from which ``needed`` can be made again."""
+    """The cheapest values from which ``needed`` can be made again, with all of ``kept`` that it is made of."""
     network, order = nx.DiGraph(), {node: index for index, node in enumerate(graph.nodes)}
     todo, seen = list(needed), set(needed)
     while todo:
         node = todo.pop()
         capacity = costs[node] * (1 - _LATER_IS_CHEAPER * order[node])
         network.add_edge((node, "in"), (node, "out"), **({} if capacity == float("inf") else {"capacity": capacity}))
-        if node in needed:
+        if node in needed or node in kept:
             network.add_edge((node, "out"), "sink")
         if not may_recompute(node):
             network.add_edge("source", (node, "in"))

@@ -26,6 +26,7 @@ from reroll.capture_torch import any_autocast, applied_functions, autocast_dtype
 from reroll.errors import UnsupportedError
 from reroll.history import History
 from reroll.identity import Same, fingerprint
+from reroll.names import LABEL
 from reroll.runs import Item, longest, slopes
 
 Numbers = tuple[int | float, ...]
@@ -39,6 +40,7 @@ _GETTERS = frozenset(
         for name in ("shape", "dtype", "device", "requires_grad", "is_leaf", "ndim", "layout")
     }
     | {getattr(Tensor, name) for name in ("size", "dim", "numel", "stride", "is_floating_point", "is_contiguous")}
+    | {LABEL}  # gives the tensor itself
 )
 SCAN = torch.ops.higher_order.scan
 _LIST = 4

@@ -20,6 +20,7 @@ from reroll.export import as_json, chrome_trace
 from reroll.page import framed, page
 from reroll.plan import Choice
 from reroll.plots import plot
+from reroll.policy import StepValue
 from reroll.prediction import Needs, Prediction
 from reroll.program import Program, store_all
 from reroll.recurrence import Recurrence
@@ -89,6 +90,8 @@ class Loop:
     and what was seen of them. ``needs`` and ``costs``: bytes and seconds of its segments (no costs: no machine was
     calibrated). ``why`` the plan was chosen, among ``alternatives``, under a ``budget`` in bytes for this recurrence.
     ``measured_peak`` and ``measured_seconds`` of a training step, once there was one.
+    ``taped``: the values that the tape of a segment keeps, before what is 0 or 1 is packed. ``gradient_error``: what
+    ``reroll.gradient_error`` found last of a codec that rounds, relative to the norm of the gradients.
     """
 
     recurrence: Recurrence
@@ -111,6 +114,8 @@ class Loop:
     budget: int | None = None
     measured_peak: int | None = None
     measured_seconds: float | None = None
+    taped: tuple[StepValue, ...] = ()
+    gradient_error: float | None = None
 
     @property
     def tape_step(self) -> int:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, fx
 
 from reroll.facts import FLOATS, FOLLOWED, INTEGERS, WORDS, Fact, bits, constants, exact, hull, one_of, outside_modes
+from reroll.names import NAMED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +41,7 @@ MOVES = {
     *(aten.cat, aten.stack, aten.index_select, aten.gather, aten.flatten, aten.movedim, aten.lift_fresh_copy),
     *(aten._to_copy, aten.to, prims.convert_element_type, prims.broadcast_in_dim, aten.select_scatter),
     *(aten.slice_scatter, aten.unfold, aten.lift_fresh, prims.device_put, aten.expand_as, aten.view_as),
-    operator.getitem,
+    *(NAMED.overloadpacket, operator.getitem),
 }
 SELECTIONS = {aten.where, aten.masked_fill}
 CASTS = {aten._to_copy, aten.to, prims.convert_element_type}

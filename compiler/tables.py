@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -13,12 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 from reroll.alternative import Alternative, pareto
+from reroll.facts import LOSSY
 
 if TYPE_CHECKING:
     from reroll.report import Loop
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _COLUMNS = 60
+_KINDS = 6  # of values on a tape that are listed
 
 
 def nbytes_text(nbytes: int) -> str:
@@ -73,10 +76,15 @@ def facts(loop: Loop) -> Iterator[tuple[str, str]]:
     if loop.why:
         yield "why", loop.why
     yield "tape", f"{nbytes_text(loop.tape_step)} a step, {nbytes_text(loop.saved)} a segment"
+    if loop.taped:
+        yield "kept in it", _counted([value.name or value.op for value in loop.taped])
     yield "steps re-run", f"{tally.reforward_steps:,} ({loop.reforward:.2f} for each step of the forward)"
     if tally.remote_writes:
         writes = f"{tally.remote_writes:,} writes ({tally.carries_written:,} carries)"
         yield "transfers", f"{writes}, {tally.remote_reads:,} reads ({tally.carries_read:,} carries)"
+    for codec in LOSSY:
+        if any(codec in node.kwargs.get("codec", ()) for node in loop.program.graph.nodes):
+            yield "rounded", f"kept carries, to {codec}, so gradients are approximate: {_error(loop)}"
     if loop.kept[0]:
         carries, plain, kept = loop.kept
         yield "kept so far", f"{carries:,} carries, {nbytes_text(plain)}, compressed to {nbytes_text(kept)}"
@@ -103,6 +111,18 @@ def measured(loop: Loop) -> Iterator[tuple[str, str]]:
     if loop.measured_seconds is not None:
         text = f", {compared(loop.measured_seconds, loop.trace().seconds)}" if loop.costs else ""
         yield "measured time", seconds_text(loop.measured_seconds) + text
+
+
+def _error(loop: Loop) -> str:
+    error = loop.gradient_error
+    return "reroll.gradient_error says by how much" if error is None else f"off by {error:.2g} of their norm, measured"
+
+
+def _counted(names: Sequence[str]) -> str:
+    """How often each name occurs, the most frequent first: "8 hidden, 1 carry"."""
+    counts = Counter(names).most_common()
+    shown = ", ".join(f"{count} {name}" for name, count in counts[:_KINDS])
+    return shown + (f" and {len(counts) - _KINDS} other kinds" if len(counts) > _KINDS else "")
 
 
 def _sparkline(values: list[int]) -> str:

@@ -151,7 +151,7 @@ def test_spikes_are_kept_in_bits_and_the_tape_is_small() -> None:
     state, bools = 4 * 32 * 4, 4 * 32  # bytes of one float32 state, and of its spikes as bools
     eager = build(recurrence, Options(lowering="eager", segment=8)).needs.segments[8].saved
     assert eager <= 8 * (state + bools) + state
-    forward, _ = _halves(trace(recurrence, 8, decompose=True), pack=True, replay=False)
+    forward, _, _ = _halves(trace(recurrence, 8, decompose=True), pack=True, replay=False)
     results: Any = forward.graph.output_node().args[0]
     words = [node.meta["val"] for node in results if node.meta["val"].dtype is torch.uint8]
     assert [word.numel() for word in words] == [4 * 32]  # eight steps in the bits of one byte

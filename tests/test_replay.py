@@ -27,7 +27,7 @@ def test_spikes_are_replayed_in_products_of_the_whole_segment() -> None:
     assert replays(found, "inductor", "auto")
     cut = _cut(found, pack=True, replay=True)
     assert cut.kept <= 4 * (8 * 32 / 8 + 32 * 4 + 3 * 4)  # spikes of eight steps in bits, and the carry
-    _, backward = _halves(found, pack=True, replay=True)
+    _, backward, _ = _halves(found, pack=True, replay=True)
     assert backward is not None
     left = kinds(run_on_half(BOTH, backward, CONTEXT).graph)
     merged, sequential = 3, 7  # gradients of three weights; gradients through the recurrent weight, of a carry each
