@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 import reroll
 from named_networks import EAGER, B, Captured, H, I, Lstm, Odd, Tanh
-from reroll.backends.build import build, expected_nbytes
+from reroll.backends.build import build
 from reroll.backends.codecs import decode, encode
 from reroll.backends.lossy import exactly, rounded_nbytes
 from reroll.backends.rolled import Rolled
+from reroll.backends.values import expected_nbytes
 from reroll.errors import OptionError, UnsupportedError
 from reroll.facts import FLOATS, LOSSY
 from reroll.options import Options
@@ -129,12 +130,11 @@ class Late(nn.Module):
         return v_BH * (1 + z_BH)
 
 
-MERGED = tuple(name for name in reroll.DEFAULT_PASSES if name != "compress")
-MERGED = (*MERGED[:-1], "merge-replay", "compress", "prefetch")
-
-
 @pytest.mark.usefixtures("double_precision")
-@pytest.mark.parametrize("options", [{}, {"passes": MERGED}, {"schedule": "double", "segment": 1, "slots": 2}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"schedule": "double_merged", "segment": 1, "slots": 2}, {"schedule": "double", "segment": 1, "slots": 2}],
+)
 def test_the_forward_is_exact(options: dict[str, Any]) -> None:
     (recurrence,) = Captured.of(Tanh).found.recurrences
     results, codecs = [], set[Any]()
