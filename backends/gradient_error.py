@@ -93,7 +93,7 @@ def _compared(names: list[str], exact: list[Tensor | None], rounded: list[Tensor
     for name, before, after in zip(names, exact, rounded, strict=True):
         if before is not None and after is not None:
             squares[name] = float((after - before).norm()) ** 2, float(before.norm()) ** 2
-    total = [sum(column) for column in zip(*squares.values(), strict=True)]
+    total = [sum(pair[at] for pair in squares.values()) for at in (0, 1)]
     return GradientError(_ratio(*total), {name: _ratio(*pair) for name, pair in squares.items()})
 
 

@@ -21,7 +21,7 @@ from reroll.options import Options
 from reroll.report import Loop
 
 B, I, H = 3, 5, 7  # noqa: E741
-STEPS, SEGMENT = 8, 4
+STEPS, SEGMENT = 6, 2
 EAGER: dict[str, Any] = {"lowering": "eager", "segment": SEGMENT, "schedule": "standard", "chunk": SEGMENT}
 ROW = B * H * 8  # bytes of a float64 value
 
