@@ -78,7 +78,9 @@ def plan(graph: Graph) -> Report:
     if not graph.built:
         return Report((), outer, reason=graph.reason, notes=notes)
     around = graph.around()
-    loops = tuple(_loop(built, around.during(built.name)) for built in graph.built)
+    costs = {built.name: _costs_or_why_not(built) for built in graph.built}
+    notes += tuple(each for each in costs.values() if isinstance(each, str))
+    loops = tuple(_loop(built, around.during(built.name), costs[built.name]) for built in graph.built)
     return Report(loops, outer, around.outputs, around.saved, notes=notes)
 
 
@@ -89,7 +91,14 @@ def costs_of(built: Built) -> Costs:
     return Costs(clocked(built.executable, built.tally), machine)
 
 
-def _loop(built: Built, around: int) -> Loop:
+def _costs_or_why_not(built: Built) -> Costs | str:
+    try:
+        return costs_of(built)
+    except UnsupportedError as error:
+        return f"No times are predicted. {error}"
+
+
+def _loop(built: Built, around: int, costs: Costs | str) -> Loop:
     executable, segment = built.executable, built.executable.segments[built.choice.segment]
     recurrence, width = executable.recurrence, len(executable.recurrence.carries)
     facts = built.program.facts or tuple(Fact() for _ in recurrence.carries)
@@ -101,7 +110,6 @@ def _loop(built: Built, around: int) -> Loop:
         kept = expected_nbytes(value, codec)
         lines.append(CarryLine(name, tuple(value.shape), dtype, value.nbytes, codec, kept, fact.describe()))
     ledger = built.executable.ledger
-    costs = costs_of(built)
     return Loop(
         recurrence=recurrence,
         program=built.program,
@@ -114,10 +122,10 @@ def _loop(built: Built, around: int) -> Loop:
         tally=built.tally,
         prediction=built.prediction,
         needs=built.needs,
-        costs=costs,
+        costs=None if isinstance(costs, str) else costs,
         budget=built.choice.allowed,
-        alternatives=alternatives(built, costs),
-        measured_seconds=executable.clock.seconds,
+        alternatives=() if isinstance(costs, str) else alternatives(built, costs),
+        measured_seconds=None if recurrence.examples[0].is_cuda else executable.clock.seconds,
         lowering=built.options.lowering,
         kept=(ledger.carries, ledger.plain_nbytes, ledger.kept_nbytes),
         events=executable.watch.lines,

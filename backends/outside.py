@@ -151,8 +151,11 @@ def around(
         held = outputs.alive(), memory.alive() - outputs.alive()
         wanted = [each for each in _tensors(given) if each.requires_grad]
         del given
-        if wanted:
+        try:
             torch.autograd.backward(wanted, [torch.empty_like(each) for each in wanted])
+        except RuntimeError:  # an operation whose backward does not take fake tensors: say what it is at most
+            most = sum(held) + 2 * sum(each.nbytes for each in inputs if each.requires_grad)
+            return Around(*held, dict.fromkeys(results, most))
     final = {_key(each.grad) for each in inputs if each.is_leaf and each.grad is not None}
     reversing = {name: _other(held, final) + _other(given, final) for name, (held, given) in memory.reversed.items()}
     return Around(*held, reversing)

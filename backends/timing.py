@@ -15,6 +15,7 @@ from reroll.backends.calibrate import calibrate, seconds_of
 from reroll.backends.gradients import Gradients
 from reroll.backends.lowering import Segment
 from reroll.costs import SegmentSeconds
+from reroll.errors import UnsupportedError
 from reroll.program import pieces
 from reroll.schedules import Problem
 from reroll.tally import Tally
@@ -50,10 +51,18 @@ def segment_seconds(executable: Executable) -> dict[int, SegmentSeconds]:
     """Seconds of the segments of a recurrence by their length, on normal numbers; takes a few hundredths of a second.
 
     The same kernels run forward whether their tape is kept or not. What is a matter of the values (the density of
-    spikes) can be otherwise in training.
+    spikes) can be otherwise in training. Raises UnsupportedError if a segment does not take such numbers.
     """
     with torch.no_grad(), torch.random.fork_rng():
-        return {steps: _seconds(executable, segment) for steps, segment in executable.segments.items()}
+        try:
+            return {steps: _seconds(executable, segment) for steps, segment in executable.segments.items()}
+        except (RuntimeError, ValueError, IndexError) as error:
+            where = executable.recurrence.where
+            raise UnsupportedError(
+                f"The segments of the loop at {where} cannot be timed: on normal numbers they raise "
+                f"{type(error).__name__}: {str(error).splitlines()[0]} Name a schedule that needs no times, such as "
+                "'revolve' or 'double'."
+            ) from error
 
 
 def _seconds(executable: Executable, segment: Segment) -> SegmentSeconds:
@@ -102,8 +111,8 @@ def clocked(executable: Executable, tally: Tally) -> dict[int, SegmentSeconds]:
     So what is done between segments is in them. ``tally`` is that of the program that was played.
     """
     found, clock = segment_seconds(executable), executable.clock
-    if clock.forward is None or clock.backward is None:
-        return found
+    if clock.forward is None or clock.backward is None or executable.recurrence.examples[0].is_cuda:
+        return found  # the clock does not wait for a GPU
     steps, lengths = executable.recurrence.steps, executable.segments
     ahead = sum(found[length].forward * count for length, count in pieces(steps, lengths))
     back = sum(found[length].backward * count for length, count in pieces(steps, lengths))

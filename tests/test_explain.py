@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 
 import reroll
 from networks import RecurrentLIF, spikes
+from reroll.errors import UnsupportedError
 from reroll.report import parameter_name
 
 EAGER = {"lowering": "eager"}
@@ -224,3 +225,24 @@ def test_what_reroll_did_not_compile_is_refused(make: Callable[[], Any]) -> None
 )
 def test_parameters_have_the_names_of_their_modules(name: str, plain: str) -> None:
     assert parameter_name(name) == plain
+
+
+class Noisy(nn.Module):
+    """Draws by probabilities, which normal numbers are not."""
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        p_BI = x_TBI[0].sigmoid()
+        for t in range(x_TBI.shape[0]):
+            p_BI = (p_BI + torch.bernoulli(p_BI) + x_TBI[t].sigmoid()) / 3
+        return p_BI
+
+
+def test_segments_that_take_no_normal_numbers_are_not_timed() -> None:
+    x = torch.randn(20, 3, 4, requires_grad=True)
+    report = reroll.explain(compiled(Noisy(), schedule="standard"), x)
+    (loop,) = report.loops
+    assert loop.costs is None
+    assert not loop.alternatives
+    assert "No times are predicted. The segments of the loop at" in str(report)
+    with pytest.raises(UnsupportedError, match="Name a schedule that needs no times"):
+        compiled(Noisy(), schedule="hrevolve")(x)

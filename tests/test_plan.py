@@ -1,6 +1,7 @@
 """Budgets are met by the fastest schedule that is known; the optimum is the optimum; schedules of one's own."""
 
 import json
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import reroll
 from networks import RecurrentLIF, spikes
 from reroll import schedules
+from reroll.backends.outside import around
 from reroll.context import Context
 from reroll.errors import BudgetError, OptionError, ScheduleError
 from reroll.optimal import farthest
@@ -231,3 +234,28 @@ def test_contradictions_are_sentences(options: dict[str, Any], message: str) -> 
 def test_revolve_that_would_run_for_ever_is_refused() -> None:
     with pytest.raises(OptionError, match="some of 4,000 segments more than 16 times with 1 slots"):
         tree("revolve", Problem(4000, slots=1))
+
+
+class Stubborn(torch.autograd.Function):
+    """Its backward reads numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * float(grad.abs().max() >= 0) * 2
+
+
+def test_a_backward_around_the_loop_that_takes_no_fake_tensors() -> None:
+    weight, fake_mode = torch.randn(4, 4), FakeTensorMode(allow_non_fake_inputs=True)
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    loop = graph.call_module("loop", (x,))
+    graph.output((graph.call_function(Stubborn.apply, (graph.call_function(operator.getitem, (loop, 0)),)),))
+    x.meta["example_value"] = weight.requires_grad_()
+    module = fx.GraphModule({"loop": nn.Identity()}, graph)
+    with fake_mode:
+        found = around(module, {"loop": (torch.empty(4, 4),)}, lambda like: torch.empty(like.shape).requires_grad_())
+    assert found.during("loop") >= 2 * weight.nbytes
