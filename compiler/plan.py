@@ -207,6 +207,9 @@ def _preferred(problem: Problem, options: Options, replay: bool) -> Choice:
     return Choice(schedule, replace(problem, chunk=min(options.chunk or chunk, steps), slots=slots))
 
 
+_OPTIMAL = ("revolve", "hrevolve")
+
+
 def _may_move(options: Options) -> bool:
     """Whether a budget may be met by moving carries to a tier that was named."""
     moving = bool(options.tiers) and "local" not in options.tiers
@@ -219,15 +222,14 @@ def _candidates(preferred: Choice, options: Options, memory: int, waiting: int) 
     schedule, problem = preferred.schedule, replace(preferred.problem, memory=memory)
     if options.schedule == "auto" and options.chunk is None:
         yield Choice("store_all", problem)
-        names = ["revolve", "hrevolve"] if _may_move(options) else ["revolve"]
-        yield from _optima(names, replace(problem, slots=None), waiting)
+        yield from _optima(_OPTIMAL if _may_move(options) else _OPTIMAL[:1], replace(problem, slots=None), waiting)
+        return
+    if schedule in _OPTIMAL and problem.slots is None:
+        yield from _optima([schedule], problem, waiting)
         return
     numbers = find(schedule).numbers
-    if "memory" in numbers and problem.slots is None:
-        yield from _optima([schedule], problem, waiting)
     if "chunk" not in numbers:
-        if "memory" not in numbers or problem.slots is not None:
-            yield Choice(schedule, problem)
+        yield Choice(schedule, problem)
         return
     chunks = [problem.chunk] if options.chunk else _spread(problem.chunk, problem.steps, problem.segment)
     for chunk in chunks:

@@ -143,23 +143,23 @@ def _remote(problem: Problem) -> Interval:
     return schedule.remote(problem.steps, problem.chunk, problem.tier, segment=problem.segment)
 
 
+def _slots(problem: Problem) -> int:
+    return 1 if problem.slots is None else problem.slots
+
+
 @register_schedule("hierarchical", ("chunk", "slots", "remote"))
 def _hierarchical(problem: Problem) -> Interval:
-    return schedule.hierarchical(
-        problem.steps, problem.chunk, problem.slots or 1, problem.tier, segment=problem.segment
-    )
+    return schedule.hierarchical(problem.steps, problem.chunk, _slots(problem), problem.tier, segment=problem.segment)
 
 
 @register_schedule("double", ("chunk", "slots", "remote"))
 def _double(problem: Problem) -> Interval:
-    return schedule.double(problem.steps, problem.chunk, problem.slots or 1, problem.tier, segment=problem.segment)
+    return schedule.double(problem.steps, problem.chunk, _slots(problem), problem.tier, segment=problem.segment)
 
 
 @register_schedule("double_merged", ("chunk", "slots", "remote"))
 def _double_merged(problem: Problem) -> Interval:
-    return schedule.double_merged(
-        problem.steps, problem.chunk, problem.slots or 1, problem.tier, segment=problem.segment
-    )
+    return schedule.double_merged(problem.steps, problem.chunk, _slots(problem), problem.tier, segment=problem.segment)
 
 
 MOST_RUNS = 16

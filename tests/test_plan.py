@@ -187,6 +187,15 @@ def test_a_schedule_of_ones_own() -> None:
     torch.testing.assert_close(gradients(fast, x, model), gradients(model, x, model))
     (loop,) = reroll.explain(fast, x).loops
     assert loop.tally.reforward_steps == 12
+    seen: list[Problem] = []
+
+    @register_schedule("frugal", ("memory",))
+    def frugal(problem: Problem) -> Interval:
+        seen.append(problem)
+        return tree("full", problem)
+
+    reroll.compile(model, time_dim=0, lowering="eager", schedule="frugal", memory_budget="1MiB")(x)
+    assert 0 < (seen[-1].memory or 0) < 2**20
     with pytest.raises(OptionError, match="chunk=4 has no effect with schedule='halves'"):
         Options(schedule="halves", chunk=4)
 
