@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from reroll.backends.native_products import register
+from reroll.backends.toolchain import quick_builds
 from reroll.context import Context
 from reroll.editing import deduplicate
 from reroll.registry import run_on_half
@@ -31,6 +33,14 @@ def traced(function: Function, values: list[Tensor], constants: int) -> fx.Graph
         node.meta["constant"] = True
     deduplicate(made.graph)
     return made
+
+
+def compiled(function: Function, *values: Any) -> Any:
+    """What inductor makes of a function, its kernels in one translation unit as those of segments are."""
+    register()
+    run: Any = torch.compile(function, fullgraph=True, dynamic=False)
+    with quick_builds():
+        return run(*values)
 
 
 def rewritten(function: Function, values: list[Tensor], constants: int, passes: tuple[str, ...] = BOTH) -> Counter[str]:

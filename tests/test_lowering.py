@@ -52,13 +52,13 @@ def gradients(call: Any, model: nn.Module, x: Tensor) -> list[Tensor]:
 
 
 @needs_compiler
-@pytest.mark.parametrize("batch", [1, 2, 3])
-def test_inductor_equals_eager_and_replays_bit_for_bit(batch: int) -> None:
+@pytest.mark.parametrize(("batch", "steps"), [(1, 18), (2, 18), (3, 20)])  # the last with a shorter segment at its end
+def test_inductor_equals_eager_and_replays_bit_for_bit(batch: int, steps: int) -> None:
     plain = Mixed()
     twin = copy.deepcopy(plain)
     options = {"schedule": "double", "chunk": 8, "slots": 2, "segment": 3, "verify": True, "remote": "disk"}
     fast = compiled(twin, **options)
-    x = torch.randn(20, batch, 5)
+    x = torch.randn(steps, batch, 5)
     for expected, actual in zip(gradients(plain, plain, x), gradients(fast, twin, x), strict=True):
         assert float((actual - expected).abs().max()) <= 2e-5 * float(expected.abs().max())
     assert torch.equal(fast(x)[1], plain(x)[1])
@@ -147,7 +147,7 @@ def captured(model: nn.Module, x: Tensor) -> Any:
 
 
 def test_spikes_are_kept_in_bits_and_the_tape_is_small() -> None:
-    recurrence = captured(RecurrentLIF(8, 32, 3), spikes(24, 4, 8))
+    recurrence = captured(RecurrentLIF(8, 32, 3), spikes(10, 4, 8))
     state, bools = 4 * 32 * 4, 4 * 32  # bytes of one float32 state, and of its spikes as bools
     eager = build(recurrence, Options(lowering="eager", segment=8)).needs.segments[8].saved
     assert eager <= 8 * (state + bools) + state
@@ -158,13 +158,13 @@ def test_spikes_are_kept_in_bits_and_the_tape_is_small() -> None:
 
 
 def test_facts_of_the_carry_of_a_spiking_step() -> None:
-    recurrence = captured(Mixed(), torch.randn(20, 2, 5))
+    recurrence = captured(Mixed(), torch.randn(8, 2, 5))
     facts = trace(recurrence, 2, decompose=False).facts()
     assert len(facts) == len(recurrence.carries)
 
 
 def test_verify_names_the_step_and_value_that_differ() -> None:
-    recurrence = captured(RecurrentLIF(8, 32, 3), spikes(24, 4, 8))
+    recurrence = captured(RecurrentLIF(8, 32, 3), spikes(10, 4, 8))
     witness = Witness(recurrence)
     carry = [torch.zeros(3) for _ in recurrence.carries]
     witness.see(4, carry)
@@ -176,7 +176,7 @@ def test_verify_names_the_step_and_value_that_differ() -> None:
 
 
 def test_a_changed_replay_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = RecurrentLIF(8, 32, 3), spikes(24, 4, 8)
+    model, x = RecurrentLIF(8, 32, 3), spikes(15, 4, 8)
     options: dict[str, Any] = {"lowering": "eager", "chunk": 6, "segment": 2, "verify": True, "codec": "none"}
     fast: Any = torch.compile(model, backend="reroll", options=options)
     loss = fast(x).sum()
@@ -194,7 +194,7 @@ def test_a_changed_replay_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_compiler_the_error_names_eager() -> None:
     from torch._inductor import config
 
-    recurrence = captured(RecurrentLIF(8, 32, 3), spikes(24, 4, 8))
+    recurrence = captured(RecurrentLIF(8, 32, 3), spikes(10, 4, 8))
     with (
         config.patch({"cpp.cxx": (None, "/nowhere/g++")}),
         pytest.raises(CompilerMissingError, match='lowering="eager"'),

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import reroll
-from halves import CONTEXT, kinds, traced
-from reroll.backends.native_products import edition, register
+from halves import CONTEXT, compiled, kinds, traced
+from reroll.backends.native_products import edition, vectors
 from reroll.packed_ops import PACK, PACKED_PRODUCT
 from reroll.registry import run_on_half
 
@@ -38,37 +38,42 @@ def product(x: Tensor, w: Tensor) -> Tensor:
     return made
 
 
-def compiled(function: Any, *values: Any) -> Any:
-    register()
-    run: Any = torch.compile(function, fullgraph=True, dynamic=False)
-    return run(*values)
-
-
 def close(found: Tensor, expected: Tensor) -> None:
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-5}[expected.dtype]
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance * 20)
 
 
-@pytest.mark.parametrize(("dtype", "threads"), [(torch.float32, 1), (torch.float64, 2)])
-def test_the_kernel_is_right_for_odd_sizes(dtype: torch.dtype, threads: int) -> None:
+def right_for_odd_sizes(dtype: torch.dtype) -> None:
     values = [torch.randn(s, dtype=dtype) for m, k, n in (*SIZES, DEEP, WIDE) for s in ((m, k), (k, n))]
     pairs = list(zip(values[::2], values[1::2], strict=True))
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        found = compiled(lambda pairs: [product(x, w) for x, w in pairs], pairs)
-    finally:
-        torch.set_num_threads(before)
+    found = compiled(lambda pairs: [product(x, w) for x, w in pairs], pairs)
     for made, (x, w) in zip(found, pairs, strict=True):
         close(made, x @ w)
         close(product(x, w), x @ w)
 
 
+@pytest.mark.parametrize(("dtype", "threads"), [(torch.float32, 1), (torch.float64, 2)])
+def test_the_kernel_is_right_for_odd_sizes(dtype: torch.dtype, threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        right_for_odd_sizes(dtype)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_kernel_is_right_with_shorter_vectors() -> None:
+    wide = vectors()
+    with torch._inductor.config.patch({"cpp.simdlen": 256}):
+        assert vectors() == wide
+        right_for_odd_sizes(torch.float32)
+
+
 def test_rows_give_the_same_bits_in_any_company() -> None:
     x, w = torch.randn(75, 300), torch.randn(300, 90)
     parts = (1, 11, 12, 23, 75)
+    whole = compiled(product, x, w)
     for rows, found in zip(parts, compiled(lambda x, w: [product(x[:n], w) for n in parts], x, w), strict=True):
-        whole = compiled(product, x, w)
         assert torch.equal(found, whole[:rows])
 
 
@@ -143,11 +148,11 @@ def test_deep_products_are_as_exact_as_torch_s() -> None:
     assert errors[0] < 3 * errors[1]
 
 
-@pytest.mark.parametrize("width", [1, 256])
-def test_other_vectors(width: int) -> None:
-    model, x = TwoWeights().double(), torch.randn(20, 3, 21, dtype=torch.float64)
-    with torch._inductor.config.patch({"cpp.simdlen": width}):
-        compared(model, reroll.compile(model, time_dim=0, lowering="inductor"), x)
+def test_a_network_without_vectors() -> None:
+    model, x = TwoWeights().double(), torch.randn(8, 3, 21, dtype=torch.float64)
+    with torch._inductor.config.patch({"cpp.simdlen": 1, "cpp_cache_precompile_headers": False}):
+        assert not vectors()
+        compared(model, reroll.compile(model, time_dim=0, segment=1), x)
 
 
 class TwoWeights(nn.Module):
@@ -166,10 +171,12 @@ class TwoWeights(nn.Module):
         return torch.stack(outs)
 
 
-@pytest.mark.parametrize(("batch", "schedule"), [(1, "store_all"), (2, "standard"), (3, "store_all")])
-def test_a_network_trains_as_eager_does(batch: int, schedule: str) -> None:
-    model, x = TwoWeights().double(), torch.randn(20, batch, 21, dtype=torch.float64)
-    compared(model, reroll.compile(model, time_dim=0, lowering="inductor", schedule=schedule), x)
+@pytest.mark.parametrize(("batch", "schedule"), [(1, "store_all"), (3, "standard")])
+def test_a_network_trains_as_eager_does_at_every_length(batch: int, schedule: str) -> None:
+    model = TwoWeights().double()
+    rolled = reroll.compile(model, time_dim=0, lowering="inductor", schedule=schedule, verify=True)
+    for steps in (20, 7, 33, 129):
+        compared(model, rolled, torch.randn(steps, batch, 21, dtype=torch.float64))
 
 
 def compared(model: nn.Module, rolled: Any, x: Tensor) -> None:
