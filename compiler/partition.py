@@ -34,6 +34,7 @@ _MADE = ("full", "zeros", "ones", "zeros_like", "ones_like", "full_like", "arang
 _MOVED = ("convert_element_type", "_to_copy", "clone", "cat", "stack", "constant_pad_nd", "flip", "roll", "repeat")
 _CHEAP = (*_MADE, *_MOVED, "slice_scatter", "select_scatter")
 _LATER_IS_CHEAPER = 1e-7
+_DECIDED = "is a decision (a comparison, rounding or index), and what the forward decided is never decided again"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +108,7 @@ class _Rules:
             return cls(policy, set(), set(), set())
         results: Any = graph.output_node().args[0]
         kept, again = policy.ruled(forward_values(graph, outputs))
-        again |= {node.all_input_nodes[0] for node in again if node.target is operator.getitem}
+        again |= set(map(_made_by, again))
         forward = ancestors([node for node in results[:outputs] if isinstance(node, fx.Node)])
         return cls(policy, kept, again, _with_copies(graph, again, forward) - kept)
 
@@ -177,7 +178,7 @@ def _read_of(forward: set[fx.Node], needed: Iterable[fx.Node]) -> set[fx.Node]:
 def _may_recompute(node: fx.Node) -> bool:
     target: Any = node.target
     if target is operator.getitem:
-        return True
+        return not _cuts_off(node)
     if _why_fixed(node):
         return False
     name = target.overloadpacket.__name__
@@ -190,7 +191,7 @@ def _why_fixed(node: fx.Node) -> str:
     if node.op != "call_function" or not is_overload(target):
         return "is made by an operation that runs a function of the user's"
     if target.overloadpacket.__name__ in _DECISIONS or _cuts_off(node):
-        return "is a decision (a comparison or a rounding), and what the forward decided is never decided again"
+        return _DECIDED
     if torch.Tag.nondeterministic_seeded in target.tags:
         return "is made of random numbers, which would be others"
     return "reads memory as it lies" if target.overloadpacket in LAYOUTS else ""
@@ -198,19 +199,23 @@ def _why_fixed(node: fx.Node) -> str:
 
 def _why_refused(node: fx.Node) -> str:
     """Why a user's wish that a value be recomputed cannot be followed; empty if it can."""
+    target: Any = _made_by(node).target
     if origin(node).op == "placeholder":
         return "is an input of the step, which is there without a tape"
-    made = node.all_input_nodes[0] if node.target is operator.getitem else node
-    foreign = is_overload(made.target) and made.target.namespace not in KNOWN  # type: ignore[union-attr]
-    return (
-        "is made by an operation that is not torch's, which may do more than compute" if foreign else _why_fixed(made)
-    )
+    if is_overload(target) and target.namespace not in KNOWN:
+        return "is made by an operation that is not torch's, which may do more than compute"
+    return _DECIDED if _cuts_off(node) else _why_fixed(_made_by(node))
+
+
+def _made_by(node: fx.Node) -> fx.Node:
+    """The call that makes a value, itself or as one of several."""
+    return node.all_input_nodes[0] if node.target is operator.getitem else node
 
 
 def _cuts_off(node: fx.Node) -> bool:
-    """Whether a node makes whole numbers or truth values of others: a cast, or a division that rounds."""
+    """Whether a node makes whole numbers or truth values of others: a cast, indices, or a division that rounds."""
     made = node.meta.get("val")
-    sources = [source.meta.get("val") for source in node.all_input_nodes]
+    sources = [source.meta.get("val") for source in _made_by(node).all_input_nodes]
     whole = isinstance(made, torch.Tensor) and not _continuous(made)
     return "rounding_mode" in node.kwargs or (whole and any(_continuous(source) for source in sources))
 

@@ -71,6 +71,17 @@ class Lif(Net):
         return total
 
 
+class Peak(Net):
+    """The largest value of a row, which has an index; eager's backward reads the index."""
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BH = x_TBI.new_zeros(B, H)
+        for x_BI in x_TBI:
+            h_BH = torch.tanh(self.i(x_BI) + self.h(h_BH))
+            h_BH = h_BH * h_BH.max(1, keepdim=True).values.cos()
+        return h_BH
+
+
 class Odd(nn.Module):
     """In-place updates, a delay of two steps, noise, a softmax of a layer norm, names of views, inputs, weights."""
 

@@ -13,7 +13,7 @@ from torch._higher_order_ops.scan import scan
 
 import reroll
 from agreement import differences, results
-from named_networks import EAGER, ROW, SEGMENT, B, Captured, H, I, Lif, Lstm, Net, Odd, Tanh, Twins, sequence
+from named_networks import EAGER, ROW, SEGMENT, B, Captured, H, I, Lif, Lstm, Net, Odd, Peak, Tanh, Twins, sequence
 from recorded_networks import refused_by_dynamo
 from reroll.backends.build import build
 from reroll.errors import OptionError
@@ -34,6 +34,10 @@ def made(value: StepValue) -> bool:
     return value.name != "noise"
 
 
+def real(value: StepValue) -> bool:
+    return value.dtype.is_floating_point
+
+
 def unnamed(value: StepValue) -> bool:
     return not value.name
 
@@ -52,6 +56,7 @@ HELD: tuple[tuple[Callable[[], nn.Module], dict[str, Any], dict[str, int], int],
     (Lif, {"keep": "z"}, CARRY | {"v": 1, "z": 2}, 4 * ROW),
     (Lif, {"recompute": ("v", "addmm")}, CARRY | {"aten.gt": 2}, ROW + 2 * ROW // 8),
     (Lif, {"keep": "v", "replay": True}, CARRY | {"v": 1, "aten.gt": 2}, 2 * ROW + 2 * ROW // 8),
+    (Peak, {"recompute": real}, CARRY | {"aten.max": 2}, ROW + 2 * B * 8),
     (Odd, {"keep": "sum"}, KEPT | {NORM: 4, "sum": 2, "k": 2}, 10 * ROW + 4 * B * 8),
     (Odd, {"keep": ("drive", "weight", "input")}, KEPT | {NORM: 4, "aten.add": 2, "k": 2, "drive": 2}, 0),
     (Odd, {"recompute": "also k"}, KEPT | {NORM: 6, "aten.add": 2}, 0),
@@ -72,7 +77,12 @@ def test_the_tape_holds_what_was_asked(
 
 REFUSED: tuple[tuple[Callable[[], nn.Module], dict[str, Any], str], ...] = (
     (Lif, {"recompute": lambda value: True}, r"recompute=<lambda> holds, in the loop at .*\(aten.gt\).* is a decision"),
-    (Lif, {"recompute": ("v", "gt")}, r"recompute=\('v', 'gt'\) holds.* is a decision \(a comparison or a rounding\)"),
+    (
+        Lif,
+        {"recompute": ("v", "gt")},
+        r"recompute=\('v', 'gt'\) holds.* is a decision \(a comparison, rounding or index\)",
+    ),
+    (Peak, {"recompute": "max"}, r"shape \[3, 1\] \(aten.max\), and that cannot be recomputed: it is a decision"),
     (Odd, {"recompute": "noise"}, r"shape \[3, 7\] \('noise', aten.rand_like\), .* is made of random numbers"),
     (
         Odd,
