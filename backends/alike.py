@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from reroll.backends import build
-from reroll.backends.build import Built, Kernels, fitting_all, lengths_of
+from reroll.backends.build import Built, Kernels, lengths_of
+from reroll.backends.fitting import fitting_all
 from reroll.names import names_of
 from reroll.options import Options
 from reroll.plan import Beside

@@ -20,13 +20,15 @@ import torch
 from torch import Tensor, fx, nn
 
 from reroll.align import align
-from reroll.backends.build import Kernels, compile_kernels, fitting_all
+from reroll.backends.build import Kernels, compile_kernels
 from reroll.backends.dynamo import EXPLAINING, Graph, HandedOn, Reached, assemble, beside_of
+from reroll.backends.fitting import fitting_all
 from reroll.backends.keys import key_of
 from reroll.backends.observe import Observed, observe
+from reroll.backends.plans import Plans
 from reroll.backends.policies import check_policy
 from reroll.backends.progress import hinting
-from reroll.backends.rolled import Idle, Rolled
+from reroll.backends.rolled import Idle
 from reroll.backends.state import State
 from reroll.backends.times import Call, token
 from reroll.capture import capture
@@ -163,6 +165,7 @@ class Entry:
         if family is None:
             raise Untraced(self)
         graph, outputs = family.program(running, operands)
+        graph.plans.follow()
         reached = EXPLAINING.get()
         if reached is not None:
             reached.append(graph)
@@ -257,10 +260,9 @@ class Family:
             standing = {**modules, **{name: nn.Identity() for name in results}}
             return beside_of(assemble(self.module, instance.outer, standing), results, tokens)
 
-        built = fitting_all(kernels, running, self.options, beside)
-        modules |= {each.name: Rolled(each.executable) for each in built}
-        module = assemble(self.module, instance.outer, modules)
-        return Graph(module, module, tuple(built), "", "", self.notes, tokens)
+        plans = Plans(fitting_all(kernels, running, self.options, beside))
+        module = assemble(self.module, instance.outer, modules | plans.modules)
+        return Graph(module, module, plans, "", "", self.notes, tokens)
 
     def _kernels(self, at: int, recurrence: Recurrence, length: int) -> Kernels:
         numbers = tuple(x.dtype for x in recurrence.xs if isinstance(x, Numbers))

@@ -1,11 +1,14 @@
-"""How much memory and disk a process may still take."""
+"""How much memory and disk a process may still take, on the computer and on a GPU."""
 
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+
+import torch
 
 _ROOT = Path("/")
 _GROUPS = Path("sys/fs/cgroup")
@@ -16,13 +19,26 @@ def free_disk(folder: str | os.PathLike[str]) -> int:
     return shutil.disk_usage(folder).free
 
 
+def free_bytes(device: torch.device) -> int | None:
+    """Bytes that can still be allocated on a device, those that torch's own allocator holds and does not use included.
+
+    None where no system says it.
+    """
+    if device.type != "cuda":
+        return free_memory()
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
 def free_memory(root: Path = _ROOT) -> int | None:
     """Bytes of RAM that this process may still take, pages that only cache files included.
 
-    The least of what the system says (``MemAvailable``) and of what the limits of all control groups around the process
-    leave, versions 1 and 2. None where no system says it. ``root`` is where ``/proc`` and ``/sys`` are.
+    The least of what the system says (``MemAvailable``), of what the limits of all control groups around the process
+    leave, versions 1 and 2, and of the process's own limit of addresses (``ulimit -v``). None where no system says it.
+    ``root`` is where ``/proc`` and ``/sys`` are.
     """
-    found = [*_available(root), *(left for group in _groups(root) if (left := _left(group)) is not None)]
+    found = [*_available(root), *_addresses(root)]
+    found += [left for group in _groups(root) if (left := _left(group)) is not None]
     return max(0, min(found)) if found else None
 
 
@@ -31,6 +47,13 @@ def _available(root: Path) -> Iterator[int]:
         name, _, amount = line.partition(":")
         if name == "MemAvailable":
             yield int(amount.split()[0]) * 1024
+
+
+def _addresses(root: Path) -> Iterator[int]:
+    most, _ = resource.getrlimit(resource.RLIMIT_AS)
+    for pages in _text(root / "proc/self/statm").split()[:1]:
+        if most != resource.RLIM_INFINITY:
+            yield most - int(pages) * resource.getpagesize()
 
 
 def _groups(root: Path) -> Iterator[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,12 +22,12 @@ from reroll.backends.timing import with_transfers
 from reroll.backends.tracing import Traced, constant_names, trace
 from reroll.backends.values import expected_nbytes
 from reroll.context import Context
-from reroll.errors import BudgetError, RerollWarning
+from reroll.errors import RerollWarning
 from reroll.facts import kept_as
 from reroll.names import show_names
 from reroll.options import Options
 from reroll.passes import DEFAULT_PASSES
-from reroll.plan import ALONE, Beside, Choice, Demand, choose, segment_lengths
+from reroll.plan import ALONE, Beside, Choice, Demand, choose
 from reroll.policy import Policy
 from reroll.prediction import Needs, Prediction, predict
 from reroll.program import Program, pieces, store_all
@@ -45,12 +45,14 @@ class Built:
     """An executable, and everything that led to it."""
 
     executable: Executable
+    kernels: Kernels
     choice: Choice
     context: Context
     tally: Tally
     needs: Needs
     prediction: Prediction
     options: Options
+    beside: Beside
 
     @property
     def program(self) -> Program:
@@ -72,48 +74,6 @@ def results_of(segment: Segment, recurrence: Recurrence) -> tuple[Tensor, ...]:
     carries = len(recurrence.carries)
     rows = [like.new_empty((recurrence.steps, *like.shape[1:])) for like in segment.output_examples[carries:]]
     return (*segment.output_examples[:carries], *rows)
-
-
-def build(recurrence: Recurrence, options: Options) -> Built:
-    """Compile a recurrence as the options say. Raises BudgetError if no length of segments fits the memory budget."""
-
-    def kernels(length: int) -> Kernels:
-        return compile_kernels(recurrence, options, lengths_of(recurrence, length))
-
-    return fitting(kernels, recurrence, options)
-
-
-def fitting(
-    kernels_of: Callable[[int], Kernels], recurrence: Recurrence, options: Options, beside: Beside = ALONE
-) -> Built:
-    """The plan with the longest segments that fit the memory budget, of which what is ``beside`` takes its share.
-
-    Raises BudgetError if none does.
-    """
-    refusals = []
-    for length in segment_lengths(recurrence, options):
-        try:
-            return plan(kernels_of(length), recurrence, options, beside)
-        except BudgetError as error:
-            refusals.append(error)
-    raise min(refusals, key=lambda error: error.nbytes)
-
-
-def fitting_all(
-    kernels_of: Sequence[Callable[[int], Kernels]],
-    recurrences: Sequence[Recurrence],
-    options: Options,
-    beside: Callable[[Mapping[str, tuple[Tensor, ...]]], Beside],
-) -> list[Built]:
-    """The plans of the recurrences of one graph, which share a budget with each other and with what is beside them."""
-    shares, pairs = ALONE, list(zip(kernels_of, recurrences, strict=True))
-    if options.memory_budget is not None and pairs:
-        results = {}
-        for kernels, each in pairs:
-            length = segment_lengths(each, options)[0]
-            results[each.name] = results_of(kernels(length).segments[length], each)
-        shares = beside(results)
-    return [fitting(kernels, each, options, shares) for kernels, each in pairs]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,11 +142,16 @@ def passes_of(options: Options) -> tuple[str, ...]:
     return DEFAULT_PASSES if options.passes is None else pass_names(options.passes)
 
 
-def plan(kernels: Kernels, recurrence: Recurrence, options: Options, beside: Beside = ALONE) -> Built:
-    """Choose a schedule for a recurrence with compiled segments, and make the program that plays it."""
+def plan(
+    kernels: Kernels, recurrence: Recurrence, options: Options, beside: Beside = ALONE, needs: Needs | None = None
+) -> Built:
+    """Choose a schedule for a recurrence with compiled segments, and make the program that plays it.
+
+    needs: those of an earlier plan with the same kernels; then nothing is allocated.
+    """
     length = kernels.traced.steps
     recurrence = replace(recurrence, step=kernels.step, random=recurrence.random or kernels.random)
-    needs = _needs(kernels, recurrence)
+    needs = needs or _needs(kernels, recurrence)
     context = Context(store_all_root(recurrence, length), recurrence, codec=options.codec, facts=kernels.facts)
 
     def program_of(choice: Choice) -> Program:
@@ -213,7 +178,8 @@ def plan(kernels: Kernels, recurrence: Recurrence, options: Options, beside: Bes
     executable = Executable.of(
         recurrence, program, kernels.segments, tiers, options.verify, kernels.watch, kernels.once
     )
-    return Built(executable, choice, replace(context, root=choice.root), tally, needs, prediction, options)
+    context = replace(context, root=choice.root)
+    return Built(executable, kernels, choice, context, tally, needs, prediction, options, beside)
 
 
 def _moving(kernels: Kernels, recurrence: Recurrence, options: Options, problem: Problem) -> Problem:

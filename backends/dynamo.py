@@ -27,8 +27,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from reroll.backends.alike import build_all
 from reroll.backends.build import Built
 from reroll.backends.outside import Around, around
+from reroll.backends.plans import Plans
 from reroll.backends.policies import check_policy
-from reroll.backends.rolled import Rolled
 from reroll.backends.surroundings import compile_surroundings
 from reroll.capture import capture
 from reroll.errors import NoRecurrenceError, OptionError, RerollError, RerollWarning
@@ -67,11 +67,16 @@ class Graph:
 
     run: Compiled
     module: fx.GraphModule
-    built: tuple[Built, ...]
+    plans: Plans
     reason: str = ""
     broken: str = ""
     notes: tuple[str, ...] = ()
     tokens: int = 0
+
+    @property
+    def built(self) -> tuple[Built, ...]:
+        """Its recurrences with their present plans."""
+        return self.plans.built
 
     def around(self) -> Around:
         """What is held around the recurrences."""
@@ -134,7 +139,7 @@ def _compile(
     found = fuse(capture(gm))
     if not found.recurrences:
         run = _without_recurrence(gm, example_inputs, parsed, found.reason)
-        return _entry(Graph(run, gm, (), found.reason, _break(gm)))
+        return _entry(Graph(run, gm, Plans(), found.reason, _break(gm)))
     if max(each.steps for each in found.recurrences) >= _LONG:
         _say_how_to_unroll_less()
     check_policy(found.recurrences, parsed)
@@ -142,12 +147,11 @@ def _compile(
     def beside(results: Mapping[str, tuple[Tensor, ...]]) -> Beside:
         return beside_of(assemble(gm, found.outer, {name: nn.Identity() for name in results}), results)
 
-    built = build_all(found.recurrences, parsed, beside)
-    modules = {each.name: Rolled(each.executable) for each in built}
-    module = run = assemble(gm, found.outer, modules)
+    plans = Plans(build_all(found.recurrences, parsed, beside))
+    module = run = assemble(gm, found.outer, plans.modules)
     if parsed.lowering == "inductor":
         run = compile_surroundings(module, found.recurrences)
-    return _entry(Graph(run, module, tuple(built), "", _break(gm), found.notes))
+    return _entry(Graph(run, module, plans, "", _break(gm), found.notes))
 
 
 @functools.cache
@@ -181,6 +185,7 @@ def _entry(graph: Graph) -> Compiled:
     run = graph.run
 
     def entry(*args: Any) -> Any:
+        graph.plans.follow()
         reached = EXPLAINING.get()
         if reached is None:
             return run(*args)

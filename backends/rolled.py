@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,16 +10,21 @@ from torch import Tensor, nn
 
 from reroll.backends.executable import Executable
 from reroll.backends.runtime import Run
-from reroll.errors import UnsupportedError
+from reroll.errors import ShortageError, UnsupportedError
 from reroll.recurrence import Recurrence
 
 
 class Rolled(nn.Module):
-    """Calls a compiled recurrence: ``(initial carry..., operands...) -> (last carry..., ys...)``."""
+    """Calls a compiled recurrence: ``(initial carry..., operands...) -> (last carry..., ys...)``.
 
-    def __init__(self, executable: Executable) -> None:
+    ``executable`` may be replaced between calls. ``cheaper`` replaces it by one that needs less memory, where memory
+    ran out: it is told in which half, and the error. It raises ShortageError if there is none.
+    """
+
+    def __init__(self, executable: Executable, cheaper: Callable[[str, str], None] | None = None) -> None:
         super().__init__()
         self.executable = executable
+        self.cheaper = cheaper
 
     def forward(self, *operands: Tensor) -> tuple[Tensor, ...]:
         """Run it. Raises UnsupportedError under ``torch.func`` transforms."""
@@ -29,8 +34,61 @@ class Rolled(nn.Module):
                 f"torch.func transforms (grad, vmap, jacrev, ...) cannot go through the compiled recurrence at "
                 f"{where}. Apply them to the plain model, outside of torch.compile."
             )
-        result: tuple[Tensor, ...] = _Reversible.apply(self.executable, *operands)  # type: ignore[no-untyped-call]
+        training = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
+        result: tuple[Tensor, ...] = _Reversible.apply(self, training, *operands)  # type: ignore[no-untyped-call]
         return result
+
+    def played(self, operands: Sequence[Tensor], training: bool) -> tuple[Run, tuple[list[Tensor], list[Tensor]]]:
+        """The forward half of a call, and what it gives. Where memory runs out it starts anew with a cheaper plan."""
+        while True:
+            run = Run(self.executable, operands)
+            try:
+                return run, run.forward(training)
+            except (RuntimeError, MemoryError) as error:
+                if not training or self.cheaper is None or not is_shortage(error):
+                    raise
+                shortage = str(error)
+            run.rewind()
+            del run
+            self.cheaper("forward", shortage)
+
+    def reversed(
+        self, holder: list[Run], grads: Sequence[Tensor | None], keep: bool
+    ) -> tuple[Run, list[Tensor | None]]:
+        """The backward half of the run in ``holder``, which is taken out, and what it gives.
+
+        Where memory runs out all that the run holds is freed, and the call is played again from its operands with a
+        cheaper plan; gradients are handed on only once all are there.
+        """
+        run = holder.pop()
+        while True:
+            try:
+                return run, run.backward(grads, keep)
+            except (RuntimeError, MemoryError) as error:
+                if self.cheaper is None or not is_shortage(error):
+                    raise
+                shortage = str(error)
+            begun = run.begun()
+            del run
+            run = self._restarted(begun, shortage)
+
+    def _restarted(self, begun: Run, shortage: str) -> Run:
+        assert self.cheaper is not None
+        while True:
+            self.cheaper("backward", shortage)
+            try:
+                return begun.again(self.executable)
+            except (RuntimeError, MemoryError) as error:
+                if not is_shortage(error):
+                    raise
+                shortage = str(error)
+
+
+def is_shortage(error: Exception) -> bool:
+    """Whether an error says that memory could not be allocated; on a CPU torch raises a RuntimeError."""
+    if isinstance(error, ShortageError):
+        return False
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 class Idle(nn.Module):
@@ -54,18 +112,18 @@ class _Reversible(torch.autograd.Function):
     """The forward plays the first half of the program, the backward the second."""
 
     @staticmethod
-    def forward(ctx: Any, executable: Executable, *operands: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, rolled: Rolled, training: bool, *operands: Tensor) -> tuple[Tensor, ...]:
+        executable = rolled.executable
         carried = len(executable.recurrence.carries)
         plain = [operand.detach() for operand in operands]
         plain[:carried] = [carry.contiguous() for carry in plain[:carried]]
         loose = executable.recurrence.loose
         examples = enumerate(executable.recurrence.examples)
         laid_out = [plain[i] if i in loose else conform(plain[i], like) for i, like in examples]
-        run = Run(executable, laid_out)
         with torch.autocast(_device(plain), enabled=False):
-            last, ys = run.forward(training=any(ctx.needs_input_grad))
+            run, (last, ys) = rolled.played(laid_out, training)
         ctx.set_materialize_grads(False)
-        ctx.run = run
+        ctx.rolled, ctx.run = rolled, run
         ctx.save_for_backward(*operands)
         results = (*(tensor.clone() for tensor in last), *ys)
         ctx.mark_non_differentiable(
@@ -89,10 +147,13 @@ class _Reversible(torch.autograd.Function):
                 "first time."
             )
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
-        ctx.run = run if keep else None
+        holder, ctx.run = [run], None
+        del run
         with torch.autocast(_device(operands), enabled=False):
-            results = run.backward(grads, keep)
-        return (None, *(grad if need else None for grad, need in zip(results, ctx.needs_input_grad[1:], strict=True)))
+            played, results = ctx.rolled.reversed(holder, grads, keep)
+        ctx.run = played if keep else None
+        given = zip(results, ctx.needs_input_grad[2:], strict=True)
+        return (None, None, *(grad if need else None for grad, need in given))
 
 
 def conform(value: Tensor, like: Tensor) -> Tensor:

@@ -42,13 +42,14 @@ class Run:
         self.output_grads: Sequence[Tensor | None] = ()
         self.grads = Gradients(self.operands, executable.routes)
         self.fixed: Mapping[int, tuple[list[Tensor], list[Tensor]]] = {}
+        self.random = random_state(self.operands) if executable.recurrence.random else None
 
     # The two halves.
 
     def forward(self, training: bool) -> tuple[list[Tensor], list[Tensor]]:
         """Play the forward half, or only run the steps if not ``training``. Gives the last carry and the outputs."""
         recurrence = self.executable.recurrence
-        self.ys, self.fixed = self._empty_outputs(), self._fixed()
+        self.ys, self.fixed = [] if self.frontier else self._empty_outputs(), self._fixed()
         initial = Carry(self.operands[: len(recurrence.carries)])
         placeholder = self.executable.program.graph.find_nodes(op="placeholder")[0]
         self.register = (placeholder, initial)
@@ -100,9 +101,34 @@ class Run:
             for steps, segment in self.executable.segments.items()
         }
 
+    def again(self, executable: Executable) -> Run:
+        """A run of the same call by another plan, with its forward half played: it emits nothing a second time."""
+        fresh = Run(executable, self.operands)
+        fresh.frontier, fresh.witness = executable.recurrence.steps, self.witness
+        here, fresh.random = fresh.random, self.random
+        fresh.rewind()
+        try:
+            fresh.forward(training=True)
+        finally:
+            if here is not None:
+                set_random_state(here)
+        return fresh
+
+    def begun(self) -> Run:
+        """The run before its first step: all that it holds besides its operands is given up."""
+        fresh = Run(self.executable, self.operands)
+        fresh.random, fresh.witness = self.random, self.witness
+        return fresh
+
+    def rewind(self) -> None:
+        """Put back the random numbers with which the call began."""
+        if self.random is not None:
+            set_random_state(self.random)
+
     def _fork(self) -> Run:
         fork = Run(self.executable, self.operands)
         fork.values, fork.frontier, fork.witness = dict(self.values), self.frontier, self.witness
+        fork.random = self.random
         return fork
 
     def _play(self, instruction: Instruction) -> None:

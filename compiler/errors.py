@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
+import torch
+
 
 class RerollError(Exception):
     """Base of all errors of this package."""
@@ -54,6 +56,10 @@ class StorageError(RerollError):
 
 class UnsupportedError(RerollError):
     """Something outside what a compiled recurrence can do was asked of it."""
+
+
+class ShortageError(RerollError, torch.OutOfMemoryError):
+    """Memory ran out while a recurrence ran, and no plan of it needs less."""
 
 
 class CompilerMissingError(RerollError):

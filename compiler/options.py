@@ -30,7 +30,7 @@ class Options:
     schedule: where carries are kept (``auto``: ``store_all`` where ``replay`` makes tapes small, else ``standard``; the
         fastest that fits a ``memory_budget``), or the name of a registered schedule.
     memory_budget: local bytes of a training step of the compiled graph: an int, a text like ``"512MiB"``, or a float in
-        (0, 1], the fraction of what plain BPTT would hold.
+        (0, 1], the fraction of what plain BPTT would hold. ``auto``: most of what the device has free at each call.
     remote: where remote carries go: ``disk``, ``host`` or ``local``.
     segment: steps compiled together. chunk: steps between remote (or standard) checkpoints. slots: local checkpoints
         per chunk, the chunk's own start included; for ``revolve`` in all.
@@ -92,6 +92,11 @@ class Options:
         return ("chunk", "remote") if self.schedule == "auto" else find(self.schedule).numbers
 
     @property
+    def automatic_budget(self) -> bool:
+        """Whether the budget is what the device has free at each call."""
+        return self.memory_budget == "auto"
+
+    @property
     def moves_carries(self) -> bool:
         """Whether a schedule was asked for that moves carries to a tier."""
         return self.schedule != "auto" and "remote" in self.numbers
@@ -122,7 +127,10 @@ class Options:
 
 
 def parse_budget(budget: int | float | str | None) -> int | float | None:
-    """Bytes as an int, or the fraction of plain BPTT's memory as a float in (0, 1]."""
+    """Bytes as an int, or the fraction of plain BPTT's memory as a float in (0, 1]. None: none is given, or it is what
+    the device has free ("auto")."""
+    if budget == "auto":
+        return None
     if isinstance(budget, str):
         return parse_size(budget, "Option memory_budget")
     if budget is None:

@@ -44,6 +44,12 @@ class Choice:
         """Where carries are kept."""
         return tree(self.schedule, self.problem)
 
+    @property
+    def extra_runs(self) -> float:
+        """What an optimal schedule costs beside one run of each segment, in runs; 0 for others, which do not depend on
+        the length of segments."""
+        return extra_runs(self.schedule, self.problem) if self.schedule in _OPTIMAL else 0.0
+
     def describe(self) -> str:
         """The schedule and the numbers that it uses."""
         problem, numbers = self.problem, find(self.schedule).numbers
@@ -54,6 +60,17 @@ class Choice:
         texts += [f"memory {nbytes_text(memory)}"] if memory is not None else []
         texts += [problem.tier] if "remote" in numbers else []
         return f"{self.schedule} ({', '.join(texts)})"
+
+
+_BACKWARD = 2.0  # a backward in runs of a forward
+_CALL = 0.5  # what a call of a segment costs beside its steps, in runs of a step
+
+
+def steps_run(choice: Choice) -> float:
+    """The time of a choice in runs of a step, so that segments of other lengths can be compared. The same for the same
+    network on every machine, but for what transfers cost there."""
+    runs = (1 + _BACKWARD) * choice.steps + choice.extra_runs * choice.segment
+    return runs * (1 + _CALL / choice.segment)
 
 
 def usual_segment(recurrence: Recurrence, options: Options) -> int:
@@ -119,10 +136,11 @@ def default_tier(options: Options, device: str) -> str:
 @dataclass(frozen=True, slots=True)
 class Beside:
     """What shares a budget with a recurrence: bytes ``around`` the recurrences of its graph, of which there are
-    ``count``, as what all of them keep is held at the same time."""
+    ``count``, as what all of them keep is held at the same time. ``budget``: bytes in place of the option's."""
 
     around: int = 0
     count: int = 1
+    budget: int | None = None
 
     def allowed(self, budget: int) -> int:
         """Local bytes of one recurrence."""
@@ -161,15 +179,14 @@ def choose(steps: int, segment: int, options: Options, device: str, demand: Dema
     Raises BudgetError if no choice meets it; it says the least that would, and with which schedule.
     """
     problem = Problem(steps, segment, max(demand.carry, 1), max(demand.tape, 1), tier=default_tier(options, device))
-    if options.schedule == "hrevolve" or _may_move(options):
+    budget = parse_budget(options.memory_budget) if beside.budget is None else beside.budget
+    if options.schedule == "hrevolve" or (budget is not None and _may_move(options)):
         problem = demand.moving(problem)
     preferred = _preferred(problem, options, demand.replay)
-    if options.memory_budget is None:
+    if budget is None:
         return preferred
-    budget = parse_budget(options.memory_budget)
     if isinstance(budget, float):
         budget = int(budget * beside.needed(demand.peak(Choice("store_all", problem))))
-    assert budget is not None
     allowed = beside.allowed(budget)
     least: tuple[int, Choice] | None = None
     for candidate in _candidates(preferred, options, allowed - demand.scratch, demand.waiting):
@@ -183,7 +200,8 @@ def choose(steps: int, segment: int, options: Options, device: str, demand: Dema
     around = f" ({beside.around:,} of them around the loop)" if beside.around else ""
     refusal = BudgetError(
         f"memory_budget={options.memory_budget!r} ({budget:,} bytes) is below the least that this network needs: "
-        f"{needed:,} bytes{around}, with schedule {least[1].describe()}. Raise the budget{_further(options)}."
+        f"{needed:,} bytes{around}, with schedule {least[1].describe()}. "
+        f"{'Free memory' if options.automatic_budget else 'Raise the budget'}{_further(options)}."
     )
     refusal.nbytes = needed
     raise refusal
@@ -213,7 +231,7 @@ _OPTIMAL = ("revolve", "hrevolve")
 def _may_move(options: Options) -> bool:
     """Whether a budget may be met by moving carries to a tier that was named."""
     moving = bool(options.tiers) and "local" not in options.tiers
-    return options.schedule == "auto" and options.chunk is None and options.memory_budget is not None and moving
+    return options.schedule == "auto" and options.chunk is None and moving
 
 
 def _candidates(preferred: Choice, options: Options, memory: int, waiting: int) -> Iterator[Choice]:

@@ -12,9 +12,10 @@ from torch import Tensor, fx, nn
 
 import reroll
 from networks import Spike
-from reroll.backends.build import build
 from reroll.backends.dynamo import Graph, assemble
 from reroll.backends.explain import plan
+from reroll.backends.fitting import build
+from reroll.backends.plans import Plans
 from reroll.backends.rolled import Rolled
 from reroll.capture import Capture, capture
 from reroll.options import Options
@@ -167,4 +168,6 @@ class Captured:
         torch.manual_seed(1)
         got = self.gradients(module(*self.operands)[0], self.operands)
         pairs = zip(got, self.expected, strict=True)
-        return plan(Graph(module, module, (built,))).loops[0], max(float((a - b).norm() / b.norm()) for a, b in pairs)
+        return plan(Graph(module, module, Plans((built,)))).loops[0], max(
+            float((a - b).norm() / b.norm()) for a, b in pairs
+        )

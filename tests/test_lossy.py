@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import reroll
 from named_networks import EAGER, B, Captured, H, I, Lstm, Odd, Tanh
-from reroll.backends.build import build
 from reroll.backends.codecs import decode, encode
+from reroll.backends.fitting import build
 from reroll.backends.lossy import exactly, rounded_nbytes
 from reroll.backends.rolled import Rolled
 from reroll.backends.values import expected_nbytes

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from networks import RecurrentLIF, spikes
 from pairs import compiled
-from reroll.backends.build import build
+from reroll.backends.fitting import build
 from reroll.backends.lowering import _halves
 from reroll.backends.replay import Witness
 from reroll.backends.tracing import trace

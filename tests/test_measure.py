@@ -9,9 +9,10 @@ from torch import Tensor, fx, nn
 
 import reroll
 from networks import RecurrentLIF, spikes
-from reroll.backends.build import build
 from reroll.backends.dynamo import Graph, assemble
 from reroll.backends.explain import plan
+from reroll.backends.fitting import build
+from reroll.backends.plans import Plans
 from reroll.backends.rolled import Rolled
 from reroll.capture import Capture, capture
 from reroll.footprint import graph_peak, wrapper_peak
@@ -102,7 +103,9 @@ def ratio(captured: tuple[RecurrentLIF, fx.GraphModule, Capture], steps: int, op
         module(*operands)[0].square().mean().backward()
 
     call()
-    return plan(Graph(module, module, (built,))).predicted_peak / reroll.measure(call, exclude=[model]).local_peak
+    return (
+        plan(Graph(module, module, Plans((built,)))).predicted_peak / reroll.measure(call, exclude=[model]).local_peak
+    )
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: "-".join(map(str, scheme.values())))

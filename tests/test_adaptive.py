@@ -1,0 +1,272 @@
+"""Where memory runs out, a cheaper plan plays the call again with the same gradients; budgets follow what is free."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import reroll
+from capacity import Capacity
+from reroll.backends import anylength, available, fitting
+from reroll.backends.rolled import is_shortage
+from reroll.errors import BudgetError, OptionError, RerollWarning, ShortageError
+
+T, B, I, H = 60, 4, 3, 8  # noqa: E741  # steps, batch, inputs, neurons
+ALL = 1 << 40
+
+pytestmark = pytest.mark.usefixtures("double_precision")
+
+
+class Gru(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.out = nn.GRUCell(I, H), nn.Linear(H, 2)
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BH = x_TBI.new_zeros(x_TBI.shape[1], H)
+        for t in range(x_TBI.shape[0]):
+            h_BH = self.cell(x_TBI[t], h_BH)
+        return self.out(h_BH)  # type: ignore[no-any-return]
+
+
+class Noisy(Gru):
+    """Random numbers in every step, and an output of every step."""
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BH, rows = x_TBI.new_zeros(x_TBI.shape[1], H), []
+        for t in range(x_TBI.shape[0]):
+            h_BH = nn.functional.dropout(self.cell(x_TBI[t], h_BH), 0.3)
+            rows.append(self.out(h_BH))
+        return torch.stack(rows)
+
+
+class There(Gru):
+    """Two loops, forth and back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.back = nn.GRUCell(H, H)
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BH, rows = x_TBI.new_zeros(x_TBI.shape[1], H), []
+        for t in range(x_TBI.shape[0]):
+            h_BH = self.cell(x_TBI[t], h_BH)
+            rows.append(h_BH)
+        h_BH = torch.zeros_like(h_BH)
+        for row_BH in rows[::-1]:
+            h_BH = self.back(row_BH, h_BH)
+        return self.out(h_BH)  # type: ignore[no-any-return]
+
+
+def gradients(model: nn.Module, call: Any, x: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    torch.manual_seed(5)
+    call(x).square().mean().backward()
+    return {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+
+
+def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, grad in found.items():
+        torch.testing.assert_close(grad, expected[name], rtol=1e-10, atol=1e-13)
+
+
+def compiled(model: nn.Module, **options: Any) -> Any:
+    return reroll.compile(model, time_dim=0, **{"lowering": "eager", "verify": True, **options})
+
+
+def schedule_of(model: Any, x: Tensor) -> str:
+    return reroll.explain(model, x).loops[0].choice.schedule
+
+
+@pytest.mark.parametrize("make", [Gru, Noisy])
+def test_a_cheaper_plan_plays_the_call_again(make: type[Gru]) -> None:
+    model, x = make(), torch.randn(T, B, I)
+    expected, fast = gradients(model, model, x), compiled(model, memory_budget=0.7)
+    same(gradients(model, fast, x), expected)
+    _, most = peaks(model, fast, x)
+    whole = reroll.explain(fast, x).loops[0].prediction.peak
+    smaller = Capacity(int(0.8 * most))
+    with smaller.limiting(), pytest.warns(RerollWarning, match=r"Memory ran out in the .* is predicted to hold"):
+        same(gradients(model, fast, x), expected)
+    assert smaller.failed
+    failures = smaller.failed
+    with smaller.limiting():
+        same(gradients(model, fast, x), expected)
+    assert smaller.failed == failures, "the next call begins with the cheaper plan"
+    assert reroll.explain(fast, x).loops[0].prediction.peak < whole
+
+
+def test_loops_that_hold_memory_for_each_other() -> None:
+    """The second loop cannot have what the first one holds; at the next call that one holds less."""
+    model, x = There(), torch.randn(T, B, I)
+    expected, fast = gradients(model, model, x), compiled(model, memory_budget=1.0)
+    smaller = Capacity(int(0.6 * peaks(model, fast, x)[1]))
+    with smaller.limiting(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RerollWarning)
+        with pytest.raises(ShortageError, match="have cheaper plans from now on: call it again"):
+            gradients(model, fast, x)
+        same(gradients(model, fast, x), expected)
+
+
+def peaks(model: nn.Module, call: Any, x: Tensor) -> tuple[int, int]:
+    """Bytes that a forward takes, and a whole training step."""
+    device = Capacity(ALL)
+    model.zero_grad()
+    with device.limiting():
+        loss = call(x).square().mean()
+        ahead = device.peak
+        loss.backward()
+    return ahead, device.peak
+
+
+def test_both_halves_start_anew() -> None:
+    """Memory that runs out at any moment of a training step, whichever plan it then has."""
+    model = Noisy()
+    fast = compiled(model, memory_budget=1.0, segment=2)
+    for steps, share in enumerate((-1.0, -0.5, 0.1, 0.5, 0.9), start=20):
+        x = torch.randn(steps, B, I)
+        expected, (ahead, whole) = gradients(model, model, x), peaks(model, fast, x)
+        smaller = Capacity(int(ahead + share * (whole - ahead if share > 0 else ahead / 2)))
+        with smaller.limiting(), pytest.warns(RerollWarning, match="Memory ran out in the") as warned:
+            same(gradients(model, fast, x), expected)
+        first = str(warned[0].message)
+        assert ("in the backward" if share > 0 else "in the forward") in first
+
+
+def test_a_run_that_is_kept_starts_anew() -> None:
+    model, x = Noisy(), torch.randn(20, B, I)
+    expected, fast = gradients(model, model, x), compiled(model, memory_budget=1.0, segment=2)
+    smaller = Capacity(sum(peaks(model, fast, x)) // 2)
+    model.zero_grad()
+    torch.manual_seed(5)
+    with smaller.limiting():
+        loss = fast(x).square().mean()
+        after = torch.get_rng_state()
+        with pytest.warns(RerollWarning, match="in the backward"):
+            loss.backward(retain_graph=True)
+        loss.backward()
+    assert torch.equal(torch.get_rng_state(), after), "a call draws its random numbers once, however often it is played"
+    same({name: each.grad / 2 for name, each in model.named_parameters() if each.grad is not None}, expected)
+
+
+def test_what_cannot_be_had_cheaper_is_refused() -> None:
+    model, x = Gru(), torch.randn(T, B, I)
+    expected, fast = gradients(model, model, x), compiled(model, schedule="store_all")
+    same(gradients(model, fast, x), expected)
+    device = Capacity(4 * B * H * 8)
+    with (
+        device.limiting(),
+        pytest.raises(ShortageError, match=r"none needs less.*schedule='auto' in place of 'store_all'"),
+    ):
+        gradients(model, fast, x)
+    assert all(each.grad is None for each in model.parameters())
+    late = Capacity(ALL)
+    with late.limiting():
+        loss = fast(x).square().mean()
+        late.nbytes = late.alive
+        with pytest.raises(torch.OutOfMemoryError, match="No gradient of the loop was handed on"):
+            loss.backward()
+    assert all(each.grad is None for each in model.cell.parameters())
+    assert device.alive == 0, "nothing of a refused call is held"
+    same(gradients(model, fast, x), expected)
+
+
+def test_without_gradients_there_is_nothing_to_plan() -> None:
+    model, x = Gru(), torch.randn(T, B, I)
+    fast, device, whole = compiled(model, schedule="store_all"), Capacity(0), Capacity(ALL)
+    training, _ = peaks(model, fast, x)
+    with torch.no_grad():
+        fast(x)
+        with whole.limiting():
+            fast(x)
+        assert whole.peak < training / 5, "nothing is kept for a backward"
+        with device.limiting(), pytest.raises(torch.OutOfMemoryError, match="would be alive"):
+            fast(x)
+
+
+def test_what_torch_says_of_a_shortage() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60, dtype=torch.int8)
+    assert is_shortage(caught.value)
+    assert is_shortage(torch.OutOfMemoryError("CUDA out of memory"))
+    assert not is_shortage(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not is_shortage(ShortageError("none needs less"))
+
+
+def test_a_budget_follows_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = [1 << 30]
+    monkeypatch.setattr(fitting, "free_bytes", lambda device: free[0])
+    model, x = Gru(), torch.randn(T, B, I)
+    expected, fast = gradients(model, model, x), compiled(model, memory_budget="auto")
+    same(gradients(model, fast, x), expected)
+    assert schedule_of(fast, x) == "store_all"
+    monkeypatch.setattr(anylength, "compile_kernels", None)  # kernels are not compiled again
+
+    def peak_at(nbytes: int) -> int:
+        free[0] = nbytes
+        same(gradients(model, fast, x), expected)
+        return reroll.explain(fast, x).predicted_peak
+
+    least = 20_000
+    small = peak_at(least)
+    assert small <= 0.8 * least
+    assert schedule_of(fast, x) == "revolve"
+    assert peak_at(int(1.4 * least)) == small, "a little more makes no other plan"
+    assert small < peak_at(2 * least) <= 1.6 * least
+    assert peak_at(1 << 30) > 1.6 * least
+    assert schedule_of(fast, x) == "store_all"
+    free[0] = 1_000
+    with pytest.raises(BudgetError, match=r"memory_budget='auto' \(800 bytes\) is below the least .* Free memory"):
+        fast(x)
+    assert peak_at(least) == small
+
+
+def test_a_budget_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "free_bytes", lambda device: None)
+    with pytest.raises(OptionError, match="this system does not say"):
+        compiled(Gru(), memory_budget="auto")(torch.randn(T, B, I))
+
+
+def test_what_is_free_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1_000, 9_000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 600)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 250)
+    assert available.free_bytes(torch.device("cuda", 0)) == 1_350, "torch's own pool counts"
+
+
+LIMITED = """
+import resource, warnings
+import torch, reroll
+from reroll.backends.available import free_memory
+from test_adaptive import Gru, gradients, same, compiled
+
+torch.set_num_threads(1)
+torch.set_default_dtype(torch.float64)
+model, x = Gru(), torch.randn(100, 4096, 3)
+expected, fast = gradients(model, model, x), compiled(model, memory_budget=1.0)
+gradients(model, fast, x[:8])
+pages = int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (100 << 20),) * 2)
+assert free_memory() <= 100 << 20
+with warnings.catch_warnings(record=True) as warned:
+    warnings.simplefilter("always")
+    same(gradients(model, fast, x), expected)
+print([str(each.message) for each in warned])
+"""
+
+
+def test_a_process_that_may_not_take_more() -> None:
+    """An allocation of torch fails, and the call goes on with less."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "Memory ran out in the forward" in done.stdout
+    assert "is predicted to hold" in done.stdout
