@@ -1,0 +1,98 @@
+"""Which segments are compiled under a budget: shorter ones where they run less, or where nothing else fits."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reroll.backends import fitting
+from reroll.backends.build import Built
+from reroll.errors import BudgetError
+from reroll.options import Options
+from reroll.plan import Beside, Choice, Demand, choose, steps_run
+from reroll.recurrence import Recurrence
+from reroll.verifier import verify
+from test_plan import needs, program_of
+
+
+class Loop:
+    """A recurrence whose segments are numbers: ``tape`` and ``scratch`` units for each of their steps."""
+
+    def __init__(self, steps: int, carry: int, tape: int, scratch: int) -> None:
+        self.steps, self.carry, self.tape, self.scratch = steps, carry, tape, scratch
+        self.compiled: list[int] = []
+
+    def plan(self, length: Any, _: Any, options: Options, beside: Beside) -> Built:
+        """What ``build.plan`` does for segments of this length."""
+        self.compiled.append(length)
+        demands = needs(length, self.carry, self.tape * length, self.scratch * length)
+
+        def peak(choice: Choice) -> int:
+            program = program_of(choice.schedule, choice.problem)
+            return demands.scratch + verify(program, sizes=demands.sizes).local_peak
+
+        demand = Demand(self.carry, self.tape * length, demands.scratch, peak)
+        choice = choose(self.steps, length, options, "cpu", demand, beside)
+        return cast(Built, SimpleNamespace(choice=choice, needs=demands))
+
+    def fitted(self, budget: int, lengths: list[int]) -> Choice:
+        """The choice within a budget."""
+        self.compiled = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fitting, "plan", self.plan)
+            patch.setattr(fitting, "segment_lengths", lambda recurrence, options: lengths)
+            kernels: Any = lambda length: length  # noqa: E731
+            options = Options(memory_budget=budget)
+            return fitting._fitting(kernels, cast(Recurrence, None), options, Beside()).choice
+
+
+SIZES = {
+    "steps": st.integers(8, 200),
+    "carry": st.integers(1, 40),
+    "tape": st.integers(1, 60),
+    "scratch": st.integers(0, 30),
+    "budgets": st.lists(st.integers(100, 12_000), min_size=2, max_size=5),
+}
+LENGTHS = [8, 4, 2, 1]
+
+
+@given(**SIZES)
+@settings(max_examples=40, deadline=None)
+def test_more_bytes_are_never_slower_by_a_tenth(
+    steps: int, carry: int, tape: int, scratch: int, budgets: list[int]
+) -> None:
+    """Whatever lengths are compiled: each is examined unless it cannot run a tenth less."""
+    loop, work = Loop(-(-steps // 8) * 8, carry, tape, scratch), list[float]()
+    for budget in sorted(budgets):
+        try:
+            choice = loop.fitted(budget, LENGTHS)
+        except BudgetError:
+            assert not work, "a larger budget was refused"
+            continue
+        best = min(steps_run(each) for length in LENGTHS for each in alone(loop, budget, length))
+        assert best <= steps_run(choice) <= best / 0.9
+        work.append(steps_run(choice))
+    assert all(later <= earlier / 0.9 for at, earlier in enumerate(work) for later in work[at:])
+
+
+def alone(loop: Loop, budget: int, length: int) -> list[Choice]:
+    try:
+        return [loop.fitted(budget, [length])]
+    except BudgetError:
+        return []
+
+
+def test_shorter_segments_are_compiled_only_where_they_may_run_less() -> None:
+    loop = Loop(steps=160, carry=40, tape=20, scratch=2)
+    assert loop.fitted(10_000, LENGTHS).schedule == "store_all"
+    assert loop.compiled == [8]
+    assert loop.fitted(2_000, LENGTHS).segment == 8, "half of the steps are taped, so little can be gained"
+    assert loop.compiled == [8]
+    tight = loop.fitted(400, LENGTHS)
+    assert tight.segment < 8
+    assert loop.compiled[0] == 8
+    assert steps_run(tight) < 0.9 * steps_run(loop.fitted(400, [8]))
