@@ -87,12 +87,12 @@ def alone(loop: Loop, budget: int, length: int) -> list[Choice]:
 
 
 def test_shorter_segments_are_compiled_only_where_they_may_run_less() -> None:
-    loop = Loop(steps=160, carry=40, tape=20, scratch=2)
+    loop = Loop(steps=160, carry=4, tape=20, scratch=2)
     assert loop.fitted(10_000, LENGTHS).schedule == "store_all"
     assert loop.compiled == [8]
     assert loop.fitted(2_000, LENGTHS).segment == 8, "half of the steps are taped, so little can be gained"
     assert loop.compiled == [8]
-    tight = loop.fitted(400, LENGTHS)
-    assert tight.segment < 8
-    assert loop.compiled[0] == 8
-    assert steps_run(tight) < 0.9 * steps_run(loop.fitted(400, [8]))
+    tight = Loop(steps=480, carry=100, tape=20, scratch=2)
+    assert tight.fitted(540, LENGTHS).segment == 2
+    assert tight.compiled == [8, 4, 2], "eight steps do not fit"
+    assert steps_run(tight.fitted(540, LENGTHS)) < 0.95 * steps_run(tight.fitted(540, [4]))
