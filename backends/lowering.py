@@ -170,10 +170,8 @@ def _prepare_for_inductor(traced: Traced) -> None:
 def _eager(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Boxed:
     from torch.fx.graph import _BoxedCodeGen
 
-    boxed = fx.GraphModule(graph, graph.graph)
-    boxed.graph.set_codegen(_BoxedCodeGen())
-    boxed.recompile()
-    return boxed.forward
+    graph.graph.set_codegen(_BoxedCodeGen())
+    return fx.GraphModule(graph, graph.graph).forward
 
 
 def _inductor(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Boxed:

@@ -3,6 +3,7 @@
 ``torch._C._set_grad_enabled`` is the node by which Dynamo writes ``no_grad`` and ``enable_grad``; ``OpOverload`` is the
 type of ``torch.ops`` functions, whose schemas say what they update; ``FakeTensorMode`` makes examples. Through
 ``_SingleLevelFunction`` every ``autograd.Function`` is applied; ``_is_any_autocast_enabled`` asks once for all devices.
+``_LazyGraphModule`` writes the Python code of a graph when it is called first: passes edit graphs that never are.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.function import _SingleLevelFunction
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_aggregate as map_aggregate
 
+LazyGraphModule = _LazyGraphModule
 set_grad_enabled = torch._C._set_grad_enabled
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 

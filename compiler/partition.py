@@ -20,7 +20,7 @@ import networkx as nx
 import torch
 from torch import fx
 
-from reroll.capture_torch import is_overload
+from reroll.capture_torch import LazyGraphModule, is_overload
 from reroll.editing import KNOWN, LAYOUTS, ancestors, aten, levels, primals_and_tangents
 from reroll.footprint import origin
 from reroll.policy import Policy, StepValue, forward_values, values_of
@@ -280,4 +280,4 @@ def _sub_graph(
     kept = [node for node in outputs if node is not None or not drop_none]
     new.output(tuple(env[node] if isinstance(node, fx.Node) else node for node in kept))
     new.lint()
-    return fx.GraphModule(joint, new)
+    return LazyGraphModule(joint, new)

@@ -20,6 +20,7 @@ from reroll.errors import RerollWarning
 
 Results = dict[str, Tensor]
 Run = Callable[..., Any]
+QUICK: dict[str, Any] = {"lowering": "eager", "segment": 2}  # tracing segments takes most of the time
 
 
 def results(run: Run, model: nn.Module, inputs: Any, *, leaf: bool = True, calls: int = 1) -> Results:
@@ -88,7 +89,7 @@ def compare(
     expected = results(model, model, inputs, leaf=leaf, calls=calls)
     with captures() as made, warnings.catch_warnings():
         warnings.simplefilter("ignore", RerollWarning)
-        run = torch.compile(twin, backend="reroll", fullgraph=True, options={"lowering": "eager", **options})
+        run = torch.compile(twin, backend="reroll", fullgraph=True, options={**QUICK, **options})
         found = results(run, twin, inputs, leaf=leaf, calls=calls)
     return differences(found, expected, tolerance), made
 

@@ -1,4 +1,4 @@
-"""Networks for ``reroll.compile``: a GRU cell, and what is made of its states (T steps, B batch, I in, H neurons)."""
+"""Networks for ``reroll.compile``: a cell, and what is made of its states (T steps, B batch, I in, H neurons)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor, nn
 from agreement import differences, results
 
 I, H = 4, 6  # noqa: E741
-EAGER: dict[str, Any] = {"lowering": "eager"}
-DOUBLE: dict[str, Any] = {**EAGER, "schedule": "double", "chunk": 9, "slots": 3, "segment": 2, "remote": "disk"}
+EAGER: dict[str, Any] = {"lowering": "eager", "segment": 2}
+DOUBLE: dict[str, Any] = {**EAGER, "schedule": "double", "chunk": 9, "slots": 3, "remote": "disk"}
 
 
 class Net(nn.Module):
-    """A GRU cell under a function that says what is made of its states; ``body`` may be any of the functions below."""
+    """A tanh cell under a function that says what is made of its states; ``body`` may be any of the functions below."""
 
     def __init__(self, body: Callable[..., Any]) -> None:
         super().__init__()
         self.body = body
-        self.cell, self.out = nn.GRUCell(I, H), nn.Linear(H, 2)
+        self.cell, self.out = nn.RNNCell(I, H), nn.Linear(H, 2)
         self.drop = nn.Dropout(0.3)
         self.scale: float = 1.0
         self.last: Tensor | None = None
@@ -136,7 +136,7 @@ def stuck_index(net: Net, x_TBI: Tensor) -> Any:
 def other_surrogate(net: Net, x_TBI: Tensor) -> Any:
     h_BH = x_TBI.new_zeros(x_TBI.shape[1], H)
     for t in range(x_TBI.shape[0]):
-        h_BH = (Steep if t > 45 else Flat).apply(net.cell(x_TBI[t], h_BH))  # type: ignore[no-untyped-call]
+        h_BH = (Steep if t > 25 else Flat).apply(net.cell(x_TBI[t], h_BH))  # type: ignore[no-untyped-call]
     return h_BH
 
 
@@ -157,16 +157,16 @@ class Steep(Flat):
 
 
 def late_rows(net: Net, x_TBI: Tensor) -> Any:
-    return states(net, x_TBI)[60:]
+    return states(net, x_TBI)[30:]
 
 
 def turned(net: Net, x_TBI: Tensor) -> Any:
     found = states(net, x_TBI)
-    return torch.stack(found[::-1] if len(found) > 45 else found)
+    return torch.stack(found[::-1] if len(found) > 25 else found)
 
 
 def later_scale(net: Net, x_TBI: Tensor) -> Any:
-    return states(net, x_TBI)[-1] * (1 + x_TBI.shape[0] // 50)
+    return states(net, x_TBI)[-1] * (1 + x_TBI.shape[0] // 30)
 
 
 def growing_attribute(net: Net, x_TBI: Tensor) -> Any:

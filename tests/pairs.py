@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-T, B, I, H = 23, 3, 5, 7  # noqa: E741
+T, B, I, H = 15, 3, 5, 7  # noqa: E741
 DOUBLE: dict[str, Any] = {
     "lowering": "eager",
     "schedule": "double",
-    "chunk": 9,
-    "slots": 3,
+    "chunk": 5,
+    "slots": 2,
     "segment": 2,
     "remote": "disk",
 }
 SCHEDULES: list[dict[str, Any]] = [
     {"lowering": "eager", "schedule": "store_all", "replay": True},
-    {"lowering": "eager", "segment": 3, "chunk": 5},
+    {"lowering": "eager", "segment": 3, "chunk": 6},
     DOUBLE,
     {**DOUBLE, "schedule": "hierarchical", "verify": True},
     {**DOUBLE, "remote": "local", "verify": True},

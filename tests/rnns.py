@@ -30,7 +30,7 @@ class Model(nn.Module):
         super().__init__()
         self.network = network
         self.l, self.r = nn.Linear(I, H), nn.Linear(H, H)
-        self.rnn = rnn or nn.GRU(I, H, 2)
+        self.rnn = rnn or nn.RNN(I, H, 2)
 
     def forward(self, *inputs: Any) -> Any:
         return self.network(self, *inputs)

@@ -148,7 +148,7 @@ def test_what_is_measured_is_below_the_budget(network: Any) -> None:
     model, x = network(), spikes(120, 16, 6)
     plain = gradients(model, x, model)
     peaks: list[int] = []
-    for budget in (1.0, 0.6, 0.3, "least"):
+    for budget in (1.0, 0.3, "least"):
         if budget == "least":
             with pytest.raises(BudgetError, match="around the loop") as caught:
                 reroll.compile(model, time_dim=0, lowering="eager", memory_budget=1)(x)
@@ -163,7 +163,7 @@ def test_what_is_measured_is_below_the_budget(network: Any) -> None:
         assert loop.prediction.peak <= loop.budget
         loss = 4 * report.outputs  # what the loss makes outside of the model
         assert measured.local_peak <= report.predicted_peak + loss
-        assert report.predicted_peak <= (1.5 if len(peaks) == 3 else 1.12) * measured.local_peak
+        assert report.predicted_peak <= (1.5 if len(peaks) == 2 else 1.12) * measured.local_peak
         peaks.append(measured.local_peak)
     assert peaks == sorted(peaks, reverse=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 import reroll
 from reroll.options import Options
 from reroll.plan import any_lengths, usual_segment
+from reroll.recurrence import Recurrence
 
 
 class Small(nn.Module):
@@ -42,24 +44,30 @@ class Cell(nn.Module):
         return h_BH
 
 
-def segments(model: nn.Module, steps: int, **options: Any) -> tuple[int, ...]:
-    """The lengths that inductor would be given for a model."""
-    compiled = reroll.compile(model, time_dim=0, lowering="eager")
-    (loop,) = reroll.explain(compiled, torch.randn(steps, 2, 3)).loops
+@cache
+def recurrence(steps: int, neurons: int) -> Recurrence:
+    """That of ``Small``, or with 0 neurons of ``Cell``."""
+    model = Small(neurons) if neurons else Cell()
+    compiled = reroll.compile(model, time_dim=0, lowering="eager", segment=1)
+    return reroll.explain(compiled, torch.randn(steps, 2, 3)).loops[0].recurrence
+
+
+def segments(steps: int, neurons: int, **options: Any) -> tuple[int, ...]:
+    """The lengths that inductor would be given."""
     asked = Options(lowering="inductor", **options)
-    return any_lengths(usual_segment(loop.recurrence, asked), asked)
+    return any_lengths(usual_segment(recurrence(steps, neurons), asked), asked)
 
 
 def test_segments_are_longer_where_a_step_takes_less_time_than_a_call() -> None:
-    assert segments(Small(), 600) == (32, 8, 1)
-    assert segments(Small(120), 600) == (16, 8, 1)
-    assert segments(Small(1000), 600) == (8, 1)
-    assert segments(Cell(), 600) == (16, 8, 1)
+    assert segments(600, 6) == (32, 8, 1)
+    assert segments(600, 120) == (16, 8, 1)
+    assert segments(600, 1000) == (8, 1)
+    assert segments(600, 0) == (16, 8, 1)
 
 
 def test_few_steps_and_little_memory_are_not_worth_longer_segments() -> None:
-    assert segments(Small(), 100) == (8, 1)
-    assert segments(Small(), 600, schedule="double") == (8, 1)
+    assert segments(100, 6) == (8, 1)
+    assert segments(600, 6, schedule="double") == (8, 1)
 
 
 def test_segments_without_compilation_are_short() -> None:

@@ -68,10 +68,10 @@ def encoder_decoder(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     o = []
     for t in range(x.shape[0]):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
     y = torch.zeros_like(h)
     for _ in range(x.shape[0]):
-        h = s.gru2(y, h)
+        h = s.rnn2(y, h)
         y = s.l(h)
         o.append(y)
     return torch.stack(o)
@@ -84,10 +84,10 @@ def layers(s: Net, x: Tensor) -> Any:
     g = zeros(x)
     q = []
     for t in range(x.shape[0]):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
         o.append(h)
     for v in o:
-        g = s.gru2(v, g)
+        g = s.rnn2(v, g)
         q.append(g)
     return torch.stack(q)
 
@@ -99,11 +99,11 @@ def bidirectional(s: Net, x: Tensor) -> Any:
     f = []
     b = [None] * T
     for t in range(T):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
         f.append(h)
     h = zeros(x)
     for t in range(T - 1, -1, -1):
-        h = s.gru2(x[t], h)
+        h = s.rnn2(x[t], h)
         b[t] = h
     return torch.stack([torch.cat([p, q], -1) for p, q in zip(f, b, strict=True)])
 
@@ -115,11 +115,11 @@ def bidirectional_same(s: Net, x: Tensor) -> Any:
     f = []
     b = []
     for t in range(T):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
         f.append(h)
     h = zeros(x)
     for t in range(T - 1, -1, -1):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
         b.append(h)
     return torch.cat([torch.stack(f), torch.stack(b[::-1])], -1)
 
@@ -129,7 +129,7 @@ def attention(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     o = []
     for t in range(x.shape[0]):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
         o.append(h)
     hs = torch.stack(o, 1)
     a = torch.softmax((hs * h[:, None]).sum(-1), 1)
@@ -160,7 +160,7 @@ def int_counter(s: Net, x: Tensor) -> Any:
     n = torch.zeros(x.shape[1], dtype=torch.long)
     alive = torch.ones(x.shape[1], dtype=torch.bool)
     for t in range(x.shape[0]):
-        h = torch.where(alive[:, None], s.gru(x[t], h), h)
+        h = torch.where(alive[:, None], s.rnn(x[t], h), h)
         n = n + alive
         alive = alive & (h.mean(-1) < 0.4)
     return h, n, alive
@@ -220,7 +220,7 @@ def learned_h0(s: Net, x: Tensor) -> Any:
     h = s.h0.expand(x.shape[1], -1)
     o = []
     for t in range(x.shape[0]):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
         o.append(h)
     return torch.stack(o)
 

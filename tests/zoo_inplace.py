@@ -94,7 +94,7 @@ def out_rows(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     out = torch.zeros_like(x)
     for t in range(x.shape[0]):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
         out[t] = h
     return out
 
@@ -105,7 +105,7 @@ def out_rows_batch_first(s: Net, x: Tensor) -> Any:
     h = x.new_zeros(x.shape[0], SIZE)
     out = torch.empty(x.shape[0], x.shape[1], SIZE, dtype=x.dtype)
     for t in range(x.shape[1]):
-        h = s.gru(x[:, t], h)
+        h = s.rnn(x[:, t], h)
         out[:, t] = h
     return out
 
@@ -134,7 +134,7 @@ def grow_cat(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     o = h[None]
     for t in range(x.shape[0]):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
         o = torch.cat([o, h[None]], 0)
     return o
 
@@ -144,7 +144,7 @@ def grow_cat_dim1(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     o = x.new_zeros(x.shape[1], 0, SIZE)
     for t in range(x.shape[0]):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
         o = torch.cat((o, h.unsqueeze(1)), dim=1)
     return o
 
@@ -217,7 +217,7 @@ def row_accumulate(s: Net, x: Tensor) -> Any:
     out = torch.zeros_like(x)
     h = zeros(x)
     for t in range(x.shape[0]):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
         out[t] += h
         out[t] *= 2
     return out
@@ -228,7 +228,7 @@ def fill_scalar(s: Net, x: Tensor) -> Any:
     out = torch.zeros(x.shape[0], 3, dtype=x.dtype)
     h = zeros(x)
     for t in range(x.shape[0]):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
         out[t] = h.mean()
     return out
 
@@ -248,7 +248,7 @@ def row_parts(s: Net, x: Tensor) -> Any:
     out = x.new_zeros(x.shape[0], x.shape[1], 2 * SIZE)
     h = zeros(x)
     for t in range(x.shape[0]):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
         out[t, :, :SIZE] = h
         out[t, :, SIZE:] += h.sin()
         out[t, :, 2] = 1.0
@@ -260,7 +260,7 @@ def row_broadcast(s: Net, x: Tensor) -> Any:
     out = torch.zeros_like(x)
     h = zeros(x)
     for t in range(x.shape[0]):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
         out[t] = h[None, :, :1]
         out[t, 0] *= 2
     return out

@@ -47,7 +47,7 @@ def list_inputs(s: Net, xs: list[Tensor]) -> Any:
     h = torch.zeros(2, SIZE)
     o = []
     for x in xs:
-        h = s.gru(x, h)
+        h = s.rnn(x, h)
         o.append(h)
     return o
 
@@ -67,7 +67,7 @@ def scalars(s: Net, x: Tensor) -> Any:
 def last_only(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     for t in range(x.shape[0]):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
         y = s.o(h)
     return y
 
@@ -77,7 +77,7 @@ def loss_inside(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     loss = 0.0
     for t in range(x.shape[0]):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
         loss += F.mse_loss(s.o(h), x[t, :, : s.o.out_features])
     return loss / x.shape[0]
 
@@ -87,7 +87,7 @@ def losses_sum(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     ls = []
     for t in range(x.shape[0]):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
         ls.append(F.mse_loss(s.o(h), x[t, :, : s.o.out_features]))
     return sum(ls), torch.stack(ls).mean(), sum(ls) / len(ls)
 
@@ -120,7 +120,7 @@ def every_third_out(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     o = []
     for t in range(x.shape[0]):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
         if t % 3 == 0:
             o.append(h)
     return torch.stack(o)
@@ -131,7 +131,7 @@ def late_out(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     o = []
     for t in range(x.shape[0]):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
         if t >= 3:
             o.append(s.o(h))
     return torch.stack(o)
@@ -151,7 +151,7 @@ def diff_inputs(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     o = []
     for t in range(1, x.shape[0]):
-        h = s.gru(x[t] - x[t - 1], h)
+        h = s.rnn(x[t] - x[t - 1], h)
         o.append(h)
     return torch.stack(o)
 
@@ -161,7 +161,7 @@ def hidden_list_mean(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     o = []
     for t in range(x.shape[0]):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
         o.append(h)
     return sum(o) / len(o), o[0], o[-1], o[3]
 
@@ -171,7 +171,7 @@ def residual_stack(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     o = []
     for t in range(x.shape[0]):
-        h = s.ln(h + s.gru(x[t], h))
+        h = s.ln(h + s.rnn(x[t], h))
         o.append(h.unsqueeze(0))
     return (
         [y * s.w[0, 0] + y.sin() for y in (torch.cat(o), torch.vstack(o))],
@@ -203,7 +203,7 @@ def dt_numbers(s: Net, x: Tensor) -> Any:
 def list_layouts(s: Net, xs: list[Tensor]) -> Any:
     h = torch.zeros(2, SIZE)
     for i, x in enumerate(xs):
-        h = s.gru(x if i > 6 else x.detach(), h)
+        h = s.rnn(x if i > 6 else x.detach(), h)
     return h
 
 
@@ -231,7 +231,7 @@ def interleaved_lists(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     o = []
     for t in range(x.shape[0]):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
         o.append(h)
         o.append(s.l(h))
     return torch.stack(o)
@@ -263,6 +263,6 @@ def iter_zip(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     o = []
     for i, (a, b) in enumerate(zip(x, reversed(x.unbind()), strict=True)):
-        h = s.gru(a + b, h)
+        h = s.rnn(a + b, h)
         o += [h * i]
     return torch.stack(o)

@@ -192,7 +192,7 @@ def no_grad_reader(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     o = []
     for t in range(x.shape[0]):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
         o.append(h)
     with torch.no_grad():
         m = o[3].mean()

@@ -28,7 +28,7 @@ def on_module(s: Net, x: Tensor) -> Any:
         s.h = zeros(x)
     o = []
     for t in range(x.shape[0]):
-        s.h = s.gru(x[t], s.h)
+        s.h = s.rnn(x[t], s.h)
         o.append(s.h)
     s.h = s.h.detach()
     return torch.stack(o)
@@ -60,7 +60,7 @@ def hold(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     mx = torch.full_like(h, -10.0)
     for t in range(x.shape[0]):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
         mx = torch.maximum(mx, h)
     return mx
 
@@ -80,7 +80,7 @@ def embedding_feedback(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     o = []
     for t in range(x.shape[0]):
-        h = s.gru(s.w[tok] + x[t], h)
+        h = s.rnn(s.w[tok] + x[t], h)
         y = s.l(h)
         tok = y.argmax(-1)
         o.append(y)
@@ -123,9 +123,9 @@ def two_same_loops(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     g = zeros(x)
     for t in range(x.shape[0]):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
     for t in range(x.shape[0]):
-        g = s.gru(x[t], g + h)
+        g = s.rnn(x[t], g + h)
     return g
 
 
@@ -133,7 +133,7 @@ def two_same_loops(s: Net, x: Tensor) -> Any:
 def count_buffer(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     for t in range(x.shape[0]):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
         s.count += 1
         s.scale.mul_(0.99)
     return h * s.count
@@ -161,7 +161,7 @@ def parameter_update(s: Net, x: Tensor, y: Tensor) -> Any:
 @zoo(found=((9, 3),))
 def tuple_of_layers(s: Net, x: Tensor) -> Any:
     hs = [zeros(x) for _ in range(3)]
-    cells = [s.gru, s.gru2, s.gru]
+    cells = [s.rnn, s.rnn2, s.rnn]
     for t in range(x.shape[0]):
         y = x[t]
         for i in range(3):
@@ -223,7 +223,7 @@ def unused_param_output(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     o = []
     for t in range(x.shape[0]):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
         o.append(h)
         _ = s.l(h)
     return o[0]

@@ -18,7 +18,7 @@ def reversed_time(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     o = []
     for t in reversed(range(x.shape[0])):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
         o.insert(0, h)
     return torch.stack(o)
 
@@ -28,7 +28,7 @@ def strided(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     o = []
     for t in range(0, x.shape[0], 2):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
         o.append(h)
     return torch.stack(o)
 
@@ -38,7 +38,7 @@ def windows(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     o = []
     for t in range(x.shape[0] - 2):
-        h = s.gru(x[t : t + 3].mean(0), h)
+        h = s.rnn(x[t : t + 3].mean(0), h)
         o.append(h)
     return torch.stack(o)
 
@@ -49,7 +49,7 @@ def batch_first(s: Net, x: Tensor) -> Any:
     h = x.new_zeros(x.shape[0], SIZE)
     o = []
     for t in range(x.size(1)):
-        h = s.gru(x[:, t, :], h)
+        h = s.rnn(x[:, t, :], h)
         o.append(h)
     return torch.stack(o, dim=1)
 
@@ -58,7 +58,7 @@ def batch_first(s: Net, x: Tensor) -> Any:
 def split_ones(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     for xt in x.split(1):
-        h = s.gru(xt.squeeze(0), h)
+        h = s.rnn(xt.squeeze(0), h)
     return h
 
 
@@ -66,7 +66,7 @@ def split_ones(s: Net, x: Tensor) -> Any:
 def chunk_T(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     for xt in x.chunk(x.shape[0], 0):
-        h = s.gru(xt[0], h)
+        h = s.rnn(xt[0], h)
     return h
 
 
@@ -74,7 +74,7 @@ def chunk_T(s: Net, x: Tensor) -> Any:
 def several_inputs(s: Net, x: Tensor, y: Tensor, m: Tensor) -> Any:
     h = zeros(x)
     for t in range(x.shape[0]):
-        n = s.gru(x[t] + y[t] ** 2, h)
+        n = s.rnn(x[t] + y[t] ** 2, h)
         k = m[:, t, None]
         h = k * n + (1 - k) * h
     return h
@@ -96,7 +96,7 @@ def irregular(s: Net, x: Tensor) -> Any:
     for t in range(T):
         if t == 0:
             h = s.r(h + 1)
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
         if t == T - 1:
             h = h * 2 + 1
         o.append(h)
@@ -108,7 +108,7 @@ def detach_every(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     o = []
     for t in range(x.shape[0]):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
         o.append(h)
         if t % 4 == 3:
             h = h.detach()
@@ -120,7 +120,7 @@ def index_tensor_row(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     idx = torch.arange(x.shape[0])
     for t in range(x.shape[0]):
-        h = s.gru(x.index_select(0, idx[t : t + 1])[0], h)
+        h = s.rnn(x.index_select(0, idx[t : t + 1])[0], h)
     return h
 
 
@@ -138,7 +138,7 @@ def where_time(s: Net, x: Tensor) -> Any:
     T = x.shape[0]
     lens = torch.tensor([T, T // 2])
     for t in range(T):
-        n = s.gru(x[t], h)
+        n = s.rnn(x[t], h)
         h = torch.where((t < lens)[:, None], n, h)
     return h
 
@@ -147,7 +147,7 @@ def where_time(s: Net, x: Tensor) -> Any:
 def pyint_switch(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     for t in range(x.shape[0]):
-        h = s.gru(x[t], h) if t % 2 == 0 else s.gru2(x[t], h)
+        h = s.rnn(x[t], h) if t % 2 == 0 else s.rnn2(x[t], h)
     return h
 
 
@@ -155,7 +155,7 @@ def pyint_switch(s: Net, x: Tensor) -> Any:
 def curriculum(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     for t in range(x.shape[0]):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
         if t == 2:
             h = h * 0.5
     return h
@@ -166,7 +166,7 @@ def expanded_input(s: Net, x: Tensor) -> Any:
     x = x[:1].expand(x.shape[0], -1, -1)
     h = zeros(x)
     for t in range(x.shape[0]):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
     return h
 
 
@@ -183,8 +183,8 @@ def groups_of_inputs(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     n = x.shape[0] // 2
     for t in range(n):
-        h = s.gru(x[2 * t], h)
-        h = s.gru2(x[2 * t + 1], h)
+        h = s.rnn(x[2 * t], h)
+        h = s.rnn2(x[2 * t + 1], h)
     return h
 
 
@@ -193,9 +193,9 @@ def skip_inputs_two_rates(s: Net, x: Tensor) -> Any:
     h = zeros(x)
     g = zeros(x)
     for t in range(x.shape[0]):
-        h = s.gru(x[t], h)
+        h = s.rnn(x[t], h)
         if t % 3 == 2:
-            g = s.gru2(h, g)
+            g = s.rnn2(h, g)
     return g, h
 
 

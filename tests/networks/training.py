@@ -22,6 +22,7 @@ import reroll
 import reroll.backends.build as build
 import reroll.backends.dynamo as dynamo
 from agreement import Results, differences, real
+from reroll.backends.tracing import trace as trace_segment
 from reroll.capture import Capture
 from reroll.capture import capture as capture_graph
 from reroll.errors import RerollWarning
@@ -202,11 +203,12 @@ def _all_of(chosen: list[int], gm: Any, inputs: Any) -> Run:
 
 @contextmanager
 def compiled_once() -> Iterator[list[Capture]]:
-    """A graph is captured once and a segment is compiled once, whatever the schedule; gives the captures."""
+    """A graph is captured and a segment traced once, and compiled once with and without replay; gives the captures."""
     made: list[Capture] = []
     graphs: dict[Any, Capture] = {}
     kernels: dict[Any, Any] = {}
-    inner_capture, inner_compile = capture_graph, build.compile_kernels
+    traces: dict[Any, Any] = {}
+    inner_capture, inner_compile, inner_trace = capture_graph, build.compile_kernels, trace_segment
 
     def capture(gm: Any) -> Capture:
         if gm not in graphs:
@@ -217,8 +219,14 @@ def compiled_once() -> Iterator[list[Capture]]:
     def compile_kernels(recurrence: Any, options: Any, lengths: Any) -> Any:
         key = (recurrence, tuple(lengths), options.replay)
         if key not in kernels:
-            kernels[key] = inner_compile(recurrence, options, lengths)
+            with mock.patch.object(build, "trace", partial(trace, recurrence)):
+                kernels[key] = inner_compile(recurrence, options, lengths)
         return kernels[key]
+
+    def trace(original: Any, recurrence: Any, steps: int, **how: Any) -> Any:
+        if (original, steps) not in traces:
+            traces[original, steps] = inner_trace(recurrence, steps, **how)
+        return traces[original, steps]
 
     with (
         mock.patch.object(dynamo, "capture", capture),
