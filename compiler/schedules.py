@@ -186,19 +186,23 @@ def _revolve(problem: Problem) -> Interval:
 def _hrevolve(problem: Problem) -> Interval:
     """The optimum over two tiers: as revolve, with carries in ``tier`` too, whose writes and reads cost ``write`` and
     ``read`` runs of a segment."""
+    found = optimal("hrevolve", problem)
+    return Interval(problem.steps) if found is None else _interval(found, problem)
+
+
+def optimal(name: str, problem: Problem) -> Schedule | None:
+    """What revolve or hrevolve finds, with its cost in runs of a segment; None if all segments are taped."""
     fast = _fast(problem)
     if fast is None:
-        return Interval(problem.steps)
-    return _interval(optimum(problem.segments, fast, SlowTier(problem.room, problem.write, problem.read)), problem)
+        return None
+    slow = [SlowTier(problem.room, problem.write, problem.read)] if name == "hrevolve" else []
+    return optimum(problem.segments, fast, *slow)
 
 
 def extra_runs(name: str, problem: Problem) -> float:
     """What revolve or hrevolve costs beside one run of each segment, transfers included, in runs of a segment."""
-    fast = _fast(problem)
-    if fast is None:
-        return 0.0
-    slow = [SlowTier(problem.room, problem.write, problem.read)] if name == "hrevolve" else []
-    return optimum(problem.segments, fast, *slow).extra
+    found = optimal(name, problem)
+    return 0.0 if found is None else found.extra
 
 
 def _fast(problem: Problem) -> OneTier | Slots | None:
