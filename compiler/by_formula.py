@@ -75,7 +75,7 @@ def by_formula(loop: Loop) -> ByFormula:
     if name not in FORMULATED:
         return _without(loop)
     found = formula(name, problem.tier)
-    numbers: dict[str, float] = {"steps": problem.steps, "chunk": problem.chunk, "slots": problem.slots or 1}
+    numbers: dict[str, float] = {"steps": problem.steps, "chunk": problem.chunk or 1, "slots": problem.slots or 1}
     numbers |= {"segment": problem.segment, "carry": problem.carry, "packed": problem.carry}
     numbers["tape"] = problem.tape / problem.segment
     if loop.costs is not None:
@@ -136,7 +136,7 @@ def _counted(loop: Loop, found: Formula) -> dict[str, float]:
     problem, tally = loop.choice.problem, loop.tally
     counted: dict[str, float] = {"local peak": tally.local_peak, "steps re-run": tally.reforward_steps}
     counted |= {f"{tier} peak": nbytes for tier, nbytes in tally.tier_peaks.items() if tier not in ("local", "remote")}
-    counted |= {"best C": problem.chunk} if C in found.best else {}
+    counted |= {"best C": problem.chunk or 1} if C in found.best else {}
     counted |= {"best K": problem.slots or 1} if K in found.best else {}
     return counted | ({"time": loop.trace().seconds} if loop.costs else {})
 

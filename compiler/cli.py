@@ -20,7 +20,7 @@ from reroll.cli_tables import machine_table, passes_table, plan_table, plan_text
 from reroll.costs import Costs, SegmentSeconds
 from reroll.errors import OptionError, RerollError
 from reroll.machine import REMOTE_TIERS, Machine, MachineTier
-from reroll.offers import Problem, least, plan_rows, recommended
+from reroll.offers import Priced, least, plan_rows, recommended
 from reroll.quantities import parse_bandwidth, parse_seconds, parse_size
 from reroll.registry import entries
 from reroll.report import WIDTH
@@ -148,18 +148,18 @@ def _plan(given: argparse.Namespace) -> int:
     return 1 if best is None else 0
 
 
-def _problem(given: argparse.Namespace) -> Problem:
+def _problem(given: argparse.Namespace) -> Priced:
     segment, tier = _count(given.segment, "--segment"), _tier(given)
     forward = segment * parse_seconds(given.forward, "--forward")
     seconds = SegmentSeconds(forward, forward, segment * parse_seconds(given.backward, "--backward"))
-    return Problem(
+    return Priced(
         steps=_count(given.steps, "--steps"),
         carry=parse_size(given.carry, "--carry"),
-        tape=parse_size(given.tape, "--tape"),
+        tape=segment * parse_size(given.tape, "--tape"),
         costs=Costs({segment: seconds}, Machine("given", {tier.name: tier} if tier else {}), given.overlap),
         segment=segment,
-        budget=None if given.budget is None else parse_size(given.budget, "--budget"),
-        remote=tier.name if tier else None,
+        memory=None if given.budget is None else parse_size(given.budget, "--budget"),
+        tier=tier.name if tier else "local",
         chunk=None if given.chunk is None else _count(given.chunk, "--chunk"),
         slots=None if given.slots is None else _count(given.slots, "--slots"),
     )
