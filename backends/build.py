@@ -9,6 +9,7 @@ from functools import partial
 
 from torch import Tensor, fx
 
+from reroll.backends.budgets import within_machine
 from reroll.backends.disk import STAGING, DiskTier
 from reroll.backends.events import Watch
 from reroll.backends.executable import Executable
@@ -107,6 +108,7 @@ def fitting_all(
 ) -> list[Built]:
     """The plans of the recurrences of one graph, which share a budget with each other and with what is beside them."""
     shares, pairs = ALONE, list(zip(kernels_of, recurrences, strict=True))
+    options = within_machine(options, recurrences[0].examples[0].device) if pairs else options
     if options.memory_budget is not None and pairs:
         results = {}
         for kernels, each in pairs:

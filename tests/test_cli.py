@@ -27,6 +27,7 @@ MACHINE = Machine.of({"disk": {"write": "1GB/s", "read": "2GB/s", "capacity": "1
 def _measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is measured."""
     monkeypatch.setattr(reroll, "calibrate", lambda **_: MACHINE, raising=False)
+    monkeypatch.setattr(reroll, "total_memory", lambda: 2**40, raising=False)
 
 
 def planned(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
@@ -122,6 +123,15 @@ def test_without_a_budget_the_least_peaks_are_shown(capsys: pytest.CaptureFixtur
     assert "name a tier: --remote 2GB/s" in text
 
 
+def test_a_budget_above_what_the_machine_has_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*LONG, "--budget", "2TiB"]) == 0
+    captured = capsys.readouterr()
+    assert "the budget 2 TiB is more than the 1 TiB of memory that this machine has" in captured.err
+    assert "Use store_all" in captured.out
+    assert main([*LONG, "--budget", "1TiB"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_tiers_from_all_sides(capsys: pytest.CaptureFixture[str]) -> None:
     budget = ["--budget", "16MiB"]
     slow = planned(capsys, *budget, "--remote", "50MB/s")["recommended"]["seconds"]
@@ -149,6 +159,8 @@ WRONG: tuple[tuple[list[str], str], ...] = (
     ([*LONG, "--budget", "0"], "--budget='0' must be positive"),
     ([*LONG, "--budget", "-1"], "--budget='-1' is not a size"),
     ([*LONG, "--budget", "12 bananas"], "--budget='12 bananas' is not a size. Write a number of bytes, or a text"),
+    (["plan", *NETWORK], "--steps is missing, but every schedule of a plan needs the number of steps"),
+    (["plan", "--steps", "unknown", *NETWORK], "While it is not known, reroll.online.Online says step by step"),
     (["plan", "--steps", "0", *NETWORK], "--steps='0' must be a whole number of at least 1"),
     (["plan", "--steps", "1e5", *NETWORK], "--steps='1e5' must be a whole number"),
     (["plan", "--steps", "10", *NETWORK, "--chunk", "11"], "chunk=11 of steps=10: give 10 at most"),
