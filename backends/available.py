@@ -12,6 +12,10 @@ import torch
 
 _ROOT = Path("/")
 _GROUPS = Path("sys/fs/cgroup")
+_LIMITS = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 def free_disk(folder: str | os.PathLike[str]) -> int:
@@ -37,15 +41,25 @@ def free_memory(root: Path = _ROOT) -> int | None:
     leave, versions 1 and 2, and of the process's own limit of addresses (``ulimit -v``). None where no system says it.
     ``root`` is where ``/proc`` and ``/sys`` are.
     """
-    found = [*_available(root), *_addresses(root)]
+    found = [*_told(root, "MemAvailable"), *_addresses(root)]
     found += [left for group in _groups(root) if (left := _left(group)) is not None]
     return max(0, min(found)) if found else None
 
 
-def _available(root: Path) -> Iterator[int]:
+def total_memory(root: Path = _ROOT) -> int | None:
+    """Bytes of RAM that this process could take if it were alone: of the machine, and of the limits around the process.
+
+    None where no system says it. ``root`` is where ``/proc`` and ``/sys`` are.
+    """
+    limits = (_text(group / most).strip() for group in _groups(root) for most, _, _ in _LIMITS)
+    found = [*_told(root, "MemTotal"), *(int(limit) for limit in limits if limit.isdigit())]
+    return min(found, default=None)
+
+
+def _told(root: Path, what: str) -> Iterator[int]:
     for line in _text(root / "proc/meminfo").splitlines():
         name, _, amount = line.partition(":")
-        if name == "MemAvailable":
+        if name == what:
             yield int(amount.split()[0]) * 1024
 
 
@@ -68,10 +82,7 @@ def _groups(root: Path) -> Iterator[Path]:
 
 def _left(group: Path) -> int | None:
     """What the limit of a group leaves; None without one. Inactive file pages are given back when memory is short."""
-    for most, held, cached in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
+    for most, held, cached in _LIMITS:
         limit, usage = _text(group / most).strip(), _text(group / held).strip()
         if limit.isdigit() and usage.isdigit():
             pages = [line.split()[1] for line in _text(group / "memory.stat").splitlines() if line.startswith(cached)]

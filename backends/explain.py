@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reroll.backends.alternatives import alternatives
-from reroll.backends.build import Built
+from reroll.backends.build import Built, passes_of
 from reroll.backends.calibrate import calibrate
 from reroll.backends.dynamo import EXPLAINING, Graph, Reached
 from reroll.backends.footprints import operand_gradients
@@ -131,4 +131,5 @@ def _loop(built: Built, around: int, costs: Costs | str) -> Loop:
         events=executable.watch.lines,
         taped=segment.tape,
         gradient_error=ledger.gradient_error,
+        prefetched="prefetch" in passes_of(built.options),
     )

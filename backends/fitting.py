@@ -8,6 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from reroll.backends.available import free_bytes
+from reroll.backends.budgets import within_machine
 from reroll.backends.build import Built, Kernels, compile_kernels, lengths_of, plan, results_of
 from reroll.errors import BudgetError, OptionError
 from reroll.options import Options
@@ -38,6 +39,7 @@ def fitting_all(
     beside: from what the recurrences give, by their names. Raises BudgetError if a recurrence does not get enough.
     """
     shares, pairs = ALONE, list(zip(kernels_of, recurrences, strict=True))
+    options = within_machine(options, recurrences[0].examples[0].device) if pairs else options
     if options.memory_budget is not None and pairs:
         results = {}
         for kernels, each in pairs:

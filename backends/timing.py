@@ -127,8 +127,5 @@ def clocked(executable: Executable, tally: Tally) -> dict[int, SegmentSeconds]:
 
 def with_transfers(problem: Problem, executable: Executable, folder: str | None) -> Problem:
     """The problem with what it costs to move a carry to its tier, in runs of a segment, and how many find room."""
-    run_seconds = max(segment_seconds(executable)[problem.segment].forward, 1e-9)
     tier = calibrate(folder=folder).tier(problem.tier)
-    room = None if tier.capacity is None else tier.capacity // problem.carry
-    write, read = tier.write_seconds(problem.carry), tier.read_seconds(problem.carry)
-    return replace(problem, room=room, write=write / run_seconds, read=read / run_seconds)
+    return problem.moving(tier, segment_seconds(executable)[problem.segment].forward)

@@ -84,7 +84,7 @@ def long_sequence(options: argparse.Namespace) -> Result:
         "local_peak_bytes": peak,
         "ratio": peak / plain_peak,
         "relative_error": error,
-        "chunks": -(-choice.steps // choice.problem.chunk),
+        "chunks": -(-choice.steps // (choice.problem.chunk or 1)),
         "slots": choice.problem.slots,
         **double.described(x),
         "spill_folder": folder,

@@ -20,6 +20,7 @@ from reroll.registry import register_pass
 from reroll.schedules import register_schedule
 
 if TYPE_CHECKING:
+    from reroll.backends.available import total_memory as total_memory
     from reroll.backends.breakdown import breakdown as breakdown
     from reroll.backends.calibrate import calibrate as calibrate
     from reroll.backends.explain import explain as explain
@@ -54,6 +55,7 @@ _LAZY = {
     "explain": "reroll.backends.explain",
     "gradient_error": "reroll.backends.gradient_error",
     "measure": "reroll.backends.measure",
+    "total_memory": "reroll.backends.available",
 }
 
 

@@ -20,10 +20,11 @@ from reroll.cli_tables import machine_table, passes_table, plan_table, plan_text
 from reroll.costs import Costs, SegmentSeconds
 from reroll.errors import OptionError, RerollError
 from reroll.machine import REMOTE_TIERS, Machine, MachineTier
-from reroll.offers import Problem, least, plan_rows, recommended
+from reroll.offers import Priced, least, plan_rows, recommended
 from reroll.quantities import parse_bandwidth, parse_seconds, parse_size
 from reroll.registry import entries
 from reroll.report import WIDTH
+from reroll.tables import nbytes_text
 
 _PLAN = """\
 Prints what every schedule costs: its peak in local and remote memory, its time, the steps that run again and its
@@ -104,7 +105,7 @@ def _parser() -> _Parser:
 
 def _plan_arguments(plan: argparse.ArgumentParser) -> None:
     network = plan.add_argument_group("the recurrence")
-    network.add_argument("--steps", metavar="T", required=True, help="steps of the sequence")
+    network.add_argument("--steps", metavar="T", help="steps of the sequence")
     network.add_argument("--carry", metavar="SIZE", required=True, help="bytes of a carry, the state handed on")
     network.add_argument("--tape", metavar="SIZE", required=True, help="bytes that the backward of one step needs")
     network.add_argument("--forward", metavar="TIME", required=True, help="time of one step forward")
@@ -129,6 +130,7 @@ def _plan_arguments(plan: argparse.ArgumentParser) -> None:
 
 def _plan(given: argparse.Namespace) -> int:
     problem = _problem(given)
+    _say_more_than_here(problem)
     rows = plan_rows(problem)
     best = recommended(problem, rows)
     if given.json:
@@ -148,18 +150,18 @@ def _plan(given: argparse.Namespace) -> int:
     return 1 if best is None else 0
 
 
-def _problem(given: argparse.Namespace) -> Problem:
+def _problem(given: argparse.Namespace) -> Priced:
     segment, tier = _count(given.segment, "--segment"), _tier(given)
     forward = segment * parse_seconds(given.forward, "--forward")
     seconds = SegmentSeconds(forward, forward, segment * parse_seconds(given.backward, "--backward"))
-    return Problem(
-        steps=_count(given.steps, "--steps"),
+    return Priced(
+        steps=_steps(given.steps),
         carry=parse_size(given.carry, "--carry"),
-        tape=parse_size(given.tape, "--tape"),
+        tape=segment * parse_size(given.tape, "--tape"),
         costs=Costs({segment: seconds}, Machine("given", {tier.name: tier} if tier else {}), given.overlap),
         segment=segment,
-        budget=None if given.budget is None else parse_size(given.budget, "--budget"),
-        remote=tier.name if tier else None,
+        memory=None if given.budget is None else parse_size(given.budget, "--budget"),
+        tier=tier.name if tier else "local",
         chunk=None if given.chunk is None else _count(given.chunk, "--chunk"),
         slots=None if given.slots is None else _count(given.slots, "--slots"),
     )
@@ -183,6 +185,26 @@ def _tier(given: argparse.Namespace) -> MachineTier | None:
     if given.latency is not None and not {"write", "read"} & set(numbers):
         raise OptionError(f"--latency={given.latency!r} is that of a remote tier. Give its bandwidth, --remote, too.")
     return MachineTier.of(name, numbers) if numbers else None
+
+
+def _steps(text: str | None) -> int:
+    if text is None or text.lower() in ("unknown", "none", "?"):
+        found = "is missing" if text is None else f"is {text!r}"
+        raise OptionError(
+            f"--steps {found}, but every schedule of a plan needs the number of steps: give --steps 1000. While it is "
+            "not known, reroll.online.Online says step by step which carries to keep."
+        )
+    return _count(text, "--steps")
+
+
+def _say_more_than_here(problem: Priced) -> None:
+    """Numbers may be those of another machine, so a budget that this one has not is only told."""
+    total = reroll.total_memory() if problem.memory is not None else None
+    if problem.memory is not None and total is not None and problem.memory > total:
+        sys.stderr.write(
+            f"reroll: the budget {nbytes_text(problem.memory)} is more than the {nbytes_text(total)} of memory that "
+            "this machine has. The plan is for one that has as much.\n"
+        )
 
 
 def _count(text: str, name: str) -> int:

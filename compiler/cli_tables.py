@@ -10,21 +10,20 @@ from rich.table import Table
 from rich.text import Text
 
 from reroll.machine import Machine
-from reroll.offers import Problem, Row, least
+from reroll.offers import Priced, Row, least
 from reroll.quantities import seconds_text
 from reroll.tables import nbytes_text
 
 _TRANSFERS = {
     False: "Transfers block. The pass prefetch, one of the default passes, holds one block more: see --overlap.",
-    True: "Transfers run beside the segments, and blocks are read one chunk ahead.",
+    True: "Transfers run beside the segments, and blocks are read one chunk ahead. hrevolve may take longer.",
 }
 
 
-def plan_table(problem: Problem, rows: Sequence[Row], best: Row | None) -> Table:
+def plan_table(problem: Priced, rows: Sequence[Row], best: Row | None) -> Table:
     """All schedules: whether they fit, chunk and slots, peaks, and what they cost."""
-    table = _table(
-        f"{problem.steps:,} steps, carries of {nbytes_text(problem.carry)}, tapes of {nbytes_text(problem.tape)} a step"
-    )
+    carry, tape = nbytes_text(problem.carry), nbytes_text(problem.tape // problem.segment)
+    table = _table(f"{problem.steps:,} steps, carries of {carry}, tapes of {tape} a step")
     for name in ("fits", "schedule", "tier"):
         table.add_column(name, no_wrap=True)
     for name in ("C", "K", "local", "remote", "time", "re-run", "transfers"):
@@ -39,15 +38,16 @@ def plan_table(problem: Problem, rows: Sequence[Row], best: Row | None) -> Table
     return table
 
 
-def plan_text(problem: Problem, rows: Sequence[Row], best: Row | None) -> Text:
+def plan_text(problem: Priced, rows: Sequence[Row], best: Row | None) -> Text:
     """What to use, and what the table does not say."""
     lines: list[str] = []
-    if best is not None and problem.budget is None:
+    if best is not None and problem.memory is None:
         small = least(problem, rows)
         lines.append(
             f"Without a budget {_named(best)} is the fastest, with {seconds_text(best.seconds)} and "
             f"{nbytes_text(best.local_peak)}; {_named(small)} holds the least, {nbytes_text(small.local_peak)}. "
-            "The table shows the least local peak of each schedule; --budget asks for the fastest that fits."
+            "The table shows the least local peak of each schedule, of revolve and hrevolve the least time in the "
+            "memory of standard; --budget asks for the fastest that fits."
         )
     elif best is not None:
         given = ", ".join(f"{name}={value!r}" for name, value in best.options(problem.segment).items())
@@ -70,12 +70,12 @@ def plan_text(problem: Problem, rows: Sequence[Row], best: Row | None) -> Text:
     return Text("\n".join(lines))
 
 
-def refusal(problem: Problem, rows: Sequence[Row]) -> str:
+def refusal(problem: Priced, rows: Sequence[Row]) -> str:
     """Why nothing fits, and the least that would."""
     found = least(problem, rows)
     further = "" if problem.remote else ", or name a tier for carries, such as --remote 2GB/s"
     further += ", or compile shorter segments" if problem.segment > 1 else ""
-    budget = "" if problem.budget is None else f" {nbytes_text(problem.budget)} ({problem.budget:,} bytes)"
+    budget = "" if problem.memory is None else f" {nbytes_text(problem.memory)} ({problem.memory:,} bytes)"
     return (
         f"No schedule fits the budget{budget}. The least that would is {found.local_peak:,} bytes "
         f"({nbytes_text(found.local_peak)}), by {_named(found)}. Raise --budget{further}."

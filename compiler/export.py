@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from reroll import __version__
+from reroll.by_formula import ByFormula
 from reroll.coarser import coarser, summed
 from reroll.errors import UnsupportedError
 from reroll.figures import figures
@@ -74,10 +75,15 @@ def _loop(loop: Loop, trace: Trace, most: int) -> dict[str, Any]:
         "carries": [{**asdict(line), "shape": list(line.shape)} for line in loop.carries],
         "event_products": [asdict(line) for line in loop.events],
         "alternatives": [{**asdict(each), "tiers": dict(each.tiers)} for each in loop.alternatives],
+        "formulas": _formulas(loop.by_formula()),
         "trace": _columns(trace, most),
         "step": [asdict(row) for row in nodes[:most]],
         "program": {"instructions": trace.instructions, "left_out": left, "rows": [asdict(row) for row in rows]},
     }
+
+
+def _formulas(found: ByFormula) -> dict[str, Any]:
+    return {**asdict(found), "lines": [asdict(line) for line in found.lines]}
 
 
 def _columns(trace: Trace, most: int) -> dict[str, Any]:

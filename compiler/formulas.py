@@ -27,6 +27,8 @@ from sympy import Expr, Integer, Max, Min, Symbol, ceiling
 from reroll.errors import OptionError
 from reroll.symbols import DEFAULTS, LEGEND, SHORT, SYMBOLS, C, F, K, L, M, N, Q, S, T, a, b, f, h, k, l, n, p, r, s, w
 
+FORMULATED = ("store_all", "standard", "remote", "hierarchical", "double")
+"""The schedules that have formulas."""
 ZERO, ONE = Integer(0), Integer(1)
 most, least = partial(Max, evaluate=False), partial(Min, evaluate=False)  # sympy would compare all pairs: 0.1 s each
 
@@ -120,8 +122,8 @@ class Formula:
             if exprs[name] == exprs[same]:
                 del exprs[name]
         exprs["smooth peak"] = self.smooth_peak
-        exprs |= {f"best {letter}": _under_one_root(best) for letter, best in self.best.items()}
-        exprs |= {"best peak": _under_one_root(self.best_peak)} if self.best else {}
+        exprs |= {f"best {letter}": under_one_root(best) for letter, best in self.best.items()}
+        exprs |= {"best peak": under_one_root(self.best_peak)} if self.best else {}
         exprs |= {"reads hide from C =": self.hiding} if self.hiding is not None else {}
         lines = [f"{name.replace('_', ' '):<20}{expr}" for name, expr in exprs.items()]
         used = set[Symbol]().union(*(expr.free_symbols for expr in exprs.values()))
@@ -134,7 +136,7 @@ class Formula:
         return "\n".join([f"{self.name}: {self.summary}", *(f"  {line}" for line in (*lines, *shorts, *letters))])
 
 
-def _under_one_root(expr: Expr) -> Expr:
+def under_one_root(expr: Expr) -> Expr:
     """``sqrt(T s / a)`` where sympy writes a product of roots."""
     number, rest = expr.as_coeff_Mul()
     powers = [factor.as_base_exp()[1] for factor in sympy.Mul.make_args(rest)]

@@ -249,7 +249,8 @@ def _candidates(preferred: Choice, options: Options, memory: int, waiting: int) 
     if "chunk" not in numbers:
         yield Choice(schedule, problem)
         return
-    chunks = [problem.chunk] if options.chunk else _spread(problem.chunk, problem.steps, problem.segment)
+    chunk = problem.chunk or 1
+    chunks = [chunk] if options.chunk else _spread(chunk, problem.steps, problem.segment)
     for chunk in chunks:
         nested = "slots" in numbers and not options.slots
         slots = _spread(problem.slots or 1, chunk, 1) if nested else [problem.slots or 1]

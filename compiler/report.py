@@ -15,6 +15,7 @@ from rich.text import Text
 from torch import fx
 
 from reroll.alternative import Alternative
+from reroll.by_formula import ByFormula, by_formula
 from reroll.costs import Costs
 from reroll.export import as_json, chrome_trace
 from reroll.page import framed, page
@@ -92,6 +93,7 @@ class Loop:
     ``measured_peak`` and ``measured_seconds`` of a training step, once there was one.
     ``taped``: the values that the tape of a segment keeps, before what is 0 or 1 is packed. ``gradient_error``: what
     ``reroll.gradient_error`` found last of a codec that rounds, relative to the norm of the gradients.
+    ``prefetched``: whether blocks are read one chunk ahead.
     """
 
     recurrence: Recurrence
@@ -116,6 +118,7 @@ class Loop:
     measured_seconds: float | None = None
     taped: tuple[StepValue, ...] = ()
     gradient_error: float | None = None
+    prefetched: bool = True
 
     @property
     def tape_step(self) -> int:
@@ -126,6 +129,10 @@ class Loop:
     def reforward(self) -> float:
         """Steps that are run again, per step."""
         return self.tally.reforward_steps / self.recurrence.steps
+
+    def by_formula(self) -> ByFormula:
+        """What the formulas of the schedule say, with the numbers of this plan."""
+        return by_formula(self)
 
     def trace(self) -> Trace:
         """The training program in time."""
@@ -254,8 +261,9 @@ class Report:
         ``turned_bytes`` between forward and backward; ``tier_peaks_bytes``; ``tape_bytes`` of a segment;
         ``gradients_bytes`` that are added up; ``seconds``; ``rerun_steps``, ``depth`` (how often a step runs again);
         ``remote_writes``, ``remote_reads``; ``kept`` so far; ``carries``, ``event_products``, ``alternatives``;
-        ``trace``: columns of instructions, or of bins of equal time with their most; the nodes of the ``step``; the
-        ``program``: its first and last rows, and how many are left out.
+        ``formulas``: the ``lines``, ``letters`` and ``note`` of
+        ``Loop.by_formula``; ``trace``: columns of instructions, or of bins of equal time with their most; the nodes of
+        the ``step``; the ``program``: its first and last rows, and how many are left out.
         """
         return as_json(self, most)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Self
 
 from reroll import schedule
 from reroll.errors import OptionError, ScheduleError
+from reroll.machine import MachineTier
 from reroll.optimal import farthest, optimum
 from reroll.reversal import OneTier, Piece, Schedule, Slots, SlowTier
 from reroll.schedule import Interval
@@ -22,6 +24,7 @@ class Problem:
     kept carries and tapes at a time (None: no budget was given). ``chunk`` and ``slots``: as asked for, or as planned
     (None: not asked for, and the schedule has no plan for them). ``tier``: where remote carries go, of which it has
     ``room`` for so many (None: for all); to ``write`` or to ``read`` one takes as long as so many runs of a segment.
+    Raises OptionError for numbers that make no sense, and for steps that are not known.
     """
 
     steps: int
@@ -29,17 +32,36 @@ class Problem:
     carry: int = 1
     tape: int = 1
     memory: int | None = None
-    chunk: int = 1
+    chunk: int | None = None
     slots: int | None = None
     tier: str = "local"
     room: int | None = None
     write: float = 0.0
     read: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Refuse what is no number of anything."""
+        if self.steps is None:
+            raise OptionError(
+                "A schedule was asked for steps=None, but a plan needs their number. Give steps; while it is not "
+                "known, reroll.online.Online says which carries to keep."
+            )
+        for name in ("steps", "segment", "carry", "tape", "chunk", "slots"):
+            number = getattr(self, name)
+            optional = number is None and name in ("chunk", "slots")
+            if not optional and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+                raise OptionError(f"A plan was asked for {name}={number!r}, but it must be a whole number, 1 or more.")
+
     @property
     def segments(self) -> int:
         """How many segments the steps make, the short one included."""
         return -(-self.steps // self.segment)
+
+    def moving(self, tier: MachineTier, run_seconds: float) -> Self:
+        """The problem with the room of a tier and what it costs to move a carry, where a segment runs so long."""
+        room = None if tier.capacity is None else tier.capacity // self.carry
+        seconds, run = (tier.write_seconds(self.carry), tier.read_seconds(self.carry)), max(run_seconds, 1e-9)
+        return replace(self, tier=tier.name, room=room, write=seconds[0] / run, read=seconds[1] / run)
 
 
 NUMBERS = ("chunk", "slots", "memory", "remote")
@@ -114,6 +136,14 @@ def tree(name: str, problem: Problem) -> Interval:
     return root
 
 
+def _chunk(problem: Problem) -> int:
+    return 1 if problem.chunk is None else problem.chunk
+
+
+def _slots(problem: Problem) -> int:
+    return 1 if problem.slots is None else problem.slots
+
+
 @register_schedule("store_all")
 def _store_all(problem: Problem) -> Interval:
     return schedule.store_all(problem.steps, segment=problem.segment)
@@ -121,13 +151,13 @@ def _store_all(problem: Problem) -> Interval:
 
 @register_schedule("standard", ("chunk",))
 def _standard(problem: Problem) -> Interval:
-    return schedule.standard(problem.steps, problem.chunk, segment=problem.segment)
+    return schedule.standard(problem.steps, _chunk(problem), segment=problem.segment)
 
 
 @register_schedule("every_k", ("chunk",))
 def _every_k(problem: Problem) -> Interval:
     """A local carry every ``chunk`` steps, as usual checkpointing does: standard with the last chunk taped at once."""
-    root = schedule.standard(problem.steps, problem.chunk, segment=problem.segment)
+    root = schedule.standard(problem.steps, _chunk(problem), segment=problem.segment)
     return replace(root, children=(*root.children[:-1], replace(root.children[-1], taped=True)))
 
 
@@ -140,26 +170,24 @@ def _full(problem: Problem) -> Interval:
 
 @register_schedule("remote", ("chunk", "remote"))
 def _remote(problem: Problem) -> Interval:
-    return schedule.remote(problem.steps, problem.chunk, problem.tier, segment=problem.segment)
-
-
-def _slots(problem: Problem) -> int:
-    return 1 if problem.slots is None else problem.slots
+    return schedule.remote(problem.steps, _chunk(problem), problem.tier, segment=problem.segment)
 
 
 @register_schedule("hierarchical", ("chunk", "slots", "remote"))
 def _hierarchical(problem: Problem) -> Interval:
-    return schedule.hierarchical(problem.steps, problem.chunk, _slots(problem), problem.tier, segment=problem.segment)
+    return schedule.hierarchical(problem.steps, _chunk(problem), _slots(problem), problem.tier, segment=problem.segment)
 
 
 @register_schedule("double", ("chunk", "slots", "remote"))
 def _double(problem: Problem) -> Interval:
-    return schedule.double(problem.steps, problem.chunk, _slots(problem), problem.tier, segment=problem.segment)
+    return schedule.double(problem.steps, _chunk(problem), _slots(problem), problem.tier, segment=problem.segment)
 
 
 @register_schedule("double_merged", ("chunk", "slots", "remote"))
 def _double_merged(problem: Problem) -> Interval:
-    return schedule.double_merged(problem.steps, problem.chunk, _slots(problem), problem.tier, segment=problem.segment)
+    return schedule.double_merged(
+        problem.steps, _chunk(problem), _slots(problem), problem.tier, segment=problem.segment
+    )
 
 
 MOST_RUNS = 16
@@ -186,19 +214,23 @@ def _revolve(problem: Problem) -> Interval:
 def _hrevolve(problem: Problem) -> Interval:
     """The optimum over two tiers: as revolve, with carries in ``tier`` too, whose writes and reads cost ``write`` and
     ``read`` runs of a segment."""
+    found = optimal("hrevolve", problem)
+    return Interval(problem.steps) if found is None else _interval(found, problem)
+
+
+def optimal(name: str, problem: Problem) -> Schedule | None:
+    """What revolve or hrevolve finds, with its cost in runs of a segment; None if all segments are taped."""
     fast = _fast(problem)
     if fast is None:
-        return Interval(problem.steps)
-    return _interval(optimum(problem.segments, fast, SlowTier(problem.room, problem.write, problem.read)), problem)
+        return None
+    slow = [SlowTier(problem.room, problem.write, problem.read)] if name == "hrevolve" else []
+    return optimum(problem.segments, fast, *slow)
 
 
 def extra_runs(name: str, problem: Problem) -> float:
     """What revolve or hrevolve costs beside one run of each segment, transfers included, in runs of a segment."""
-    fast = _fast(problem)
-    if fast is None:
-        return 0.0
-    slow = [SlowTier(problem.room, problem.write, problem.read)] if name == "hrevolve" else []
-    return optimum(problem.segments, fast, *slow).extra
+    found = optimal(name, problem)
+    return 0.0 if found is None else found.extra
 
 
 def _fast(problem: Problem) -> OneTier | Slots | None:

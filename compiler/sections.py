@@ -10,10 +10,11 @@ from reroll.alternative import Alternative, pareto
 from reroll.coarser import coarser
 from reroll.listing import InstructionRow, NodeRow, instruction_rows, node_rows, source_line
 from reroll.markup import Markup, element, joined, script_data
-from reroll.tables import compared, facts, nbytes_text, seconds_text
+from reroll.tables import FORMULA_COLUMNS, compared, facts, nbytes_text, seconds_text
 from reroll.trace import Trace
 
 if TYPE_CHECKING:
+    from reroll.by_formula import ByFormula
     from reroll.report import CarryLine, Loop
 
 COLUMNS = 600  # of a chart, at most
@@ -44,6 +45,7 @@ def loop_section(name: str, loop: Loop, trace: Trace) -> Markup:
         _timeline(name, loop, trace),
         _measured(loop, trace),
         _alternatives(loop.alternatives),
+        _formulas(loop.by_formula()),
         _carries(loop.carries),
         nodes(f"{name}-step", "The step", node_rows(loop.recurrence.step.graph)),
         _program(f"{name}-program", loop, trace),
@@ -192,6 +194,12 @@ def _alternatives(alternatives: Sequence[Alternative]) -> Markup:
         _figure("Pareto curve", text, charts.legend(entries), charts.curve(alternatives)),
         table(head, rows, 3 + len(tiers), "Alternatives"),
     )
+
+
+def _formulas(found: ByFormula) -> Markup:
+    rows = [[name, element("code", formula), *numbers] for name, formula, *numbers in found.rows()]
+    shown = [table(FORMULA_COLUMNS, rows, 3, "Formulas")] if rows else []
+    return joined(element("h3", "Formulas"), *shown, element("p", found.text()))
 
 
 def _carries(lines: Sequence[CarryLine]) -> Markup:

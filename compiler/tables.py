@@ -17,6 +17,7 @@ from reroll.alternative import Alternative, pareto
 from reroll.facts import LOSSY
 
 if TYPE_CHECKING:
+    from reroll.by_formula import ByFormula
     from reroll.report import Loop
 
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -49,9 +50,10 @@ def compared(measured: float, predicted: float) -> str:
 
 
 def loop_tables(loop: Loop) -> Iterator[RenderableType]:
-    """A panel with the plan of a recurrence, its carries, and the plans that were weighed against it."""
+    """A panel with the plan of a recurrence, its carries, its formulas, and the plans that were weighed against it."""
     yield Panel(_plan(loop), title=Text(loop.recurrence.name), title_align="left", box=box.ROUNDED, expand=True)
     yield _carries(loop)
+    yield _formulas(loop.by_formula())
     if loop.alternatives:
         yield _alternatives(loop.alternatives)
 
@@ -147,6 +149,24 @@ def _carries(loop: Loop) -> Table:
         shape = " x ".join(map(str, each.shape)) or "scalar"
         kept = nbytes_text(each.kept)
         table.add_row(each.name, shape, each.dtype, nbytes_text(each.nbytes), kept, each.codec, Text(each.fact))
+    return table
+
+
+FORMULA_COLUMNS = ("", "formula, without rounding", "gives", "exactly", "here")
+
+
+def _formulas(found: ByFormula) -> RenderableType:
+    """The figures of a plan by their formulas, each with its number, the exact one, and what was counted here."""
+    if not found.lines:
+        return Text.assemble(("formulas\n\n", "dim"), f"{found.text()}\n")
+    table = Table(box=box.SIMPLE_HEAD, title="formulas", title_justify="left", title_style="dim", expand=True)
+    table.caption, table.caption_justify, table.caption_style = Text(f"{found.text()}\n"), "left", ""
+    for name in FORMULA_COLUMNS[:2]:
+        table.add_column(name, overflow="fold")
+    for name in FORMULA_COLUMNS[2:]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in found.rows():
+        table.add_row(*map(Text, row))
     return table
 
 

@@ -19,7 +19,7 @@ from reroll.schedules import Problem
 def growing(problem: Problem) -> Interval:
     """The last chunk has the asked length, and is taped by the forward; each before it is longer by the carry that is
     freed when it is reversed."""
-    lengths, left, memory = list[int](), problem.segments, problem.chunk // problem.segment * problem.tape
+    lengths, left, memory = list[int](), problem.segments, (problem.chunk or 1) // problem.segment * problem.tape
     while left:
         lengths.append(min(max(memory // problem.tape, 1), left))
         left, memory = left - lengths[-1], memory + problem.carry

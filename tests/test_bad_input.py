@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import reroll
 from agreement import compare, results, sizes
 from networks_zoo import SIZE, Net, load
+from reroll.backends import budgets
 from reroll.errors import BudgetError, NoRecurrenceError, OptionError, RerollWarning
 
 ZOO = load()
@@ -92,6 +93,31 @@ def test_a_budget_below_the_least_says_the_least() -> None:
         compiled(model, memory_budget=10)(inputs(33))
     with pytest.raises(OptionError, match="double"):
         compiled(model, memory_budget=10, schedule="double", remote="disk")(inputs(33))
+
+
+def any_length(run: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    made: Callable[..., Any] = reroll.compile(run, time_dim=0, lowering="eager", **options)
+    return made
+
+
+@pytest.mark.parametrize("compiled_by", [compiled, any_length])
+def test_a_budget_above_what_the_machine_has_is_told(
+    compiled_by: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budgets, "total_memory", lambda: 1_000_000)
+    monkeypatch.setattr(budgets, "free_memory", lambda: 400_000)
+    model, x = Net(ZOO["lif"]), inputs(33)
+    above, tight = compiled_by(model, memory_budget="1GiB"), compiled_by(model, memory_budget=500_000)
+    with pytest.warns(RerollWarning, match=r"'1GiB' \(1 GiB\) is more than the 977 KiB of memory that this machine"):
+        (loop,) = reroll.explain(above, x).loops
+    assert loop.budget is not None
+    assert loop.budget <= 1_000_000
+    with pytest.warns(RerollWarning, match="is more than the 391 KiB of memory that are free now"):
+        reroll.explain(tight, x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RerollWarning)
+        reroll.explain(compiled_by(model, memory_budget=400_000), x)
+        reroll.explain(compiled_by(model, memory_budget=1.0), x)
 
 
 def test_shorter_segments_are_tried_before_a_budget_is_refused() -> None:

@@ -16,7 +16,7 @@ import torch
 
 import reroll
 from reroll.backends import calibrate as calibration
-from reroll.backends.available import free_memory
+from reroll.backends.available import free_memory, total_memory
 from reroll.backends.calibrate import fit, seconds_of
 from reroll.backends.remembered import cache_folder, path_of, recall, remember
 from reroll.errors import OptionError, RerollWarning
@@ -187,12 +187,15 @@ def test_memory_is_what_the_control_groups_leave(version: int, tmp_path: Path) -
     if version == 2:
         names, group = ("memory.max", "memory.current", "inactive_file"), "sys/fs/cgroup/a"
     assert free_memory(tmp_path) is None
+    assert total_memory(tmp_path) is None
     write("proc/meminfo", "MemTotal: 9000 kB\nMemAvailable:    8000 kB\n")
+    assert total_memory(tmp_path) == 9000 * 1024
     assert free_memory(tmp_path) == 8000 * 1024
     write("proc/self/cgroup", "4:memory:/a/b\n3:cpu:/\n" if version == 1 else "0::/a/b\n")
     write(f"{group}/{names[0]}", "5000000\n")
     write(f"{group}/{names[1]}", "4000000\n")
     assert free_memory(tmp_path) == 1000000
+    assert total_memory(tmp_path) == 5000000
     write(f"{group}/memory.stat", f"anon 5\n{names[2]} 300000\n")
     assert free_memory(tmp_path) == 1300000
     write(f"{group}/b/{names[0]}", "max\n" if version == 2 else "9223372036854771712\n")

@@ -27,6 +27,7 @@ MACHINE = Machine.of({"disk": {"write": "1GB/s", "read": "2GB/s", "capacity": "1
 def _measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is measured."""
     monkeypatch.setattr(reroll, "calibrate", lambda **_: MACHINE, raising=False)
+    monkeypatch.setattr(reroll, "total_memory", lambda: 2**40, raising=False)
 
 
 def planned(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
@@ -41,14 +42,16 @@ def test_the_table_of_the_issue(capsys: pytest.CaptureFixture[str]) -> None:
     lines = captured.out.splitlines()
     assert captured.err == ""
     assert "100,000 steps, carries of 64 KiB, tapes of 512 KiB a step" in lines[0]
-    schedules = [line.split()[:3] for line in lines[3:9]]
+    schedules = [line.split()[:3] for line in lines[3:11]]
     assert schedules == [
         ["no", "store_all", "local"],
         ["no", "standard", "local"],
         ["no", "double", "local"],
+        ["yes", "revolve", "local"],
         ["yes", "remote", "disk"],
         ["best", "hierarchical", "disk"],
         ["yes", "double", "disk"],
+        ["yes", "hrevolve", "disk"],
     ]
     assert "schedule='hierarchical', segment=1, chunk=" in " ".join(lines)
     assert max(map(len, lines)) <= 100
@@ -60,13 +63,19 @@ def test_the_table_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
     shown = readme.split("\nfits  schedule")[1].split("```")[0].splitlines()[1:]
     assert main(command.split()) == 0
     printed = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert len(shown) == 5
+    assert len(shown) == 7
     assert all(line.split() in printed for line in shown)
 
 
 def test_the_table_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     found = planned(capsys, "--budget", "16MiB", "--remote", "2GB/s")
-    assert [row["schedule"] for row in found["rows"] if row["fits"]] == ["remote", "hierarchical", "double"]
+    assert [row["schedule"] for row in found["rows"] if row["fits"]] == [
+        "revolve",
+        "remote",
+        "hierarchical",
+        "double",
+        "hrevolve",
+    ]
     best = found["recommended"]
     assert best["local_peak"] <= 16 * 2**20
     assert best["seconds"] <= 0.1 + min(row["seconds"] for row in found["rows"] if row["fits"])
@@ -78,22 +87,32 @@ def test_the_table_as_json(capsys: pytest.CaptureFixture[str]) -> None:
         "remote": "disk",
     }
     assert found["least_budget"] <= best["local_peak"]
-    double = found["rows"][-1]
+    double = found["rows"][-2]
     assert double["rerun"] == 200_000
     assert double["seconds"] == pytest.approx(160, rel=1e-3)
 
 
 def test_what_does_not_fit_says_the_least_that_would(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*LONG, "--budget", "10MiB"]) == 1
+    assert main([*LONG, "--budget", "800KiB"]) == 1
     captured = capsys.readouterr()
-    assert "No schedule fits the budget 10 MiB (10,485,760 bytes). The least that would is " in captured.err
-    assert "by double (local) with C=" in captured.err
+    assert "No schedule fits the budget 800 KiB (819,200 bytes). The least that would is " in captured.err
+    assert "by revolve. Raise" in captured.err
     assert "or name a tier for carries, such as --remote 2GB/s" in captured.err
-    assert all(line.startswith("no ") for line in captured.out.splitlines()[3:6])
+    assert all(line.startswith("no ") for line in captured.out.splitlines()[3:7])
     nbytes = captured.err.split("would is ")[1].split(" bytes")[0].replace(",", "")
-    assert planned(capsys, "--budget", "10MiB", code=1)["recommended"] is None
-    assert planned(capsys, "--budget", nbytes)["recommended"]["schedule"] == "double"
+    assert planned(capsys, "--budget", "800KiB", code=1)["recommended"] is None
+    assert planned(capsys, "--budget", nbytes)["recommended"]["schedule"] == "revolve"
     assert planned(capsys, "--budget", str(int(nbytes) - 1), code=1)["least_budget"] == int(nbytes)
+
+
+def test_what_is_recommended_can_be_revolve(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*LONG, "--budget", "10MiB"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Use revolve: " in text
+    assert "reroll.compile(model, time_dim=0, schedule='revolve', segment=1, memory_budget=10485760)" in text
+    best = planned(capsys, "--budget", "10MiB")["recommended"]
+    assert best["local_peak"] <= 10 * 2**20
+    assert 0 < best["rerun"] < 16 * 100_000
 
 
 def test_without_a_budget_the_least_peaks_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,6 +121,15 @@ def test_without_a_budget_the_least_peaks_are_shown(capsys: pytest.CaptureFixtur
     assert "Without a budget store_all is the fastest" in text
     assert "double (local) with C=" in text
     assert "name a tier: --remote 2GB/s" in text
+
+
+def test_a_budget_above_what_the_machine_has_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*LONG, "--budget", "2TiB"]) == 0
+    captured = capsys.readouterr()
+    assert "the budget 2 TiB is more than the 1 TiB of memory that this machine has" in captured.err
+    assert "Use store_all" in captured.out
+    assert main([*LONG, "--budget", "1TiB"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_tiers_from_all_sides(capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,17 +146,21 @@ def test_tiers_from_all_sides(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_segments_of_many_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    row = planned(capsys, "--budget", "64MiB", "--segment", "8", "--remote", "2GB/s")["recommended"]
-    assert row["chunk"] % 8 == 0
-    assert row["seconds"] == pytest.approx(130, rel=0.01)
-    with_numbers = planned(capsys, "--chunk", "400", "--slots", "20", "--remote", "2GB/s")["rows"][-1]
-    assert (with_numbers["chunk"], with_numbers["slots"]) == (400, 20)
+    found = planned(capsys, "--budget", "64MiB", "--segment", "8", "--remote", "2GB/s")
+    rows = {(row["schedule"], row["tier"]): row for row in found["rows"]}
+    assert rows["hierarchical", "disk"]["chunk"] % 8 == 0
+    assert rows["hierarchical", "disk"]["seconds"] == pytest.approx(130, rel=0.01)
+    assert found["recommended"]["seconds"] == pytest.approx(130, rel=0.01)
+    with_numbers = planned(capsys, "--chunk", "400", "--slots", "20", "--remote", "2GB/s")["rows"]
+    assert {(row["chunk"], row["slots"]) for row in with_numbers if row["schedule"] == "double"} == {(400, 20)}
 
 
 WRONG: tuple[tuple[list[str], str], ...] = (
     ([*LONG, "--budget", "0"], "--budget='0' must be positive"),
     ([*LONG, "--budget", "-1"], "--budget='-1' is not a size"),
     ([*LONG, "--budget", "12 bananas"], "--budget='12 bananas' is not a size. Write a number of bytes, or a text"),
+    (["plan", *NETWORK], "--steps is missing, but every schedule of a plan needs the number of steps"),
+    (["plan", "--steps", "unknown", *NETWORK], "While it is not known, reroll.online.Online says step by step"),
     (["plan", "--steps", "0", *NETWORK], "--steps='0' must be a whole number of at least 1"),
     (["plan", "--steps", "1e5", *NETWORK], "--steps='1e5' must be a whole number"),
     (["plan", "--steps", "10", *NETWORK, "--chunk", "11"], "chunk=11 of steps=10: give 10 at most"),

@@ -16,7 +16,7 @@ from reroll.errors import IllegalProgramError, OptionError
 from reroll.program import store_all
 from reroll.registry import run
 from reroll.schedule import Interval, best_chunk, best_local_double, best_slots
-from reroll.schedules import schedule_names
+from reroll.schedules import Problem, schedule_names, tree
 from reroll.verifier import Tally, verify
 from toy import DECIDE, built, play, reference, root_of
 
@@ -151,8 +151,13 @@ def test_double_local_is_near_three_cube_roots_and_remote_near_two_fourth_roots(
 def test_wrong_arguments_are_sentences() -> None:
     with pytest.raises(OptionError, match="did you mean 'double'"):
         root_of("doubel", 4, 1, 2, 2, "disk")
-    with pytest.raises(OptionError, match="slots=0, but slots must be at least 1"):
+    with pytest.raises(OptionError, match="slots=0, but it must be a whole number, 1 or more"):
         root_of("double", 4, 1, 2, 0, "disk")
+    with pytest.raises(OptionError, match="steps=None, but a plan needs their number"):
+        Problem(None)  # type: ignore[arg-type]
+    for costs in ({"write": math.nan}, {"read": math.inf}, {"write": -1.0}):
+        with pytest.raises(OptionError, match="must be a finite cost of at least 0"):
+            tree("hrevolve", Problem(9, slots=2, tier="disk", **costs))  # type: ignore[arg-type]
     with pytest.raises(IllegalProgramError, match="holds no step"):
         Interval(0)
     with pytest.raises(IllegalProgramError, match="do not tile"):
