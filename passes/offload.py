@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import fx
@@ -69,7 +69,7 @@ class _Local:
         return self.seen[id(interval)]
 
 
-def _places(root: Interval, start: int, local: Container[Interval], path: tuple[int, ...] = ()) -> Iterator[_Place]:
+def _places(root: Interval, start: int, local: _Local, path: tuple[int, ...] = ()) -> Iterator[_Place]:
     """The places of all carries that are kept remotely: at most one for each step at which an interval starts, that of
     the outermost. ``path`` leads to ``root``, which starts at ``start``."""
     for number, (at, child) in enumerate(root.placed(start)):

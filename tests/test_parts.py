@@ -125,7 +125,7 @@ def _erase(program: Program) -> Program:
 def _erase_in_place(program: Program) -> Program:
     graph = list(program.parts.values())[-1].graph
     kept = next(node for node in graph.nodes if node.target is save)
-    kept.replace_all_uses_with(kept.args[0])  # type: ignore[arg-type]
+    kept.replace_all_uses_with(kept.args[0])
     graph.erase_node(kept)
     return program
 
