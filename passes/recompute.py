@@ -80,8 +80,8 @@ class _Parts:
     def tail(self, children: Sequence[Interval]) -> int:
         """How many of the children, the last ones, are a part of their own: all that they keep is local.
 
-        Trees share their ends, so equal ends are written down once. What is cut off has one of few lengths, about a
-        dozen for each doubling, so that ends of many lists are equal and parts are nested less than fifty deep in
+        Trees share their ends, so equal ends are written down once. What is cut off has one of few lengths, sixteen
+        for each doubling, so that ends of many lists are equal and parts are nested less than seventy deep in
         lists of a thousand. The carry in front of it is kept anyway, as it is not taped.
         """
         if not self.cuts:
@@ -104,8 +104,8 @@ class _Parts:
 
 
 def _is_end(length: int) -> bool:
-    """Whether so many children are cut off: multiples of 8, above 128 of 16, above 256 of 32, and so on."""
-    return length % max(8, (1 << length.bit_length()) >> 4) == 0
+    """Whether so many children are cut off: multiples of 8, from 256 on of 16, from 512 on of 32, and so on."""
+    return length % max(8, (1 << length.bit_length()) >> 5) == 0
 
 
 def _replay(graph: fx.Graph, parts: _Parts, interval: Interval, start: int, kept: Node, grad: Node) -> Node:
