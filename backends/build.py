@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 
 from torch import Tensor, fx
 
@@ -36,8 +36,7 @@ from reroll.registry import pass_names, run, run_on_half, run_on_step
 from reroll.schedule import Interval
 from reroll.schedules import Problem, tree
 from reroll.sparsity import Fact
-from reroll.tally import Sizes, Tally
-from reroll.verifier import verify
+from reroll.tally import Sizes, Tally, count
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,31 +153,32 @@ def plan(
     needs = needs or _needs(kernels, recurrence)
     context = Context(store_all_root(recurrence, length), recurrence, codec=options.codec, facts=kernels.facts)
 
-    def program_of(choice: Choice) -> Program:
-        return run(passes_of(options), store_all(choice.steps, choice.segment), replace(context, root=choice.root))
+    @lru_cache(maxsize=1)  # the last candidate is the one that is chosen
+    def planned(schedule: str, problem: Problem) -> tuple[Context, Program, Tally, Prediction]:
+        under = replace(context, root=tree(schedule, problem))
+        program = run(passes_of(options), store_all(problem.steps, problem.segment), under)
+        return under, program, *cost(program, needs)
 
     demand = Demand(
         carry=needs.sizes.of_carry(tuple(kept_as(fact, options.codec) for fact in kernels.facts)),
         tape=needs.sizes.of_tape(0, length),
         scratch=needs.scratch,
-        peak=lambda candidate: cost(program_of(candidate), needs)[1].peak,
+        peak=lambda candidate: planned(candidate.schedule, candidate.problem)[-1].peak,
         replay=kernels.replay,
         waiting=(needs.staged + 1) * needs.carry,
         moving=partial(_moving, kernels, recurrence, options),
     )
     device = recurrence.examples[0].device.type
     choice = choose(recurrence.steps, length, options, device, demand, beside)
-    program = program_of(choice)
-    tally, prediction = cost(program, needs)
+    context, program, tally, prediction = planned(choice.schedule, choice.problem)
     own = [name for name in passes_of(options) if name in DEFAULT_PASSES]
     if own != list(DEFAULT_PASSES):
-        usual = run(DEFAULT_PASSES, store_all(choice.steps, choice.segment), replace(context, root=choice.root))
-        _warn_of_passes(own, choice, tally, verify(usual, sizes=needs.sizes))
+        usual = run(DEFAULT_PASSES, store_all(choice.steps, choice.segment), context)
+        _warn_of_passes(own, choice, tally, count(usual, needs.sizes))
     tiers = _tiers(program, tally, options)
     executable = Executable.of(
         recurrence, program, kernels.segments, tiers, options.verify, kernels.watch, kernels.once
     )
-    context = replace(context, root=choice.root)
     return Built(executable, kernels, choice, context, tally, needs, prediction, options, beside)
 
 
@@ -211,8 +211,8 @@ def _played(tally: Tally) -> tuple[int, int]:
 
 
 def cost(program: Program, needs: Needs) -> tuple[Tally, Prediction]:
-    """What a program takes: its tally in bytes, and its predicted peak."""
-    tally = verify(program, sizes=needs.sizes)
+    """What a program takes that passes made, who left it checked: its tally in bytes, and its predicted peak."""
+    tally = count(program, needs.sizes)
     return tally, predict(program, tally, needs)
 
 

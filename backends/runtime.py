@@ -18,11 +18,15 @@ from reroll.backends.codecs import Encoded, encode
 from reroll.backends.executable import Executable, Instruction, live_operands
 from reroll.backends.gradients import Gradients
 from reroll.backends.lowering import Given, Segment
+from reroll.backends.profiled import named
 from reroll.backends.randomness import random_state, set_random_state
 from reroll.backends.replay import Witness
 from reroll.backends.tracing import step_inputs
 from reroll.backends.values import Carry, Kept, Stored, Tape
+from reroll.instructions import name_at
 from reroll.program import Node, advance, backward, offload, recompute, reload, reverse, save, tape, turn
+
+_FIRST, _AGAIN, _REVERSED = "forward of steps {} to {}", "replay of steps {} to {}", "backward of steps {} to {}"
 
 
 class Run:
@@ -30,6 +34,7 @@ class Run:
 
     def __init__(self, executable: Executable, operands: Sequence[Tensor]) -> None:
         self.executable = executable
+        self.loop = executable.recurrence.name
         self.operands = tuple(operands)
         self.values: dict[Node, Any] = {}
         self.register: tuple[Node, Carry] | None = None
@@ -136,7 +141,8 @@ class Run:
         if node.target is reverse:
             self._reverse(instruction)
             return
-        result = _HANDLERS[node.target](self, node, *node.args, **node.kwargs)  # type: ignore[index]
+        with named(self.loop, name_at, node, self.origin):
+            result = _HANDLERS[node.target](self, node, *node.args, **node.kwargs)  # type: ignore[index]
         if result is not None:
             self.values[node] = result
         for dead in instruction.dead:
@@ -223,7 +229,8 @@ class Run:
             inputs = [*tensors, *step_inputs(self.executable.recurrence, self.operands, start, steps)]
             inputs += self.fixed[steps][0]
             del tensors
-            results = list(segment.forward(inputs))
+            with named(self.loop, (_FIRST if start >= self.frontier else _AGAIN).format, start, start + steps):
+                results = list(segment.forward(inputs))
             tensors = tuple(results[:width])
             if start >= self.frontier:
                 self._emit(start, steps, results[width : segment.outputs])
@@ -266,7 +273,8 @@ class Run:
             if not self.keep:
                 saved.clear()
             del tangents, saved
-            results = segment.backward(arguments)
+            with named(self.loop, _REVERSED.format, start, start + steps):
+                results = segment.backward(arguments)
             carried = self.grads.collect(results, start, steps)
             del results  # the gradients of constants have been added: free them before the next segment runs
         return carried

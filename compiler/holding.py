@@ -6,15 +6,13 @@ instruction needs besides), for programs as ``reroll.played`` spells them out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 
 from reroll.played import RUNS, Played
-from reroll.prediction import Needs
-from reroll.program import pieces
+from reroll.prediction import Needs, waiting, working
 from reroll.tally import Sizes
 
 
@@ -87,50 +85,12 @@ def memory(played: Sequence[Played], held: Sequence[Hold], needs: Needs) -> Mapp
 def _besides(played: Sequence[Played], needs: Needs) -> Iterator[int]:
     """Local bytes that each instruction needs besides what is held: blocks that wait to be written, the gradients that
     are handed on, and what it works with."""
-    work, staged, handed = _working(needs), [0] * needs.staged, 0
+    work, handed = working(needs), 0
+    staged: Sequence[int] = [0] * needs.staged
     for each in played:
-        if each.kind == "offload":
-            staged = [*staged, len(each.reads) * needs.sizes.of_carry(each.codec)][1:]
-        elif each.kind == "reload":
-            staged = [0] * needs.staged
-        elif each.kind == "turn":
+        written = len(each.reads) * needs.sizes.of_carry(each.codec) if each.kind == "offload" else 0
+        staged = waiting(staged, each.kind, written)
+        if each.kind == "turn":
             handed = needs.grads + needs.output_grads
         owned = each.kind in RUNS and played[each.reads[0]].kind in RUNS
         yield sum(staged) + handed + work(each.kind, each.stop - each.start, owned)
-
-
-def _working(needs: Needs) -> Callable[[str, int, bool], int]:
-    """Bytes that an instruction over a number of steps works with; ``owned``: the carry that a run starts from is its
-    own, not kept elsewhere."""
-
-    @cache
-    def nbytes(kind: str, steps: int, owned: bool) -> int:
-        if kind not in (*RUNS, "backward"):
-            return needs.carry
-        lengths = [length for length, count in pieces(steps, needs.segments) for _ in range(count)]
-        if kind == "backward":
-            return needs.carry + _reversing(lengths, needs)
-        return _running(lengths, needs, owned, taping=kind == "tape")
-
-    return nbytes
-
-
-def _running(lengths: Sequence[int], needs: Needs, owned: bool, taping: bool) -> int:
-    """Segments run one after another; their tapes are counted as held. All but the first own their first carry."""
-    most = taped = 0
-    for length in lengths:
-        each = needs.segments[length]
-        most = max(most, taped + (each.fresh if owned else each.kept))
-        taped += each.saved if taping else 0
-        owned = True
-    return most - taped
-
-
-def _reversing(lengths: Sequence[int], needs: Needs) -> int:
-    """Segments are reversed last to first, each giving up its tape; the gradients handed on are held besides."""
-    most = freed = handed = 0
-    for length in reversed(lengths):
-        each = needs.segments[length]
-        most = max(most, each.reverse - each.saved - freed + handed)
-        freed, handed = freed + each.saved, needs.grads
-    return most

@@ -31,6 +31,17 @@ def position(carry: Node) -> int:
     return cast(int, args[2])
 
 
+def name_at(node: Node, origin: int) -> str:
+    """The name of an instruction that is played; in a part that starts at step ``origin`` it says where in the program
+    its steps are."""
+    if not origin:
+        return node.name
+    if node.target is save:
+        return f"save_at{origin + position(node)}"
+    start, stop = operands(operands(node)[0] if node.target is backward else node)[1:]
+    return f"{cast(Any, node.target).__name__}_{origin + start}to{origin + stop}"
+
+
 def before_turn(graph: fx.Graph) -> Iterator[Node]:
     """The nodes of the forward half."""
     for node in graph.nodes:

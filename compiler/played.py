@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from torch import fx
 
+from reroll.instructions import name_at
 from reroll.program import Program, advance, backward, offload, recompute, reload, reverse, save, tape, turn
 
 RUNS = ("advance", "recompute", "tape")
@@ -79,7 +80,7 @@ def _played(node: fx.Node, numbers: Mapping[Any, int], origin: int) -> Played:
         start, stop = (origin + step for step in args[0].args[1:])
     sources: Any = () if kind == "carry" else args[0] if kind == "offload" else args[: 2 if kind == "backward" else 1]
     return Played(
-        name=node.name,
+        name=name_at(node, origin),
         kind=kind,
         reads=tuple(numbers[source] for source in sources),
         start=start,

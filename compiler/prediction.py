@@ -10,12 +10,14 @@ the tape holds a tensor too, a staged block that was written long ago.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, cast
 
 from reroll.instructions import RUNS, before_turn
-from reroll.program import Node, Program, backward, offload, pieces, reload, reverse, tape, turn
+from reroll.played import RUNS as RUN_KINDS
+from reroll.program import Node, Program, backward, offload, pieces, reverse, turn
 from reroll.tally import Sizes, Tally
 
 
@@ -76,24 +78,23 @@ class Needs:
 
 def predict(program: Program, tally: Tally, needs: Needs) -> Prediction:
     """The local peak of a legal program of which ``tally`` is the count in bytes."""
-    inside = _Inside(program, tally, needs)
+    inside = _Inside(program, tally, working(needs))
     forward = set(before_turn(program.graph))
     timeline: list[tuple[str, int]] = []
     peaks = {True: 0, False: 0}
-    turned, staged = 0, [0] * needs.staged
+    turned, staged = 0, cast(Sequence[int], [0] * needs.staged)
     for node, (name, held) in zip(program.graph.nodes, tally.timeline, strict=True):
         early = node in forward
+        written = 0
         if node.target is offload:
-            staged = [*staged, len(node.args[0]) * needs.sizes.of_carry(tuple(node.kwargs.get("codec", ())))][1:]
-        elif node.target is reload:
-            staged = [0] * needs.staged
-        waiting = sum(staged)
-        total = held + waiting + inside.besides(node, tally.given.get(name, 0))
+            written = len(node.args[0]) * needs.sizes.of_carry(tuple(node.kwargs.get("codec", ())))
+        staged = waiting(staged, _kind(node), written)
+        total = held + sum(staged) + inside.besides(node, tally.given.get(name, 0))
         total += 0 if early else needs.grads + needs.output_grads
         timeline.append((name, total))
         peaks[early] = max(peaks[early], total)
         if node.target is turn:
-            turned = held + waiting
+            turned = held + sum(staged)
     peak, name = max(((total, name) for name, total in timeline), key=lambda pair: pair[0])
     held = dict(tally.timeline)[name]
     return Prediction(peak, name, held, peaks[True], peaks[False], turned, tuple(timeline))
@@ -105,15 +106,18 @@ class _Inside:
 
     program: Program
     tally: Tally
-    needs: Needs
+    work: Callable[[str, int, bool], int]
     peaks: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def besides(self, node: Node, given: int) -> int:
         """Bytes that a node needs besides what is held; a part, which holds ``given`` units of its carry, besides its
         peak."""
+        args: Any = node.args
         if node.target is not reverse:
-            return _besides(node, self.needs)
-        name = cast(str, node.args[2])
+            start, stop = args[1:] if node.target in RUNS else args[0].args[1:] if node.target is backward else (0, 0)
+            owned = node.target in RUNS and args[0].target in RUNS
+            return self.work(_kind(node), stop - start, owned)
+        name = cast(str, args[2])
         return self._peak(name, given) - self.tally.parts[name, given].local_peak
 
     def _peak(self, name: str, given: int) -> int:
@@ -126,37 +130,47 @@ class _Inside:
         return self.peaks[name, given]
 
 
-def _besides(node: Node, needs: Needs) -> int:
-    """Bytes that a node needs besides what is held and the gradients that were there before it."""
-    args: Any = node.args
-    if node.target in RUNS:
-        return _run(node, needs)
-    if node.target is backward:
-        return needs.carry + _reverse(_lengths(args[0], needs), needs)
-    return needs.carry
+def _kind(node: Node) -> str:
+    """The name of an instruction, as in ``reroll.played``."""
+    return str(getattr(node.target, "__name__", node.op))
 
 
-def _lengths(node: Node, needs: Needs) -> list[int]:
-    args: Any = node.args
-    return [length for length, count in pieces(args[2] - args[1], needs.segments) for _ in range(count)]
+def waiting(staged: Sequence[int], kind: str, nbytes: int) -> Sequence[int]:
+    """The bytes of blocks that wait in local memory to be written, the oldest first, after an instruction that writes
+    so many bytes, if it writes any."""
+    if kind == "offload":
+        return [*staged, nbytes][1:]
+    return [0] * len(staged) if kind == "reload" else staged
 
 
-def _run(node: Node, needs: Needs) -> int:
-    """Segments run one after another; the carry of the first may be kept elsewhere, the others own theirs."""
-    lengths = _lengths(node, needs)
-    source: Any = node.args[0]
-    owned = source.target in RUNS
-    counted = sum(needs.segments[length].saved for length in lengths) if node.target is tape else 0
+def working(needs: Needs) -> Callable[[str, int, bool], int]:
+    """Bytes that an instruction over a number of steps works with, besides what is held and the gradients that were
+    there before it; ``owned``: the carry that a run starts from is its own, not kept elsewhere."""
+
+    @cache
+    def nbytes(kind: str, steps: int, owned: bool) -> int:
+        if kind not in (*RUN_KINDS, "backward"):
+            return needs.carry
+        lengths = [length for length, count in pieces(steps, needs.segments) for _ in range(count)]
+        if kind == "backward":
+            return needs.carry + _reversing(lengths, needs)
+        return _running(lengths, needs, owned, taping=kind == "tape")
+
+    return nbytes
+
+
+def _running(lengths: Sequence[int], needs: Needs, owned: bool, taping: bool) -> int:
+    """Segments run one after another; their tapes are counted as held. All but the first own their first carry."""
     most = taped = 0
     for length in lengths:
         each = needs.segments[length]
         most = max(most, taped + (each.fresh if owned else each.kept))
-        taped += each.saved if node.target is tape else 0
+        taped += each.saved if taping else 0
         owned = True
-    return most - counted
+    return most - taped
 
 
-def _reverse(lengths: list[int], needs: Needs) -> int:
+def _reversing(lengths: Sequence[int], needs: Needs) -> int:
     """Segments are reversed last to first, each giving up its tape; the gradients handed on are held besides."""
     most = freed = handed = 0
     for length in reversed(lengths):

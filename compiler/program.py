@@ -109,10 +109,11 @@ class Program:
     facts: tuple[Fact, ...] = ()
     parts: Mapping[str, Part] = field(default_factory=dict)
 
-    def copy(self) -> Program:
-        """A program with graphs of its own, free to be edited."""
-        parts = {name: replace(part, graph=_copied(part.graph)) for name, part in self.parts.items()}
-        return replace(self, graph=_copied(self.graph), parts=parts)
+    def copy(self, *, parts: bool = True) -> Program:
+        """A program with graphs of its own, free to be edited; without ``parts`` those of the parts are shared, and
+        only the graph may be edited."""
+        copies = {name: replace(part, graph=_copied(part.graph)) for name, part in self.parts.items()} if parts else {}
+        return replace(self, graph=_copied(self.graph), parts=copies or self.parts)
 
     @property
     def graphs(self) -> tuple[fx.Graph, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn, cast
+from typing import NamedTuple, NoReturn, cast
 
 from reroll.errors import IllegalProgramError
 from reroll.instructions import RUNS
@@ -24,8 +24,7 @@ from reroll.program import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(NamedTuple):
     """What a node made: its kind, the step ``at`` which it is valid, the start of a tape, the steps of a block."""
 
     kind: str
@@ -60,16 +59,17 @@ def refuse(node: Node, rule: str, found: str, remedy: str) -> NoReturn:
 
 def _value(machine: Machine, node: Node, operand: object, kinds: tuple[str, ...]) -> Value:
     """The value that ``node`` reads, which must be of one of ``kinds``."""
+    value = machine.values.get(operand) if isinstance(operand, Node) else None
+    if value is not None and value.kind in kinds:
+        return value
     wanted = " or ".join(kinds)
     if not isinstance(operand, Node):
         refuse(node, "operand", f"it reads {operand!r}, which is not a node", f"Give it the node of a {wanted}")
-    value = machine.values.get(operand)
     if value is None:
         refuse(node, "operand", f"it reads {operand.name!r}, which has not run", f"Place {operand.name!r} before it")
-    if value.kind not in kinds:
+    else:
         found = f"it reads {operand.name!r}, a {value.kind}, where a {wanted} belongs"
         refuse(node, "operand", found, f"Give it the node of a {wanted}")
-    return value
 
 
 def _carry(machine: Machine, node: Node, operand: object) -> int:
@@ -93,8 +93,8 @@ def _check_range(machine: Machine, node: Node, start: object, stop: object) -> N
     if type(start) is not int or type(stop) is not int or not 0 <= start < stop <= steps:
         found = f"its range is [{start!r}, {stop!r})"
         refuse(node, "range", found, f"Give it integers with 0 <= start < stop <= {steps}")
-    cut = next((edge for edge in (start, stop) if edge % segment and edge != steps), None)
-    if cut is not None:
+    if start % segment or (stop % segment and stop != steps):
+        cut = start if start % segment else stop
         refuse(node, "range", f"it cuts a segment of {segment} steps at step {cut}", "Cut at whole segments")
 
 

@@ -35,8 +35,10 @@ def offload(program: Program, context: Context) -> Program:
     The carries of a block are gathered by local saves until the last is made; a single carry is written at once.
     Raises OptionError for a tier that the context does not list.
     """
-    places = {place.start: place for place in _places(context.root, 0)}
-    program = program.copy()
+    places = {place.start: place for place in _places(context.root, 0, _Local())}
+    if not places:
+        return program
+    program = program.copy(parts=False)
     order = {node: index for index, node in enumerate(program.graph.nodes)}
     forward = set(before_turn(program.graph))
     blocks: dict[Hashable, list[Node]] = defaultdict(list)
@@ -44,7 +46,7 @@ def offload(program: Program, context: Context) -> Program:
         if node.target is not save or not node.users or forward.intersection(node.users):
             continue
         place = places.get(position(node))
-        if place and place.chain[0].tier != "local":
+        if place:
             blocks[place.block].append(node)
     for saves in blocks.values():
         tier = places[position(saves[0])].chain[0].tier
@@ -54,16 +56,32 @@ def offload(program: Program, context: Context) -> Program:
     return program
 
 
-def _places(root: Interval, start: int, path: tuple[int, ...] = ()) -> Iterator[_Place]:
-    """The places of all kept carries: one for each step at which an interval starts. ``path`` leads to ``root``, which
-    starts at ``start``."""
+class _Local:
+    """Which intervals, and all inside of them, are kept locally; each object is looked at once."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, bool] = {}
+
+    def __contains__(self, interval: Interval) -> bool:
+        if id(interval) not in self.seen:
+            inside = [child in self for child in interval.children]
+            self.seen[id(interval)] = interval.tier == "local" and all(inside)
+        return self.seen[id(interval)]
+
+
+def _places(root: Interval, start: int, local: _Local, path: tuple[int, ...] = ()) -> Iterator[_Place]:
+    """The places of all carries that are kept remotely: at most one for each step at which an interval starts, that of
+    the outermost. ``path`` leads to ``root``, which starts at ``start``."""
     for number, (at, child) in enumerate(root.placed(start)):
-        yield from (inner for inner in _places(child, at, (*path, number)) if inner.start != at)
+        if child in local:
+            continue
+        yield from (inner for inner in _places(child, at, local, (*path, number)) if inner.start != at)
         chain = [child]
         while chain[-1].children:
             chain.append(chain[-1].children[0])
         alone = child.block is None
-        yield _Place(at, tuple(chain), (path, alone, number if alone else child.block, child.tier))
+        if child.tier != "local":
+            yield _Place(at, tuple(chain), (path, alone, number if alone else child.block, child.tier))
 
 
 def _move(graph: fx.Graph, saves: list[Node], tier: str, places: Mapping[int, _Place], order: dict[Node, int]) -> None:

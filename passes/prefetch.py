@@ -16,7 +16,9 @@ def prefetch(program: Program, _context: Context) -> Program:
 
     One block more is held locally. No reload moves to before the turn, or to before the offload of its block.
     """
-    program = program.copy()
+    if not program.graph.find_nodes(op="call_function", target=reload, sort=False):
+        return program
+    program = program.copy(parts=False)
     order = {node: index for index, node in enumerate(program.graph.nodes)}
     anchor: Node | None = None
     turned = False

@@ -21,7 +21,7 @@ def save(program: Program, context: Context) -> Program:
     No carry is saved at the start of a child that is taped by the forward.
     """
     starts = {start: not child.taped for start, child in context.root.placed()}
-    program = program.copy()
+    program = program.copy(parts=False)
     forward = list(before_turn(program.graph))
     saved = {position(node) for node in forward if node.target is save_instruction}
     for node in forward:

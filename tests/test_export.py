@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,72 @@ def test_json_of_a_long_program_is_bounded() -> None:
     assert found["trace"]["unit"] == "forward steps"
 
 
+KEYS = {"X": {"cat", "dur", "args"}, "C": {"args"}, "i": {"s"}, "M": {"args"}}
+METADATA = {"process_name": "name", "thread_name": "name", "thread_sort_index": "sort_index"}
+
+
+def strictly_checked(data: dict[str, Any]) -> None:
+    """Check a file against the Trace Event Format (JSON object form), as Perfetto reads it: nanoseconds, and slices of
+    a track that nest, or it draws them wrong (perfetto.dev/docs/faq)."""
+    tracks: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    named, used = set(), set()
+    for event in data["traceEvents"]:
+        phase, track = event["ph"], (event["pid"], event["tid"])
+        assert event.keys() == {"ph", "name", "pid", "tid", "ts"} | KEYS[phase]
+        assert isinstance(event["name"], str)
+        assert type(event["pid"]) is type(event["tid"]) is int
+        assert event["ts"] >= 0
+        if phase == "M":
+            named.add((event["name"], *track))
+            assert set(event["args"]) == {METADATA[event["name"]]}
+        elif phase == "C":
+            assert event["args"]
+            assert all(type(value) in (int, float) for value in event["args"].values())
+        elif phase == "i":
+            assert event["s"] in ("g", "p", "t")
+        else:
+            used.add(track)
+            begin, length = round(1000 * event["ts"]), round(1000 * event["dur"])
+            assert length >= 0
+            tracks.setdefault(track, []).append((begin, -length))
+    assert {("thread_name", *track) for track in used} | {("process_name", pid, 0) for pid, _ in used} <= named
+    for slices in tracks.values():
+        around: list[int] = []
+        for begin, length in sorted(slices):
+            while around and around[-1] <= begin:
+                around.pop()
+            assert not around or begin - length <= around[-1], "slices overlap and do not nest"
+            around.append(begin - length)
+
+
+def _overlapping(events: list[dict[str, Any]]) -> None:
+    first = next(event for event in events if event["ph"] == "X" and event["dur"])
+    events.append({**first, "ts": first["ts"] + first["dur"] / 2})
+
+
+def _unnamed(events: list[dict[str, Any]]) -> None:
+    events[:] = [event for event in events if event["name"] != "thread_name"]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        _overlapping,
+        _unnamed,
+        lambda events: events[-1].update(ts="0"),
+        lambda events: next(event for event in events if event["ph"] == "X").pop("dur"),
+        lambda events: next(event for event in events if event["ph"] == "C")["args"].update(bytes="1"),
+        lambda events: next(event for event in events if event["ph"] == "i").update(s="x"),
+    ],
+)
+def test_the_check_of_traces_refuses_what_perfetto_would(spoil: Callable[[list[dict[str, Any]]], object]) -> None:
+    data = chrome_trace(full())
+    strictly_checked(data)
+    spoil(data["traceEvents"])
+    with pytest.raises((AssertionError, KeyError, TypeError)):
+        strictly_checked(data)
+
+
 def of_phase(data: dict[str, Any], phase: str) -> list[dict[str, Any]]:
     return [event for event in data["traceEvents"] if event["ph"] == phase]
 
@@ -59,7 +126,7 @@ def test_the_trace_is_one_that_perfetto_opens(most: int, nominal: bool) -> None:
     first, second = loop(steps=200, chunk=20, slots=4), loop("standard", steps=30)
     made = report(first, second) if nominal else report(*(loop(steps=n, costs=COSTS) for n in (200, 30)))
     data = json.loads(json.dumps(chrome_trace(made, most), allow_nan=False))
-    assert all({"ph", "name", "pid", "tid", "ts"} <= event.keys() for event in data["traceEvents"])
+    strictly_checked(data)
     assert {event["ph"] for event in data["traceEvents"]} == {"M", "X", "C", "i"}
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in of_phase(data, "M") if e["name"] == "thread_name"}
     for process, each in enumerate(made.loops, start=1):
@@ -75,7 +142,7 @@ def test_the_trace_is_one_that_perfetto_opens(most: int, nominal: bool) -> None:
         for track in trace.tracks():
             of_track = [event for event in slices if names[process, event["tid"]] == track]
             assert len(of_track) <= most
-            assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-3 for a, b in pairwise(of_track))
+            assert all(round(a["ts"] + a["dur"], 3) <= b["ts"] for a, b in pairwise(of_track))
         for tier in trace.memory:
             held = [e["args"]["bytes"] for e in timed if e["ph"] == "C" and e["name"] == f"memory, {tier}"]
             assert len(held) <= most + 1

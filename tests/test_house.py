@@ -33,6 +33,7 @@ PRIVATE_TORCH = (
     "backends/events.py",
     "backends/lowering.py",
     "backends/outside.py",
+    "backends/profiled.py",
     "backends/native_products.py",
     "backends/tracing.py",
     "backends/rolled.py",
