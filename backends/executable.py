@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, fx
 
 from reroll.backends.events import Watch
@@ -83,6 +84,13 @@ class Executable:
     def lengths(self, start: int, stop: int) -> list[int]:
         """The lengths of the segments of a range of steps."""
         return [length for length, count in pieces(stop - start, self.segments) for _ in range(count)]
+
+    def empty_outputs(self) -> list[Tensor]:
+        """Buffers for the stacked outputs, of the shapes that the first segment gives."""
+        segment, carried = next(iter(self.segments.values())), len(self.recurrence.carries)
+        rows = segment.output_examples[carried:]
+        sizes = ((self.recurrence.steps, *like.shape[1:]) for like in rows)
+        return [torch.empty(size, dtype=like.dtype, device=like.device) for size, like in zip(sizes, rows, strict=True)]
 
 
 def _instructions(graph: fx.Graph) -> tuple[Instruction, ...]:

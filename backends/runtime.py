@@ -54,7 +54,7 @@ class Run:
     def forward(self, training: bool) -> tuple[list[Tensor], list[Tensor]]:
         """Play the forward half, or only run the steps if not ``training``. Gives the last carry and the outputs."""
         recurrence = self.executable.recurrence
-        self.ys, self.fixed = [] if self.frontier else self._empty_outputs(), self._fixed()
+        self.ys, self.fixed = [] if self.frontier else self.executable.empty_outputs(), self._fixed()
         initial = Carry(self.operands[: len(recurrence.carries)])
         placeholder = self.executable.program.graph.find_nodes(op="placeholder")[0]
         self.register = (placeholder, initial)
@@ -248,16 +248,6 @@ class Run:
         for buffer, row in zip(self.ys, rows, strict=True):
             buffer[start : start + steps].copy_(row)
         self.frontier = start + steps
-
-    def _empty_outputs(self) -> list[Tensor]:
-        """Buffers for the stacked outputs, of the shapes that the first segment gives."""
-        recurrence = self.executable.recurrence
-        segment = next(iter(self.executable.segments.values()))
-        carried = len(recurrence.carries)
-        return [
-            torch.empty((recurrence.steps, *like.shape[1:]), dtype=like.dtype, device=like.device)
-            for like in segment.output_examples[carried:]
-        ]
 
     def _backward(self, node: Node, source: Node, grad: Node) -> list[Tensor | None]:
         taped: Tape = self.values[source]
