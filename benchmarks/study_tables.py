@@ -10,6 +10,7 @@ from typing import Any
 
 from contenders import EAGER
 from study_claims import claims, fourfold, reached, rows_of, tenfold
+from study_points import points
 
 Result = dict[str, Any]
 
@@ -50,11 +51,13 @@ def cell(row: Result, name: str) -> str:
 
 def where(result: Result) -> Iterator[str]:
     """Where and when each part was measured, and the load there was."""
+    all_points = points(False, "inductor")
     yield from table(
-        ("part", "machine", "torch", "commit", "when", "load (1 min)", "command"),
+        ("part", "points measured", "machine", "torch", "commit", "when", "load (1 min)", "command"),
         (
             (
                 name,
+                f"{len(part['rows'])} of {len(all_points[name])}",
                 f"{part['environment']['machine']}, {part['environment']['cpu']}, {part['environment']['cores']} cores",
                 part["environment"]["torch"],
                 part["environment"]["commit"],
