@@ -102,12 +102,13 @@ class Recurrent(Network):
 
 
 class FeedForward(Network):
-    """LIF layers of 128-256-256-20 neurons, one after another in each step."""
+    """LIF layers of 128-H-H-20 neurons, one after another in each step."""
 
-    def __init__(self) -> None:
+    def __init__(self, neurons: int = 256) -> None:
         super().__init__()
-        self.sizes = ((256,), (256,), (20,))
-        self.first, self.second, self.third = nn.Linear(128, 256), nn.Linear(256, 256), nn.Linear(256, 20)
+        self.sizes = ((neurons,), (neurons,), (20,))
+        self.first, self.second = nn.Linear(128, neurons), nn.Linear(neurons, neurons)
+        self.third = nn.Linear(neurons, 20)
         with torch.no_grad():
             self.first.weight.mul_(2)
             self.second.weight.mul_(4)

@@ -2,7 +2,9 @@
 
 import importlib
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,3 +55,55 @@ def test_costs_over_lengths_at_a_small_size(tmp_path: Path, monkeypatch: pytest.
     assert written["compile, network D2r"]["long"]["first_s"] > 0
     assert written["long"]["double_at_plain_steps"]["relative_error"] < 1e-5
     assert written["long"]["step_cpu_s"] > 0
+
+
+def peaks(key: str, sizes: dict[int, int]) -> list[dict[str, Any]]:
+    """Rows in which one contender has a local peak at each size."""
+    return [{key: size, "contenders": {"double": {"local_peak_bytes": held}}} for size, held in sizes.items()]
+
+
+def test_study_at_a_small_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    study = importlib.import_module("study")
+    out, page = tmp_path / "study.json", tmp_path / "study.md"
+    page.write_text("<!-- study:chunk -->\nstale\n<!-- end -->\n<!-- study:verdicts -->\n<!-- end -->\n")
+    study.main(["--quick", "--only", "chunk", "--out", str(out), "--page", str(page)])
+    (row,) = json.loads(out.read_text())["chunk"]["rows"]
+    small, large = (row["contenders"][f"remote, C={chunk}"] for chunk in (4, 32))
+    assert max(small["relative_error"], large["relative_error"]) < 1e-5
+    assert small["local_peak_bytes"] < large["local_peak_bytes"] < row["contenders"]["eager BPTT"]["local_peak_bytes"]
+    assert small["remote_peak_bytes"] > large["remote_peak_bytes"]
+    text = page.read_text()
+    assert "| 32 |" in text
+    assert "stale" not in text
+    assert "not measured" in text
+    assert (tmp_path / "study_chunk.png").stat().st_size > 0
+
+
+def test_a_wrong_gradient_ends_the_study(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    study = importlib.import_module("study")
+    monkeypatch.setattr(study, "held", lambda *_: {"relative_error": float("nan")})
+    (point,) = study.points(True, "eager")["chunk"]
+    with pytest.raises(RuntimeError, match=r"remote, C=4 of .* gives wrong gradients"):
+        study.row(point, None)
+
+
+def test_page_of_the_study_is_that_of_its_result_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    committed = FOLDER.parent / "docs" / "study.md"
+    page = Path(shutil.copy(committed, tmp_path))
+    importlib.import_module("study_tables").write(json.loads((FOLDER / "results" / "study.json").read_text()), page)
+    assert page.read_text() == committed.read_text()
+
+
+def test_what_a_budget_allows_lies_between_the_measured_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    claims = importlib.import_module("study_claims")
+    rows = peaks("steps", {100: 10, 400: 20})
+    rows[1]["contenders"]["plain"] = {"local_peak_bytes": 14.142}
+    assert claims.reached(rows, "steps", "double", "plain", 400) == "200"  # grows with the root of T
+    rows[1]["contenders"]["plain"] = {"local_peak_bytes": 20}
+    assert claims.reached(rows, "steps", "double", "plain", 400) == "over 400"
+    rows[1]["contenders"]["plain"] = {"local_peak_bytes": 9}
+    assert claims.reached(rows, "steps", "double", "plain", 400) == "under 100"
