@@ -63,6 +63,16 @@ class Built:
         """The name of the recurrence."""
         return self.executable.recurrence.name
 
+    @property
+    def needed(self) -> int:
+        """The least budget that leaves the recurrence what its plan is predicted to hold."""
+        return self.beside.needed(self.prediction.peak)
+
+    def moving(self, problem: Problem) -> Problem:
+        """The problem with what it costs to move carries, as it was measured for this plan; else as if it were free."""
+        known = self.choice.problem
+        return replace(problem, room=known.room, write=known.write, read=known.read)
+
     def results(self) -> tuple[Tensor, ...]:
         """Examples of what the recurrence gives."""
         return results_of(self.executable.segments[self.choice.segment], self.executable.recurrence)
@@ -142,15 +152,15 @@ def passes_of(options: Options) -> tuple[str, ...]:
 
 
 def plan(
-    kernels: Kernels, recurrence: Recurrence, options: Options, beside: Beside = ALONE, needs: Needs | None = None
+    kernels: Kernels, recurrence: Recurrence, options: Options, beside: Beside = ALONE, earlier: Built | None = None
 ) -> Built:
     """Choose a schedule for a recurrence with compiled segments, and make the program that plays it.
 
-    needs: those of an earlier plan with the same kernels; then nothing is allocated.
+    earlier: a plan with the same kernels, of which what was measured is taken; then nothing is allocated.
     """
     length = kernels.traced.steps
     recurrence = replace(recurrence, step=kernels.step, random=recurrence.random or kernels.random)
-    needs = needs or _needs(kernels, recurrence)
+    needs = earlier.needs if earlier else _needs(kernels, recurrence)
     context = Context(store_all_root(recurrence, length), recurrence, codec=options.codec, facts=kernels.facts)
 
     @lru_cache(maxsize=1)  # the last candidate is the one that is chosen
@@ -166,7 +176,7 @@ def plan(
         peak=lambda candidate: planned(candidate.schedule, candidate.problem)[-1].peak,
         replay=kernels.replay,
         waiting=(needs.staged + 1) * needs.carry,
-        moving=partial(_moving, kernels, recurrence, options),
+        moving=earlier.moving if earlier else partial(_moving, kernels, recurrence, options),
     )
     device = recurrence.examples[0].device.type
     choice = choose(recurrence.steps, length, options, device, demand, beside)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from reroll.backends.available import free_bytes
@@ -46,7 +47,7 @@ def fitting_all(
             length = segment_lengths(each, options)[0]
             results[each.name] = results_of(kernels(length).segments[length], each)
         shares = beside(results)
-    if options.automatic_budget and pairs:
+    if options.automatic_budget and pairs and torch.is_grad_enabled():  # else nothing is kept, whatever the plan
         shares = replace(shares, budget=automatic_budget(recurrences[0]))
     return [_fitting(kernels, each, options, shares) for kernels, each in pairs]
 

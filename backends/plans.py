@@ -1,4 +1,8 @@
-"""The plans of a compiled graph while it is in use: they follow the memory that there is; kernels stay as they are."""
+"""The plans of a compiled graph while it is in use: they follow the memory that there is; kernels stay as they are.
+
+Of the budgets that there can be the least rules: that of the options, what is free now if that is "auto", and what was
+found to be too much because an allocation failed.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,12 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+import torch
+
 from reroll.backends.build import Built, plan
 from reroll.backends.fitting import automatic_budget
 from reroll.backends.rolled import Rolled
-from reroll.errors import BudgetError, RerollWarning, ShortageError
-from reroll.plan import ALONE
+from reroll.errors import BudgetError, RerollError, RerollWarning, ShortageError
 from reroll.tables import nbytes_text
 
 _LESS = 0.7  # of what a plan needs for which memory did not suffice is what the next may need
@@ -24,35 +29,36 @@ class Plans:
 
     With ``memory_budget="auto"`` plans are made anew at a call where what is free has fallen below what they need, or
     has risen by half above what they were made for, so that they do not change to and fro. After an allocation that
-    failed they keep within 0.7 of what they needed then.
+    failed they keep within 0.7 of what they needed then; with an automatic budget until half more is free than then.
     """
 
     def __init__(self, built: Sequence[Built] = ()) -> None:
         self.built = tuple(built)
-        self.modules = {each.name: Rolled(each.executable, partial(self._cheaper, each.name)) for each in built}
-        self.most: int | None = None
-        beside = self.built[0].beside if self.built else ALONE
+        self.modules = {each.name: Rolled(each.executable, partial(self._shorten, each.name)) for each in built}
         self.automatic = bool(self.built) and self.built[0].options.automatic_budget
-        self.budget = beside.budget
+        self.budget = self.built[0].beside.budget if self.built else None
+        self.most: int | None = None
+        self.free_then = 0
 
     @property
     def needed(self) -> int:
         """Bytes that the present plans are predicted to hold together, with what is beside them."""
-        return max(each.beside.needed(each.prediction.peak) for each in self.built)
+        return max(each.needed for each in self.built)
 
     def follow(self) -> None:
-        """Make other plans, before a call, if the memory that there is asks for it.
+        """Make other plans, before a training call, if the memory that there is asks for it.
 
         Raises BudgetError if the budget is automatic, and no plan needs as little.
         """
-        budget = self._present_budget()
+        budget = self._present_budget() if torch.is_grad_enabled() else None
         if budget is None or self.budget == budget:
             return
         if self.budget is not None and self.needed <= budget <= self.budget * _MORE:
             return
-        most = budget if self.automatic else self.needed
-        for each in [_within(each, budget, most) for each in self.built]:
-            self._replace(each)
+        if self.automatic:
+            self._replace([_planned(each, budget) for each in self.built])
+        else:
+            self._replace([found for each in self.built if (found := _within(each, budget))])
         self.budget = budget
 
     def _present_budget(self) -> int | None:
@@ -60,61 +66,63 @@ class Plans:
         if not self.automatic:
             return self.most
         free = automatic_budget(self.built[0].executable.recurrence)
-        return free if self.most is None else min(free, self.most)
+        return free if self.most is None or free > _MORE * self.free_then else min(free, self.most)
 
-    def _cheaper(self, name: str, half: str, shortage: str) -> None:
-        """Replace the plan of a recurrence for whose ``half`` memory did not suffice, and those of others from the next
-        call on. Raises ShortageError if none needs less."""
+    def _shorten(self, name: str, half: str, shortage: str) -> None:
+        """Replace the plan of a recurrence, for whose ``half`` memory did not suffice, by one that needs less.
+
+        Those of others follow at the next call. Raises ShortageError if none needs less.
+        """
         (present,) = (each for each in self.built if each.name == name)
-        needed = present.beside.needed(present.prediction.peak)
+        if self.automatic:
+            self.free_then = automatic_budget(present.executable.recurrence)
         where = f"Memory ran out in the {half} of the loop at {present.executable.recurrence.where}"
         what = f"{where} ({shortage.splitlines()[0]}). Its plan, {_described(present)}"
-        try:
-            found = _within(present, int(_LESS * needed), needed - 1)
-        except BudgetError:
-            others = self._less_for_others(name)
-            raise ShortageError(f"{what}, and none needs less. {_advice(present, half, others)}") from None
-        self.most = found.beside.budget
-        self._replace(found)
+        found = _cheaper(present)
+        if found is None:
+            others = [cheaper for each in self.built if each.name != name and (cheaper := _cheaper(each))]
+            self._keep_within(others)
+            raise ShortageError(f"{what}, and none needs less. {_advice(present, half, bool(others))}")
+        self._keep_within([found])
         text = f"{what}. It is played again, and from now on, with another, {_described(found)}."
         warnings.warn(text, RerollWarning, stacklevel=2)
 
-    def _replace(self, found: Built) -> None:
-        self.built = tuple(found if each.name == found.name else each for each in self.built)
-        self.modules[found.name].executable = found.executable
+    def _keep_within(self, found: Sequence[Built]) -> None:
+        """Take these plans, and none that need more from now on."""
+        budgets = [each.beside.budget for each in found if each.beside.budget is not None]
+        self.most = min([*budgets, *([] if self.most is None else [self.most])], default=None)
+        self._replace(found)
 
-    def _less_for_others(self, name: str) -> bool:
-        """Cheaper plans, from the next call on, for the recurrences that hold theirs while this one runs; whether there
-        are any."""
-        cheaper = []
-        for each in self.built:
-            needed = each.beside.needed(each.prediction.peak)
-            with suppress(BudgetError):
-                cheaper += [_within(each, int(_LESS * needed), needed - 1)] if each.name != name else []
-        for found in cheaper:
-            self.most = min(
-                self.most or found.beside.needed(found.prediction.peak), found.beside.needed(found.prediction.peak)
-            )
-            self._replace(found)
-        return bool(cheaper)
+    def _replace(self, found: Sequence[Built]) -> None:
+        taken = {each.name: each for each in found}
+        self.built = tuple(taken.get(each.name, each) for each in self.built)
+        for each in found:
+            self.modules[each.name].executable = each.executable
 
 
 def _planned(built: Built, budget: int) -> Built:
     """The plan of a recurrence within another budget, of the same kernels. Raises BudgetError."""
     beside = replace(built.beside, budget=budget)
-    found = plan(built.kernels, built.executable.recurrence, built.options, beside, built.needs)
+    found = plan(built.kernels, built.executable.recurrence, built.options, beside, built)
     found.executable.ledger.gradient_error = built.executable.ledger.gradient_error
     return found
 
 
-def _within(built: Built, budget: int, most: int) -> Built:
-    """The plan within a budget, or else the one that needs least, if it is within ``most``. Raises BudgetError."""
-    try:
-        return _planned(built, budget)
-    except BudgetError as error:
-        if error.nbytes > most:
-            raise
-        return _planned(built, error.nbytes)
+def _cheaper(built: Built) -> Built | None:
+    """The plan that needs at most 0.7 of the bytes of the present one, or else the least, if it needs less."""
+    return _within(built, int(_LESS * built.needed))
+
+
+def _within(built: Built, budget: int) -> Built | None:
+    """The plan within a budget, or else the one that needs least, if it needs less than the present one; None where
+    there is none, which is so too where a schedule of the user's own cannot do with as little."""
+    with suppress(RerollError):
+        try:
+            return _planned(built, budget)
+        except BudgetError as error:
+            if error.nbytes < built.needed:
+                return _planned(built, error.nbytes)
+    return None
 
 
 def _described(built: Built) -> str:

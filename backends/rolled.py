@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from reroll.backends.executable import Executable
-from reroll.backends.runtime import Run
-from reroll.errors import ShortageError, UnsupportedError
+from reroll.backends.runtime import Run, again
+from reroll.backends.shortages import is_shortage
+from reroll.backends.start import Start
+from reroll.errors import UnsupportedError
 from reroll.recurrence import Recurrence
 
 
@@ -38,57 +40,49 @@ class Rolled(nn.Module):
         result: tuple[Tensor, ...] = _Reversible.apply(self, training, *operands)  # type: ignore[no-untyped-call]
         return result
 
-    def played(self, operands: Sequence[Tensor], training: bool) -> tuple[Run, tuple[list[Tensor], list[Tensor]]]:
+    def played(self, start: Start, training: bool) -> tuple[Run, tuple[list[Tensor], list[Tensor]]]:
         """The forward half of a call, and what it gives. Where memory runs out it starts anew with a cheaper plan."""
         while True:
-            run = Run(self.executable, operands)
+            executable = self.executable
+            run = Run(executable, start)
             try:
                 return run, run.forward(training)
             except (RuntimeError, MemoryError) as error:
-                if not training or self.cheaper is None or not is_shortage(error):
+                if not training or not is_shortage(error):
                     raise
                 shortage = str(error)
-            run.rewind()
             del run
-            self.cheaper("forward", shortage)
+            start.rewind()
+            self._shorten(executable, "forward", shortage)
 
     def reversed(
-        self, holder: list[Run], grads: Sequence[Tensor | None], keep: bool
+        self, start: Start, held: list[Run], grads: Sequence[Tensor | None], keep: bool
     ) -> tuple[Run, list[Tensor | None]]:
-        """The backward half of the run in ``holder``, which is taken out, and what it gives.
+        """The backward half of the run that is ``held``, which is taken out, and what it gives.
 
-        Where memory runs out all that the run holds is freed, and the call is played again from its operands with a
-        cheaper plan; gradients are handed on only once all are there.
+        Where memory runs out all that the run holds is freed, and the call is played again from its start with a
+        cheaper plan, as it is where no run is held; gradients are handed on only once all are there.
         """
-        run = holder.pop()
         while True:
+            run = held.pop() if held else None
+            executable = run.executable if run else self.executable
             try:
+                run = run or again(executable, start)
                 return run, run.backward(grads, keep)
-            except (RuntimeError, MemoryError) as error:
-                if self.cheaper is None or not is_shortage(error):
-                    raise
-                shortage = str(error)
-            begun = run.begun()
-            del run
-            run = self._restarted(begun, shortage)
-
-    def _restarted(self, begun: Run, shortage: str) -> Run:
-        assert self.cheaper is not None
-        while True:
-            self.cheaper("backward", shortage)
-            try:
-                return begun.again(self.executable)
             except (RuntimeError, MemoryError) as error:
                 if not is_shortage(error):
                     raise
                 shortage = str(error)
+            run = None
+            self._shorten(executable, "backward", shortage)
 
-
-def is_shortage(error: Exception) -> bool:
-    """Whether an error says that memory could not be allocated; on a CPU torch raises a RuntimeError."""
-    if isinstance(error, ShortageError):
-        return False
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
+    def _shorten(self, failed: Executable, half: str, shortage: str) -> None:
+        """Take a cheaper plan than the one with which memory ran out, unless there is another one since."""
+        if failed is not self.executable:
+            return
+        if self.cheaper is None:
+            raise torch.OutOfMemoryError(shortage)
+        self.cheaper(half, shortage)
 
 
 class Idle(nn.Module):
@@ -120,10 +114,11 @@ class _Reversible(torch.autograd.Function):
         loose = executable.recurrence.loose
         examples = enumerate(executable.recurrence.examples)
         laid_out = [plain[i] if i in loose else conform(plain[i], like) for i, like in examples]
+        start = Start.of(executable, laid_out)
         with torch.autocast(_device(plain), enabled=False):
-            run, (last, ys) = rolled.played(laid_out, training)
+            run, (last, ys) = rolled.played(start, training)
         ctx.set_materialize_grads(False)
-        ctx.rolled, ctx.run = rolled, run
+        ctx.rolled, ctx.start, ctx.run = rolled, start, run
         ctx.save_for_backward(*operands)
         results = (*(tensor.clone() for tensor in last), *ys)
         ctx.mark_non_differentiable(
@@ -133,25 +128,24 @@ class _Reversible(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        run: Run | None = ctx.run
+        start: Start | None = ctx.start
         if torch.is_grad_enabled():
-            where = run.executable.recurrence.where if run else "this model"
+            where = ctx.rolled.executable.recurrence.where
             raise UnsupportedError(
                 f"Double backward (create_graph=True) through the compiled recurrence at {where} is not supported. "
                 "Use the plain model for it, outside of torch.compile."
             )
         operands = ctx.saved_tensors  # raises if an operand was changed in place since the forward
-        if run is None:
+        if start is None:
             raise UnsupportedError(
                 "This recurrence was reversed already, and its tape is gone. Call backward(retain_graph=True) the "
                 "first time."
             )
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
-        holder, ctx.run = [run], None
-        del run
+        held, ctx.run = [ctx.run] if ctx.run else [], None
         with torch.autocast(_device(operands), enabled=False):
-            played, results = ctx.rolled.reversed(holder, grads, keep)
-        ctx.run = played if keep else None
+            run, results = ctx.rolled.reversed(start, held, grads, keep)
+        ctx.run, ctx.start = (run, start) if keep else (None, None)
         given = zip(results, ctx.needs_input_grad[2:], strict=True)
         return (None, None, *(grad if need else None for grad, need in given))
 

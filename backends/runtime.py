@@ -20,7 +20,7 @@ from reroll.backends.gradients import Gradients
 from reroll.backends.lowering import Given, Segment
 from reroll.backends.profiled import named
 from reroll.backends.randomness import random_state, set_random_state
-from reroll.backends.replay import Witness
+from reroll.backends.start import Start
 from reroll.backends.tracing import step_inputs
 from reroll.backends.values import Carry, Kept, Stored, Tape
 from reroll.instructions import name_at
@@ -32,22 +32,20 @@ _FIRST, _AGAIN, _REVERSED = "forward of steps {} to {}", "replay of steps {} to 
 class Run:
     """One call of a recurrence."""
 
-    def __init__(self, executable: Executable, operands: Sequence[Tensor]) -> None:
-        self.executable = executable
+    def __init__(self, executable: Executable, start: Start) -> None:
+        self.executable, self.start = executable, start
         self.loop = executable.recurrence.name
-        self.operands = tuple(operands)
+        self.operands = start.operands
         self.values: dict[Node, Any] = {}
         self.register: tuple[Node, Carry] | None = None
         self.last = Carry(())
         self.frontier = 0
         self.origin = 0
         self.keep = False
-        self.witness = Witness(executable.recurrence) if executable.verify else None
         self.ys: list[Tensor] = []
         self.output_grads: Sequence[Tensor | None] = ()
         self.grads = Gradients(self.operands, executable.routes)
         self.fixed: Mapping[int, tuple[list[Tensor], list[Tensor]]] = {}
-        self.random = random_state(self.operands) if executable.recurrence.random else None
 
     # The two halves.
 
@@ -106,34 +104,9 @@ class Run:
             for steps, segment in self.executable.segments.items()
         }
 
-    def again(self, executable: Executable) -> Run:
-        """A run of the same call by another plan, with its forward half played: it emits nothing a second time."""
-        fresh = Run(executable, self.operands)
-        fresh.frontier, fresh.witness = executable.recurrence.steps, self.witness
-        here, fresh.random = fresh.random, self.random
-        fresh.rewind()
-        try:
-            fresh.forward(training=True)
-        finally:
-            if here is not None:
-                set_random_state(here)
-        return fresh
-
-    def begun(self) -> Run:
-        """The run before its first step: all that it holds besides its operands is given up."""
-        fresh = Run(self.executable, self.operands)
-        fresh.random, fresh.witness = self.random, self.witness
-        return fresh
-
-    def rewind(self) -> None:
-        """Put back the random numbers with which the call began."""
-        if self.random is not None:
-            set_random_state(self.random)
-
     def _fork(self) -> Run:
-        fork = Run(self.executable, self.operands)
-        fork.values, fork.frontier, fork.witness = dict(self.values), self.frontier, self.witness
-        fork.random = self.random
+        fork = Run(self.executable, self.start)
+        fork.values, fork.frontier = dict(self.values), self.frontier
         return fork
 
     def _play(self, instruction: Instruction) -> None:
@@ -237,8 +210,8 @@ class Run:
             saved = results[segment.outputs :]
             del results
             start += steps
-            if self.witness is not None:
-                self.witness.see(start, tensors)
+            if self.start.witness is not None:
+                self.start.witness.see(start, tensors)
             if taped is not None:
                 taped.segments.append((start - steps, steps, saved))
             del saved
@@ -295,3 +268,17 @@ _HANDLERS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     turn: Run._turn,
     backward: Run._backward,
 }
+
+
+def again(executable: Executable, start: Start) -> Run:
+    """A run of a call that has given its results already, with its forward half played once more."""
+    run = Run(executable, start)
+    run.frontier = executable.recurrence.steps
+    here = random_state(start.operands) if start.random is not None else None
+    start.rewind()
+    try:
+        run.forward(training=True)
+    finally:
+        if here is not None:
+            set_random_state(here)
+    return run

@@ -14,6 +14,7 @@ from torch import Tensor
 from reroll.backends.calibrate import calibrate, seconds_of
 from reroll.backends.gradients import Gradients
 from reroll.backends.lowering import Segment
+from reroll.backends.shortages import is_shortage
 from reroll.costs import SegmentSeconds
 from reroll.errors import UnsupportedError
 from reroll.program import pieces
@@ -57,6 +58,8 @@ def segment_seconds(executable: Executable) -> dict[int, SegmentSeconds]:
         try:
             return {steps: _seconds(executable, segment) for steps, segment in executable.segments.items()}
         except (RuntimeError, ValueError, IndexError) as error:
+            if is_shortage(error):
+                raise
             where = executable.recurrence.where
             raise UnsupportedError(
                 f"The segments of the loop at {where} cannot be timed: on normal numbers they raise "

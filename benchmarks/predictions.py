@@ -44,7 +44,7 @@ def measured_row(network: nn.Module, x: Tensor, expected: list[Tensor], options:
     except BudgetError as error:
         return {"refused": str(error), "least_bytes": error.nbytes}
     step = training_step(fast, network, x)
-    error = relative_error(gradients(step, network), expected)
+    differing = relative_error(gradients(step, network), expected)
     network.zero_grad()
     costs, recurrences = [], []
     for _ in range(ROUNDS):
@@ -65,7 +65,7 @@ def measured_row(network: nn.Module, x: Tensor, expected: list[Tensor], options:
         "seconds_ratio_before": (before["predicted_seconds"] or 0) / seconds,
         "seconds_ratio_after": (after["predicted_seconds"] or 0) / seconds,
         "step_cpu_s": min(cost.seconds for cost in costs),
-        "relative_error": error,
+        "relative_error": differing,
     }
 
 

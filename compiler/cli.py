@@ -10,7 +10,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
 from rich.console import Console
@@ -138,7 +138,7 @@ def _plan(given: argparse.Namespace) -> int:
             {
                 "rows": [asdict(row) for row in rows],
                 "recommended": best and {**asdict(best), "options": best.options(problem.segment)},
-                "least_budget": least(problem, rows).local_peak,
+                "least_budget": least(problem, plan_rows(replace(problem, memory=1))).local_peak,
             }
         )
     else:
@@ -208,8 +208,8 @@ def _say_more_than_here(problem: Priced) -> None:
 
 
 def _count(text: str, name: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise OptionError(f"{name}={text!r} must be a whole number of at least 1.")
+    if not text.isascii() or not text.isdigit() or len(text) > 15 or int(text) < 1:
+        raise OptionError(f"{name}={text[:40]!r} must be a whole number of at least 1, and of 15 digits at most.")
     return int(text)
 
 

@@ -14,6 +14,8 @@ from reroll.optimal import farthest, optimum
 from reroll.reversal import OneTier, Piece, Schedule, Slots, SlowTier
 from reroll.schedule import Interval
 
+_LARGEST = 1 << 50
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -51,6 +53,8 @@ class Problem:
             optional = number is None and name in ("chunk", "slots")
             if not optional and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
                 raise OptionError(f"A plan was asked for {name}={number!r}, but it must be a whole number, 1 or more.")
+            if number is not None and number > _LARGEST:
+                raise OptionError(f"A plan was asked for {name}={number:.3g}, but no number may be above 2**50.")
 
     @property
     def segments(self) -> int:

@@ -162,6 +162,8 @@ WRONG: tuple[tuple[list[str], str], ...] = (
     (["plan", *NETWORK], "--steps is missing, but every schedule of a plan needs the number of steps"),
     (["plan", "--steps", "unknown", *NETWORK], "While it is not known, reroll.online.Online says step by step"),
     (["plan", "--steps", "0", *NETWORK], "--steps='0' must be a whole number of at least 1"),
+    (["plan", "--steps", "9" * 5000, *NETWORK], "and of 15 digits at most"),
+    (["plan", "--steps", "9", *NETWORK, "--carry", "1e19"], "no number may be above 2**50"),
     (["plan", "--steps", "1e5", *NETWORK], "--steps='1e5' must be a whole number"),
     (["plan", "--steps", "10", *NETWORK, "--chunk", "11"], "chunk=11 of steps=10: give 10 at most"),
     (["plan", "--steps", "10", *NETWORK, "--segment", "11"], "segment=11 of steps=10"),
