@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -77,7 +78,11 @@ class Rolled(nn.Module):
             self._shorten(executable, "backward", shortage)
 
     def _shorten(self, failed: Executable, half: str, shortage: str) -> None:
-        """Take a cheaper plan than the one with which memory ran out, unless there is another one since."""
+        """Take a cheaper plan than the one with which memory ran out, unless there is another one since.
+
+        What only Python's collector frees, such as earlier calls in the frames of an exception, goes first.
+        """
+        gc.collect()
         if failed is not self.executable:
             return
         if self.cheaper is None:
