@@ -13,7 +13,7 @@ from reroll.backends.executable import Executable
 from reroll.backends.runtime import Run, again
 from reroll.backends.shortages import is_shortage
 from reroll.backends.start import Start
-from reroll.errors import UnsupportedError
+from reroll.errors import ShortageError, UnsupportedError
 from reroll.recurrence import Recurrence
 
 
@@ -43,6 +43,7 @@ class Rolled(nn.Module):
 
     def played(self, start: Start, training: bool) -> tuple[Run, tuple[list[Tensor], list[Tensor]]]:
         """The forward half of a call, and what it gives. Where memory runs out it starts anew with a cheaper plan."""
+        refusal: ShortageError | None = None
         while True:
             executable = self.executable
             run = Run(executable, start)
@@ -54,7 +55,7 @@ class Rolled(nn.Module):
                 shortage = str(error)
             del run
             start.rewind()
-            self._shorten(executable, "forward", shortage)
+            refusal = self._shorten(executable, "forward", shortage, refusal)
 
     def reversed(
         self, start: Start, held: list[Run], grads: Sequence[Tensor | None], keep: bool
@@ -64,6 +65,7 @@ class Rolled(nn.Module):
         Where memory runs out all that the run holds is freed, and the call is played again from its start with a
         cheaper plan, as it is where no run is held; gradients are handed on only once all are there.
         """
+        refusal: ShortageError | None = None
         while True:
             run = held.pop() if held else None
             executable = run.executable if run else self.executable
@@ -75,19 +77,28 @@ class Rolled(nn.Module):
                     raise
                 shortage = str(error)
             run = None
-            self._shorten(executable, "backward", shortage)
+            refusal = self._shorten(executable, "backward", shortage, refusal)
 
-    def _shorten(self, failed: Executable, half: str, shortage: str) -> None:
+    def _shorten(
+        self, failed: Executable, half: str, shortage: str, refusal: ShortageError | None
+    ) -> ShortageError | None:
         """Take a cheaper plan than the one with which memory ran out, unless there is another one since.
 
-        What only Python's collector frees, such as earlier calls in the frames of an exception, goes first.
+        If there is none, gives the refusal, to be raised when memory runs out once more: now Python's collector has
+        freed what only it frees, such as an earlier call in the frames of an exception.
         """
-        gc.collect()
         if failed is not self.executable:
-            return
+            return refusal
+        if refusal is not None:
+            raise refusal
         if self.cheaper is None:
             raise torch.OutOfMemoryError(shortage)
-        self.cheaper(half, shortage)
+        try:
+            self.cheaper(half, shortage)
+        except ShortageError as error:
+            refusal = error.with_traceback(None)
+        gc.collect()
+        return refusal
 
 
 class Idle(nn.Module):
