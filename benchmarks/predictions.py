@@ -5,13 +5,16 @@
 For each network of ``speed.py``: plain BPTT, then reroll without a budget, with budgets in fractions of plain BPTT's
 measured peak, and with ``double`` on disk. Each is compiled and trained at an eighth of the length; ``reroll.explain``
 is asked at the full length before anything runs there (``before``) and after training steps (``after``). Bytes are the
-allocator's, the seconds of recurrences are wall seconds of one pinned core, those of whole steps CPU seconds.
+allocator's, the seconds of recurrences are wall seconds of one pinned core, those of whole steps CPU seconds, medians
+of five. Density of spikes is a matter of values, which nothing tells before a call.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -52,7 +55,7 @@ def measured_row(network: nn.Module, x: Tensor, expected: list[Tensor], options:
         costs.append(reroll.measure(step, exclude=[network]))
         recurrences.append(sum(loop.measured_seconds or 0.0 for loop in reroll.explain(fast, x).loops))
     after = reroll.explain(fast, x).to_json()
-    peak, seconds = costs[0].local_peak, min(recurrences)
+    peak, seconds = costs[0].local_peak, statistics.median(recurrences)
     return {
         "plan": reroll.explain(fast, x).loops[0].choice.describe(),
         "budget_bytes": options.get("memory_budget"),
@@ -64,7 +67,7 @@ def measured_row(network: nn.Module, x: Tensor, expected: list[Tensor], options:
         "measured_s": seconds,
         "seconds_ratio_before": (before["predicted_seconds"] or 0) / seconds,
         "seconds_ratio_after": (after["predicted_seconds"] or 0) / seconds,
-        "step_cpu_s": min(cost.seconds for cost in costs),
+        "step_cpu_s": statistics.median(cost.seconds for cost in costs),
         "relative_error": differing,
     }
 
@@ -104,6 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     with pinned(given.core):
         for name in given.networks:
             found["networks"][name] = network_rows(name, given.budgets, given.shorter)
+            found["environment"]["load_average"] = os.getloadavg()
             given.out.write_text(json.dumps(found, indent=1) + "\n")
     return found
 
