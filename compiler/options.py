@@ -30,7 +30,7 @@ class Options:
     schedule: where carries are kept (``auto``: ``store_all`` where ``replay`` makes tapes small, else ``standard``; the
         fastest that fits a ``memory_budget``), or the name of a registered schedule.
     memory_budget: local bytes of a training step of the compiled graph: an int, a text like ``"512MiB"``, or a float in
-        (0, 1], the fraction of what plain BPTT would hold. ``auto``: most of what the device has free at each call.
+        (0, 1], the fraction of what ``store_all`` would hold. ``auto``: most of what the device has free at each call.
     remote: where remote carries go: ``disk``, ``host`` or ``local``.
     segment: steps compiled together. chunk: steps between remote (or standard) checkpoints. slots: local checkpoints
         per chunk, the chunk's own start included; for ``revolve`` in all.
