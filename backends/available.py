@@ -34,6 +34,11 @@ def free_bytes(device: torch.device) -> int | None:
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
+def total_bytes(device: torch.device) -> int | None:
+    """Bytes that could be allocated on a device by a process that is alone there. None where no system says it."""
+    return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else total_memory()
+
+
 def free_memory(root: Path = _ROOT) -> int | None:
     """Bytes of RAM that this process may still take, pages that only cache files included.
 

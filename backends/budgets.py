@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from reroll.backends.available import free_memory, total_memory
+from reroll.backends.available import free_bytes, total_bytes
 from reroll.errors import RerollWarning
 from reroll.options import Options, parse_budget
 from reroll.tables import nbytes_text
@@ -21,7 +21,7 @@ def within_machine(options: Options, device: torch.device) -> Options:
     budget = parse_budget(options.memory_budget)
     if not isinstance(budget, int):
         return options
-    free, total = torch.cuda.mem_get_info(device) if device.type == "cuda" else (free_memory(), total_memory())
+    free, total = free_bytes(device), total_bytes(device)
     asked = f"memory_budget={options.memory_budget!r} ({nbytes_text(budget)})"
     if total is not None and budget > total:
         text = f"{asked} is more than the {nbytes_text(total)} of memory that this machine has. The plan keeps to that."

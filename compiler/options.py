@@ -127,8 +127,8 @@ class Options:
 
 
 def parse_budget(budget: int | float | str | None) -> int | float | None:
-    """Bytes as an int, or the fraction of plain BPTT's memory as a float in (0, 1]. None: none is given, or it is what
-    the device has free ("auto")."""
+    """Bytes as an int, or the fraction of ``store_all``'s memory as a float in (0, 1]. None: none is given, or it is
+    what the device has free ("auto")."""
     if budget == "auto":
         return None
     if isinstance(budget, str):

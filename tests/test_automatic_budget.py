@@ -59,3 +59,4 @@ def test_what_is_free_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 600)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 250)
     assert available.free_bytes(torch.device("cuda", 0)) == 1_350, "torch's own pool counts"
+    assert available.total_bytes(torch.device("cuda", 0)) == 9_000

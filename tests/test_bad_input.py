@@ -104,8 +104,8 @@ def any_length(run: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 def test_a_budget_above_what_the_machine_has_is_told(
     compiled_by: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(budgets, "total_memory", lambda: 1_000_000)
-    monkeypatch.setattr(budgets, "free_memory", lambda: 400_000)
+    monkeypatch.setattr(budgets, "total_bytes", lambda device: 1_000_000)
+    monkeypatch.setattr(budgets, "free_bytes", lambda device: 400_000)
     model, x = Net(ZOO["lif"]), inputs(33)
     above, tight = compiled_by(model, memory_budget="1GiB"), compiled_by(model, memory_budget=500_000)
     with pytest.warns(RerollWarning, match=r"'1GiB' \(1 GiB\) is more than the 977 KiB of memory that this machine"):
