@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from reroll.backends.measure import addresses, peak_of, traced
 from reroll.backends.nested import tensors_of
+from reroll.backends.progress import telling_of_compilation
 from reroll.errors import UnsupportedError
 from reroll.tables import nbytes_text
 
@@ -48,13 +49,14 @@ def breakdown(
 
     step: forward and backward, and ``optimizer.step()`` if that is to count; it clears gradients at its beginning, if
     at all, so that they are still there after it. model: a module, or the parameters that are trained. Inputs, and all
-    else that was there before, do not count. Run a step before, as compilation would count. Raises UnsupportedError if
-    no gradient is left, and for tensors of a GPU, whose allocator is not read.
+    else that was there before, do not count. Run a step before: compilation would count, of which a RerollWarning
+    tells. Raises UnsupportedError if no gradient is left, and for tensors of a GPU, whose allocator is not read.
     """
     owned = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else list(model)
     if any(tensor.is_cuda for tensor in owned):
         raise UnsupportedError("breakdown reads the allocator of the CPU only. Use reroll.measure on a GPU.")
-    result, events = traced(step)
+    with telling_of_compilation("reroll.breakdown"):
+        result, events = traced(step)
     gradients = [tensor.grad for tensor in owned if tensor.grad is not None]
     if not gradients:
         raise UnsupportedError(

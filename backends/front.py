@@ -25,7 +25,7 @@ from reroll.recorded import Unrecordable
 _ONE_CALL_AT_A_TIME = threading.RLock()  # torch's stance and Dynamo's settings, which a first call sets, are global
 
 
-def compile(model: Any = None, *, time_dim: TimeDim, **options: Any) -> Any:  # noqa: A001  # as torch.compile
+def compile(model: Any = None, *, time_dim: TimeDim | None = None, **options: Any) -> Any:  # noqa: A001  # as torch.compile
     """Compile a model whose compile cost does not grow with the number of steps T; also a decorator.
 
     model: a module, function or method with a loop over time in it. A module gives a module with the same parameters, a
@@ -54,6 +54,11 @@ def compile(model: Any = None, *, time_dim: TimeDim, **options: Any) -> Any:  # 
     Raises LengthError, with the line, if what the model does at T steps cannot be told from a few steps.
     """
     parsed = Options.of(options)
+    if time_dim is None:
+        raise OptionError(
+            "reroll.compile needs to know which dimension is time: give time_dim=0 for inputs of [T, batch, ...], "
+            "time_dim=1 for [batch, T, ...], or a dict of dimensions by name."
+        )
     if not isinstance(time_dim, int | dict) or isinstance(time_dim, bool):
         raise OptionError(
             f"reroll.compile: time_dim={time_dim!r} must be a dimension, or a dict of dimensions by name."

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from reroll.backends.progress import telling_of_compilation
+
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler of torch 2.13 announces its starts and stops below that
 
 
@@ -50,13 +52,12 @@ def measure(fn: Callable[[], Any], exclude: Iterable[nn.Module | Tensor] = ()) -
     in use, else on the CPU. What was alive before does not count, nor does freeing it. ``exclude`` names modules and
     tensors (parameters, inputs) whose ``.grad`` does not count where the call makes it: clear those gradients first,
     ``optimizer.zero_grad()``, as gradients that are there already are added to, and what is added is local memory.
-    Warm up before: compilation at the first call would count.
+    Warm up before: compilation at the first call would count, of which a RerollWarning tells.
     """
     tensors = list(_tensors(exclude))
-    if torch.cuda.is_available() and torch.cuda.memory_allocated():
-        peak = _cuda_peak(fn, tensors)
-    else:
-        peak = _cpu_peak(fn, tensors)
+    on_gpu = torch.cuda.is_available() and torch.cuda.memory_allocated()
+    with telling_of_compilation("reroll.measure"):
+        peak = (_cuda_peak if on_gpu else _cpu_peak)(fn, tensors)
     wall, seconds = time.perf_counter(), time.process_time()
     result = fn()
     if torch.cuda.is_available():

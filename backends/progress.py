@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -13,11 +14,13 @@ from reroll.errors import RerollWarning
 
 PATIENCE = 2.0  # seconds after which a line is shown
 LONG = 10.0  # seconds after which a hint is given
+_BEGUN = itertools.count()  # what began to be compiled in this process
 
 
 @contextmanager
 def progress(what: str, console: Console | None = None) -> Iterator[None]:
     """Show ``what`` on a terminal, with a spinner, from ``PATIENCE`` seconds after the start until the end."""
+    next(_BEGUN)
     console = console or Console(stderr=True)
     if not console.is_terminal:
         yield
@@ -32,6 +35,16 @@ def progress(what: str, console: Console | None = None) -> Iterator[None]:
         timer.cancel()
         timer.join()
         status.stop()
+
+
+@contextmanager
+def telling_of_compilation(name: str) -> Iterator[None]:
+    """Warn if something was compiled inside, which counts in what ``name`` measures there."""
+    before = next(_BEGUN)
+    yield
+    if next(_BEGUN) > before + 1:
+        text = f"{name}: the call compiled a loop, which counts. Call it once before, and measure then."
+        warnings.warn(text, RerollWarning, stacklevel=4)
 
 
 @contextmanager

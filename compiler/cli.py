@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -208,9 +209,12 @@ def _say_more_than_here(problem: Priced) -> None:
 
 
 def _count(text: str, name: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 15 or int(text) < 1:
+    """A whole number, also written as 1e5."""
+    written = re.fullmatch(r"(\d{1,15})(?:[eE]\+?(\d{1,2}))?", text, re.ASCII)
+    found = int(written[1]) * 10 ** int(written[2] or 0) if written else 0
+    if not 1 <= found < 10**15:
         raise OptionError(f"{name}={text[:40]!r} must be a whole number of at least 1, and of 15 digits at most.")
-    return int(text)
+    return found
 
 
 def _calibrate(given: argparse.Namespace) -> int:

@@ -132,11 +132,16 @@ def parse_budget(budget: int | float | str | None) -> int | float | None:
     if budget == "auto":
         return None
     if isinstance(budget, str):
-        return parse_size(budget, "Option memory_budget")
+        try:
+            return parse_size(budget, "Option memory_budget")
+        except OptionError as error:
+            raise OptionError(f"{error} A budget may also be a fraction such as 0.1, or 'auto'.") from None
     if budget is None:
         return None
     if isinstance(budget, bool) or not isinstance(budget, int | float) or not math.isfinite(budget) or budget <= 0:
-        raise OptionError(f"Option memory_budget={budget!r} must be positive bytes, a text like '512MiB', or (0, 1].")
+        raise OptionError(
+            f"Option memory_budget={budget!r} must be positive bytes, a text like '512MiB', a fraction, or 'auto'."
+        )
     if isinstance(budget, float) and budget > 1:
         raise OptionError(f"Option memory_budget={budget!r}: a float is a fraction in (0, 1]; give bytes as an int.")
     return budget
@@ -195,6 +200,11 @@ def _tier_contradictions(options: Options) -> Iterator[str]:
         yield f"remote={remote!r} names several tiers; name one"
     if "local" in options.tiers and schedule not in ("double", "double_merged", "auto"):
         yield f"remote='local' (both levels on the device) goes with schedule='double', not {schedule!r}"
+    if options.tiers and schedule == "auto" and options.memory_budget is None:
+        yield (
+            f"remote={remote!r} alone has no effect: without a budget schedule='auto' moves nothing. "
+            "Give a memory_budget too, or schedule='double'"
+        )
     if options.tiers and "remote" not in options.numbers:
         moving = ", ".join(repr(name) for name in schedule_names() if "remote" in find(name).numbers)
         yield (

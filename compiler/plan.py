@@ -197,11 +197,12 @@ def choose(steps: int, segment: int, options: Options, device: str, demand: Dema
             least = (need, candidate)
     assert least is not None
     needed = beside.needed(least[0])
+    further = _further(options, problem, demand.waiting)
     around = f" ({beside.around:,} of them around the loop)" if beside.around else ""
     refusal = BudgetError(
         f"memory_budget={options.memory_budget!r} ({budget:,} bytes) is below the least that this network needs: "
         f"{needed:,} bytes{around}, with schedule {least[1].describe()}. "
-        f"{'Free memory' if options.automatic_budget else 'Raise the budget'}{_further(options)}."
+        f"{'Free memory' if options.automatic_budget else 'Raise the budget'}{further}."
     )
     refusal.nbytes = needed
     raise refusal
@@ -277,9 +278,11 @@ def _spread(middle: int, most: int, least: int) -> list[int]:
     return list(dict.fromkeys(min(max(round(middle * factor), least), most) for factor in factors))
 
 
-def _further(options: Options) -> str:
+def _further(options: Options, problem: Problem, waiting: int) -> str:
+    """What else would help, for the end of a sentence: not a tier for which as many carries wait as revolve holds."""
     if options.schedule == "auto" and not options.tiers:
-        return ", or allow a remote tier with remote='disk'"
+        lower = problem.carry + problem.tape + waiting < least_memory(problem)
+        return ", or allow a remote tier with remote='disk'" if lower else ""
     if options.schedule in ("store_all", "standard"):
         return ", or use schedule='double'"
     return "" if options.segment is None else ", or compile shorter segments with segment=1"

@@ -34,7 +34,10 @@ def inputs(steps: int = 9, batch: int = 2) -> Tensor:
         ({"options": {"segment": 8}}, "Unknown option 'options'. Pass options as keywords"),
         ({"replay": "yes"}, "Option replay='yes' is not valid"),
         ({"schedule": "standard", "remote": "disk"}, "Contradictory options: remote='disk' has no effect"),
-        ({"memory_budget": "lots"}, "memory_budget='lots' is not a size"),
+        (
+            {"memory_budget": "lots"},
+            "memory_budget='lots' is not a size.*may also be a fraction such as 0.1, or 'auto'",
+        ),
     ],
 )
 def test_the_user_sees_the_sentence(options: dict[str, Any], sentence: str) -> None:

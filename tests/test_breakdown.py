@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 
 import reroll
 from networks import RecurrentLIF, spikes
-from reroll.errors import UnsupportedError
+from reroll.errors import RerollWarning, UnsupportedError
 
 WIDTH = 256
 SQUARE = WIDTH * WIDTH * 4  # bytes of a weight
@@ -76,6 +77,25 @@ def test_recurrences_are_told_from_the_rest() -> None:
         "total",
     ]
     assert lines[-1].endswith("100 %")
+
+
+def test_compilation_inside_of_what_is_measured_is_told() -> None:
+    model, x_TBI = RecurrentLIF(3, 4, 2), spikes(9, 2, 3)
+    fast = reroll.compile(model, time_dim=0, lowering="eager", segment=2)
+
+    def step() -> None:
+        fast(x_TBI).sum().backward()
+
+    with pytest.warns(RerollWarning, match="measure: the call compiled a loop, which counts. Call it once before"):
+        reroll.measure(step)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RerollWarning)
+        reroll.measure(step)
+        reroll.breakdown(step, model)
+    torch.compiler.reset()
+    fast = reroll.compile(model, time_dim=0, lowering="eager", segment=2)
+    with pytest.warns(RerollWarning, match="breakdown: the call compiled"):
+        reroll.breakdown(step, model)
 
 
 def test_cleared_gradients_are_refused() -> None:

@@ -36,6 +36,11 @@ def planned(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) 
     return found
 
 
+def test_steps_may_be_written_as_1e5(capsys: pytest.CaptureFixture[str]) -> None:
+    found = [planned(capsys, "--steps", text) for text in ("100000", "1e5", "1E+5")]
+    assert found[0] == found[1] == found[2]
+
+
 def test_the_table_of_the_issue(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*LONG, "--budget", "16MiB", "--remote", "2GB/s"]) == 0
     captured = capsys.readouterr()
@@ -164,7 +169,8 @@ WRONG: tuple[tuple[list[str], str], ...] = (
     (["plan", "--steps", "0", *NETWORK], "--steps='0' must be a whole number of at least 1"),
     (["plan", "--steps", "9" * 5000, *NETWORK], "and of 15 digits at most"),
     (["plan", "--steps", "9", *NETWORK, "--carry", "1e19"], "no number may be above 2**50"),
-    (["plan", "--steps", "1e5", *NETWORK], "--steps='1e5' must be a whole number"),
+    (["plan", "--steps", "1e15", *NETWORK], "--steps='1e15' must be a whole number"),
+    (["plan", "--steps", "1.5e1", *NETWORK], "--steps='1.5e1' must be a whole number"),
     (["plan", "--steps", "10", *NETWORK, "--chunk", "11"], "chunk=11 of steps=10: give 10 at most"),
     (["plan", "--steps", "10", *NETWORK, "--segment", "11"], "segment=11 of steps=10"),
     ([*LONG, "--forward", "nan"], "--forward='nan' is not a time"),

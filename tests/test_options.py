@@ -32,6 +32,7 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"passes": 3}, "passes=3 must be a tuple of names or a comma-separated text"),
     ({"passes": ("save", 3)}, "passes=.* must be a tuple of names"),
     ({"spill_folder": "/no/such/folder", "remote": "disk"}, "spill_folder='/no/such/folder' is not a folder"),
+    ({"remote": "disk"}, "remote='disk' alone has no effect"),
     ({"memory_budget": "lots"}, "memory_budget='lots' is not a size"),
     ({"memory_budget": "5 parsecs"}, "memory_budget='5 parsecs' is not a size"),
     ({"memory_budget": "0 MiB"}, "memory_budget='0 MiB' must be positive"),
