@@ -1,7 +1,6 @@
-"""The functional joint graph of a segment of k steps, by AOTAutograd.
+"""The functional joint graph of a segment of k steps.
 
-Private torch API, tried on 2.11 and 2.13: ``aot_export_joint_simple`` (a functional joint graph of forward and
-backward), ``TracingContext`` (keeps this trace apart from Dynamo's).
+Private torch API, tried on 2.11 and 2.13: ``TracingContext`` (keeps this trace apart from Dynamo's).
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from reroll.backends.joint import joint_graph
 from reroll.editing import primals_and_tangents
-from reroll.errors import CaptureError
 from reroll.recurrence import Items, Numbers, PerStep, Recurrence, Slices
 from reroll.sparsity import Fact, infer_carries
 
@@ -132,7 +130,7 @@ def trace(recurrence: Recurrence, steps: int, *, decompose: bool) -> Traced:
             results = function(*fakes)
         tangents = tuple(i for i, value in enumerate(results) if value.requires_grad)
         reached = [_leaves_of(results[i]) for i in tangents]
-        graph = _export(function, fakes, recurrence, decompose=decompose, joint=bool(tangents))
+        graph = joint_graph(function, fakes, [results[i] for i in tangents], recurrence, decompose=decompose)
     _mark(primals_and_tangents(graph.graph)[0], recurrence)
     grads: Any = graph.graph.output_node().args[0][len(results) :]  # type: ignore[index]
     inputs_with_grad = tuple(i for i, grad in enumerate(grads) if grad is not None)
@@ -250,26 +248,3 @@ def _segment_function(recurrence: Recurrence, steps: int) -> Callable[..., tuple
 def _own(carries: list[torch.Tensor]) -> list[torch.Tensor]:
     """Contiguous carries that share memory with nothing."""
     return [carry.clone(memory_format=torch.contiguous_format) for carry in carries]
-
-
-def _export(
-    function: Callable[..., Any], fakes: list[torch.Tensor], recurrence: Recurrence, *, decompose: bool, joint: bool
-) -> fx.GraphModule:
-    table = _decompositions() if decompose else None
-    try:
-        graph = aot_export_joint_simple(function, tuple(fakes), trace_joint=joint, decompositions=table)
-    except RuntimeError as error:
-        raise CaptureError(
-            f"The step at {recurrence.where} could not be traced with its gradient: {error}. Simplify the step, or "
-            "leave this model to another backend."
-        ) from error
-    assert isinstance(graph, fx.GraphModule)
-    graph.graph.eliminate_dead_code()
-    return graph
-
-
-def _decompositions() -> Any:
-    import torch._inductor.lowering  # noqa: F401  # those of pooling read it, and nothing else may have loaded it yet
-    from torch._inductor.decomposition import select_decomp_table
-
-    return select_decomp_table()

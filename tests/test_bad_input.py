@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import reroll
-from agreement import compare, results, sizes
+from agreement import QUICK, compare, results, sizes
 from networks_zoo import SIZE, Net, load
 from reroll.backends import budgets
 from reroll.errors import BudgetError, NoRecurrenceError, OptionError, RerollWarning
@@ -20,7 +20,7 @@ ZOO = load()
 
 
 def compiled(run: Callable[..., Any], fullgraph: bool = True, **options: Any) -> Callable[..., Any]:
-    return torch.compile(run, backend="reroll", fullgraph=fullgraph, options={"lowering": "eager", **options})
+    return torch.compile(run, backend="reroll", fullgraph=fullgraph, options={**QUICK, **options})
 
 
 def inputs(steps: int = 9, batch: int = 2) -> Tensor:
@@ -99,7 +99,7 @@ def test_a_budget_below_the_least_says_the_least() -> None:
 
 
 def any_length(run: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    made: Callable[..., Any] = reroll.compile(run, time_dim=0, lowering="eager", **options)
+    made: Callable[..., Any] = reroll.compile(run, time_dim=0, **{**QUICK, **options})
     return made
 
 

@@ -49,7 +49,7 @@ def test_costs_over_lengths_at_a_small_size(tmp_path: Path, monkeypatch: pytest.
     lengths = importlib.import_module("lengths")
     out = tmp_path / "lengths.json"
     small = ["--lowering", "eager", "--neurons", "8", "--batch", "2", "--networks", "network D2r"]
-    small += ["--compile-steps", "20", "40", "--long-steps", "60", "--short-steps", "20", "--long-batch", "2"]
+    small += ["--compile-steps", "12", "24", "--long-steps", "30", "--short-steps", "12", "--long-batch", "2"]
     lengths.main([*small, "--out", str(out)])
     written = json.loads(out.read_text())
     assert written["compile, network D2r"]["long"]["first_s"] > 0

@@ -181,7 +181,9 @@ def gradients(model: nn.Module, call: Any, x: Tensor) -> list[Tensor]:
 
 @pytest.mark.inductor
 @pytest.mark.slow
-@pytest.mark.parametrize(("batch", "options"), [(32, {}), (47, {"schedule": "standard", "verify": True})])
+@pytest.mark.parametrize(
+    ("batch", "options"), [(32, {"segment": 4}), (47, {"schedule": "standard", "verify": True, "segment": 3})]
+)
 def test_gradients_are_those_of_eager(batch: int, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = Layers().double()
@@ -199,7 +201,7 @@ def test_gradients_are_those_of_eager(batch: int, options: dict[str, Any]) -> No
 def test_products_that_are_kept_for_the_backward() -> None:
     torch.manual_seed(0)
     model, x = FastWeights().double(), torch.randn(19, 32, 20, dtype=torch.float64)
-    compiled = reroll.compile(model, time_dim=0, lowering="inductor")
+    compiled = reroll.compile(model, time_dim=0, lowering="inductor", segment=3)
     for found, expected in zip(gradients(model, compiled, x), gradients(model, model, x), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12 * float(expected.abs().max()))
     (line,) = reroll.explain(compiled, x.requires_grad_()).loops[0].events
@@ -212,6 +214,6 @@ def test_the_pass_can_be_left_out_and_eager_does_without() -> None:
     model, x = RecurrentLIF(8, 192, 3).double(), spikes(20, 32, 8).double()
     passes = tuple(name for name in reroll.DEFAULT_PASSES if name != "event-products")
     for options in ({"passes": passes}, {"lowering": "eager"}):
-        compiled = reroll.compile(model, time_dim=0, **options)
+        compiled = reroll.compile(model, time_dim=0, segment=2, **options)
         compiled(x).sum().backward()
         assert reroll.explain(compiled, x).loops[0].events == ()

@@ -31,6 +31,7 @@ FORBIDDEN = {"compiler": ("reroll.passes", "reroll.backends"), "passes": ("rerol
 PRIVATE_TORCH = (
     "backends/dynamo.py",
     "backends/events.py",
+    "backends/joint.py",
     "backends/lowering.py",
     "backends/outside.py",
     "backends/profiled.py",

@@ -99,7 +99,7 @@ def length(tier: DiskTier) -> int:
 
 def test_the_file_is_reused_and_cut(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path)
-    for _ in range(20):
+    for _ in range(5):
         blocks = [tier.write(encoded(seed)) for seed in range(10)]
         tier.drain()
         assert length(tier) == sum(block.nbytes for block in blocks)

@@ -1,0 +1,88 @@
+"""Forward and backward of a function as one functional graph of ATen operations.
+
+Private torch API, tried on 2.11 and 2.13: ``aot_export_joint_simple``, for what updates copies in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._functorch.aot_autograd import aot_export_joint_simple
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from reroll.capture_torch import is_higher_order, is_overload
+from reroll.errors import CaptureError
+from reroll.inplace import out_of_place
+from reroll.recurrence import Recurrence
+
+Function = Callable[..., tuple[Tensor, ...]]
+
+
+def joint_graph(
+    function: Function, primals: list[Tensor], ends: Sequence[Tensor], recurrence: Recurrence, *, decompose: bool
+) -> fx.GraphModule:
+    """Results of a function of fake ``primals``, then the gradient of each primal, None where there is none.
+
+    function: some steps of ``recurrence``; no result shares memory with a primal. ends: those of its results that have
+    gradients, of which the graph takes the tangents behind the primals; without any it is the forward alone.
+    decompose: into what inductor knows. Raises CaptureError.
+    """
+    table = _decompositions() if decompose else None
+    try:
+        graph = _traced(function, primals, ends, table) if _is_plain(recurrence.step) else None
+        if graph is None:
+            made = aot_export_joint_simple(function, tuple(primals), trace_joint=bool(ends), decompositions=table)
+            assert isinstance(made, fx.GraphModule)
+            graph = made
+    except RuntimeError as error:
+        raise CaptureError(
+            f"The step at {recurrence.where} could not be traced with its gradient: {error}. Simplify the step, or "
+            "leave this model to another backend."
+        ) from error
+    graph.graph.eliminate_dead_code()
+    return graph
+
+
+def _traced(function: Function, primals: list[Tensor], ends: Sequence[Tensor], table: Any) -> fx.GraphModule | None:
+    """What ``aot_export_joint_simple`` makes, in less than half its time, as nothing is made functional; None where
+    something would have to be: what a custom function does inside may write.
+    """
+    mode: Any = primals[0].fake_mode  # type: ignore[attr-defined]
+
+    def run(primals: list[Tensor], tangents: list[Tensor]) -> tuple[Tensor | None, ...]:
+        results = function(*primals)
+        if not tangents:
+            return tuple(results)
+        inputs = [primal for primal in primals if primal.requires_grad]
+        reached = [result for result in results if result.requires_grad]
+        gradients = iter(torch.autograd.grad(reached, inputs, tangents, allow_unused=True))
+        return (*results, *(next(gradients) if primal.requires_grad else None for primal in primals))
+
+    with mode, torch.set_grad_enabled(torch.is_grad_enabled() and bool(ends)):
+        tangents = [torch.empty_like(end) for end in ends]
+        graph = make_fx(run, decomposition_table=table, _allow_non_fake_inputs=True)(primals, tangents)
+    return None if any(map(_may_write, graph.graph.nodes)) else graph
+
+
+def _is_plain(step: fx.GraphModule) -> bool:
+    """Whether a step updates no copies, and calls no functions but those of ``torch.autograd.Function``."""
+    graphs = [module.graph for module in step.modules() if isinstance(module, fx.GraphModule)]
+    targets = {node.target for graph in graphs for node in graph.nodes if node.op == "call_function"}
+    called = {target.name() for target in targets if is_higher_order(target)}
+    return out_of_place not in targets and called <= {"autograd_function_apply"}
+
+
+def _may_write(node: fx.Node) -> bool:
+    """Whether a node may change an operand: normalisations of batches do, though their schemas do not say so."""
+    target: Any = node.target
+    return is_overload(target) and (bool(target._schema.is_mutable) or "batch_norm" in target.name())
+
+
+def _decompositions() -> Any:
+    import torch._inductor.lowering  # noqa: F401  # those of pooling read it, and nothing else may have loaded it yet
+    from torch._inductor.decomposition import select_decomp_table
+
+    return select_decomp_table()
