@@ -10,7 +10,7 @@ import torch
 from agreement import compare, sizes
 from random_programs import WIDTH, Program
 
-SEEDS = range(24)
+SEEDS = range(12)
 LENGTHS = (7, 11, 5, 13)
 
 

@@ -35,7 +35,7 @@ FAMILIES = {
 CASES = {f"{family}-{name}": case for family, cases in FAMILIES.items() for name, case in cases.items()}
 STANDARD = SCHEDULES[1]
 # One of each kind: the others differ from these by their step, not by how it repeats.
-OF_A_KIND = ("torch-gru_cell", "torch-lstm", "snntorch-leaky_hidden", "spikingjelly-lif", "spikingjelly-if_multi_step")
+OF_A_KIND = ("torch-gru_cell", "torch-lstm", "spikingjelly-lif", "spikingjelly-if_multi_step")
 # Dynamo takes up to 25 seconds for one of these at three lengths: the others run in benchmarks/networks_table.py.
 ANY_LENGTH = (
     *(name for name in CASES if name.startswith("plain")),
@@ -46,16 +46,15 @@ ANY_LENGTH = (
 # Steps like those of other networks here, and of the same kind: in that table, too.
 ALIKE = (
     *("snntorch-leaky", "snntorch-lapicque", "snntorch-synaptic", "snntorch-spikegen_outside"),
+    *("snntorch-sconv2dlstm", "snntorch-leaky_learned"),
     *("snntorch-leaky_hidden_reset_inside", "spikingjelly-lif", "spikingjelly-parametric_lif"),
     *("spikingjelly-lif_multi_step", "spikingjelly-carried_over_multi_step", "torch-rnn_tanh"),
 )
 SAME_STRUCTURE = (
-    *OF_A_KIND[:2],
-    *OF_A_KIND[3:],
+    *OF_A_KIND,
     "snntorch-rleaky",
     "plain-delays",
     "plain-loss_inside",
-    "spikingjelly-parametric_lif",
 )
 
 
@@ -90,7 +89,7 @@ def test_any_length(at: int, name: str) -> None:
 
 @pytest.mark.inductor
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["snntorch-leaky", "spikingjelly-lif_multi_step"])
+@pytest.mark.parametrize("name", ["snntorch-leaky"])
 def test_inductor(name: str) -> None:
     case = CASES[name]
     assert not compare(case, through_backend, {"lowering": "inductor", "segment": 3}, (case.steps,))
