@@ -27,6 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from reroll.backends.alike import build_all
 from reroll.backends.build import Built
 from reroll.backends.outside import Around, around
+from reroll.backends.parallel import refuse_pieces
 from reroll.backends.plans import Plans
 from reroll.backends.policies import check_policy
 from reroll.backends.surroundings import compile_surroundings
@@ -136,6 +137,7 @@ def _compile(
     if mode is not None:
         raise OptionError(f"mode={mode!r} is not an option of reroll. Use options={{...}}: see reroll.Options.")
     parsed = Options.of(options)
+    refuse_pieces(gm)
     found = fuse(capture(gm))
     if not found.recurrences:
         run = _without_recurrence(gm, example_inputs, parsed, found.reason)

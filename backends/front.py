@@ -16,6 +16,7 @@ from reroll.backends.anylength import Front, Redirect, Running, Untraced, new_ba
 from reroll.backends.dynamo import REFUSALS, UNREADABLE, dynamo_is_off, dynamo_settings
 from reroll.backends.observe import SHORT, Observed, TooShortError, observe
 from reroll.backends.outputs import outputs
+from reroll.backends.parallel import forward_of, spoken_around
 from reroll.backends.recorded import Recorded
 from reroll.backends.times import TimeDim, find_time
 from reroll.errors import LengthError, OptionError, RerollWarning
@@ -189,11 +190,17 @@ class AnyLengthModule(nn.Module):
         self._set_caller(time_dim, options)
 
     def _set_caller(self, time_dim: TimeDim, options: Options) -> None:
-        object.__setattr__(self, "reroll_caller", Caller(self._orig_mod, time_dim, options))
+        inside = spoken_around(self._orig_mod)
+        model = self._orig_mod if inside is None else inside.forward
+        object.__setattr__(self, "_inside", inside)
+        object.__setattr__(self, "reroll_caller", Caller(model, time_dim, options))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's result."""
-        return self.reroll_caller(*args, **kwargs)
+        if self._inside is None:
+            return self.reroll_caller(*args, **kwargs)
+        with forward_of(self._inside, self.reroll_caller):
+            return self._orig_mod(*args, **kwargs)
 
     def train(self, mode: bool = True) -> AnyLengthModule:
         """Set the mode of the module."""
@@ -208,7 +215,8 @@ class AnyLengthModule(nn.Module):
             return getattr(super().__getattr__("_orig_mod"), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("_orig_mod", "training") or name in self.__dict__ or "_orig_mod" not in self._modules:
+        own = name in ("_orig_mod", "training", "__class__") or name in self.__dict__
+        if own or "_orig_mod" not in self._modules:
             super().__setattr__(name, value)
         else:
             setattr(self._orig_mod, name, value)
@@ -219,6 +227,7 @@ class AnyLengthModule(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         caller: Caller = state.pop("reroll_caller")
+        del state["_inside"]
         return state | {"_compiled_with": (caller.time_dim, caller.options)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

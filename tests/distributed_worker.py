@@ -1,0 +1,253 @@
+"""One of the processes that train the same models together: ``torchrun`` runs it for ``test_distributed.py``.
+
+Every case compares with eager training in the same processes, or with one process that has the joint batch. What
+differs is written as JSON, by the name of the case.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+import reroll
+from networks import RecurrentLIF
+
+OPTIONS: dict[str, Any] = {"lowering": "eager", "segment": 2}
+DOUBLE = {**OPTIONS, "schedule": "double", "chunk": 4, "slots": 2}
+WIDTH = 6
+Model = Any
+
+
+class Normed(nn.Module):
+    """A loop whose batch norm updates running statistics at every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.norm = nn.GRUCell(WIDTH, 5), nn.BatchNorm1d(5)
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BH = x_TBI.new_zeros(x_TBI.shape[1], 5)
+        for t in range(x_TBI.shape[0]):
+            h_BH = self.norm(self.cell(x_TBI[t], h_BH))
+        return h_BH
+
+
+class Stacked(nn.Module):
+    """Two recurrent layers, each sharded by itself, and a readout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = RecurrentLIF(WIDTH, 8, 7, mean=False), RecurrentLIF(7, 8, 3)
+        self.readout = nn.Linear(3, 2)
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        out: Tensor = self.readout(self.second(self.first(x_TBI) * 9))
+        return out
+
+
+def plain() -> nn.Module:
+    """The same recurrent spiking network at every call."""
+    torch.manual_seed(1)
+    return RecurrentLIF(WIDTH, 8, 3)
+
+
+def made(make: Callable[[], nn.Module]) -> nn.Module:
+    """The same model at every call."""
+    torch.manual_seed(1)
+    return make()
+
+
+def batch(steps: int, rank: int, seed: int = 0) -> Tensor:
+    """A batch of one process."""
+    generator = torch.Generator().manual_seed(100 * seed + rank)
+    return (torch.rand(steps, 4, WIDTH, generator=generator, dtype=torch.float64) < 0.4).double() * 2
+
+
+def joint(steps: int, seed: int = 0) -> Tensor:
+    """The batches of all processes together."""
+    return torch.cat([batch(steps, rank, seed) for rank in range(dist.get_world_size())], 1)
+
+
+def loss(model: Model, x_TBI: Tensor) -> Tensor:
+    """The mean over a batch."""
+    out: Tensor = model(x_TBI)
+    return out.square().mean()
+
+
+def whole(value: Tensor) -> Tensor:
+    """A tensor that is held in pieces by all processes, or by each."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def differences(found: nn.Module, expected: nn.Module) -> list[str]:
+    """Gradients and buffers that differ; prefixes of names are those of wrappers."""
+    texts = []
+    pairs = zip(found.named_parameters(), expected.named_parameters(), strict=True)
+    for (name, one), (_, other) in pairs:
+        if one.grad is None or other.grad is None:
+            texts += [] if one.grad is other.grad else [f"{name}: one gradient is missing"]
+        elif (gap := float((whole(one.grad) - whole(other.grad)).abs().max())) > 1e-12:
+            texts.append(f"{name}: {gap:.1e}")
+    for (name, buffer), (_, same) in zip(found.named_buffers(), expected.named_buffers(), strict=True):
+        if not torch.allclose(buffer, same, rtol=1e-12, atol=1e-12):
+            texts.append(f"{name} differs")
+    if all(parameter.grad is None for parameter in found.parameters()):
+        texts.append("no gradient at all")
+    return texts
+
+
+def against_joint(
+    around: Callable[[nn.Module], Model], lengths: Iterable[int] = (9, 14), make: Callable[[], nn.Module] = plain
+) -> list[str]:
+    """What differs between a model that ``around`` distributes and compiles, and one process with the joint batch."""
+    texts = []
+    model, alone = made(make), made(make)
+    run = around(model)
+    for steps in lengths:
+        model.zero_grad()
+        alone.zero_grad()
+        loss(run, batch(steps, dist.get_rank())).backward()
+        loss(alone, joint(steps)).backward()
+        texts += [f"T={steps}: {text}" for text in differences(model, alone)]
+    return texts
+
+
+def through_backend(model: nn.Module) -> Model:
+    """``torch.compile`` with Dynamo's cuts for DDP off."""
+    torch._dynamo.config.optimize_ddp = False
+    return torch.compile(model, backend="reroll", options=DOUBLE)
+
+
+def compiled(model: nn.Module, **options: Any) -> Model:
+    """``reroll.compile``."""
+    return reroll.compile(model, time_dim=0, **{**DOUBLE, **options})
+
+
+def sharded(model: nn.Module, parts: Iterable[nn.Module] = (), **options: Any) -> nn.Module:
+    """A model with ``fully_shard`` around parts and around it."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for part in (*parts, model):
+        fully_shard(part, mesh=mesh, **options)
+    return model
+
+
+def sharded_in_layers(model: nn.Module) -> Model:
+    """Layers that give their parameters back after the forward and gather them again in the backward."""
+    assert isinstance(model, Stacked)
+    sharded(model, (model.first, model.second), reshard_after_forward=True)
+    for name in ("first", "second"):
+        setattr(model, name, compiled(getattr(model, name)))
+    return model
+
+
+def compiled_around_layers() -> list[str]:
+    """Layers that are sharded by themselves are refused inside of a model."""
+    model = made(Stacked)
+    assert isinstance(model, Stacked)
+    try:
+        compiled(sharded(model, (model.first, model.second)))
+    except reroll.RerollError as error:
+        return [] if "(first, second)" in str(error) else [str(error)]
+    return ["it was not refused"]
+
+
+def as_in_eager(
+    make: Callable[[], nn.Module], lengths: Callable[[int], Iterable[int]], accumulate: int = 1
+) -> list[str]:
+    """What differs from eager DDP, with several backwards before gradients are sent, and lengths of each process."""
+    texts = []
+    runs = [DistributedDataParallel(made(make)) for _ in range(2)]
+    fast = compiled(runs[1])
+    for number, steps in enumerate(lengths(dist.get_rank())):
+        for run, model in ((runs[0], runs[0]), (fast, runs[1])):
+            model.zero_grad()
+            for part in range(accumulate - 1):
+                with model.no_sync():
+                    loss(run, batch(steps, dist.get_rank(), 10 + part)).backward()
+            loss(run, batch(steps, dist.get_rank(), number)).backward()
+        texts += [f"call {number}: {text}" for text in differences(runs[1], runs[0])]
+    return texts
+
+
+def cut_by_dynamo() -> list[str]:
+    """A graph that Dynamo cuts for DDP is refused."""
+    torch._dynamo.config.optimize_ddp = True
+    model = DistributedDataParallel(RecurrentLIF(WIDTH, 256, 3), bucket_cap_mb=1)
+    run = torch.compile(model, backend="reroll", options=DOUBLE)
+    try:
+        run(batch(9, dist.get_rank()))
+    except reroll.RerollError as error:
+        return [] if "optimize_ddp = False" in str(error) else [str(error)]
+    return ["it was not refused"]
+
+
+def uncut_by_dynamo() -> list[str]:
+    """A graph that Dynamo would cut, but that fits in a bucket, is compiled as it is."""
+    torch._dynamo.config.optimize_ddp = True
+
+    def around(model: nn.Module) -> Model:
+        return torch.compile(DistributedDataParallel(model), backend="reroll", options=DOUBLE)
+
+    return against_joint(around)
+
+
+def budgets() -> list[str]:
+    """Processes with other budgets play other plans, and gradients are the same."""
+    budget = 1.0 if dist.get_rank() else 0.5
+    return against_joint(lambda model: DistributedDataParallel(compiled(model, **FREE, memory_budget=budget)), (40,))
+
+
+FREE = {"schedule": "auto", "chunk": None, "slots": None}
+DDP = DistributedDataParallel
+CASES: dict[str, Callable[[], list[str]]] = {
+    "compiled inside of DDP": lambda: against_joint(lambda model: DDP(compiled(model))),
+    "compiled around DDP": lambda: against_joint(lambda model: compiled(DDP(model))),
+    "backend around DDP": lambda: against_joint(lambda model: through_backend(DDP(model))),
+    "backend inside of DDP": lambda: against_joint(lambda model: DDP(through_backend(model))),
+    "in one bucket of DDP's": uncut_by_dynamo,
+    "cut by Dynamo": cut_by_dynamo,
+    "lengths of each process": lambda: as_in_eager(plain, lambda rank: (9 + 3 * rank, 14, 10 + rank)),
+    "buffers, and lengths of each process": lambda: as_in_eager(Normed, lambda rank: (9, 13 - rank, 14)),
+    "accumulated without sending": lambda: as_in_eager(plain, lambda rank: (9, 9), accumulate=3),
+    "compiled around fully_shard": lambda: against_joint(lambda model: compiled(sharded(model))),
+    "compiled inside of fully_shard": lambda: against_joint(lambda model: sharded(compiled(model))),
+    "backend around fully_shard": lambda: against_joint(lambda model: through_backend(sharded(model))),
+    "sharded in layers": lambda: against_joint(sharded_in_layers, make=Stacked),
+    "compiled around sharded layers": compiled_around_layers,
+    "budgets of each process": budgets,
+}
+
+
+def main() -> None:
+    """Run all cases, and write what differs to the file that is named by the first argument and the rank."""
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    dist.init_process_group("gloo")
+    found: dict[str, Any] = {}
+    chosen = sys.argv[2:] or list(CASES)
+    for name in chosen:
+        try:
+            with warnings.catch_warnings(), torch._dynamo.config.patch({}):
+                found[name] = CASES[name]()
+        except Exception:  # noqa: BLE001  # whatever a case raises is what it found
+            found[name] = [traceback.format_exc()]
+        torch.compiler.reset()
+        Path(f"{sys.argv[1]}.{dist.get_rank()}").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
