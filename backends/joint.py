@@ -5,13 +5,15 @@ Private torch API, tried on 2.11 and 2.13: ``aot_export_joint_simple``, for what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from reroll.capture_torch import is_higher_order, is_overload
 from reroll.errors import CaptureError
@@ -22,17 +24,23 @@ Function = Callable[..., tuple[Tensor, ...]]
 
 
 def joint_graph(
-    function: Function, primals: list[Tensor], ends: Sequence[Tensor], recurrence: Recurrence, *, decompose: bool
+    function: Function,
+    primals: list[Tensor],
+    ends: Sequence[Tensor],
+    recurrence: Recurrence,
+    *,
+    decompose: bool,
+    direct: bool,
 ) -> fx.GraphModule:
     """Results of a function of fake ``primals``, then the gradient of each primal, None where there is none.
 
     function: some steps of ``recurrence``; no result shares memory with a primal. ends: those of its results that have
     gradients, of which the graph takes the tangents behind the primals; without any it is the forward alone.
-    decompose: into what inductor knows. Raises CaptureError.
+    decompose: into what inductor knows. direct: nothing was seen that has to be made functional. Raises CaptureError.
     """
     table = _decompositions() if decompose else None
     try:
-        graph = _traced(function, primals, ends, table) if _is_plain(recurrence.step) else None
+        graph = _traced(function, primals, ends, table) if direct else None
         if graph is None:
             made = aot_export_joint_simple(function, tuple(primals), trace_joint=bool(ends), decompositions=table)
             assert isinstance(made, fx.GraphModule)
@@ -42,8 +50,34 @@ def joint_graph(
             f"The step at {recurrence.where} could not be traced with its gradient: {error}. Simplify the step, or "
             "leave this model to another backend."
         ) from error
+    if any("_linalg_check_errors" in str((node.target, node.args)) for node in graph.graph.nodes):
+        raise CaptureError(
+            f"The step at {recurrence.where} raises an error for some values of a matrix, which a loop here cannot. "
+            "Use the function of torch.linalg that does not check: inv_ex, solve_ex, cholesky_ex, lu_factor_ex."
+        )
     graph.graph.eliminate_dead_code()
     return graph
+
+
+class Look(TorchDispatchMode):
+    """Sees whether an operation inside may change an operand."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.writes = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.writes = self.writes or _may_write(func)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def looked_at(step: fx.GraphModule) -> Iterator[Look]:
+    """Look at runs of a step inside. Of a step that is not plain it is said at once that it may write."""
+    look = Look()
+    look.writes = not _is_plain(step)
+    with nullcontext() if look.writes else look:
+        yield look
 
 
 def _traced(function: Function, primals: list[Tensor], ends: Sequence[Tensor], table: Any) -> fx.GraphModule | None:
@@ -64,7 +98,7 @@ def _traced(function: Function, primals: list[Tensor], ends: Sequence[Tensor], t
     with mode, torch.set_grad_enabled(torch.is_grad_enabled() and bool(ends)):
         tangents = [torch.empty_like(end) for end in ends]
         graph = make_fx(run, decomposition_table=table, _allow_non_fake_inputs=True)(primals, tangents)
-    return None if any(map(_may_write, graph.graph.nodes)) else graph
+    return None if any(_may_write(node.target) for node in graph.graph.nodes) else graph
 
 
 def _is_plain(step: fx.GraphModule) -> bool:
@@ -75,9 +109,8 @@ def _is_plain(step: fx.GraphModule) -> bool:
     return out_of_place not in targets and called <= {"autograd_function_apply"}
 
 
-def _may_write(node: fx.Node) -> bool:
-    """Whether a node may change an operand: normalisations of batches do, though their schemas do not say so."""
-    target: Any = node.target
+def _may_write(target: Any) -> bool:
+    """Whether an operation may change an operand: normalisations of batches do, though their schemas do not say so."""
     return is_overload(target) and (bool(target._schema.is_mutable) or "batch_norm" in target.name())
 
 

@@ -16,7 +16,7 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from reroll.backends.joint import joint_graph
+from reroll.backends.joint import joint_graph, looked_at
 from reroll.editing import primals_and_tangents
 from reroll.recurrence import Items, Numbers, PerStep, Recurrence, Slices
 from reroll.sparsity import Fact, infer_carries
@@ -125,12 +125,13 @@ def trace(recurrence: Recurrence, steps: int, *, decompose: bool) -> Traced:
         inputs = segment_inputs(*_long_enough(recurrence, examples, steps), 0, steps)
         fakes = [_fake(mode, value) for value in [*(e.contiguous() for e in examples[:carried]), *inputs]]
         function = _segment_function(recurrence, steps)
-        with mode:
+        with mode, looked_at(recurrence.step) as look:
             _settle_gradients(recurrence, fakes, steps)
             results = function(*fakes)
         tangents = tuple(i for i, value in enumerate(results) if value.requires_grad)
         reached = [_leaves_of(results[i]) for i in tangents]
-        graph = joint_graph(function, fakes, [results[i] for i in tangents], recurrence, decompose=decompose)
+        ends, direct = [results[i] for i in tangents], not look.writes
+        graph = joint_graph(function, fakes, ends, recurrence, decompose=decompose, direct=direct)
     _mark(primals_and_tangents(graph.graph)[0], recurrence)
     grads: Any = graph.graph.output_node().args[0][len(results) :]  # type: ignore[index]
     inputs_with_grad = tuple(i for i, grad in enumerate(grads) if grad is not None)

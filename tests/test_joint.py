@@ -1,0 +1,92 @@
+"""The joint graph of a segment: what is traced directly, and what has to be made functional or is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._functorch.aot_autograd import aot_export_joint_simple
+from torch.nn import functional
+
+import reroll.backends.joint as joint
+from agreement import compare
+from reroll.errors import CaptureError
+
+T, B, H = 9, 2, 4
+
+
+class Loop(nn.Module):
+    """A carry that ``step(modules, x, h)`` makes."""
+
+    def __init__(self, step: Callable[..., Tensor], *layers: nn.Module) -> None:
+        super().__init__()
+        self.step, self.layers = step, nn.ModuleList(layers)
+
+    def forward(self, x_TBH: Tensor, h_BH: Tensor) -> Tensor:
+        for t in range(x_TBH.shape[0]):
+            h_BH = self.step(self.layers, x_TBH[t], h_BH)
+        return h_BH
+
+
+class Doubling(torch.autograd.Function):
+    """Doubles; its backward writes into a fresh tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        made = torch.zeros_like(gradient)
+        made.add_(gradient)
+        return made * 2
+
+
+def doubled(layers: Any, x: Tensor, h: Tensor) -> Tensor:
+    made: Tensor = torch.tanh(Doubling.apply(layers[0](x)) + h)  # type: ignore[no-untyped-call]
+    return made
+
+
+STEPS: dict[str, tuple[Callable[..., Tensor], Callable[[], nn.Module], tuple[bool, bool]]] = {
+    "plain": (lambda m, x, h: torch.tanh(m[0](x) + h), lambda: nn.Linear(H, H), (True, False)),
+    "writes inside of a cell": (lambda m, x, h: m[0](x, h), lambda: nn.GRUCell(H, H), (False, True)),
+    "writes to draw": (
+        lambda m, x, h: functional.dropout(torch.tanh(m[0](x) + h), 0.5),
+        lambda: nn.Linear(H, H),
+        (False, True),
+    ),
+    "writes in the backward": (doubled, lambda: nn.Linear(H, H), (True, True)),
+    "counts batches": (lambda m, x, h: torch.tanh(m[0](x + h)), lambda: nn.BatchNorm1d(H), (False, True)),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_both_ways_to_trace_are_right_and_taken_where_they_should(name: str, double_precision: None) -> None:
+    step, layer, ways = STEPS[name]
+    with (
+        mock.patch.object(joint, "_traced", wraps=joint._traced) as direct,
+        mock.patch.object(joint, "aot_export_joint_simple", wraps=aot_export_joint_simple) as export,
+    ):
+        found, made = compare(Loop(step, layer()), (torch.randn(T, B, H), torch.randn(B, H)))
+    assert not found
+    assert made[0].recurrences
+    assert (direct.called, export.called) == ways
+
+
+@pytest.mark.parametrize("extra", [lambda h: h, lambda h: functional.dropout(h, 0.5)], ids=["directly", "functional"])
+def test_checks_of_values_are_refused_with_what_does_without(extra: Callable[[Tensor], Tensor]) -> None:
+    def inverse(layers: Any, x: Tensor, h: Tensor) -> Tensor:
+        return torch.tanh(torch.linalg.inv(h @ x * 0.1 + 3 * torch.eye(H)) + extra(x) + h)
+
+    def unchecked(layers: Any, x: Tensor, h: Tensor) -> Tensor:
+        made: Tensor = torch.tanh(torch.linalg.inv_ex(h @ x * 0.1 + 3 * torch.eye(H)).inverse + extra(x) + h)
+        return made
+
+    inputs = (torch.randn(T, H, H), torch.randn(H, H))
+    with pytest.raises(CaptureError, match=r"raises an error for some values of a matrix.* inv_ex"):
+        compare(Loop(inverse), inputs)
+    assert not compare(Loop(unchecked), inputs, tolerance=1e-5)[0]
