@@ -21,6 +21,7 @@ from reroll.inplace import out_of_place
 from reroll.recurrence import Recurrence
 
 Function = Callable[..., tuple[Tensor, ...]]
+_CHECK = "_linalg_check_errors"
 
 
 def joint_graph(
@@ -30,17 +31,17 @@ def joint_graph(
     recurrence: Recurrence,
     *,
     decompose: bool,
-    direct: bool,
+    look: Look,
 ) -> fx.GraphModule:
     """Results of a function of fake ``primals``, then the gradient of each primal, None where there is none.
 
     function: some steps of ``recurrence``; no result shares memory with a primal. ends: those of its results that have
     gradients, of which the graph takes the tangents behind the primals; without any it is the forward alone.
-    decompose: into what inductor knows. direct: nothing was seen that has to be made functional. Raises CaptureError.
+    decompose: into what inductor knows. look: what was seen in a run of the function. Raises CaptureError.
     """
     table = _decompositions() if decompose else None
     try:
-        graph = _traced(function, primals, ends, table) if direct else None
+        graph = _traced(function, primals, ends, table) if not look.writes else None
         if graph is None:
             made = aot_export_joint_simple(function, tuple(primals), trace_joint=bool(ends), decompositions=table)
             assert isinstance(made, fx.GraphModule)
@@ -50,7 +51,7 @@ def joint_graph(
             f"The step at {recurrence.where} could not be traced with its gradient: {error}. Simplify the step, or "
             "leave this model to another backend."
         ) from error
-    if any("_linalg_check_errors" in str((node.target, node.args)) for node in graph.graph.nodes):
+    if look.checks or any(_CHECK in str((node.target, node.args)) for node in graph.graph.nodes):
         raise CaptureError(
             f"The step at {recurrence.where} raises an error for some values of a matrix, which a loop here cannot. "
             "Use the function of torch.linalg that does not check: inv_ex, solve_ex, cholesky_ex, lu_factor_ex."
@@ -60,14 +61,15 @@ def joint_graph(
 
 
 class Look(TorchDispatchMode):
-    """Sees whether an operation inside may change an operand."""
+    """Sees whether an operation inside may change an operand, or raises an error for some values of a matrix."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.writes = False
+        self.writes = self.checks = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.writes = self.writes or _may_write(func)
+        self.checks = self.checks or _CHECK in str(func)
         return func(*args, **(kwargs or {}))
 
 

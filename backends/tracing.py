@@ -130,8 +130,8 @@ def trace(recurrence: Recurrence, steps: int, *, decompose: bool) -> Traced:
             results = function(*fakes)
         tangents = tuple(i for i, value in enumerate(results) if value.requires_grad)
         reached = [_leaves_of(results[i]) for i in tangents]
-        ends, direct = [results[i] for i in tangents], not look.writes
-        graph = joint_graph(function, fakes, ends, recurrence, decompose=decompose, direct=direct)
+        ends = [results[i] for i in tangents]
+        graph = joint_graph(function, fakes, ends, recurrence, decompose=decompose, look=look)
     _mark(primals_and_tangents(graph.graph)[0], recurrence)
     grads: Any = graph.graph.output_node().args[0][len(results) :]  # type: ignore[index]
     inputs_with_grad = tuple(i for i, grad in enumerate(grads) if grad is not None)
