@@ -199,7 +199,7 @@ class AnyLengthModule(nn.Module):
         """The module's result."""
         if self._inside is None:
             return self.reroll_caller(*args, **kwargs)
-        with forward_of(self._inside, self.reroll_caller):
+        with _ONE_CALL_AT_A_TIME, forward_of(self._inside, self.reroll_caller):
             return self._orig_mod(*args, **kwargs)
 
     def train(self, mode: bool = True) -> AnyLengthModule:

@@ -1,6 +1,6 @@
 """Forward and backward of a function as one functional graph of ATen operations.
 
-Private torch API, tried on 2.11 and 2.13: ``aot_export_joint_simple``, for what updates copies in place.
+Private torch API, tried on 2.11 and 2.13: ``aot_export_joint_simple``, for what writes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from reroll.recurrence import Recurrence
 
 Function = Callable[..., tuple[Tensor, ...]]
 _CHECK = "_linalg_check_errors"
+_SEEN_THROUGH = {"autograd_function_apply"}  # it runs its functions before modes are asked
 
 
 def joint_graph(
@@ -75,10 +76,13 @@ class Look(TorchDispatchMode):
 
 @contextmanager
 def looked_at(step: fx.GraphModule) -> Iterator[Look]:
-    """Look at runs of a step inside. Of a step that is not plain it is said at once that it may write."""
+    """Look at runs of a step inside. A step that updates copies writes, and one that calls functions which no mode sees
+    through may; such runs are not looked at."""
     look = Look()
-    look.writes = not _is_plain(step)
-    with nullcontext() if look.writes else look:
+    targets = _targets(step)
+    called = {target.name() for target in targets if is_higher_order(target)}
+    look.writes = out_of_place in targets or not called <= _SEEN_THROUGH
+    with look if called <= _SEEN_THROUGH else nullcontext():
         yield look
 
 
@@ -103,12 +107,10 @@ def _traced(function: Function, primals: list[Tensor], ends: Sequence[Tensor], t
     return None if any(_may_write(node.target) for node in graph.graph.nodes) else graph
 
 
-def _is_plain(step: fx.GraphModule) -> bool:
-    """Whether a step updates no copies, and calls no functions but those of ``torch.autograd.Function``."""
+def _targets(step: fx.GraphModule) -> set[Any]:
+    """What a step calls, and what the functions in it call."""
     graphs = [module.graph for module in step.modules() if isinstance(module, fx.GraphModule)]
-    targets = {node.target for graph in graphs for node in graph.nodes if node.op == "call_function"}
-    called = {target.name() for target in targets if is_higher_order(target)}
-    return out_of_place not in targets and called <= {"autograd_function_apply"}
+    return {node.target for graph in graphs for node in graph.nodes if node.op == "call_function"}
 
 
 def _may_write(target: Any) -> bool:

@@ -42,8 +42,8 @@ def difference(model: Any, network: nn.Module, x_TBI: Tensor, y_B: Tensor) -> fl
     cross_entropy(alone(x_TBI), y_B).backward()
     network.zero_grad()
     cross_entropy(model(share(x_TBI, 1)), share(y_B)).backward()
-    pairs = [(a.grad, b.grad) for a, b in zip(network.parameters(), alone.parameters(), strict=True)]
-    return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs if a is not None and b is not None)
+    gradients = [[parameter.grad for parameter in each.parameters()] for each in (network, alone)]
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(*gradients, strict=True))
 
 
 def train(model: Any, network: nn.Module, data: Data, args: argparse.Namespace) -> None:

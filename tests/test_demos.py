@@ -1,14 +1,13 @@
 """Every demo at a small size, run as a user runs it but for the process."""
 
-import os
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from processes import torchrun
 from reroll import registry, schedules
 from reroll.registry import lookup
 
@@ -107,12 +106,8 @@ def test_own_schedule(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 
 def test_train_ddp() -> None:
     pytest.importorskip("sklearn")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    small = ["--steps=24", "--neurons=32", "--rounds=26", "--lowering=eager", "--accuracy=0.3"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, str(DEMOS / "train_ddp.py"), *small], capture_output=True, text=True, check=False, env=environment
-    )
+    small = ("--steps=24", "--neurons=32", "--rounds=26", "--lowering=eager", "--accuracy=0.3")
+    done = torchrun(DEMOS / "train_ddp.py", *small)
     assert done.returncode == 0, done.stderr[-3000:]
     assert numbers(r"Gradients of the first batch: FLOAT", done.stdout)[0] < 1e-5
     assert "round   25" in done.stdout

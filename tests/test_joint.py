@@ -77,7 +77,14 @@ def test_both_ways_to_trace_are_right_and_taken_where_they_should(name: str, dou
     assert (direct.called, export.called) == ways
 
 
-@pytest.mark.parametrize("extra", [lambda h: h, lambda h: functional.dropout(h, 0.5)], ids=["directly", "functional"])
+EXTRAS: dict[str, Callable[[Tensor], Tensor]] = {
+    "directly": lambda x: x,
+    "functional": lambda x: functional.dropout(x, 0.5),
+    "with an update": lambda x: x.clone().add_(1.0),
+}
+
+
+@pytest.mark.parametrize("extra", EXTRAS.values(), ids=EXTRAS)
 def test_checks_of_values_are_refused_with_what_does_without(extra: Callable[[Tensor], Tensor]) -> None:
     def inverse(layers: Any, x: Tensor, h: Tensor) -> Tensor:
         return torch.tanh(torch.linalg.inv(h @ x * 0.1 + 3 * torch.eye(H)) + extra(x) + h)
