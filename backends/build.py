@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 
 from torch import Tensor, fx
 
-from reroll.backends.disk import STAGING, DiskTier
+from reroll.backends.disk import DiskTier
 from reroll.backends.events import Watch
 from reroll.backends.executable import Executable
 from reroll.backends.footprints import carry_gradients, footprint, output_gradients, turned_gradients
@@ -17,7 +17,7 @@ from reroll.backends.host import HostTier
 from reroll.backends.lowering import Segment, has_vectors, lower, prepare, replays
 from reroll.backends.once import Once
 from reroll.backends.progress import progress
-from reroll.backends.storage import Tier
+from reroll.backends.storage import STAGING, Tier
 from reroll.backends.timing import with_transfers
 from reroll.backends.tracing import Traced, constant_names, trace
 from reroll.backends.values import expected_nbytes
@@ -259,7 +259,7 @@ def _needs(kernels: Kernels, recurrence: Recurrence) -> Needs:
         carry=plain,
         grads=carry_gradients(segments[length], traced.carries),
         output_grads=output_gradients(segments[length], traced.carries, recurrence.steps),
-        staged=STAGING if values and values[0].device.type == "cpu" else 0,
+        staged=STAGING,
     )
 
 

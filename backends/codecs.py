@@ -139,7 +139,7 @@ def _encode_two(flat: Tensor) -> tuple[Tensor, ...] | None:
     words = _words(flat)
     first, second = int(words[0]), _another(words)
     packed = _pack(words, first, second)
-    return None if packed is None else (packed, torch.tensor([first, second], dtype=words.dtype))
+    return None if packed is None else (packed, torch.tensor([first, second], dtype=words.dtype, device=words.device))
 
 
 def _decode_two(encoded: Encoded) -> Tensor:

@@ -6,7 +6,8 @@ Every block has a CRC-32 of its bytes, checked at each read before anyone sees a
 
 Memory: at most ``staging`` blocks wait to be written; ``write`` waits beyond that. Tensors are allocated and freed by
 the caller's threads alone, so that a profiler of that thread sees every byte: a payload lives until the first call of
-the tier after it was written. Bytes go between file and tensor without another copy.
+the tier after it was written. Bytes go between file and tensor without another copy; those of a device that works in
+the background go through pinned memory, beside its work (``Transfers``), and the tier's threads wait for the copies.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ import warnings
 import weakref
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from reroll.backends.spill import Extents, SpillFile, filesystem
-from reroll.backends.storage import Traffic, with_room, without_payload
+from reroll.backends.extents import Extents
+from reroll.backends.spill import SpillFile, filesystem
+from reroll.backends.storage import STAGING, Traffic, payloads, with_payloads, with_room, without_payload
+from reroll.backends.transfers import Landing, Parked, background_of, transfers_of
 from reroll.errors import OptionError, RerollWarning, StorageError
 
 if TYPE_CHECKING:
@@ -36,26 +39,31 @@ if TYPE_CHECKING:
 __all__ = ["DiskBlock", "DiskTier", "filesystem"]
 
 IN_MEMORY = ("tmpfs", "ramfs")
-STAGING = 2  # blocks that may wait to be written
 
 
 @dataclass(slots=True, eq=False)
 class _Stored:
     """One block's place in the file, and its values until they are there."""
 
+    file: SpillFile
     extents: Extents
     start: int
     nbytes: int
     values: tuple[Encoded, ...]
+    parked: Parked | None  # what their payloads are part of, if they came from a device
     dropped: bool = False
     written: Future[int] = field(default_factory=Future)  # of the CRC-32
 
 
 @dataclass(slots=True, eq=False)
 class _Reading:
-    """A read under way. The thread refers to the room only by this, so that its last owner is the caller."""
+    """A read under way. The thread refers to the room only by this, so that its last owner is the caller.
+
+    ``landing``: by which payloads of a device get there from the room, which is pinned then.
+    """
 
     room: list[Encoded]
+    landing: Landing | None
     done: Future[None] = field(default_factory=Future)
 
 
@@ -69,17 +77,27 @@ def _views(values: Sequence[Encoded]) -> Iterator[memoryview]:
 
 def _write(stored: _Stored) -> int:
     """Runs in the writing thread."""
-    return 0 if stored.dropped else stored.extents.file.write(stored.start, _views(stored.values))
+    if stored.dropped:
+        return 0
+    if stored.parked:
+        stored.parked.written.synchronize()
+    return stored.file.write(stored.start, _views(stored.values))
 
 
 def _read(stored: _Stored, reading: _Reading) -> None:
-    """Runs in the reading thread; waits for the write."""
+    """Runs in the reading thread; waits for the write. What was dropped meanwhile may be anything."""
     expected = stored.written.result()
-    if stored.extents.file.read(stored.start, _views(reading.room)) != expected:
+    if stored.dropped:
+        return
+    if reading.landing:
+        reading.landing.ready()
+    if stored.file.read(stored.start, _views(reading.room)) != expected and not stored.dropped:
         raise StorageError(
-            f"The spill file in {stored.extents.file.folder} gave back other bytes than were written "
+            f"The spill file in {stored.file.folder} gave back other bytes than were written "
             f"({stored.nbytes} bytes at offset {stored.start}, CRC-32 differs). Check the disk; use another folder."
         )
+    if reading.landing:
+        reading.landing.send()
 
 
 def _free(stored: _Stored) -> None:
@@ -109,7 +127,7 @@ class DiskBlock:
         if self._stored.dropped:
             raise StorageError("A block on disk was read after it was dropped. Keep it until its last read.")
         if self._reading is None:
-            self._reading = self._tier.start_read(self._stored, with_room(self._values))
+            self._reading = self._tier.start_read(self._stored, self._room())
 
     def read(self) -> list[Encoded]:
         """Wait for the values and check them. Reading again reads the file again."""
@@ -119,7 +137,16 @@ class DiskBlock:
             raise AssertionError("prefetch starts a read")
         reading.done.result()
         room, reading.room = reading.room, []
-        return room
+        if reading.landing is None:
+            return room
+        return with_payloads(room, reading.landing.arrival.take(), background_of(room))
+
+    def _room(self) -> _Reading:
+        device = background_of(self._values)
+        if device is None:
+            return _Reading(with_room(self._values), None)
+        landing = transfers_of(device).land(payloads(self._values, device))
+        return _Reading(with_room(with_payloads(self._values, landing.room.parts, device)), landing)
 
     def drop(self) -> None:
         """Give the space in the file back."""
@@ -135,7 +162,8 @@ class DiskTier:
             raise OptionError(f"A disk tier with staging={staging} could never write. Give at least 1 block.")
         self.folder = Path(tempfile.gettempdir() if folder is None else folder)
         self.traffic = Traffic()
-        self._extents = Extents(SpillFile(self.folder))
+        self._file = SpillFile(self.folder)
+        self._extents = Extents(self._file.cut)
         self._staging = staging
         self._staged: deque[_Stored] = deque()
         self._lock = threading.Lock()
@@ -150,24 +178,26 @@ class DiskTier:
 
     def write(self, values: Sequence[Encoded]) -> DiskBlock:
         """Write in the background; wait first while ``staging`` blocks are still to be written."""
-        values = tuple(replace(value, payload=tuple(part.cpu() for part in value.payload)) for value in values)
+        device = background_of(values)
+        parked = transfers_of(device).park(payloads(values, device)) if device else None
+        kept = with_payloads(values, parked.parts, device) if parked else list(values)
+        kept = with_payloads(kept, (part.cpu() for part in payloads(kept)))
         nbytes = sum(value.nbytes for value in values)
         with self._lock:
             self._settle(self._staging - 1)
-            stored = _Stored(self._extents, self._extents.take(nbytes), nbytes, values)
+            stored = _Stored(self._file, self._extents, self._extents.take(nbytes), nbytes, tuple(kept), parked)
             stored.written = self._writer.submit(_write, stored)
             self._staged.append(stored)
         self.traffic.writes += 1
         self.traffic.bytes_written += nbytes
         return DiskBlock(self, stored, without_payload(values))
 
-    def start_read(self, stored: _Stored, room: list[Encoded]) -> _Reading:
+    def start_read(self, stored: _Stored, reading: _Reading) -> _Reading:
         """Read in the background. Raises what went wrong with earlier writes."""
         with self._lock:
             self._settle(self._staging)
         self.traffic.reads += 1
         self.traffic.bytes_read += stored.nbytes
-        reading = _Reading(room)
         reading.done = self._reader.submit(_read, stored, reading)
         return reading
 
@@ -180,6 +210,7 @@ class DiskTier:
         """Forget the payloads of blocks that are written; wait until at most ``limit`` are not."""
         while self._staged and (len(self._staged) > limit or self._staged[0].written.done()):
             error = self._staged[0].written.exception()
-            self._staged.popleft().values = ()
+            written = self._staged.popleft()
+            written.values, written.parked = (), None
             if error is not None:
                 raise error

@@ -1,86 +1,97 @@
-"""The computer's memory as a tier: pinned for values of a CUDA device, a plain copy for values of the CPU."""
+"""The computer's memory as a tier: pinned, and copied beside a device's work; a plain copy for values of the CPU."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import torch
-
-from reroll.backends.storage import Traffic
+from reroll.backends.storage import Traffic, copied, payloads, with_payloads
+from reroll.backends.transfers import background_of, transfers_of
 from reroll.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
+    import torch
 
     from reroll.backends.codecs import Encoded
+
+Finish = Callable[[], list["Encoded"]]
+"""Gives the values of a copy that was started."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class HostBlock:
-    """Values in the computer's memory. Copies run on the stream that was current when they were asked for."""
+    """Values in the computer's memory, and how to start to bring them back."""
 
     traffic: Traffic
     nbytes: int
-    _kept: list[Encoded] | None
-    _written: torch.cuda.Event | None
-    _fetched: list[Encoded] | None = None
+    _start: Callable[[], Finish] | None
+    _fetched: Finish | None = None
 
     def prefetch(self) -> None:
         """Start to copy back."""
-        if self._kept is None:
+        if self._start is None:
             raise StorageError("A block in host memory was read after it was dropped. Keep it until its last read.")
         if self._fetched is not None:
             return
-        if self._written is not None:
-            torch.cuda.current_stream().wait_event(self._written)
-        self._fetched = [_moved(value, value.device) for value in self._kept]
+        self._fetched = self._start()
         self.traffic.reads += 1
         self.traffic.bytes_read += self.nbytes
 
     def read(self) -> list[Encoded]:
-        """The values, ready for work on the stream on which they were fetched."""
+        """The values, for work on the stream that was the present one when the copy was started."""
         self.prefetch()
-        values, self._fetched = self._fetched, None
-        return values or []
+        fetched, self._fetched = self._fetched, None
+        return fetched() if fetched else []
 
     def drop(self) -> None:
         """Free the memory."""
-        self._kept = self._fetched = None
+        self._start = self._fetched = None
 
 
 @dataclass(slots=True, eq=False)
 class HostTier:
-    """Blocks in the computer's memory. Nothing is staged: the copies are ordered by the stream."""
+    """Blocks in the computer's memory; for a device that works in the background moved by its ``Transfers``."""
 
     traffic: Traffic = field(default_factory=Traffic)
+    _device: torch.device | None = None
 
     def write(self, values: Sequence[Encoded]) -> HostBlock:
-        """Copy the values; on CUDA behind the work of the current stream, whose allocator then guards the sources."""
-        kept = [_moved(value, torch.device("cpu")) for value in values]
-        on_cuda = any(part.is_cuda for value in values for part in value.payload)
-        written = torch.cuda.current_stream().record_event() if on_cuda else None
+        """Copy the values, on a device behind the present work. Raises StorageError if no memory can be pinned."""
+        device = background_of(values)
         nbytes = sum(value.nbytes for value in values)
+        start = _copied(values) if device is None else _parked(values, device)
+        self._device = device or self._device
         self.traffic.writes += 1
         self.traffic.bytes_written += nbytes
-        return HostBlock(self.traffic, nbytes, kept, written)
+        return HostBlock(self.traffic, nbytes, start)
 
     def drain(self) -> None:
         """Wait for all copies."""
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        if self._device:
+            transfers_of(self._device).drain()
 
 
-def _moved(value: Encoded, device: torch.device) -> Encoded:
-    """A copy whose payload is on ``device``."""
-    return replace(value, payload=tuple(_copy(part, device) for part in value.payload))
+def _copied(values: Sequence[Encoded]) -> Callable[[], Finish]:
+    """Copy values at once. The result copies them back."""
+    kept = with_payloads(values, map(copied, payloads(values)))
+
+    def start() -> Finish:
+        back = with_payloads(kept, map(copied, payloads(kept)))
+        return lambda: back
+
+    return start
 
 
-def _copy(source: Tensor, device: torch.device) -> Tensor:
-    """A copy of the bytes, asynchronous between a CUDA device and pinned memory."""
-    words = source if source.is_complex() else source.view(torch.uint8)  # torch's own copy makes 1 of a bool's 2
-    pinned = device.type == "cpu" and source.is_cuda
-    target = torch.empty_like(words, device=device, pin_memory=pinned)
-    return target.copy_(words, non_blocking=True).view(source.dtype)
+def _parked(values: Sequence[Encoded], device: torch.device) -> Callable[[], Finish]:
+    """Start to copy the values of a device to pinned memory. The result starts to copy them back."""
+    transfers = transfers_of(device)
+    parked = transfers.park(payloads(values, device))
+    kept = with_payloads(values, parked.parts, device)
+
+    def start() -> Finish:
+        arrival = transfers.expect(parked.parts)
+        transfers.send(arrival.targets, parked.parts, parked.written)
+        return lambda: with_payloads(kept, arrival.take(), device)
+
+    return start

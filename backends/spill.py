@@ -1,16 +1,12 @@
-"""A nameless file and the allocator of its bytes."""
+"""A nameless file."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import tempfile
-import threading
 import weakref
 import zlib
-from bisect import insort
-from collections import deque
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,54 +84,3 @@ class SpillFile:
             f"The spill file in {self.folder} ({filesystem(self.folder)}) cannot be {done}: {reason}. "
             f"Free space there or choose another folder, then repeat the training step."
         )
-
-
-@dataclass(slots=True, eq=False)
-class Extents:
-    """Which bytes of the file are free: an allocator that takes the first extent that fits.
-
-    ``free`` may be called by a finalizer at any moment, also inside ``take``: it waits for no lock.
-    """
-
-    file: SpillFile
-    _freed: deque[tuple[int, int]] = field(default_factory=deque)
-    _holes: list[tuple[int, int]] = field(default_factory=list)  # (start, stop), sorted, never adjacent
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    stop: int = 0  # the end of the last extent
-
-    def take(self, nbytes: int) -> int:
-        """Where to put ``nbytes``."""
-        with self._lock:
-            self._merge()
-            for place, (start, stop) in enumerate(self._holes):
-                if stop - start >= nbytes:
-                    self._holes[place : place + 1] = [(start + nbytes, stop)] if stop - start > nbytes else []
-                    return start
-            self.stop += nbytes
-            return self.stop - nbytes
-
-    def free(self, start: int, nbytes: int) -> None:
-        """Give an extent back, and cut the file if it was the last one."""
-        self._freed.append((start, start + nbytes))
-        if not self._lock.acquire(blocking=False):
-            return  # the next to take the lock merges
-        try:
-            self._merge()
-            if self.stop == 0:
-                self.file.cut()
-        finally:
-            self._lock.release()
-
-    def _merge(self) -> None:
-        """Sort what was freed into the holes, and join neighbours; a hole at the end shortens the file."""
-        while self._freed:
-            insort(self._holes, self._freed.popleft())
-        merged: list[tuple[int, int]] = []
-        for start, stop in self._holes:
-            if stop == start:
-                continue
-            joins = bool(merged) and merged[-1][1] == start
-            merged.append((merged.pop()[0] if joins else start, stop))
-        if merged and merged[-1][1] == self.stop:
-            self.stop = merged.pop()[0]
-        self._holes = merged

@@ -11,9 +11,14 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
+    from torch import Tensor
 
     from reroll.backends.codecs import Encoded
+
+STAGING = 2
+"""Blocks at most that wait in local memory to be written."""
 
 
 @dataclass(slots=True)
@@ -55,18 +60,33 @@ class Tier(Protocol):
         """Wait for all writes."""
 
 
+def payloads(values: Sequence[Encoded], of: torch.device | None = None) -> list[Tensor]:
+    """The payloads of some values, one after another; only those ``of`` a device, if it is given."""
+    return [part for value in values if of in (None, value.device) for part in value.payload]
+
+
+def with_payloads(values: Sequence[Encoded], parts: Iterable[Tensor], of: torch.device | None = None) -> list[Encoded]:
+    """The values with other payloads in place of those that ``payloads`` gives."""
+    following = iter(parts)
+    return [
+        replace(value, payload=tuple(next(following) for _ in value.payload)) if of in (None, value.device) else value
+        for value in values
+    ]
+
+
 def without_payload(values: Sequence[Encoded]) -> tuple[Encoded, ...]:
     """The values with payloads on the meta device: everything that is needed to read them, and no bytes."""
-    meta = torch.device("meta")
-    return tuple(
-        replace(value, payload=tuple(torch.empty_like(part, device=meta) for part in value.payload)) for value in values
-    )
+    return tuple(with_payloads(values, (torch.empty_like(part, device="meta") for part in payloads(values))))
 
 
 def with_room(values: Sequence[Encoded]) -> list[Encoded]:
-    """The values with fresh payloads in the computer's memory, to be filled. Allocated by torch in this thread, so that
-    a profiler of this thread counts them (torch 2.13 reports memory per thread)."""
-    return [
-        replace(value, payload=tuple(torch.empty_like(part, device="cpu") for part in value.payload))
-        for value in values
-    ]
+    """The values with fresh payloads in the computer's memory, to be filled, where they have none. Allocated by torch
+    in this thread, so that a profiler of this thread counts them (torch 2.13 reports memory per thread)."""
+    parts = payloads(values)
+    return with_payloads(values, (torch.empty_like(part, device="cpu") if part.is_meta else part for part in parts))
+
+
+def copied(part: Tensor) -> Tensor:
+    """A copy of the bytes."""
+    words = part if part.is_complex() else part.view(torch.uint8)  # torch's own copy makes 1 of a bool's 2
+    return words.clone().view(part.dtype)

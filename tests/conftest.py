@@ -9,6 +9,10 @@ import torch
 import torch._dynamo.guards
 
 from reroll import registry
+from reroll.backends.executable import Executable
+from simulation import check_races
+
+MOST_STEPS = 1000
 
 torch.set_num_threads(1)
 _guards: Any = torch._dynamo.guards
@@ -29,6 +33,20 @@ def _fresh_torch() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.compiler.reset()
+
+
+@pytest.fixture(autouse=True)
+def _no_races(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Play every program that moves carries on a simulated device too, and look for races, if it is of a usual size."""
+    made = Executable.of
+
+    def checked(*args: Any) -> Executable:
+        executable = made(*args)
+        if executable.tiers and executable.recurrence.steps <= MOST_STEPS:
+            check_races(executable)
+        return executable
+
+    monkeypatch.setattr(Executable, "of", checked)
 
 
 @pytest.fixture

@@ -94,7 +94,7 @@ def test_host_keeps_a_copy() -> None:
 
 
 def length(tier: DiskTier) -> int:
-    return os.fstat(tier._extents.file._file.fileno()).st_size
+    return os.fstat(tier._file._file.fileno()).st_size
 
 
 def test_the_file_is_reused_and_cut(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_flipped_byte(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path)
     block, other = tier.write(encoded(0)), tier.write(encoded(1))
     tier.drain()
-    descriptor = tier._extents.file._file.fileno()
+    descriptor = tier._file._file.fileno()
     for place in (0, 1234, block.nbytes - 1):
         byte = os.pread(descriptor, 1, place)
         os.pwrite(descriptor, bytes([byte[0] ^ 16]), place)
@@ -208,10 +208,10 @@ def test_a_short_file_and_a_closed_one(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path)
     block = tier.write(encoded(0))
     tier.drain()
-    os.ftruncate(tier._extents.file._file.fileno(), block.nbytes - 3)
+    os.ftruncate(tier._file._file.fileno(), block.nbytes - 3)
     with pytest.raises(StorageError, match="3 bytes too early"):
         block.read()
-    tier._extents.file._file.close()
+    tier._file._file.close()
     with pytest.raises(StorageError, match="cannot be read"):
         block.read()
     late = tier.write(encoded(1))

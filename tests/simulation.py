@@ -1,0 +1,102 @@
+"""Tests on a simulated device: values of the CPU are its own, and tiers move them as those of a GPU."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from reroll.backends import disk, streams
+from reroll.backends.codecs import Encoded, encode
+from reroll.backends.executable import Executable
+from reroll.backends.host import HostTier
+from reroll.backends.runtime import Run
+from reroll.backends.storage import payloads
+from reroll.backends.streams import device_of
+from reroll.backends.transfers import transfers_of
+from reroll.backends.values import Carry, Kept
+from simulated import SimulatedDevice
+
+CPU = torch.device("cpu")
+
+
+@contextmanager
+def simulating(**described: Any) -> Iterator[SimulatedDevice]:
+    """Let the CPU be a simulated device inside. Raises Race where memory is used while it may be copied."""
+    device = SimulatedDevice(**described)
+    played, views = Run._play, disk._views
+
+    def play(run: Run, instruction: Any) -> None:
+        device.computed()
+        played(run, instruction)
+        kept = run.values.get(instruction.node)
+        if isinstance(kept, Kept):
+            device.used(payloads(kept.tensors))
+
+    def touching(values: Any) -> Any:
+        parts: list[Encoded] = list(values)
+        device.touched(payloads(parts))
+        return views(parts)
+
+    _forget()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(streams.KINDS, "cpu", lambda _: device)
+        patch.setattr(Run, "_play", play)
+        patch.setattr(disk, "_views", touching)
+        try:
+            yield device
+            gc.collect()
+            leaving = [part for _, _, sources in transfers_of(CPU)._leaving for part in sources]
+            device.forbid_unjoined(leaving)
+        finally:
+            _forget()
+
+
+def _forget() -> None:
+    device_of.cache_clear()
+    transfers_of.cache_clear()
+
+
+class DryRun(Run):
+    """Plays a program on carries of a few numbers, those of their step, without its segments."""
+
+    def __init__(self, executable: Executable) -> None:
+        self.executable, self.loop = executable, executable.recurrence.name
+        self.values, self.register, self.last = {}, None, Carry(())
+        self.origin, self.keep = 0, False
+
+    def played(self) -> None:
+        first = self.executable.program.graph.find_nodes(op="placeholder")[0]
+        self.register = first, self._made(0)
+        for instruction in self.executable.forward:
+            self._play(instruction)
+        self.values[self.executable.forward[-1].node], self.register = [], None
+        for instruction in self.executable.backward:
+            self._play(instruction)
+
+    def _made(self, step: int) -> Carry:
+        return Carry((torch.full((3,), float(step)), torch.full((2,), float(step))))
+
+    def _run(self, source: Any, start: int, stop: int, taped: Any) -> Carry:
+        carry, self.register = self._carry(source), None
+        assert all(bool((value == self.origin + start).all()) for value in carry.tensors), "another step's carry"
+        return self._made(self.origin + stop)
+
+    def _random(self, carry: Carry) -> None:
+        return None
+
+    def _encoded(self, carry: Carry, codec: tuple[str, ...]) -> tuple[Encoded, ...]:
+        return tuple(encode(value, "raw", copy=False) for value in carry.tensors)
+
+
+def check_races(executable: Executable) -> int:
+    """Play the program of a recurrence on a simulated device. Raises Race. Gives the number of copies."""
+    dry = replace(executable, tiers={name: HostTier() for name in executable.tiers})
+    with simulating() as device:
+        DryRun(dry).played()
+    return device.copies
