@@ -13,11 +13,13 @@ from reroll.backends.disk import DiskTier
 from reroll.backends.events import Watch
 from reroll.backends.executable import Executable
 from reroll.backends.footprints import carry_gradients, footprint, output_gradients, turned_gradients
+from reroll.backends.graphs import Graphs
 from reroll.backends.host import HostTier
 from reroll.backends.lowering import Segment, has_vectors, lower, prepare, replays
 from reroll.backends.once import Once
 from reroll.backends.progress import progress
 from reroll.backends.storage import STAGING, Tier
+from reroll.backends.streams import background_of, device_of
 from reroll.backends.timing import with_transfers
 from reroll.backends.tracing import Traced, constant_names, trace
 from reroll.backends.values import expected_nbytes
@@ -90,7 +92,7 @@ class Kernels:
     """The compiled segments of a recurrence, the longest first, and what was proved of its carry.
 
     ``replay``: their backwards repeat products from what is kept of spikes. ``watch`` counts their event products;
-    ``once`` makes what they need once per call.
+    ``once`` makes what they need once per call; ``graphs`` records them, where a device can do that.
     """
 
     traced: Traced
@@ -100,6 +102,7 @@ class Kernels:
     replay: bool
     watch: Watch
     once: Once
+    graphs: Graphs
 
     @property
     def random(self) -> bool:
@@ -133,7 +136,9 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
     )
     with progress(f"compiling segments of {' and '.join(map(str, lengths))} steps of the loop at {recurrence.where}"):
         segments = {k: lowered(each) for k, each in traced.items()}
-    return Kernels(traced[lengths[0]], segments, facts, recurrence.step, replay, watch, once)
+    device = background_of(recurrence.examples) if options.cuda_graphs else None
+    graphs = Graphs(device_of(device) if device else None, recurrence.where, traced[lengths[0]].random)
+    return Kernels(traced[lengths[0]], segments, facts, recurrence.step, replay, watch, once, graphs)
 
 
 def _replays(traced: Traced, options: Options, policy: Policy) -> bool:
@@ -187,7 +192,7 @@ def plan(
         _warn_of_passes(own, choice, tally, count(usual, needs.sizes))
     tiers = _tiers(program, tally, options)
     executable = Executable.of(
-        recurrence, program, kernels.segments, tiers, options.verify, kernels.watch, kernels.once
+        recurrence, program, kernels.segments, tiers, options.verify, kernels.watch, kernels.once, kernels.graphs
     )
     return Built(executable, kernels, choice, context, tally, needs, prediction, options, beside)
 
@@ -195,7 +200,9 @@ def plan(
 def _moving(kernels: Kernels, recurrence: Recurrence, options: Options, problem: Problem) -> Problem:
     """The problem with what it costs to move carries."""
     program = store_all(problem.steps, problem.segment)
-    executable = Executable.of(recurrence, program, kernels.segments, {}, False, kernels.watch, kernels.once)
+    executable = Executable.of(
+        recurrence, program, kernels.segments, {}, False, kernels.watch, kernels.once, kernels.graphs
+    )
     return with_transfers(problem, executable, options.spill_folder)
 
 

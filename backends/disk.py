@@ -27,7 +27,8 @@ import torch
 from reroll.backends.extents import Extents
 from reroll.backends.spill import SpillFile, filesystem
 from reroll.backends.storage import STAGING, Traffic, payloads, with_payloads, with_room, without_payload
-from reroll.backends.transfers import Landing, Parked, background_of, transfers_of
+from reroll.backends.streams import background_of
+from reroll.backends.transfers import Landing, Parked, transfers_of
 from reroll.errors import OptionError, RerollWarning, StorageError
 
 if TYPE_CHECKING:

@@ -110,7 +110,10 @@ def reroll(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Compiled:
-    """Compile Dynamo's graph: ``torch.compile(model, backend="reroll", options={...})``; see ``reroll.Options``."""
+    """Compile Dynamo's graph: ``torch.compile(model, backend="reroll", options={...})``; see ``reroll.Options``.
+
+    mode: "reduce-overhead" asks for CUDA graphs, which segments are recorded as anyway; others are an OptionError.
+    """
     try:
         return _compile(gm, example_inputs, mode, options)
     except RerollError as error:
@@ -134,7 +137,7 @@ def _unwrapped(error: RerollError) -> RerollError:
 def _compile(
     gm: fx.GraphModule, example_inputs: Sequence[Tensor], mode: str | None, options: Mapping[str, Any] | None
 ) -> Compiled:
-    if mode is not None:
+    if mode not in (None, "default", "reduce-overhead"):
         raise OptionError(f"mode={mode!r} is not an option of reroll. Use options={{...}}: see reroll.Options.")
     parsed = Options.of(options)
     refuse_pieces(gm)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor, fx
 
 from reroll.backends.events import Watch
 from reroll.backends.gradients import Routes
+from reroll.backends.graphs import Graphs
 from reroll.backends.lowering import Segment
 from reroll.backends.once import Once
 from reroll.backends.storage import Tier
 from reroll.backends.timing import Clock
 from reroll.backends.values import Ledger
-from reroll.program import Node, Program, pieces, turn
+from reroll.instructions import RUNS
+from reroll.program import Node, Program, backward, pieces, reverse, tape, turn
 from reroll.recurrence import Items, Numbers, Recurrence
 
 
@@ -59,6 +62,8 @@ class Executable:
     forward: tuple[Instruction, ...]
     backward: tuple[Instruction, ...]
     parts: Mapping[str, PartInstructions]
+    graphs: Graphs
+    passing: frozenset[Node]
     ledger: Ledger = field(default_factory=Ledger)
     clock: Clock = field(default_factory=Clock)
 
@@ -72,14 +77,37 @@ class Executable:
         verify: bool,
         watch: Watch,
         once: Once,
+        graphs: Graphs,
     ) -> Executable:
-        """Split a program at its turn, and note where values die."""
+        """Split a program at its turn, and note where values die, and which tapes pass right on."""
         instructions = _instructions(program.graph)
         at = next(i for i, each in enumerate(instructions) if each.node.target is turn)
         halves = instructions[: at + 1], instructions[at + 1 :]
         routes = {steps: Routes.of(segment, recurrence) for steps, segment in segments.items()}
         parts = {name: PartInstructions.of(part.graph) for name, part in program.parts.items()}
-        return cls(recurrence, program, segments, routes, tiers, verify, watch, once, *halves, parts)
+        runs = (*halves, *(part.instructions for part in parts.values()))
+        passing = frozenset(node for each in runs for node in _passing(each, segments))
+        return cls(recurrence, program, segments, routes, tiers, verify, watch, once, *halves, parts, graphs, passing)
+
+    def run_forward(self, segment: Segment, inputs: list[Tensor], lasting: bool) -> list[Tensor]:
+        """Run a segment; with ``lasting`` its tape stays what it is while others run. Empties the list of inputs."""
+        carried, outputs = len(self.recurrence.carries), segment.outputs
+        return self.graphs.play(
+            (segment.steps, "forward"), segment.forward, inputs, lambda n: n < carried or (lasting and n >= outputs)
+        )
+
+    def run_backward(self, segment: Segment, inputs: list[Tensor]) -> list[Tensor | None]:
+        """Run the backward of a segment. Gradients of carries stay what they are, others until the next call."""
+        if segment.backward is None:
+            raise AssertionError("a segment through which no gradient goes is not reversed")
+        forward, routes = (segment.steps, "forward"), self.routes[segment.steps]
+        return self.graphs.play(
+            (segment.steps, "backward"),
+            segment.backward,
+            inputs,
+            routes.carries.__contains__,
+            lambda: self.graphs.results(forward)[segment.outputs :],
+        )
 
     def lengths(self, start: int, stop: int) -> list[int]:
         """The lengths of the segments of a range of steps."""
@@ -104,6 +132,21 @@ def _instructions(graph: fx.Graph) -> tuple[Instruction, ...]:
         dead.setdefault(user, []).append(source)
     unused = {node: (node,) for node in nodes if not node.users}
     return tuple(Instruction(node, (*dead.get(node, ()), *unused.get(node, ()))) for node in nodes)
+
+
+def _passing(instructions: Sequence[Instruction], segments: Mapping[int, Segment]) -> Iterator[Node]:
+    """Tapes of one segment that are used up before any other segment runs forward."""
+    last: Node | None = None
+    for node in (each.node for each in instructions):
+        if last and node.target is backward and node.args[0] is last and len(last.users) == 1:
+            yield last
+        if node.target in (*RUNS, reverse, backward):
+            last = node if node.target is tape and _is_one_segment(node, segments) else None
+
+
+def _is_one_segment(node: Node, segments: Mapping[int, Segment]) -> bool:
+    _, start, stop = cast(tuple[Node, int, int], node.args)
+    return sum(count for _, count in pieces(stop - start, segments)) == 1
 
 
 def live_operands(executable: Executable, grads: Sequence[Tensor | None]) -> set[int]:

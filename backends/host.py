@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from reroll.backends.storage import Traffic, copied, payloads, with_payloads
-from reroll.backends.transfers import background_of, transfers_of
+from reroll.backends.streams import background_of
+from reroll.backends.transfers import transfers_of
 from reroll.errors import StorageError
 
 if TYPE_CHECKING:

@@ -52,11 +52,12 @@ class Run:
     def forward(self, training: bool) -> tuple[list[Tensor], list[Tensor]]:
         """Play the forward half, or only run the steps if not ``training``. Gives the last carry and the outputs."""
         recurrence = self.executable.recurrence
-        self.ys, self.fixed = [] if self.frontier else self.executable.empty_outputs(), self._fixed()
+        self.ys = [] if self.frontier else self.executable.empty_outputs()
         initial = Carry(self.operands[: len(recurrence.carries)])
         placeholder = self.executable.program.graph.find_nodes(op="placeholder")[0]
         self.register = (placeholder, initial)
-        with self.executable.watch.counting(afresh=True):
+        with self.executable.graphs.using(), self.executable.watch.counting(afresh=True):
+            self.fixed = self._fixed()
             if training:
                 with self.executable.clock.timing("forward"):
                     for instruction in self.executable.forward:
@@ -74,10 +75,13 @@ class Run:
         carried = len(self.executable.recurrence.carries)
         run.output_grads = grads[carried:]
         here = random_state(self.operands) if self.executable.recurrence.random else None
+        graphs = self.executable.graphs
         turned = self.executable.forward[-1].node
-        run.values[turned], run.fixed = list(grads[:carried]), self._fixed()
+        run.values[turned] = list(grads[:carried])
+        watch, clock = self.executable.watch, self.executable.clock
         try:
-            with self.executable.watch.counting(afresh=False), self.executable.clock.timing("backward"):
+            with graphs.using(), watch.counting(afresh=False), clock.timing("backward"):
+                run.fixed = self._fixed()
                 for instruction in self.executable.backward:
                     run._play(instruction)
             final = run.values[self.executable.backward[-1].node]
@@ -93,8 +97,10 @@ class Run:
     def _fixed(self) -> Mapping[int, tuple[list[Tensor], list[Tensor]]]:
         """For each length of segments the last operands of its halves, the same for all: constants of the loop (given
         to the forward alone), rows to count in, and what is made of constants; it is not kept between the halves."""
+        graphs, counts = self.executable.graphs, self.executable.watch.rows
         constants = [self.operands[i] for i in self.executable.recurrence.constants]
-        once, counts = self.executable.once.values(constants), self.executable.watch.rows
+        once = graphs.hold("once", self.executable.once.values(constants))
+        constants = graphs.hold("constant", constants)
 
         def given(numbers: Given) -> list[Tensor]:
             return [*counts(numbers.counts), *(once[place] for place in numbers.once)]
@@ -140,7 +146,7 @@ class Run:
         self.register = (node, self._run(source, start, stop, None))
 
     def _tape(self, node: Node, source: Node, start: int, stop: int) -> Tape:
-        taped = Tape()
+        taped = Tape(passing=node in self.executable.passing)
         self.register = (node, self._run(source, start, stop, taped))
         return taped
 
@@ -202,8 +208,9 @@ class Run:
             inputs = [*tensors, *step_inputs(self.executable.recurrence, self.operands, start, steps)]
             inputs += self.fixed[steps][0]
             del tensors
+            lasting = taped is not None and not taped.passing
             with named(self.loop, (_FIRST if start >= self.frontier else _AGAIN).format, start, start + steps):
-                results = list(segment.forward(inputs))
+                results = self.executable.run_forward(segment, inputs, lasting)
             tensors = tuple(results[:width])
             if start >= self.frontier:
                 self._emit(start, steps, results[width : segment.outputs])
@@ -237,7 +244,7 @@ class Run:
                 saved.clear()
             del tangents, saved
             with named(self.loop, _REVERSED.format, start, start + steps):
-                results = segment.backward(arguments)
+                results = self.executable.run_backward(segment, arguments)
             carried = self.grads.collect(results, start, steps)
             del results  # the gradients of constants have been added: free them before the next segment runs
         return carried

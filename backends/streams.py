@@ -6,15 +6,25 @@ can put a simulated device in its place.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
+from reroll.errors import UnsupportedError
+
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class Placed(Protocol):
+    """What lies on a device."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device."""
 
 
 class Event(Protocol):
@@ -52,12 +62,17 @@ class Device(Protocol):
     def copy(self, target: Tensor, source: Tensor, stream: Stream) -> None:
         """Queue a copy of bytes between the device and pinned memory."""
 
+    def record(self, run: Callable[[], list[Tensor | None]]) -> tuple[list[Tensor | None], Callable[[], None]]:
+        """Record the work that ``run`` queues, which is not done now. Gives its results, and what does the work, each
+        time anew in the same memory. Raises RuntimeError if it cannot be recorded."""
+
 
 @dataclass(frozen=True, slots=True)
 class CudaDevice:
-    """A CUDA device."""
+    """A CUDA device. Its recordings are CUDA graphs, in one pool of memory."""
 
     device: torch.device
+    _pool: list[Any] = field(default_factory=list)
 
     def present(self) -> Stream:
         """As ``Device`` says."""
@@ -80,6 +95,18 @@ class CudaDevice:
         with torch.cuda.stream(cast(torch.cuda.Stream, stream)):
             target.copy_(source, non_blocking=True)
 
+    def record(self, run: Callable[[], list[Tensor | None]]) -> tuple[list[Tensor | None], Callable[[], None]]:
+        """As ``Device`` says."""
+        if not self._pool:
+            self._pool.append(torch.cuda.graph_pool_handle())
+        graph = torch.cuda.CUDAGraph()
+        with (
+            torch.cuda.device(self.device),
+            torch.cuda.graph(graph, pool=self._pool[0], capture_error_mode="thread_local"),
+        ):
+            results = run()
+        return results, graph.replay
+
 
 KINDS: dict[str, Callable[[torch.device], Device]] = {"cuda": CudaDevice}
 """Devices that work in the background, by the type of ``torch.device``. On all others copies are done at once."""
@@ -90,3 +117,16 @@ def device_of(device: torch.device) -> Device | None:
     """The device behind a ``torch.device`` with an index; None where work is done at once, as on a CPU."""
     kind = KINDS.get(device.type)
     return kind(device) if kind else None
+
+
+def background_of(values: Sequence[Placed]) -> torch.device | None:
+    """The device that works in the background among those of some values; None if there is none.
+
+    Raises UnsupportedError if there are two.
+    """
+    found = sorted({value.device for value in values if device_of(value.device)}, key=str)
+    if len(found) > 1:
+        raise UnsupportedError(
+            f"A loop has values on several devices ({', '.join(map(str, found))}). Keep a whole step on one device."
+        )
+    return found[0] if found else None

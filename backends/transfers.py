@@ -24,12 +24,9 @@ import torch
 from reroll.backends.pinned import Pinned, Pool
 from reroll.backends.storage import STAGING
 from reroll.backends.streams import Device, Event, Stream, device_of
-from reroll.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from reroll.backends.codecs import Encoded
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -189,14 +186,3 @@ def transfers_of(device: torch.device) -> Transfers:
     if found is None:
         raise AssertionError(f"copies of {device} are done at once")
     return Transfers(found)
-
-
-def background_of(values: Sequence[Encoded]) -> torch.device | None:
-    """The device of values that works in the background; None if there is none. Raises UnsupportedError if two do."""
-    found = sorted({value.device for value in values if device_of(value.device)}, key=str)
-    if len(found) > 1:
-        raise UnsupportedError(
-            f"A carry lies on several devices ({', '.join(map(str, found))}), and cannot be kept in one block of a "
-            "remote tier. Keep the whole step on one device, or use a local schedule (remote='local')."
-        )
-    return found[0] if found else None

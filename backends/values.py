@@ -63,8 +63,10 @@ class Stored:
 
 @dataclass(slots=True, eq=False)
 class Tape:
-    """Saved tensors of taped segments, in order: (first step, steps, saved)."""
+    """Saved tensors of taped segments, in order: (first step, steps, saved). ``passing``: no segment runs forward
+    before they are used, so they may stay where the next one would put its own."""
 
+    passing: bool = False
     segments: list[tuple[int, int, list[Any]]] = field(default_factory=list)
 
 

@@ -45,6 +45,8 @@ class Options:
     replay: whether backwards repeat products with weights from what is kept of spikes (``auto``: where a tape of all
         steps then takes at most a tenth of plain BPTT's bytes, and no schedule that runs steps again is asked for).
     verify: check that every recomputed carry equals the forward's bit for bit.
+    cuda_graphs: record segments as CUDA graphs, which launch all their kernels at once. Used only where a replay gives
+        the same bits as the kernels one by one; of no effect on a CPU.
     spill_folder: folder of the disk tier; None: the system's temporary folder.
     on_no_recurrence: ``warn`` and compile as usual, or raise an ``error``.
     """
@@ -62,6 +64,7 @@ class Options:
     passes: tuple[str, ...] | str | None = None
     replay: bool | str = "auto"
     verify: bool = False
+    cuda_graphs: bool = True
     spill_folder: str | None = None
     on_no_recurrence: str = "warn"
 
@@ -79,8 +82,9 @@ class Options:
             _check_choice("remote", tier, TIERS)
         if not isinstance(self.replay, bool) and self.replay != "auto":
             raise OptionError(f"Option replay={self.replay!r} is not valid. Use True, False or 'auto'.")
-        if not isinstance(self.verify, bool):
-            raise OptionError(f"Option verify={self.verify!r} is not a bool. Use True or False.")
+        for name in ("verify", "cuda_graphs"):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionError(f"Option {name}={getattr(self, name)!r} is not a bool. Use True or False.")
         _check_passes(self.passes)
         _check_folder(self.spill_folder)
         parse_budget(self.memory_budget)

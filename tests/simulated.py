@@ -13,94 +13,17 @@ import ctypes
 import sys
 import threading
 import weakref
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from reroll.backends.streams import Event, Stream
+from reroll.backends.streams import Stream
+from simulated_streams import Access, Clock, Race, SimulatedEvent, SimulatedStream, learn
 
 POISON = 0xFF  # in every byte: NaN in all formats of floats
-Clock = dict["SimulatedStream", int]
-
-
-class Race(AssertionError):
-    """Memory is read, written or freed while a copy from or to it may be under way."""
-
-
-@dataclass(frozen=True, eq=False)
-class Access:
-    """A copy's access to bytes of memory, by its number in its stream."""
-
-    start: int
-    stop: int
-    stream: SimulatedStream
-    number: int
-    writes: bool
-
-    def is_over(self, known: Clock) -> bool:
-        return known.get(self.stream, 0) >= self.number
-
-
-@dataclass(eq=False)
-class SimulatedEvent:
-    """Over once the work of its stream is, up to a number; then all is that was known to be over there."""
-
-    stream: SimulatedStream
-    number: int
-    known: Clock
-
-    def synchronize(self) -> None:
-        device = self.stream.device
-        if device.ignores_this_wait():
-            return
-        with device.lock:
-            self.stream.advance(self.number)
-            learn(device.known_here(), self.known)
-
-
-@dataclass(eq=False)
-class SimulatedStream:
-    """A queue of copies."""
-
-    device: SimulatedDevice
-    name: str
-    known: Clock = field(default_factory=dict)
-    queued: deque[tuple[int, Callable[[], None]]] = field(default_factory=deque)
-    number: int = 0
-
-    def record_event(self) -> SimulatedEvent:
-        with self.device.lock:
-            return SimulatedEvent(self, self.number, {**self.known, self: self.number})
-
-    def wait_event(self, event: Event) -> None:
-        assert isinstance(event, SimulatedEvent)
-        if self.device.ignores_this_wait():
-            return
-        with self.device.lock:
-            learn(self.known, event.known)
-            if self in self.device.computes:
-                event.stream.advance(event.number)
-            else:
-                self.push(lambda: event.stream.advance(event.number))
-
-    def push(self, work: Callable[[], None]) -> int:
-        """Queue work behind all that this thread knows to be over. Gives its number."""
-        learn(self.known, self.device.known_here())
-        self.number += 1
-        self.queued.append((self.number, work))
-        if not self.device.late:
-            self.advance(self.number)
-        return self.number
-
-    def advance(self, number: int) -> None:
-        """Do what is queued, up to a number."""
-        while self.queued and self.queued[0][0] <= number:
-            _, work = self.queued.popleft()
-            work()
 
 
 class SimulatedDevice:
@@ -126,6 +49,8 @@ class SimulatedDevice:
         self.made: dict[int, tuple[SimulatedStream, int]] = {}  # whose this memory is, and since when
         self.slabs: list[tuple[int, int]] = []
         self.allocated = self.most_allocated = self.refused = self.copies = 0
+        self.recordings = self.replays = 0
+        self.recording = False
 
     # What a device offers.
 
@@ -166,6 +91,30 @@ class SimulatedDevice:
             self._accessed(source, stream, number, writes=False)
             self._accessed(target, stream, number, writes=True)
             self._forbid_races()
+
+    def record(self, run: Callable[[], list[Tensor | None]]) -> tuple[list[Tensor | None], Callable[[], None]]:
+        self.recording = True
+        try:
+            results = run()
+        finally:
+            self.recording = False
+        self.recordings += 1
+        last: list[SimulatedEvent] = []
+
+        def again() -> None:
+            self.replays += 1
+            with self.lock:
+                known = {**self.compute.known, self.compute: self.compute.number}
+                if last and known.get(last[0].stream, 0) < last[0].number:
+                    self.races.append("A recording runs while it may be running on another stream.")
+                self.compute.number += 1
+                last[:] = [self.compute.record_event()]
+                self._forbid_races()
+            for result, new in zip(results, run(), strict=True):
+                if result is not None and new is not None and result.data_ptr() != new.data_ptr():
+                    result.copy_(new)
+
+        return results, again
 
     # The checker.
 
@@ -209,6 +158,8 @@ class SimulatedDevice:
 
     def ignores_this_wait(self) -> bool:
         """Whether the line of ours that waits is the deaf one."""
+        if self.recording:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing (simulated)")
         frame = sys._getframe(2)
         line = (Path(frame.f_code.co_filename).name, frame.f_lineno)
         self.waits.add(line)
@@ -266,12 +217,6 @@ class SimulatedDevice:
     def _forbid_races(self) -> None:
         if self.races:
             raise Race(self.races[0])
-
-
-def learn(known: Clock, more: Clock) -> None:
-    """Add to what is known to be over."""
-    for stream, number in more.items():
-        known[stream] = max(known.get(stream, 0), number)
 
 
 def _start_of(part: Tensor) -> int:

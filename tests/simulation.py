@@ -58,6 +58,8 @@ def simulating(**described: Any) -> Iterator[SimulatedDevice]:
 
 
 def _forget() -> None:
+    """What was compiled for another device is not for this one."""
+    torch.compiler.reset()
     device_of.cache_clear()
     transfers_of.cache_clear()
 

@@ -23,9 +23,11 @@ from reroll.backends.disk import DiskTier
 from reroll.backends.host import HostTier
 from reroll.backends.pinned import Pool
 from reroll.backends.storage import Tier, payloads
-from reroll.backends.transfers import background_of, transfers_of
+from reroll.backends.streams import background_of
+from reroll.backends.transfers import transfers_of
 from reroll.errors import ShortageError, StorageError, UnsupportedError
-from simulated import Race, SimulatedDevice
+from simulated import SimulatedDevice
+from simulated_streams import Race
 from simulation import CPU, simulating
 
 BUSY = 60  # calls of a tier

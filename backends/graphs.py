@@ -1,0 +1,210 @@
+"""Halves of segments recorded as CUDA graphs: one launch in place of one for every kernel.
+
+A recorded half reads and writes the same memory each time: its inputs are copied there, and of its results what lasts
+beyond the next call is copied out. Operands that are the same for all segments of a call are copied once (``hold``).
+All recordings of a device share one pool of memory. A replay takes random numbers from torch's generator.
+
+A recording is used only if its first replay gives, bit for bit, what the same kernels gave one by one. Why not torch's
+own cudagraph trees: they record anew for every set of results that are still alive, so for every step of a schedule.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from reroll.backends.codecs import is_dense
+from reroll.backends.randomness import random_state, set_random_state
+from reroll.backends.shortages import is_shortage
+from reroll.errors import RerollWarning
+
+if TYPE_CHECKING:
+    from reroll.backends.lowering import Boxed
+    from reroll.backends.streams import Device, Event
+
+Lasts = Callable[[int], bool]
+"""Whether a result, by its number, is needed when the same half runs next."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recording:
+    """A half as it was recorded. ``aliases``: results that are memory of an input, and of which."""
+
+    inputs: tuple[Tensor, ...]
+    results: tuple[Tensor | None, ...]
+    aliases: dict[int, int]
+    again: Callable[[], None]
+
+    def takes(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether it can run on these: they are laid out as those it was recorded with."""
+        return all(_alike(own, value) for own, value in zip(self.inputs, inputs, strict=True))
+
+    def replay(self, inputs: list[Any], lasts: Lasts) -> list[Any]:
+        """Run it on other inputs, which are taken out of the list."""
+        given = list(inputs)
+        inputs.clear()
+        for own, value in zip(self.inputs, given, strict=True):
+            if not _same_place(own, value):
+                own.copy_(value)
+        self.again()
+        return [self._result(number, given, lasts) for number in range(len(self.results))]
+
+    def _result(self, number: int, given: Sequence[Tensor], lasts: Lasts) -> Tensor | None:
+        result = self.results[number]
+        if result is None:
+            return None
+        if number in self.aliases:
+            own, value = self.inputs[self.aliases[number]], given[self.aliases[number]]
+            start = result.storage_offset() - own.storage_offset() + value.storage_offset()
+            return value.as_strided(result.shape, result.stride(), start)
+        return result.clone() if lasts(number) else result
+
+
+class Graphs:
+    """The recordings of all halves of a recurrence's segments. Without a ``device`` halves just run."""
+
+    def __init__(self, device: Device | None, where: str = "", random: bool = False) -> None:
+        self.device, self._where, self._random = device, where, random
+        self._recordings: dict[Hashable, Recording | None] = {}
+        self._held: dict[Hashable, tuple[weakref.ref[Tensor], Tensor]] = {}  # what was held last, and our copy
+        self._lock = threading.RLock()
+        self._last: Event | None = None
+
+    @contextmanager
+    def using(self) -> Iterator[None]:
+        """Use the memory of the recordings alone, behind those who have used it, be it on other streams."""
+        if self.device is None:
+            yield
+            return
+        with self._lock:
+            present = self.device.present()
+            if self._last:
+                present.wait_event(self._last)
+            try:
+                yield
+            finally:
+                self._last = present.record_event()
+
+    def hold(self, kind: str, values: Sequence[Tensor]) -> list[Tensor]:
+        """The values where recordings find them, until others of this kind are held."""
+        if self.device is None:
+            return list(values)
+        return [self._hold((kind, number), v) if is_dense(v) else v for number, v in enumerate(values)]
+
+    def play(
+        self, key: Hashable, run: Boxed, inputs: list[Any], lasts: Lasts, onto: Callable[[], Sequence[Any]] = tuple
+    ) -> list[Any]:
+        """The results of a half, recorded the first time. Takes the inputs out of the list.
+
+        onto: for the first inputs memory where they may be copied, if they are not in one place each time.
+        """
+        if self.device is None:
+            return list(run(inputs))
+        if key not in self._recordings:
+            return self._record(key, run, inputs, onto())
+        recording = self._recordings[key]
+        if recording is None or not recording.takes(inputs):
+            return list(run(inputs))
+        return recording.replay(inputs, lasts)
+
+    def results(self, key: Hashable) -> Sequence[Any]:
+        """The memory of a recorded half's results; those that are memory of its inputs are None."""
+        recording = self._recordings.get(key)
+        if recording is None:
+            return ()
+        return [None if number in recording.aliases else each for number, each in enumerate(recording.results)]
+
+    def _hold(self, key: Hashable, value: Tensor) -> Tensor:
+        known = self._held.get(key)
+        own = known[1] if known and _alike(known[1], value) else torch.empty_like(value)
+        if known is None or known[0]() is not value or known[1] is not own:
+            own.copy_(value)
+        self._held[key] = weakref.ref(value), own
+        return own
+
+    def _record(self, key: Hashable, run: Boxed, inputs: list[Any], onto: Sequence[Any]) -> list[Any]:
+        """Run a half, and record it if it can be. Gives what it gave before it was recorded."""
+        given = list(inputs)
+        before = random_state(given) if self._random else None
+        expected = list(run(inputs))
+        after = random_state(given) if self._random else None
+        self._recordings[key] = None
+        reason = _unrecordable([*given, *expected])
+        if reason is None:
+            try:
+                self._recordings[key], reason = self._recorded(run, given, expected, onto, before)
+            except RuntimeError as error:
+                if is_shortage(error):
+                    raise
+                reason = str(error).splitlines()[0]
+        if after is not None:
+            set_random_state(after)
+        if reason:
+            text = (
+                f"Segments of the loop at {self._where} are launched kernel by kernel, as they cannot be recorded as a "
+                f"CUDA graph: {reason}. That is slower, nothing else; cuda_graphs=False says that it is meant."
+            )
+            warnings.warn(text, RerollWarning, stacklevel=2)
+        return expected
+
+    def _recorded(
+        self, run: Boxed, given: Sequence[Tensor], expected: Sequence[Any], onto: Sequence[Any], before: Any
+    ) -> tuple[Recording | None, str | None]:
+        assert self.device is not None
+        places = [*onto, *[None] * (len(given) - len(onto))]
+        inputs = tuple(self._place(value, place) for value, place in zip(given, places, strict=True))
+        results, again = self.device.record(lambda: list(run(list(inputs))))
+        starts = {own.untyped_storage().data_ptr(): number for number, own in enumerate(inputs)}
+        found = {n: starts.get(each.untyped_storage().data_ptr()) for n, each in enumerate(results) if each is not None}
+        aliases = {number: of for number, of in found.items() if of is not None}
+        for own, value in zip(inputs, given, strict=True):
+            if not _same_place(own, value):
+                own.copy_(value)
+        if before is not None:
+            set_random_state(before)
+        again()
+        if not all(_same_bits(*pair) for pair in zip(results, expected, strict=True)):
+            return None, "its kernels do not give the same bits each time"
+        return Recording(inputs, tuple(results), aliases, again), None
+
+    def _place(self, value: Tensor, place: Tensor | None) -> Tensor:
+        """Where a recording reads an input."""
+        storage = value.untyped_storage().data_ptr()
+        if any(own.untyped_storage().data_ptr() == storage for _, own in self._held.values()):
+            return value
+        if place is not None and _alike(place, value):
+            return place
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
+def _unrecordable(values: Sequence[Any]) -> str | None:
+    """Why a half cannot be recorded, if what it takes or gives says that."""
+    tensors = [value for value in values if value is not None]
+    if not all(isinstance(value, Tensor) for value in tensors):
+        return "it takes or gives numbers"
+    devices = sorted({str(value.device) for value in tensors})
+    return f"its values are on {' and '.join(devices)}" if len(devices) > 1 else None
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
+
+
+def _same_place(one: Tensor, other: Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr() and _alike(one, other)
+
+
+def _same_bits(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    if one.is_complex():
+        one, other = torch.view_as_real(one), torch.view_as_real(other)
+    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))

@@ -1,0 +1,279 @@
+"""Recorded segments, on a simulated device, give what the same kernels give one by one: bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import reroll
+from agreement import QUICK, Results, compare, differences, results
+from networks import RecurrentLIF
+from reroll.backends import graphs
+from reroll.backends.executable import Executable
+from reroll.backends.graphs import Recording
+from reroll.errors import RerollWarning
+from simulated import SimulatedDevice
+from simulated_streams import Race
+from simulation import simulating
+
+T, B, I = 19, 4, 6  # noqa: E741
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "store_all": {},
+    "standard": {"chunk": 4},
+    "double": {"chunk": 4, "slots": 2, "remote": "host"},
+    "revolve": {"slots": 3},
+}
+
+
+class Dropped(nn.Module):
+    """A GRU whose states are dropped out, with a readout of every step and of the last state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.out = nn.GRUCell(I, 5), nn.Linear(5, 2)
+
+    def forward(self, x_TBI: Tensor) -> tuple[Tensor, Tensor]:
+        h_BH, rows = x_TBI.new_zeros(x_TBI.shape[1], 5), []
+        for t in range(x_TBI.shape[0]):
+            h_BH = nn.functional.dropout(self.cell(x_TBI[t], h_BH), 0.3, training=self.training)
+            rows.append(self.out(h_BH))
+        return torch.stack(rows), h_BH
+
+
+class Momentum(nn.Module):
+    """Carries that pass through a step unchanged, or as views of others; a weight that is made in every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(I, I))
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        first = old = new = x_TBI[0]
+        mixed = self.weight.tanh() @ self.weight
+        for t in range(x_TBI.shape[0]):
+            old, new = new, torch.tanh(new @ mixed.t() + old * x_TBI[t] + first)
+        return new + old
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "lif": lambda: RecurrentLIF(I, 8, 3),
+    "dropped": Dropped,
+    "momentum": Momentum,
+}
+
+
+@pytest.fixture(autouse=True)
+def _wide(double_precision: None) -> None:
+    """Compare in float64."""
+
+
+def spikes(steps: int = T) -> Tensor:
+    return (torch.rand(steps, B, I) < 0.4).double() * 2
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_those_of_eager(name: str, schedule: str) -> None:
+    options = {"schedule": schedule, **SCHEDULES[schedule], "verify": True}
+    with simulating() as device:
+        found, _ = compare(MODELS[name](), [spikes()], calls=3, **options)
+    assert not found
+    assert device.replays > 20 > device.recordings > 1
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("schedule", ["store_all", "double"])
+def test_recorded_kernels_of_inductor_give_the_same_bits(schedule: str) -> None:
+    model, given = RecurrentLIF(I, 8, 3), [spikes()]
+    options = {**QUICK, "schedule": schedule, **SCHEDULES[schedule], "lowering": "inductor"}
+    found: list[Results] = []
+    for recorded in (True, False):
+        twin = copy.deepcopy(model)
+        with simulating() as device:
+            run = torch.compile(twin, backend="reroll", options={**options, "cuda_graphs": recorded})
+            found.append(results(run, twin, given, calls=2))
+        assert (device.recordings > 0) is recorded
+    assert not differences(found[0], found[1], 0.0)
+
+
+@pytest.mark.parametrize("wrong", ["never", "no tapes", "no aliases"])
+def test_what_lasts_is_copied_and_must_be(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the tests above would see if it were not."""
+    right = Recording._result
+
+    def result(self: Recording, number: int, given: Any, lasts: Any) -> Tensor | None:
+        if wrong == "no aliases":
+            return self.results[number]
+        return right(self, number, given, (lambda n: False) if wrong == "never" else (lambda n: n < 2 and lasts(n)))
+
+    monkeypatch.setattr(Recording, "_result", result)
+    with simulating():
+        found = [compare(make(), [spikes()], calls=2, schedule="store_all")[0] for make in MODELS.values()]
+    assert any(found)
+
+
+def test_tapes_of_one_segment_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Executable] = []
+    inner = Executable.of
+
+    def noted(*args: Any) -> Executable:
+        made.append(inner(*args))
+        return made[-1]
+
+    monkeypatch.setattr(Executable, "of", noted)
+    with simulating():
+        compare(RecurrentLIF(I, 8, 3), [spikes(16)], schedule="standard", chunk=2)
+        compare(RecurrentLIF(I, 8, 3), [spikes(16)], schedule="store_all")
+    standard, store_all = made
+    assert len(standard.passing) > 0
+    assert not store_all.passing
+
+
+def trained(run: Any, model: nn.Module, train: Callable[[Any, nn.Module], Iterator[Tensor]]) -> Results:
+    model.zero_grad()
+    torch.manual_seed(3)
+    found = {f"output {i}": value.detach().clone() for i, value in enumerate(train(run, model))}
+    return found | {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def two_forwards(run: Any, model: nn.Module) -> Iterator[Tensor]:
+    first, second = run(spikes()), run(spikes() + 1)
+    yield from (first, second)
+    first.square().sum().backward()
+    second.pow(3).sum().backward()
+
+
+def reversed_twice(run: Any, model: nn.Module) -> Iterator[Tensor]:
+    out = run(spikes())
+    out.square().sum().backward(retain_graph=True)
+    run(spikes() * 2).sum().backward()
+    out.pow(3).sum().backward()
+    yield out
+
+
+def changing_weights(run: Any, model: nn.Module) -> Iterator[Tensor]:
+    for _ in range(3):
+        out = run(spikes())
+        out.square().sum().backward()
+        yield out
+        with torch.no_grad():
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.sub_(0.1 * parameter.grad.clamp(-1, 1))
+
+
+def kept_gradients(run: Any, model: nn.Module) -> Iterator[Tensor]:
+    given = [spikes().requires_grad_() for _ in range(3)]
+    for each in given:
+        run(each).square().sum().backward()
+    yield from (each.grad for each in given if each.grad is not None)
+
+
+@pytest.mark.parametrize("train", [two_forwards, reversed_twice, changing_weights, kept_gradients])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", ["lif", "momentum"])
+def test_calls_do_not_disturb_each_other(name: str, schedule: str, train: Any) -> None:
+    model = MODELS[name]()
+    twin = copy.deepcopy(model)
+    expected = trained(model, model, train)
+    with simulating() as device:
+        options = {**QUICK, "schedule": schedule, **SCHEDULES[schedule]}
+        run = torch.compile(twin, backend="reroll", fullgraph=True, options=options)
+        assert not differences(trained(run, twin, train), expected)
+    assert device.replays > 10
+
+
+def test_lengths_share_recordings() -> None:
+    model = RecurrentLIF(I, 8, 3)
+    twin = copy.deepcopy(model)
+    with simulating() as device:
+        run = reroll.compile(twin, time_dim=0, **QUICK, schedule="standard", chunk=4)
+        for steps in (12, 20, 28, 20):
+            given = spikes(steps)
+            assert not differences(results(run, twin, [given]), results(model, model, [given]))
+        assert device.recordings <= 4
+
+
+def test_the_memory_of_recordings_is_used_by_one_stream_at_a_time() -> None:
+    lines, first = inspect.getsourcelines(graphs.Graphs.using)
+    (number,) = [first + n for n, line in enumerate(lines) if "wait_event" in line]
+    place = (Path(inspect.getfile(graphs)).name, number)
+
+    def calls_on_two_streams(deaf: Any) -> list[str]:
+        with simulating() as device:
+            device.deaf = deaf
+            model = RecurrentLIF(I, 8, 3)
+            run = torch.compile(model, backend="reroll", options={**QUICK, "schedule": "standard", "chunk": 4})
+            for stream in (*device.computes, *device.computes):
+                device.compute = stream
+                run(spikes()).sum().backward()
+        return device.races
+
+    assert not calls_on_two_streams(None)
+    with pytest.raises(Race, match="another stream"):
+        calls_on_two_streams(place)
+
+
+def refusing(device: SimulatedDevice) -> str:
+    def record(run: Any) -> Any:
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+    device.record = record  # type: ignore[method-assign]
+    return "not permitted when stream is capturing"
+
+
+def unsteady(device: SimulatedDevice) -> str:
+    inner = device.record
+
+    def record(run: Any) -> Any:
+        made, again = inner(run)
+
+        def otherwise() -> None:
+            again()
+            assert made[0] is not None
+            made[0].mul_(1 + 1e-15)
+
+        return made, otherwise
+
+    device.record = record  # type: ignore[method-assign]
+    return "do not give the same bits"
+
+
+@pytest.mark.parametrize("break_it", [refusing, unsteady])
+def test_what_cannot_be_recorded_is_run_and_said(break_it: Callable[[SimulatedDevice], str]) -> None:
+    model, given = Dropped(), [spikes()]
+    twin = copy.deepcopy(model)
+    with simulating() as device, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        why = break_it(device)
+        run = torch.compile(twin, backend="reroll", options={**QUICK, "schedule": "standard", "chunk": 4})
+        found = results(run, twin, given, calls=2)
+    assert not differences(found, results(model, model, given, calls=2))
+    texts = [str(each.message) for each in said if issubclass(each.category, RerollWarning)]
+    assert texts
+    assert all("launched kernel by kernel" in text and why in text for text in texts)
+
+
+def test_recording_can_be_turned_off() -> None:
+    with simulating() as device, warnings.catch_warnings():
+        warnings.simplefilter("error", RerollWarning)
+        assert not compare(Dropped(), [spikes()], schedule="standard", chunk=4, cuda_graphs=False)[0]
+    assert (device.recordings, device.replays) == (0, 0)
+
+
+def test_asking_torch_for_graphs_does_no_harm() -> None:
+    model, given = RecurrentLIF(I, 8, 3), [spikes()]
+    twin = copy.deepcopy(model)
+    with simulating() as device:
+        run = torch.compile(twin, backend="reroll", mode="reduce-overhead")
+        found = results(run, twin, given, calls=2)
+    assert not differences(found, results(model, model, given, calls=2))
+    assert device.recordings
