@@ -19,7 +19,7 @@ from reroll.backends.lowering import Segment, has_vectors, lower, prepare, repla
 from reroll.backends.once import Once
 from reroll.backends.progress import progress
 from reroll.backends.storage import STAGING, Tier
-from reroll.backends.streams import background_of, device_of
+from reroll.backends.streams import background_of, device_of, home_of
 from reroll.backends.timing import with_transfers
 from reroll.backends.tracing import Traced, constant_names, trace
 from reroll.backends.values import expected_nbytes
@@ -122,7 +122,7 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
         prepare(each, options.lowering)
     replay, watch = _replays(traced[lengths[0]], options, policy), Watch()
     once = Once(constant_names(recurrence))
-    vectors = has_vectors(options.lowering, recurrence.examples[0].device)
+    vectors = has_vectors(options.lowering, home_of(recurrence.examples))
     context = replace(context, facts=facts, lowering=options.lowering, vectors=vectors)
     lowered = partial(
         lower,
@@ -183,7 +183,7 @@ def plan(
         waiting=(needs.staged + 1) * needs.carry,
         moving=earlier.moving if earlier else partial(_moving, kernels, recurrence, options),
     )
-    device = recurrence.examples[0].device.type
+    device = home_of(recurrence.examples).type
     choice = choose(recurrence.steps, length, options, device, demand, beside)
     context, program, tally, prediction = planned(choice.schedule, choice.problem)
     own = [name for name in passes_of(options) if name in DEFAULT_PASSES]

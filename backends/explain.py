@@ -11,6 +11,7 @@ from reroll.backends.calibrate import calibrate
 from reroll.backends.dynamo import EXPLAINING, Graph, Reached
 from reroll.backends.footprints import operand_gradients
 from reroll.backends.randomness import random_numbers_kept
+from reroll.backends.streams import background_of
 from reroll.backends.timing import clocked
 from reroll.backends.values import expected_nbytes
 from reroll.costs import Costs
@@ -125,7 +126,7 @@ def _loop(built: Built, around: int, costs: Costs | str) -> Loop:
         costs=None if isinstance(costs, str) else costs,
         budget=built.choice.allowed,
         alternatives=() if isinstance(costs, str) else alternatives(built, costs),
-        measured_seconds=None if recurrence.examples[0].is_cuda else executable.clock.seconds,
+        measured_seconds=None if background_of(recurrence.examples) else executable.clock.seconds,
         lowering=built.options.lowering,
         kept=(ledger.carries, ledger.plain_nbytes, ledger.kept_nbytes),
         events=executable.watch.lines,

@@ -11,6 +11,7 @@ from torch import Tensor
 from reroll.backends.available import free_bytes
 from reroll.backends.budgets import within_machine
 from reroll.backends.build import Built, Kernels, compile_kernels, lengths_of, plan, results_of
+from reroll.backends.streams import home_of
 from reroll.errors import BudgetError, OptionError
 from reroll.options import Options
 from reroll.plan import ALONE, Beside, Choice, segment_lengths, steps_run
@@ -40,7 +41,7 @@ def fitting_all(
     beside: from what the recurrences give, by their names. Raises BudgetError if a recurrence does not get enough.
     """
     shares, pairs = ALONE, list(zip(kernels_of, recurrences, strict=True))
-    options = within_machine(options, recurrences[0].examples[0].device) if pairs else options
+    options = within_machine(options, home_of(recurrences[0].examples)) if pairs else options
     if options.memory_budget is not None and pairs:
         results = {}
         for kernels, each in pairs:
@@ -57,7 +58,7 @@ def automatic_budget(recurrence: Recurrence) -> int:
 
     Raises OptionError where the system does not say it.
     """
-    device = recurrence.examples[0].device
+    device = home_of(recurrence.examples)
     free = free_bytes(device)
     if free is None:
         raise OptionError(

@@ -55,13 +55,12 @@ def measure(fn: Callable[[], Any], exclude: Iterable[nn.Module | Tensor] = ()) -
     Warm up before: compilation at the first call would count, of which a RerollWarning tells.
     """
     tensors = list(_tensors(exclude))
-    on_gpu = torch.cuda.is_available() and torch.cuda.memory_allocated()
+    on_gpu = any(torch.cuda.memory_allocated(device) for device in _devices())
     with telling_of_compilation("reroll.measure"):
         peak = (_cuda_peak if on_gpu else _cpu_peak)(fn, tensors)
     wall, seconds = time.perf_counter(), time.process_time()
     result = fn()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    _settle()
     return Measurement(peak, time.process_time() - seconds, time.perf_counter() - wall, result)
 
 
@@ -124,13 +123,24 @@ def peak_of(events: Sequence[Event], excluded: set[int]) -> tuple[int, int]:
 def _cuda_peak(fn: Callable[[], Any], exclude: list[Tensor]) -> int:
     """Gradients that are excluded are taken off the peak, as if they had been there when it was reached."""
     before = {id(tensor): tensor.grad for tensor in exclude}
-    devices = range(torch.cuda.device_count())
-    torch.cuda.synchronize()
+    devices = _devices()
+    _settle()
     start = sum(torch.cuda.memory_allocated(device) for device in devices)
     for device in devices:
         torch.cuda.reset_peak_memory_stats(device)
     fn()
-    torch.cuda.synchronize()
+    _settle()
     peak = sum(torch.cuda.max_memory_allocated(device) for device in devices)
     made = [tensor.grad for tensor in exclude if tensor.grad is not None and tensor.grad is not before[id(tensor)]]
     return peak - start - sum(grad.nbytes for grad in made if grad.is_cuda)
+
+
+def _devices() -> range:
+    """The CUDA devices, if this process uses any."""
+    return range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
+
+
+def _settle() -> None:
+    """Wait for what was left to CUDA devices."""
+    for device in _devices():
+        torch.cuda.synchronize(device)

@@ -34,7 +34,7 @@ def random_numbers_kept() -> Iterator[None]:
     """Put back the states of Python's, numpy's and torch's generators afterwards."""
     python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002  # the state that users share
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
             yield
     finally:
         random.setstate(python)

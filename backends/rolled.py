@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -131,7 +132,7 @@ class _Reversible(torch.autograd.Function):
         examples = enumerate(executable.recurrence.examples)
         laid_out = [plain[i] if i in loose else conform(plain[i], like) for i, like in examples]
         start = Start.of(executable, laid_out)
-        with torch.autocast(_device(plain), enabled=False):
+        with _as_traced(plain):
             run, (last, ys) = rolled.played(start, training)
         ctx.set_materialize_grads(False)
         ctx.rolled, ctx.start, ctx.run = rolled, start, run
@@ -159,7 +160,7 @@ class _Reversible(torch.autograd.Function):
             )
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
         held, ctx.run = [ctx.run] if ctx.run else [], None
-        with torch.autocast(_device(operands), enabled=False):
+        with _as_traced(operands):
             run, results = ctx.rolled.reversed(start, held, grads, keep)
         ctx.run, ctx.start = (run, start) if keep else (None, None)
         given = zip(results, ctx.needs_input_grad[2:], strict=True)
@@ -173,5 +174,10 @@ def conform(value: Tensor, like: Tensor) -> Tensor:
     return torch.empty_strided(value.shape, like.stride(), dtype=value.dtype, device=value.device).copy_(value)
 
 
-def _device(tensors: Any) -> str:
-    return next((tensor.device.type for tensor in tensors), "cpu")
+@contextmanager
+def _as_traced(operands: Sequence[Tensor]) -> Iterator[None]:
+    """Without autocast, on all devices of the operands: what it does is in the segments already."""
+    with ExitStack() as stack:
+        for kind in sorted({operand.device.type for operand in operands}):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield

@@ -119,6 +119,11 @@ def device_of(device: torch.device) -> Device | None:
     return kind(device) if kind else None
 
 
+def home_of(values: Sequence[Placed]) -> torch.device:
+    """Where a loop works: the device of its values that works in the background, if there is one, else the first's."""
+    return background_of(values) or values[0].device
+
+
 def background_of(values: Sequence[Placed]) -> torch.device | None:
     """The device that works in the background among those of some values; None if there is none.
 

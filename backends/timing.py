@@ -14,7 +14,9 @@ from torch import Tensor
 from reroll.backends.calibrate import calibrate, seconds_of
 from reroll.backends.gradients import Gradients
 from reroll.backends.lowering import Segment
+from reroll.backends.randomness import random_numbers_kept
 from reroll.backends.shortages import is_shortage
+from reroll.backends.streams import background_of
 from reroll.costs import SegmentSeconds
 from reroll.errors import UnsupportedError
 from reroll.program import pieces
@@ -54,7 +56,7 @@ def segment_seconds(executable: Executable) -> dict[int, SegmentSeconds]:
     The same kernels run forward whether their tape is kept or not. What is a matter of the values (the density of
     spikes) can be otherwise in training. Raises UnsupportedError if a segment does not take such numbers.
     """
-    with torch.no_grad(), torch.random.fork_rng():
+    with torch.no_grad(), random_numbers_kept():
         try:
             return {steps: _seconds(executable, segment) for steps, segment in executable.segments.items()}
         except (RuntimeError, ValueError, IndexError) as error:
@@ -114,8 +116,8 @@ def clocked(executable: Executable, tally: Tally) -> dict[int, SegmentSeconds]:
     So what is done between segments is in them. ``tally`` is that of the program that was played.
     """
     found, clock = segment_seconds(executable), executable.clock
-    if clock.forward is None or clock.backward is None or executable.recurrence.examples[0].is_cuda:
-        return found  # the clock does not wait for a GPU
+    if clock.forward is None or clock.backward is None or background_of(executable.recurrence.examples):
+        return found  # the clock does not wait for a device
     steps, lengths = executable.recurrence.steps, executable.segments
     ahead = sum(found[length].forward * count for length, count in pieces(steps, lengths))
     back = sum(found[length].backward * count for length, count in pieces(steps, lengths))

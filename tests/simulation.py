@@ -27,8 +27,18 @@ CPU = torch.device("cpu")
 
 @contextmanager
 def simulating(**described: Any) -> Iterator[SimulatedDevice]:
-    """Let the CPU be a simulated device inside. Raises Race where memory is used while it may be copied."""
-    device = SimulatedDevice(**described)
+    """Let the CPU be a simulated device inside. Raises Race where memory is used while it may be copied.
+
+    What was compiled for another device is forgotten.
+    """
+    torch.compiler.reset()
+    with _being(SimulatedDevice(**described)) as device:
+        yield device
+    torch.compiler.reset()
+
+
+@contextmanager
+def _being(device: SimulatedDevice) -> Iterator[SimulatedDevice]:
     played, views = Run._play, disk._views
 
     def play(run: Run, instruction: Any) -> None:
@@ -58,8 +68,6 @@ def simulating(**described: Any) -> Iterator[SimulatedDevice]:
 
 
 def _forget() -> None:
-    """What was compiled for another device is not for this one."""
-    torch.compiler.reset()
     device_of.cache_clear()
     transfers_of.cache_clear()
 
@@ -97,8 +105,13 @@ class DryRun(Run):
 
 
 def check_races(executable: Executable) -> int:
-    """Play the program of a recurrence on a simulated device. Raises Race. Gives the number of copies."""
+    """Play the program of a recurrence on a simulated device, if it will not run on one anyway. Raises Race.
+
+    Gives the number of copies.
+    """
+    if "cpu" in streams.KINDS:
+        return 0
     dry = replace(executable, tiers={name: HostTier() for name in executable.tiers})
-    with simulating() as device:
+    with _being(SimulatedDevice()) as device:
         DryRun(dry).played()
     return device.copies
