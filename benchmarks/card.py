@@ -34,7 +34,7 @@ from card_lengths import longest
 from card_measure import known_jax, measure
 from card_meter import meter_of
 from card_plot import draw_all
-from card_points import NETWORKS, points
+from card_points import CUDNN, EVERYONE, NETWORKS, SPIKINGJELLY, points
 from card_session import Session
 from measuring import machine
 
@@ -77,7 +77,7 @@ def parse(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of the result")
     parser.add_argument("--seconds", type=float, default=480.0, help="begin nothing that would end later")
     parser.add_argument("--only", nargs="*", default=list(NETWORKS), choices=list(NETWORKS), help="networks")
-    parser.add_argument("--contenders", nargs="*", help="only these")
+    parser.add_argument("--contenders", nargs="*", choices=(*EVERYONE, CUDNN, SPIKINGJELLY), help="only these")
     parser.add_argument("--jax", default=sys.executable if known_jax() else None, help="a Python with jax and equinox")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, eager lowering: shows that it runs")
     parser.add_argument("--show", action="store_true", help="measure nothing; tables and plots from the result file")
@@ -108,7 +108,8 @@ def main(given: list[str]) -> dict[str, Any]:
 
 
 def shown(result: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Print and draw a result."""
+    """Print and draw a result, also one of a run that was ended before it came to its figures."""
+    result["figures"] = figures(result)
     show(result)
     draw_all(result, path)
     return result

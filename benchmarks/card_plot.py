@@ -33,14 +33,12 @@ SHOWN: Styles = {
 def draw_all(result: dict[str, Any], path: Path) -> None:
     """Beside ``path``: ``..._memory.png`` and ``..._length.png``; nothing of what was not measured."""
     rows = result["figures"]["rows"]
-    panels = {
-        result["points"][key]["network"]: {"steps": result["points"][key]["steps"], "contenders": row}
-        for key, row in reversed(rows.items())  # of several lengths the first
-        if any(each["median_ratio"] is not None for each in row.values())
-    }
-    for panel in panels.values():
-        compared = panel["contenders"].items()
-        panel["contenders"] = {name: each for name, each in compared if each["median_ratio"] is not None}
+    panels: dict[str, Any] = {}
+    for key, row in rows.items():
+        point = result["points"][key]
+        compared = {name: each for name, each in row.items() if each["median_ratio"] is not None}
+        if compared:  # of several lengths the first
+            panels.setdefault(point["network"], {"steps": point["steps"], "contenders": compared})
     if panels:
         draw(panels, path.with_name(f"{path.stem}_memory.png"), SHOWN, "time, eager = 1")
     if result["figures"]["per_step_us"]:
@@ -54,14 +52,14 @@ def _lengths(per_step: dict[str, dict[str, float]], path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axis = plt.subplots(figsize=(7, 5))
+    figure, axis = plt.subplots(figsize=(9, 5))
     for name, (colour, marker) in SHOWN.items():
         points = sorted((int(steps), us) for steps, us in per_step.get(name, {}).items())
         if points:
             axis.plot(*zip(*points, strict=True), color=colour, marker=marker, label=name)
     axis.set(xscale="log", yscale="log", xlabel="steps T", ylabel="time of a step, us")
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
+    axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     plt.close(figure)

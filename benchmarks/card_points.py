@@ -27,6 +27,7 @@ OURS: Mapping[str, Mapping[str, Any]] = {
 }
 THEIRS = (EAGER, CHECKPOINT, SEGMENTS, CHECKPOINTED_SEGMENTS)
 FEW = (EAGER, CHECKPOINT, SEGMENTS, "store_all", "standard", "remote (host)", "double (host)", "auto")
+EVERYONE = (*THEIRS, *OURS, *JAX)
 LONG = ("double (host)", "store_all", "remote (host)", "standard", "auto", EAGER, CHECKPOINT)
 LENGTHS, QUICK_LENGTH = (4_096, 16_384, 65_536), 256
 
@@ -81,13 +82,12 @@ def points(quick: bool, networks: Sequence[str], contenders: Sequence[str] | Non
 
     contenders: only these, if any are named.
     """
-    everyone = (*THEIRS, *OURS, *JAX)
     found = [
-        Point(RECURRENT, 1_024, 128, 1_024, everyone, 5),
+        Point(RECURRENT, 1_024, 128, 1_024, EVERYONE, 5),
         Point(RECURRENT, LENGTHS[0], 128, 1_024, FEW, 2),
-        Point(LSTM, 512, 128, 1_024, (*everyone, CUDNN), 5),
-        Point(FEED_FORWARD, 512, 128, 1_024, (*everyone, SPIKINGJELLY), 5),
-        Point(CONVOLUTIONAL, 128, 128, 0, everyone, 5),
+        Point(LSTM, 512, 128, 1_024, (*EVERYONE, CUDNN), 5),
+        Point(FEED_FORWARD, 512, 128, 1_024, (*EVERYONE, SPIKINGJELLY), 5),
+        Point(CONVOLUTIONAL, 128, 128, 0, EVERYONE, 5),
         *(Point(RECURRENT, steps, 128, 1_024, LONG, 0) for steps in LENGTHS[1:]),
         Point(RECURRENT, 256, 128, 1_024, FEW, 3),
     ]

@@ -34,7 +34,7 @@ def draw(result: dict[str, Any], path: Path, shown: Styles = SHOWN, time: str = 
 
     columns = min(len(result), 4)
     rows = math.ceil(len(result) / columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(4 * columns, 3.4 * rows), squeeze=False)
+    figure, axes = plt.subplots(rows, columns, figsize=(4 * columns, 3.4 * rows + 0.6), squeeze=False)
     for axis in axes.flat:
         axis.set_visible(False)
     for axis, (name, each) in zip(axes.flat, result.items(), strict=False):
@@ -51,7 +51,9 @@ def draw(result: dict[str, Any], path: Path, shown: Styles = SHOWN, time: str = 
         axis.set_xlabel("local peak, MB")
         axis.set_ylabel(time)
     named = {label: each for axis in axes.flat for each, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(named.values(), named, loc="lower center", ncol=5, fontsize=8)
-    figure.tight_layout(rect=(0, 0.09, 1, 1))
+    width = min(2 * columns, 5)
+    figure.legend(named.values(), named, loc="lower center", ncol=width, fontsize=8)
+    below = 0.2 + 0.2 * math.ceil(len(named) / width)  # inches
+    figure.tight_layout(rect=(0, below / (3.4 * rows + below), 1, 1))
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -3,7 +3,7 @@
 import importlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,7 @@ def test_peer_processes_tell_their_own_seconds(card: Card) -> None:
 
 
 @pytest.fixture
-def sessions(tmp_path: Path) -> Iterator[Any]:
+def sessions(tmp_path: Path) -> Callable[..., Any]:
     session, card_meter = (importlib.import_module(name) for name in ("card_session", "card_meter"))
     where = {"device": "cpu", "quick": True, "torch": torch.__version__}
 
@@ -115,7 +115,7 @@ def row(session: Any) -> dict[str, Any]:
     return entries
 
 
-def test_a_contender_that_fails_is_recorded_and_the_others_go_on(sessions: Any) -> None:
+def test_a_contender_that_fails_is_recorded_and_the_others_go_on(sessions: Callable[..., Any]) -> None:
     session = sessions()
     first, second = row(session).setdefault("first", {}), row(session).setdefault("second", {})
 
@@ -129,7 +129,9 @@ def test_a_contender_that_fails_is_recorded_and_the_others_go_on(sessions: Any) 
     assert found["second"]["seconds"] == ["nan"]
 
 
-def test_a_device_that_is_broken_ends_the_run_after_the_error_is_saved(sessions: Any, card: Card) -> None:
+def test_a_device_that_is_broken_ends_the_run_after_the_error_is_saved(
+    sessions: Callable[..., Any], card: Card
+) -> None:
     session = sessions()
     session.meter, card.broken = meter(), True
 
@@ -141,14 +143,14 @@ def test_a_device_that_is_broken_ends_the_run_after_the_error_is_saved(sessions:
     assert "illegal memory access" in saved(session)["points"]["a"]["contenders"]["first"]["error"]
 
 
-def test_what_would_end_too_late_is_left_out_and_named(sessions: Any) -> None:
+def test_what_would_end_too_late_is_left_out_and_named(sessions: Callable[..., Any]) -> None:
     session = sessions(seconds=5)
     assert not session.attempt(row(session).setdefault("first", {}), "first", dict, expected=6.0)
     assert saved(session)["left_out"] == [{"what": "first", "why": "5 s are left, and it may take 6 s"}]
     assert sessions().result["left_out"] == []
 
 
-def test_a_measurement_in_which_the_process_ended_is_tried_once_more(sessions: Any) -> None:
+def test_a_measurement_in_which_the_process_ended_is_tried_once_more(sessions: Callable[..., Any]) -> None:
     for tries in (0, 1):
         session = sessions()
         entry = row(session).setdefault("first", {})
@@ -159,7 +161,7 @@ def test_a_measurement_in_which_the_process_ended_is_tried_once_more(sessions: A
     assert "The process ended during this measurement" in row(sessions())["first"]["error"]
 
 
-def test_a_file_of_another_card_is_refused(sessions: Any) -> None:
+def test_a_file_of_another_card_is_refused(sessions: Callable[..., Any]) -> None:
     sessions().save()
     with pytest.raises(ValueError, match=r"measured with device 'cpu' and not 'NVIDIA H200'.*--out"):
         sessions(device="NVIDIA H200")
