@@ -170,7 +170,8 @@ def _peers(measured: Measured, jax: str | None) -> Iterator[None]:
         for name in wanted:
             told = peers.told.get(name, begun)
             if told:
-                measured.entries[name].update({"seconds": [], **told})
+                compared = {"compared_with": measured.reference[0], "run": begun.get("run")}
+                measured.entries[name].update({"seconds": [], **compared, **told})
         measured.steps.update({name: step for name, step in peers.steps.items() if name in wanted})
         yield
     finally:

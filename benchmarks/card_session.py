@@ -78,7 +78,7 @@ class Session:
         begin = time.monotonic()
         found = _tried(measure)
         entry.clear()
-        entry.update(found, took_s=time.monotonic() - begin)
+        entry.update(found, took_s=time.monotonic() - begin, run=len(self.result["runs"]) - 1)
         self.save()
         said = found.get("error") or found.get("absent") or "measured"
         print(f"{what}: {str(said).splitlines()[0][:160]}, {entry['took_s']:.1f} s, {self.left:.0f} left", flush=True)

@@ -212,3 +212,21 @@ def test_overlap_is_told_only_of_equal_plans() -> None:
     assert figures.figures(result)["overlap"] == {"a": {"remote (host)": 1.5}}
     entries["remote (host)"]["plan"] = "remote (segment 8, chunk 16, host)"
     assert figures.figures(result)["overlap"] == {"a": {}}
+
+
+def test_what_jax_cannot_run_does_not_stop_its_other_ways(tmp_path: Path) -> None:
+    """A stand-in for its process prints what ``speed_jax.py`` does, and half a second for every step."""
+    told = [
+        {"name": "JAX lax.scan", "error": "RESOURCE_EXHAUSTED"},
+        {"name": "JAX nested remat", "local_peak_bytes": 7},
+    ]
+    jax = tmp_path / "python"
+    lines = "\n".join(f"echo '{json.dumps(each)}'" for each in told)
+    jax.write_text(f"#!/bin/sh\n{lines}\necho\nwhile read name; do echo 0.5; done\n")
+    jax.chmod(0o755)
+    ways = ["eager BPTT", *(each["name"] for each in told)]
+    small = ["--device", "cpu", "--quick", "--out", str(tmp_path), "--only", "LSTM", "--contenders", *ways]
+    found = importlib.import_module("card").main([*map(str, small), "--jax", str(jax)])["points"]["LSTM, T=24"]
+    assert found["contenders"]["JAX lax.scan"]["error"] == "RESOURCE_EXHAUSTED"
+    assert found["contenders"]["JAX nested remat"]["seconds"] == [0.5]
+    assert len(found["contenders"]["eager BPTT"]["seconds"]) == 1
