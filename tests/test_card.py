@@ -224,9 +224,9 @@ def test_what_jax_cannot_run_does_not_stop_its_other_ways(tmp_path: Path) -> Non
     lines = "\n".join(f"echo '{json.dumps(each)}'" for each in told)
     jax.write_text(f"#!/bin/sh\n{lines}\necho\nwhile read name; do echo 0.5; done\n")
     jax.chmod(0o755)
-    ways = ["eager BPTT", *(each["name"] for each in told)]
+    ways = ["eager BPTT", "JAX lax.scan", "JAX nested remat"]
     small = ["--device", "cpu", "--quick", "--out", str(tmp_path), "--only", "LSTM", "--contenders", *ways]
-    found = importlib.import_module("card").main([*map(str, small), "--jax", str(jax)])["points"]["LSTM, T=24"]
+    found = importlib.import_module("card").main([*small, "--jax", str(jax)])["points"]["LSTM, T=24"]
     assert found["contenders"]["JAX lax.scan"]["error"] == "RESOURCE_EXHAUSTED"
     assert found["contenders"]["JAX nested remat"]["seconds"] == [0.5]
     assert len(found["contenders"]["eager BPTT"]["seconds"]) == 1
