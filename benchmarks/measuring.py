@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import time
@@ -86,13 +87,9 @@ def machine(command: str) -> dict[str, Any]:
     models = [
         line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
     ]
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=Path(__file__).resolve().parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    git, folder = shutil.which("git"), Path(__file__).resolve().parent
+    asked = [git or "", "rev-parse", "--short", "HEAD"]
+    told = subprocess.run(asked, cwd=folder, capture_output=True, text=True, check=False) if git else None
     return {
         "command": command,
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -101,7 +98,7 @@ def machine(command: str) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "commit": commit.stdout.strip(),
+        "commit": told.stdout.strip() if told else "",
         "capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
     }

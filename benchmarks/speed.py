@@ -90,6 +90,8 @@ def row(name: str, rounds: int, core: int | None, jax: str | None) -> Result:
                 found[each]["plan"] = report.loops[0].choice.describe()
                 found[each]["predicted_peak_bytes"] = report.predicted_peak
         with Peers(jax, network, x, expected) as peers:
+            if failed := {each: told["error"] for each, told in peers.told.items() if "error" in told}:
+                raise RuntimeError(f"JAX failed: {failed}")
             found.update(peers.told)
             times = summary(interleaved({**training, **peers.steps}, rounds), EAGER)
         where = profile(training[SINGLE])

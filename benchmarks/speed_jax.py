@@ -2,10 +2,12 @@
 
     python3 -m venv build/jax && build/jax/bin/pip install jax equinox numpy
 
-``python speed_jax.py FILE NETWORK`` reads inputs, parameters and their expected gradients from FILE (numpy's npz), and
-compiles: ``lax.scan``; nested remat, which keeps the carries of segments of about sqrt(T) steps and runs each again;
-and equinox's checkpointed loop with 8 checkpoints. It prints a line of JSON for each, then runs the one that is named
-on a line of its input and prints the CPU seconds that this took. Bytes are the temporaries of the compiled program.
+``python speed_jax.py FILE NETWORK CLOCK`` reads inputs, parameters and their expected gradients from FILE (numpy's
+npz), and compiles: ``lax.scan``; nested remat, which keeps the carries of segments of about sqrt(T) steps and runs each
+again; and equinox's checkpointed loop with 8 checkpoints. It prints a line of JSON for each, then runs the one that is
+named on a line of its input and prints the seconds that this took, of CPU time or on the wall (CLOCK: ``cpu``,
+``wall``). Bytes are the temporaries of the compiled program. Products are float32 throughout, as torch's are. What
+cannot be compiled or run says so in its line, as ``error``.
 """
 
 from __future__ import annotations
@@ -155,30 +157,42 @@ def loss_of(way: Callable[[Parameters, Any], Any], p: Parameters, x: Any) -> Any
     return (way(p, x)[-1] ** 2).mean()
 
 
+def told(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What is found out, or why it is not."""
+    begin = time.perf_counter()
+    try:
+        found = run()
+    except (RuntimeError, ValueError) as error:
+        return {"error": f"{type(error).__name__}: {error}"[:500]}
+    return {"first_step_wall_s": time.perf_counter() - begin, **found}
+
+
 def main() -> None:
     """Compile, say what it takes, and serve."""
+    jax.config.update("jax_default_matmul_precision", "highest")
+    clock = time.perf_counter if sys.argv[3] == "wall" else time.process_time
     with np.load(sys.argv[1]) as file:
         arrays = {name: jnp.asarray(file[name]) for name in file.files}
     x = arrays.pop("x")
     parameters = {name.removeprefix("value."): a for name, a in arrays.items() if name.startswith("value.")}
     initial = tuple(arrays[f"state.{number}"] for number in range(sum(name.startswith("state.") for name in arrays)))
     compiled = {}
-    for name, loss in contenders(STEPS[sys.argv[2]], initial).items():
-        begin = time.perf_counter()
+
+    def first(name: str, loss: Callable[..., Any]) -> dict[str, Any]:
         compiled[name] = jax.jit(jax.grad(loss)).lower(parameters, x).compile()
         found = jax.block_until_ready(compiled[name](parameters, x))
         errors = [abs(found[each] - arrays[f"grad.{each}"]).max() / abs(arrays[f"grad.{each}"]).max() for each in found]
-        told = {
-            "first_step_wall_s": time.perf_counter() - begin,
-            "relative_error": float(max(errors)),
-            "local_peak_bytes": compiled[name].memory_analysis().temp_size_in_bytes,
-        }
-        print(json.dumps({"name": name, "jax": jax.__version__, **told}), flush=True)
+        nbytes = compiled[name].memory_analysis().temp_size_in_bytes
+        return {"relative_error": float(max(errors)), "local_peak_bytes": nbytes}
+
+    for name, loss in contenders(STEPS[sys.argv[2]], initial).items():
+        found = told(partial(first, name, loss))
+        print(json.dumps({"name": name, "jax": jax.__version__, "device": str(x.device), **found}), flush=True)
     print(flush=True)
     for line in sys.stdin:
-        begin = time.process_time()
+        begin = clock()
         jax.block_until_ready(compiled[line.strip()](parameters, x))
-        print(time.process_time() - begin, flush=True)
+        print(clock() - begin, flush=True)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,18 +61,22 @@ class Checkpointed(nn.Module):
 
 
 class CompiledSegments(nn.Module):
-    """A network with ``torch.utils.checkpoint`` over segments of 8 steps, each compiled by inductor."""
+    """A network in segments of 8 steps, each compiled by ``backend``; ``kept``: their tapes, else their carries alone.
 
-    def __init__(self, network: Network) -> None:
+    Without tapes segments run again under ``torch.utils.checkpoint``.
+    """
+
+    def __init__(self, network: Network, *, kept: bool = False, backend: str = "inductor") -> None:
         super().__init__()
-        self.network = network
-        self.segment = torch.compile(network.segment)
+        self.network, self.kept = network, kept
+        self.segment = torch.compile(network.segment, backend=backend, dynamic=False)
 
     def forward(self, x_TBI: Tensor) -> Tensor:
         """The network's result."""
         state = self.network.initial(x_TBI)
+        run = self.segment if self.kept else partial(checkpoint, self.segment, use_reentrant=False)
         for start in range(0, x_TBI.shape[0], 8):
-            state = checkpoint(self.segment, x_TBI[start : start + 8], *state, use_reentrant=False)
+            state = run(x_TBI[start : start + 8], *state)
         return state[-1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import tempfile
 from pathlib import Path
@@ -17,11 +18,14 @@ from torch import Tensor
 class Peers:
     """Inside, the process runs on the cores of this one. Without an interpreter there are no peers.
 
-    ``told``: what is measured once, by name. ``steps``: training steps that give their CPU seconds.
+    ``told``: what is measured once, by name, or the ``error`` there. ``steps``: training steps of the others that give
+    their seconds by ``clock``: "cpu", or "wall" where work is left to a device.
     """
 
-    def __init__(self, python: str | None, network: Network, x: Tensor, expected: list[Tensor]) -> None:
-        self.python, self.network, self.x, self.expected = python, network, x, expected
+    def __init__(
+        self, python: str | None, network: Network, x: Tensor, expected: list[Tensor], clock: str = "cpu"
+    ) -> None:
+        self.python, self.network, self.x, self.expected, self.clock = python, network, x, expected, clock
         self.told: dict[str, dict[str, Any]] = {}
         self.process: subprocess.Popen[str] | None = None
 
@@ -33,8 +37,11 @@ class Peers:
             file = Path(folder) / "network.npz"
             np.savez(file, **self._arrays())
             kind = type(self.network.cell if isinstance(self.network, Gated) else self.network).__name__
-            command = [self.python, script, str(file), kind]
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            command = [self.python, script, str(file), kind, self.clock]
+            shared = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # a card, with this process
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=shared
+            )
             while line := self._line().strip():
                 told = json.loads(line)
                 self.told[told.pop("name")] = told
@@ -47,7 +54,8 @@ class Peers:
     @property
     def steps(self) -> dict[str, Step]:
         """Training steps by name."""
-        return {name: lambda name=name: self._run(name) for name in self.told}  # type: ignore[misc]
+        works = [name for name, told in self.told.items() if "error" not in told]
+        return {name: lambda name=name: self._run(name) for name in works}  # type: ignore[misc]
 
     def _run(self, name: str) -> float:
         assert self.process is not None
@@ -68,8 +76,8 @@ class Peers:
         named = list(self.network.named_parameters())
         states = enumerate(self.network.initial(self.x))
         return {
-            "x": self.x.numpy(),
-            **{f"state.{number}": state.numpy() for number, state in states},
-            **{f"value.{name}": value.detach().numpy() for name, value in named},
-            **{f"grad.{name}": grad.numpy() for (name, _), grad in zip(named, self.expected, strict=True)},
+            "x": self.x.numpy(force=True),
+            **{f"state.{number}": state.numpy(force=True) for number, state in states},
+            **{f"value.{name}": value.numpy(force=True) for name, value in named},
+            **{f"grad.{name}": grad.numpy(force=True) for (name, _), grad in zip(named, self.expected, strict=True)},
         }

@@ -1,12 +1,14 @@
-"""Memory against time of every contender of ``speed.py``, a panel for each network."""
+"""Memory against time of the contenders of ``speed.py`` and ``card.py``, a panel for each network."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-SHOWN = {
+Styles = Mapping[str, tuple[str, str]]
+SHOWN: Styles = {
     "eager BPTT": ("black", "o"),
     "torch.utils.checkpoint": ("tab:gray", "s"),
     "inductor segments, checkpoint": ("tab:gray", "D"),
@@ -19,8 +21,11 @@ SHOWN = {
 }
 
 
-def draw(result: dict[str, Any], path: Path) -> None:
-    """One panel a network: local peak (MB, logarithmic) and CPU time relative to eager's; lower left is better."""
+def draw(result: dict[str, Any], path: Path, shown: Styles = SHOWN, time: str = "CPU time, eager = 1") -> None:
+    """One panel a network: local peak (MB, logarithmic) and time; lower left is better.
+
+    shown: colour and marker by contender; each has ``local_peak_bytes`` and ``median_ratio``. time: what the ratio is.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -29,12 +34,12 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
     columns = min(len(result), 4)
     rows = math.ceil(len(result) / columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(4 * columns, 3.4 * rows), squeeze=False)
+    figure, axes = plt.subplots(rows, columns, figsize=(4 * columns, 3.4 * rows + 0.6), squeeze=False)
     for axis in axes.flat:
         axis.set_visible(False)
     for axis, (name, each) in zip(axes.flat, result.items(), strict=False):
         axis.set_visible(True)
-        for who, (colour, marker) in SHOWN.items():
+        for who, (colour, marker) in shown.items():
             if who in each["contenders"]:
                 of = each["contenders"][who]
                 axis.scatter(of["local_peak_bytes"] / 1e6, of["median_ratio"], color=colour, marker=marker, label=who)
@@ -44,9 +49,11 @@ def draw(result: dict[str, Any], path: Path) -> None:
         axis.set_ylim(bottom=0)
         axis.set_title(f"{name}, T={each['steps']:,}", fontsize=9)
         axis.set_xlabel("local peak, MB")
-        axis.set_ylabel("CPU time, eager = 1")
-    handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncol=5, fontsize=8)
-    figure.tight_layout(rect=(0, 0.09, 1, 1))
+        axis.set_ylabel(time)
+    named = {label: each for axis in axes.flat for each, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    width = min(2 * columns, 5)
+    figure.legend(named.values(), named, loc="lower center", ncol=width, fontsize=8)
+    below = 0.2 + 0.2 * math.ceil(len(named) / width)  # inches
+    figure.tight_layout(rect=(0, below / (3.4 * rows + below), 1, 1))
     figure.savefig(path, dpi=110)
     plt.close(figure)

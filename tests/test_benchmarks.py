@@ -80,6 +80,30 @@ def test_study_at_a_small_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (tmp_path / "study_chunk.png").stat().st_size > 0
 
 
+def test_benchmark_for_cards_at_a_small_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    card = importlib.import_module("card")
+    few = ["eager BPTT", "torch.compile segments", "store_all", "double (host)", "JAX nested remat"]
+    small = ["--device", "cpu", "--quick", "--only", "recurrent LIF", "--out", str(tmp_path), "--contenders", *few]
+    card.main(small)
+    written = json.loads((tmp_path / "card_cpu.json").read_text())
+    assert written["left_out"] == []
+    assert set(written["points"]) == {f"recurrent LIF, T={steps}" for steps in (24, 32, 128)}
+    for name, entry in written["points"]["recurrent LIF, T=128"]["contenders"].items():
+        assert entry["relative_error"] < 1e-5, name
+        assert entry["local_peak_bytes"] > 0
+        assert entry["seconds"]
+    first = written["points"]["recurrent LIF, T=32"]["contenders"]
+    assert set(first) == set(few)
+    assert "absent" in first["JAX nested remat"] or first["JAX nested remat"]["relative_error"] < 1e-5
+    lengths = written["lengths"]["budget"]["contenders"]
+    assert lengths["double (host)"]["steps"] > lengths["eager BPTT"]["steps"] > 100
+    assert all((tmp_path / f"card_cpu_{name}.png").stat().st_size > 0 for name in ("memory", "length"))
+    again = card.main(small)  # what is there is not measured again
+    assert again["points"] == written["points"]
+    assert again["lengths"] == written["lengths"]
+
+
 def test_a_wrong_gradient_ends_the_study(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     study = importlib.import_module("study")

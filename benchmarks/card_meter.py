@@ -1,0 +1,116 @@
+"""What a training step costs on a device: bytes, and seconds until the device is done."""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from measuring import Step
+from torch import nn
+
+import reroll
+from reroll.backends.available import free_bytes
+
+
+@dataclass(frozen=True)
+class Cost:
+    """``local_peak_bytes`` above what was there before, without gradients of parameters; ``seconds`` of the step."""
+
+    local_peak_bytes: int
+    seconds: float
+
+
+class Meter(Protocol):
+    """How steps are measured on a device; ``clock`` is ``wall`` or ``cpu``."""
+
+    device: torch.device
+    clock: str
+
+    def seconds(self, step: Step) -> float:
+        """Seconds of a step, or what it tells itself."""
+
+    def cost(self, step: Step, network: nn.Module) -> Cost:
+        """Bytes and seconds of a step that was warmed up, without the gradients of ``network`` that it makes."""
+
+    def room(self) -> int | None:
+        """Bytes that could be allocated. None where no system says it."""
+
+    def settle(self) -> None:
+        """Wait for the device, and free what is no longer used."""
+
+
+class CpuMeter:
+    """CPU seconds of the process, and the allocator's events as ``reroll.measure`` reads them."""
+
+    device, clock = torch.device("cpu"), "cpu"
+
+    def seconds(self, step: Step) -> float:
+        """CPU seconds of all threads of the process."""
+        begin = time.process_time()
+        told = step()
+        return time.process_time() - begin if told is None else told
+
+    def cost(self, step: Step, network: nn.Module) -> Cost:
+        """Runs the step twice, as the profiler disturbs the clock."""
+        network.zero_grad(set_to_none=True)
+        found = reroll.measure(step, [network])
+        return Cost(found.local_peak, found.seconds)
+
+    def room(self) -> int | None:
+        """What the system leaves."""
+        return free_bytes(self.device)
+
+    def settle(self) -> None:
+        """Nothing is left to the device."""
+        gc.collect()
+
+
+class CudaMeter:
+    """Seconds on the wall with the device idle before and after, and the counters of torch's allocator."""
+
+    clock = "wall"
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def seconds(self, step: Step) -> float:
+        """Seconds until the device has done all that the step asked of it."""
+        torch.cuda.synchronize(self.device)
+        begin = time.perf_counter()
+        told = step()
+        torch.cuda.synchronize(self.device)
+        return time.perf_counter() - begin if told is None else told
+
+    def cost(self, step: Step, network: nn.Module) -> Cost:
+        """Runs the step once: counters do not disturb the clock.
+
+        Gradients that it makes are taken off the peak, as ``reroll.measure`` does. The pool stays as the warm-up left
+        it: to grow it takes time.
+        """
+        network.zero_grad(set_to_none=True)
+        gc.collect()
+        torch.cuda.synchronize(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        seconds = self.seconds(step)
+        peak = torch.cuda.max_memory_allocated(self.device)
+        made = sum(each.grad.nbytes for each in network.parameters() if each.grad is not None)
+        return Cost(peak - before - made, seconds)
+
+    def room(self) -> int | None:
+        """What the driver and torch's own pool have."""
+        return free_bytes(self.device)
+
+    def settle(self) -> None:
+        """Give the pool back, so that each contender starts with the same one. Raises what the device failed with."""
+        gc.collect()
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()
+
+
+def meter_of(device: torch.device) -> Meter:
+    """The meter of a device."""
+    return CudaMeter(device) if device.type == "cuda" else CpuMeter()

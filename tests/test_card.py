@@ -1,0 +1,232 @@
+"""The benchmark for cards: what it measures on one is seen here with a simulated device, the rest on the CPU."""
+
+import importlib
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
+
+
+@pytest.fixture(autouse=True)
+def path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+
+class Card:
+    """A device that works behind the back of the clock: ``ask`` leaves work to it, which ``synchronize`` waits for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = self.busy_until = 0.0
+        self.allocated = self.peak = 1_000
+        self.broken = False
+        for name in (
+            "synchronize",
+            "reset_peak_memory_stats",
+            "max_memory_allocated",
+            "memory_allocated",
+            "empty_cache",
+        ):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+
+    def ask(self, seconds: float) -> None:
+        self.now += 0.001  # a launch returns at once
+        self.busy_until = max(self.busy_until, self.now) + seconds
+
+    def allocate(self, nbytes: int) -> None:
+        self.allocated += nbytes
+        self.peak = max(self.peak, self.allocated)
+
+    def synchronize(self, device: torch.device) -> None:
+        if self.broken:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        self.now = max(self.now, self.busy_until)
+
+    def reset_peak_memory_stats(self, device: torch.device) -> None:
+        self.peak = self.allocated
+
+    def max_memory_allocated(self, device: torch.device) -> int:
+        return self.peak
+
+    def memory_allocated(self, device: torch.device) -> int:
+        return self.allocated
+
+    def empty_cache(self) -> None: ...
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Card:
+    return Card(monkeypatch)
+
+
+def meter() -> Any:
+    return importlib.import_module("card_meter").meter_of(torch.device("cuda", 0))
+
+
+def test_seconds_on_a_card_are_those_of_its_work_and_of_nothing_asked_before(card: Card) -> None:
+    card.ask(5.0)
+    assert meter().seconds(lambda: card.ask(2.0)) == pytest.approx(2.001)
+
+
+def test_bytes_on_a_card_are_above_what_was_there_without_gradients(card: Card) -> None:
+    network = nn.Linear(4, 4, bias=False)
+    card.allocate(10_000)
+    card.allocate(-10_000)  # a peak of before
+
+    def step() -> None:
+        card.allocate(500 + 64)
+        network.weight.grad = torch.ones(4, 4)
+        card.allocate(-500)
+        card.ask(1.0)
+
+    cost = meter().cost(step, network)
+    assert cost.local_peak_bytes == 500
+    assert cost.seconds == pytest.approx(1.001)
+
+
+def test_peer_processes_tell_their_own_seconds(card: Card) -> None:
+    assert meter().seconds(lambda: 0.25) == 0.25
+
+
+@pytest.fixture
+def sessions(tmp_path: Path) -> Callable[..., Any]:
+    session, card_meter = (importlib.import_module(name) for name in ("card_session", "card_meter"))
+    where = {"device": "cpu", "quick": True, "torch": torch.__version__}
+
+    def opened(seconds: float = 60.0, **other: object) -> Any:
+        return session.Session.opened(tmp_path / "card.json", card_meter.CpuMeter(), seconds, {**where, **other})
+
+    return opened
+
+
+def saved(session: Any) -> Any:
+    return json.loads(session.path.read_text())
+
+
+def row(session: Any) -> dict[str, Any]:
+    entries: dict[str, Any] = session.result["points"].setdefault("a", {"contenders": {}})["contenders"]
+    return entries
+
+
+def test_a_contender_that_fails_is_recorded_and_the_others_go_on(sessions: Callable[..., Any]) -> None:
+    session = sessions()
+    first, second = row(session).setdefault("first", {}), row(session).setdefault("second", {})
+
+    def fails() -> dict[str, Any]:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    assert session.attempt(first, "first", fails)
+    assert session.attempt(second, "second", lambda: {"seconds": [float("nan")]})
+    found = saved(session)["points"]["a"]["contenders"]
+    assert found["first"]["error"] == "OutOfMemoryError: CUDA out of memory."
+    assert found["second"]["seconds"] == ["nan"]
+
+
+def test_a_device_that_is_broken_ends_the_run_after_the_error_is_saved(
+    sessions: Callable[..., Any], card: Card
+) -> None:
+    session = sessions()
+    session.meter, card.broken = meter(), True
+
+    def fails() -> dict[str, Any]:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        session.attempt(row(session).setdefault("first", {}), "first", fails)
+    assert "illegal memory access" in saved(session)["points"]["a"]["contenders"]["first"]["error"]
+
+
+def test_what_would_end_too_late_is_left_out_and_named(sessions: Callable[..., Any]) -> None:
+    session = sessions(seconds=5)
+    assert not session.attempt(row(session).setdefault("first", {}), "first", dict, expected=6.0)
+    assert saved(session)["left_out"] == [{"what": "first", "why": "5 s are left, and it may take 6 s"}]
+    assert sessions().result["left_out"] == []
+
+
+def test_a_measurement_in_which_the_process_ended_is_tried_once_more(sessions: Callable[..., Any]) -> None:
+    for tries in (0, 1):
+        session = sessions()
+        entry = row(session).setdefault("first", {})
+        assert "error" not in entry
+        assert len(entry.get("started", ())) == tries
+        with pytest.raises(KeyboardInterrupt):
+            session.attempt(entry, "first", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert "The process ended during this measurement" in row(sessions())["first"]["error"]
+
+
+def test_a_file_of_another_card_is_refused(sessions: Callable[..., Any]) -> None:
+    sessions().save()
+    with pytest.raises(ValueError, match=r"measured with device 'cpu' and not 'NVIDIA H200'.*--out"):
+        sessions(device="NVIDIA H200")
+
+
+def test_the_longest_sequence_is_extended_from_the_two_nearest_lengths() -> None:
+    lengths = importlib.import_module("card_lengths")
+    linear = {steps: 10 * steps for steps in (100, 1_000)}
+    found = lengths.extended(linear, lengths.Limit(15_000))
+    assert found["extended_steps"] == pytest.approx(1_500, abs=2)
+    assert found["steps"] == 1_000
+    root = {100: 100, 400: 200, 1_600: 10**9}  # the last is far from the limit
+    assert lengths.extended(root, lengths.Limit(400))["extended_steps"] == pytest.approx(1_600, abs=2)
+    with_inputs = lengths.extended(linear, lengths.Limit(15_000, per_step=5))
+    assert with_inputs["extended_steps"] == pytest.approx(1_000, abs=2)
+    assert lengths.extended({100: 100, 200: 100}, lengths.Limit(400))["extended_steps"] is None
+
+
+@pytest.mark.parametrize("name", ["LstmLayer", "SpikingJelly"])
+def test_layers_of_others_have_the_gradients_of_the_loop(name: str) -> None:
+    if name == "SpikingJelly":
+        pytest.importorskip("spikingjelly")
+    contenders, points, measuring = (
+        importlib.import_module(each) for each in ("card_contenders", "card_points", "measuring")
+    )
+    kind = points.LSTM if name == "LstmLayer" else points.FEED_FORWARD
+    point = points.Point(kind, 12, 3, 8, (), 0)
+    x = point.inputs_on(torch.device("cpu"))
+    network = contenders.network_of(point, x.device)
+    model = getattr(contenders, name)(network)
+    own = model if name == "LstmLayer" else network
+    expected = measuring.gradients(measuring.training_step(network, network, x), network)
+    found = measuring.gradients(measuring.training_step(model, own, x), own)
+    assert all(each.abs().max() > 0 for each in expected)
+    assert measuring.relative_error(found, expected) < 1e-5
+
+
+def test_overlap_is_told_only_of_equal_plans() -> None:
+    figures = importlib.import_module("card_figures")
+    steps = {
+        "standard": ("standard (segment 8, chunk 32)", 2.0),
+        "remote (host)": ("remote (segment 8, chunk 32, host)", 3.0),
+    }
+    entries = {
+        name: {"plan": plan, "seconds": [seconds], "local_peak_bytes": 1} for name, (plan, seconds) in steps.items()
+    }
+    result = {"points": {"a": {"network": "LSTM", "steps": 8, "contenders": entries}}, "lengths": {}}
+    assert figures.figures(result)["overlap"] == {"a": {"remote (host)": 1.5}}
+    entries["remote (host)"]["plan"] = "remote (segment 8, chunk 16, host)"
+    assert figures.figures(result)["overlap"] == {"a": {}}
+
+
+def test_what_jax_cannot_run_does_not_stop_its_other_ways(tmp_path: Path) -> None:
+    """A stand-in for its process prints what ``speed_jax.py`` does, and half a second for every step."""
+    told = [
+        {"name": "JAX lax.scan", "error": "RESOURCE_EXHAUSTED"},
+        {"name": "JAX nested remat", "local_peak_bytes": 7},
+    ]
+    jax = tmp_path / "python"
+    lines = "\n".join(f"echo '{json.dumps(each)}'" for each in told)
+    jax.write_text(f"#!/bin/sh\n{lines}\necho\nwhile read name; do echo 0.5; done\n")
+    jax.chmod(0o755)
+    ways = ["eager BPTT", "JAX lax.scan", "JAX nested remat"]
+    small = ["--device", "cpu", "--quick", "--out", str(tmp_path), "--only", "LSTM", "--contenders", *ways]
+    found = importlib.import_module("card").main([*small, "--jax", str(jax)])["points"]["LSTM, T=24"]
+    assert found["contenders"]["JAX lax.scan"]["error"] == "RESOURCE_EXHAUSTED"
+    assert found["contenders"]["JAX nested remat"]["seconds"] == [0.5]
+    assert len(found["contenders"]["eager BPTT"]["seconds"]) == 1
