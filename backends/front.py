@@ -24,6 +24,10 @@ from reroll.options import Options
 from reroll.recorded import Unrecordable
 
 _ONE_CALL_AT_A_TIME = threading.RLock()  # torch's stance and Dynamo's settings, which a first call sets, are global
+_WITHIN = (
+    "a model that reroll.compile has made calls Dynamo itself, so a function compiled around it ends its graph at the "
+    "call and begins another one after it; leave out fullgraph=True, or compile only what is around the model"
+)
 
 
 def compile(model: Any = None, *, time_dim: TimeDim | None = None, **options: Any) -> Any:  # noqa: A001  # as torch.compile
@@ -90,6 +94,7 @@ class Caller:
         self.signature = _signature(model)
         self.steps = SHORT[0][-1]
 
+    @torch.compiler.disable(reason=_WITHIN)  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result."""
         if dynamo_is_off():
@@ -126,7 +131,7 @@ class Caller:
                 "from the model, and torch's modes are compared at every call, and the model is recorded anew where "
                 "they differ. Other things that it reads (globals, class attributes, files, the clock) must not change."
             )
-            warnings.warn(text, RerollWarning, stacklevel=4)
+            warnings.warn(text, RerollWarning, stacklevel=5)
 
     def _observed(self, running: Running, refusal: Exception) -> Observed:
         try:
