@@ -16,10 +16,10 @@ from reroll.backends.anylength import Front, Redirect, Running, Untraced, new_ba
 from reroll.backends.dynamo import REFUSALS, UNREADABLE, dynamo_is_off, dynamo_settings
 from reroll.backends.observe import SHORT, Observed, TooShortError, observe
 from reroll.backends.outputs import outputs
-from reroll.backends.parallel import forward_of, spoken_around
+from reroll.backends.parallel import alone, forward_of, spoken_around
 from reroll.backends.recorded import Recorded
 from reroll.backends.times import TimeDim, find_time
-from reroll.errors import LengthError, OptionError, RerollWarning
+from reroll.errors import LengthError, OptionError, RerollWarning, UnsupportedError
 from reroll.options import Options
 from reroll.recorded import Unrecordable
 
@@ -201,7 +201,12 @@ class AnyLengthModule(nn.Module):
         object.__setattr__(self, "reroll_caller", Caller(model, time_dim, options))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's result."""
+        """The module's result. Raises UnsupportedError if it was sharded since it was compiled."""
+        if not alone() and spoken_around(self._orig_mod) is not self._inside:
+            raise UnsupportedError(
+                f"{type(self._orig_mod).__name__} was sharded after it was given to reroll.compile, which compiled "
+                "what it was before. Use fully_shard first, and reroll.compile then."
+            )
         if self._inside is None:
             return self.reroll_caller(*args, **kwargs)
         with _ONE_CALL_AT_A_TIME, forward_of(self._inside, self.reroll_caller):

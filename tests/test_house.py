@@ -34,6 +34,7 @@ PRIVATE_TORCH = (
     "backends/joint.py",
     "backends/lowering.py",
     "backends/outside.py",
+    "backends/parallel.py",
     "backends/profiled.py",
     "backends/native_products.py",
     "backends/tracing.py",
