@@ -14,6 +14,7 @@ from reroll.backends.lowering import Segment
 from reroll.backends.once import Once
 from reroll.backends.storage import Tier
 from reroll.backends.timing import Clock
+from reroll.backends.together import Together
 from reroll.backends.values import Ledger
 from reroll.program import Node, Program, pieces, turn
 from reroll.recurrence import Items, Numbers, Recurrence
@@ -59,6 +60,7 @@ class Executable:
     forward: tuple[Instruction, ...]
     backward: tuple[Instruction, ...]
     parts: Mapping[str, PartInstructions]
+    together: Together | None = None
     ledger: Ledger = field(default_factory=Ledger)
     clock: Clock = field(default_factory=Clock)
 
@@ -79,7 +81,8 @@ class Executable:
         halves = instructions[: at + 1], instructions[at + 1 :]
         routes = {steps: Routes.of(segment, recurrence) for steps, segment in segments.items()}
         parts = {name: PartInstructions.of(part.graph) for name, part in program.parts.items()}
-        return cls(recurrence, program, segments, routes, tiers, verify, watch, once, *halves, parts)
+        together = Together.of(recurrence, program, segments)
+        return cls(recurrence, program, segments, routes, tiers, verify, watch, once, *halves, parts, together)
 
     def lengths(self, start: int, stop: int) -> list[int]:
         """The lengths of the segments of a range of steps."""

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from reroll.errors import CaptureError, UnsupportedError
@@ -27,6 +27,15 @@ _NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 def alone() -> bool:
     """Whether there are no other processes that this one could speak with."""
     return not (torch.distributed.is_available() and torch.distributed.is_initialized())
+
+
+def in_parts(value: Tensor) -> bool:
+    """Whether a tensor lies in parts in several processes."""
+    if alone():
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(value, DTensor)
 
 
 def spoken_around(module: nn.Module) -> nn.Module | None:

@@ -40,6 +40,7 @@ PRIVATE_TORCH = (
     "backends/tracing.py",
     "backends/rolled.py",
     "backends/surroundings.py",
+    "backends/together.py",
     "backends/toolchain.py",
     "compiler/capture*.py",
     "compiler/facts.py",

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import reroll
-from trained import WIDTH, GatedReader, reversals, through_front
+from reroll.backends.runtime import Run
+from speaking import Speaking, in_place, mean
+from trained import WIDTH, GatedReader, reversals, through_backend, through_front
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch is built without torch.distributed")
 
@@ -60,33 +63,7 @@ def test_distributed_data_parallel_inside_of_a_function() -> None:
         run(x_TBI())
 
 
-class Speaking(nn.Module):
-    """A loop whose steps bring their states together."""
-
-    def __init__(self, together: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.cell, self.together = nn.GRUCell(WIDTH, 8), together
-
-    def forward(self, x_TBI: Tensor) -> Tensor:
-        h_BH = x_TBI.new_zeros(x_TBI.shape[1], 8)
-        for t in range(x_TBI.shape[0]):
-            h_BH = self.together(self.cell(x_TBI[t], h_BH)) / 2
-        return h_BH
-
-
-def functional(value: Tensor) -> Tensor:
-    world: Any = dist.group.WORLD
-    together: Tensor = all_reduce(value, "sum", world)
-    return together
-
-
-def in_place(value: Tensor) -> Tensor:
-    value = value.clone()
-    dist.all_reduce(value)
-    return value
-
-
-@pytest.mark.parametrize("together", [functional, in_place])
+@pytest.mark.parametrize("together", [mean, in_place])
 def test_collectives_inside_of_a_model(together: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(
         reroll.errors.UnsupportedError, match=r"speaks with other processes.*all_?reduce.*torch.compile"
@@ -114,3 +91,62 @@ def test_what_is_alone_in_a_group_is_compiled_as_ever() -> None:
         through_front(model)(x_TBI()).square().mean().backward()
         assert count() == 1
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+FREE = {"schedule": "auto", "chunk": None, "slots": None}
+REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
+    "budget": (reroll.errors.OptionError, "Give bytes, the same to all", {**FREE, "memory_budget": "auto"}),
+    "times": (reroll.errors.UnsupportedError, "schedule that needs no times", {**FREE, "schedule": "hrevolve"}),
+    "may move": (reroll.errors.UnsupportedError, "needs no times", {**FREE, "memory_budget": 0.5, "remote": "disk"}),
+}
+
+
+@pytest.mark.parametrize(("error", "text", "options"), REFUSED.values(), ids=REFUSED)
+def test_plans_of_speaking_steps_that_would_differ(error: Any, text: str, options: dict[str, Any]) -> None:
+    with pytest.raises(error, match=text):
+        through_backend(Speaking(), **options)(x_TBI())
+
+
+def test_collectives_in_place_with_a_gradient() -> None:
+    with pytest.raises(reroll.errors.CaptureError, match="changes a tensor in place whose gradient is wanted"):
+        through_backend(Speaking(in_place))(x_TBI())
+
+
+@pytest.mark.parametrize("half", ["forward", "backward"])
+def test_speaking_steps_are_not_played_again_where_memory_runs_out(half: str) -> None:
+    run = through_backend(Speaking())
+    value = run(x_TBI())
+    failing = mock.patch.object(Run, half, side_effect=torch.OutOfMemoryError("no memory"))
+    with failing as played, pytest.raises(reroll.errors.ShortageError, match=f"in the {half}.*End all"):
+        (run(x_TBI()) if half == "forward" else value).sum().backward()
+    assert played.call_count == 1
+
+
+def test_speaking_steps_are_not_timed() -> None:
+    report = reroll.explain(through_backend(Speaking()), x_TBI())
+    assert any("No times are predicted" in note and "speak with other processes" in note for note in report.notes)
+
+
+class Halves(nn.Module):
+    """A loop over a weight, which may lie in several processes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / 3)
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BI = torch.zeros_like(x_TBI[0])
+        for t in range(9):
+            h_BI = torch.tanh(x_TBI[t] + h_BI @ self.weight)
+        return h_BI
+
+
+def test_tensors_in_parts() -> None:
+    mesh, model = init_device_mesh("cpu", (1,)), Halves()
+    model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), mesh, [Replicate()]))
+    with pytest.raises(
+        reroll.errors.UnsupportedError, match=r"works on a DTensor, whose parts lie in several processes"
+    ):
+        through_backend(model)(distribute_tensor(x_TBI(), mesh, [Replicate()]))
+    with pytest.raises(reroll.errors.UnsupportedError, match=r"holds or is given a DTensor"):
+        through_front(model)(x_TBI())
