@@ -38,7 +38,8 @@ $(STAMP): pyproject.toml
 	@echo "Setting up $(VENV) with $(TORCH): minutes the first time, nothing afterwards."
 	$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(PY) -m pip install --quiet $(if $(INDEX),--index-url $(INDEX)) "$(TORCH)"
-	$(PY) -m pip install --quiet "$(TORCH)" --editable ".[dev,demos,networks]"
+	$(PY) -m pip install --quiet "$(TORCH)" --editable ".[dev,demos,networks,trainers]"
+	@$(PY) -m pip uninstall --quiet --yes torchvision torchaudio  # SpikingJelly brings builds that may not fit TORCH
 	@rm -f $(VENV)/.ready-* && touch "$@"
 
 test: lint  ## lint, check types, run all tests

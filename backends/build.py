@@ -21,6 +21,7 @@ from reroll.backends.progress import progress
 from reroll.backends.storage import STAGING, Tier
 from reroll.backends.streams import background_of, device_of, home_of
 from reroll.backends.timing import with_transfers
+from reroll.backends.together import groups_of
 from reroll.backends.tracing import Traced, constant_names, trace
 from reroll.backends.values import expected_nbytes
 from reroll.context import Context
@@ -136,7 +137,8 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
     )
     with progress(f"compiling segments of {' and '.join(map(str, lengths))} steps of the loop at {recurrence.where}"):
         segments = {k: lowered(each) for k, each in traced.items()}
-    device = background_of(recurrence.examples) if options.cuda_graphs else None
+    recordable = options.cuda_graphs and not groups_of(recurrence.step)  # collectives are launched one by one
+    device = background_of(recurrence.examples) if recordable else None
     graphs = Graphs(device_of(device) if device else None, recurrence.where, traced[lengths[0]].random)
     return Kernels(traced[lengths[0]], segments, facts, recurrence.step, replay, watch, once, graphs)
 

@@ -31,6 +31,7 @@ from reroll.backends.parallel import refuse_pieces
 from reroll.backends.plans import Plans
 from reroll.backends.policies import check_policy
 from reroll.backends.surroundings import compile_surroundings
+from reroll.backends.together import check_together, refuse_in_place
 from reroll.capture import capture
 from reroll.errors import NoRecurrenceError, OptionError, RerollError, RerollWarning
 from reroll.fusion import fuse
@@ -141,6 +142,7 @@ def _compile(
         raise OptionError(f"mode={mode!r} is not an option of reroll. Use options={{...}}: see reroll.Options.")
     parsed = Options.of(options)
     refuse_pieces(gm)
+    refuse_in_place(gm)
     found = fuse(capture(gm))
     if not found.recurrences:
         run = _without_recurrence(gm, example_inputs, parsed, found.reason)
@@ -148,6 +150,7 @@ def _compile(
     if max(each.steps for each in found.recurrences) >= _LONG:
         _say_how_to_unroll_less()
     check_policy(found.recurrences, parsed)
+    check_together(found.recurrences, parsed)
 
     def beside(results: Mapping[str, tuple[Tensor, ...]]) -> Beside:
         return beside_of(assemble(gm, found.outer, {name: nn.Identity() for name in results}), results)

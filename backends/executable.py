@@ -16,6 +16,7 @@ from reroll.backends.lowering import Segment
 from reroll.backends.once import Once
 from reroll.backends.storage import Tier
 from reroll.backends.timing import Clock
+from reroll.backends.together import Together
 from reroll.backends.values import Ledger
 from reroll.instructions import RUNS
 from reroll.program import Node, Program, backward, pieces, reverse, tape, turn
@@ -64,6 +65,7 @@ class Executable:
     parts: Mapping[str, PartInstructions]
     graphs: Graphs
     passing: frozenset[Node]
+    together: Together | None = None
     ledger: Ledger = field(default_factory=Ledger)
     clock: Clock = field(default_factory=Clock)
 
@@ -87,7 +89,22 @@ class Executable:
         parts = {name: PartInstructions.of(part.graph) for name, part in program.parts.items()}
         runs = (*halves, *(part.instructions for part in parts.values()))
         passing = frozenset(node for each in runs for node in _passing(each, segments))
-        return cls(recurrence, program, segments, routes, tiers, verify, watch, once, *halves, parts, graphs, passing)
+        together = Together.of(recurrence, program, segments)
+        return cls(
+            recurrence,
+            program,
+            segments,
+            routes,
+            tiers,
+            verify,
+            watch,
+            once,
+            *halves,
+            parts,
+            graphs,
+            passing,
+            together,
+        )
 
     def run_forward(self, segment: Segment, inputs: list[Tensor], lasting: bool) -> list[Tensor]:
         """Run a segment; with ``lasting`` its tape stays what it is while others run. Empties the list of inputs."""

@@ -16,14 +16,18 @@ from reroll.backends.anylength import Front, Redirect, Running, Untraced, new_ba
 from reroll.backends.dynamo import REFUSALS, UNREADABLE, dynamo_is_off, dynamo_settings
 from reroll.backends.observe import SHORT, Observed, TooShortError, observe
 from reroll.backends.outputs import outputs
-from reroll.backends.parallel import forward_of, spoken_around
+from reroll.backends.parallel import alone, forward_of, spoken_around
 from reroll.backends.recorded import Recorded
 from reroll.backends.times import TimeDim, find_time
-from reroll.errors import LengthError, OptionError, RerollWarning
+from reroll.errors import LengthError, OptionError, RerollWarning, UnsupportedError
 from reroll.options import Options
 from reroll.recorded import Unrecordable
 
 _ONE_CALL_AT_A_TIME = threading.RLock()  # torch's stance and Dynamo's settings, which a first call sets, are global
+_WITHIN = (
+    "a model that reroll.compile has made calls Dynamo itself, so a function compiled around it ends its graph at the "
+    "call and begins another one after it; leave out fullgraph=True, or compile only what is around the model"
+)
 
 
 def compile(model: Any = None, *, time_dim: TimeDim | None = None, **options: Any) -> Any:  # noqa: A001  # as torch.compile
@@ -90,6 +94,7 @@ class Caller:
         self.signature = _signature(model)
         self.steps = SHORT[0][-1]
 
+    @torch.compiler.disable(reason=_WITHIN)  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result."""
         if dynamo_is_off():
@@ -126,7 +131,7 @@ class Caller:
                 "from the model, and torch's modes are compared at every call, and the model is recorded anew where "
                 "they differ. Other things that it reads (globals, class attributes, files, the clock) must not change."
             )
-            warnings.warn(text, RerollWarning, stacklevel=4)
+            warnings.warn(text, RerollWarning, stacklevel=5)
 
     def _observed(self, running: Running, refusal: Exception) -> Observed:
         try:
@@ -196,7 +201,12 @@ class AnyLengthModule(nn.Module):
         object.__setattr__(self, "reroll_caller", Caller(model, time_dim, options))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's result."""
+        """The module's result. Raises UnsupportedError if it was sharded since it was compiled."""
+        if not alone() and spoken_around(self._orig_mod) is not self._inside:
+            raise UnsupportedError(
+                f"{type(self._orig_mod).__name__} was sharded after it was given to reroll.compile, which compiled "
+                "what it was before. Use fully_shard first, and reroll.compile then."
+            )
         if self._inside is None:
             return self.reroll_caller(*args, **kwargs)
         with _ONE_CALL_AT_A_TIME, forward_of(self._inside, self.reroll_caller):

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reroll.backends.parallel import in_parts
 from reroll.backends.state import State
 from reroll.capture_torch import any_autocast, autocast_dtypes
+from reroll.errors import UnsupportedError
 from reroll.identity import PLAIN, Same
 
 _PLAIN = (*PLAIN, type(...), torch.Size)
@@ -72,6 +74,11 @@ def _tensors(state: State) -> Any:
 
 def sharing(values: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
     """Numbers of the tensors that share memory with each other: those of one storage, and windows of one array."""
+    if any(map(in_parts, values)):
+        raise UnsupportedError(
+            "reroll.compile: the model holds or is given a DTensor, whose parts lie in several processes. Give it "
+            "whole tensors, or compile by reroll.compile only the parts of it that have these."
+        )
     groups: list[list[int]] = []
     end = 0
     for start, stop, number in sorted(_extent(value, number) for number, value in enumerate(values)):

@@ -15,6 +15,7 @@ import torch
 
 from reroll.backends.keys import sharing
 from reroll.backends.nested import places_of, tensors_of, with_leaves
+from reroll.backends.parallel import in_silence
 from reroll.backends.randomness import random_numbers_kept
 from reroll.backends.state import State, version_of
 from reroll.backends.times import Call, first_steps
@@ -133,6 +134,8 @@ def probe(
         with looked_at(model, short, frozenset(), parameters=True) as state:
             try:
                 trace.given.update(_run(model, short, note, state)[1])
+            except UnsupportedError:
+                raise
             except Exception as error:
                 state.restore()
                 _run_plainly(model, call)
@@ -197,10 +200,13 @@ def tensor_names(state: State) -> dict[int, str]:
 
 @contextmanager
 def looked_at(model: Callable[..., Any], call: Call, untouched: frozenset[int], *, parameters: bool) -> Iterator[State]:
-    """Put back what the model changes; ``untouched`` are tensors that it is known not to change."""
+    """Put back what the model changes; ``untouched`` are tensors that it is known not to change.
+
+    Raises UnsupportedError if it changes a parameter, or speaks with other processes.
+    """
     state = State.of(model, call.args, call.kwargs, parameters=parameters, untouched=untouched)
     try:
-        with random_numbers_kept():
+        with random_numbers_kept(), in_silence():
             yield state
         if state.changed_parameter():
             raise UnsupportedError(

@@ -2,19 +2,40 @@
 
 ``DistributedDataParallel`` sends buffers in its forward, ``fully_shard`` gathers parameters in hooks around a module's.
 A front door runs a model a few times more than it is called, and not on all processes at the same calls, as each may
-meet a new length at another one. So it compiles the forward inside, and the module around it runs as it is.
+meet a new length at another one. So it compiles the forward inside, and the module around it runs as it is. What speaks
+inside of that forward is refused: such a run would wait for processes that do not run.
+
+Private torch API, tried on 2.11 and 2.13: ``TorchDispatchMode``, which sees every collective before it starts.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from reroll.errors import CaptureError, UnsupportedError
+
+_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+
+
+def alone() -> bool:
+    """Whether there are no other processes that this one could speak with."""
+    return not (torch.distributed.is_available() and torch.distributed.is_initialized())
+
+
+def in_parts(value: Tensor) -> bool:
+    """Whether a tensor lies in parts in several processes."""
+    if alone():
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(value, DTensor)
 
 
 def spoken_around(module: nn.Module) -> nn.Module | None:
@@ -22,20 +43,73 @@ def spoken_around(module: nn.Module) -> nn.Module | None:
 
     Raises UnsupportedError if they also speak inside of that forward.
     """
-    if not torch.distributed.is_available():
+    if alone():
         return None
     from torch.distributed.fsdp import FSDPModule
     from torch.nn.parallel import DistributedDataParallel
 
     if isinstance(module, DistributedDataParallel):
         return spoken_around(module.module) or module.module
-    parts = [name for name, part in module.named_modules() if isinstance(part, FSDPModule) and name]
+    root = isinstance(module, FSDPModule)
+    parts = [name for name, part in module.named_modules() if _speaks(part) and (name or not root)]
     if parts:
         raise UnsupportedError(
-            f"Parts of {type(module).__name__} are sharded by themselves ({', '.join(parts)}), so processes speak with "
-            "each other inside of it. Compile each of these parts by reroll.compile, and leave what is around them."
+            f"Processes speak with each other inside of {type(module).__name__}, where DistributedDataParallel or "
+            f"fully_shard is around parts ({', '.join(parts) or 'FullyShardedDataParallel around it'}). Compile each "
+            "of these parts by reroll.compile, and leave what is around them; or put DistributedDataParallel or "
+            "fully_shard around the whole model alone."
         )
-    return module if isinstance(module, FSDPModule) else None
+    return module if root else None
+
+
+def _speaks(module: nn.Module) -> bool:
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+    from torch.nn.parallel import DistributedDataParallel
+
+    return isinstance(module, DistributedDataParallel | FSDPModule | FullyShardedDataParallel)
+
+
+@contextmanager
+def in_silence() -> Iterator[None]:
+    """Raise UnsupportedError where a run inside would speak with other processes, before it does."""
+    if alone():
+        yield
+        return
+    thread = threading.get_ident()
+
+    def look(module: nn.Module, _: Any) -> None:
+        if threading.get_ident() == thread and _speaks(module):
+            raise _spoken(f"a part of the class {type(module).__name__}")
+
+    hook = nn.modules.module.register_module_forward_pre_hook(look)
+    try:
+        with _Silence():  # type: ignore[no-untyped-call]
+            yield
+    finally:
+        hook.remove()
+
+
+class _Silence(TorchDispatchMode):
+    """Collectives are refused; compiled functions run as ever."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "namespace", "") in _NAMESPACES:
+            raise _spoken(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def _spoken(what: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"The model speaks with other processes in its forward ({what}). reroll.compile runs a model a few times more "
+        "than it is called, which the others would have to do at the same moment. Speak before the model or after it, "
+        "compile only a part that does not, or use torch.compile(backend='reroll')."
+    )
 
 
 @contextmanager

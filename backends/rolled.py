@@ -31,13 +31,15 @@ class Rolled(nn.Module):
         self.cheaper = cheaper
 
     def forward(self, *operands: Tensor) -> tuple[Tensor, ...]:
-        """Run it. Raises UnsupportedError under ``torch.func`` transforms."""
+        """Run it. Raises UnsupportedError under ``torch.func`` transforms, and where processes do not play together."""
         where = self.executable.recurrence.where
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise UnsupportedError(
                 f"torch.func transforms (grad, vmap, jacrev, ...) cannot go through the compiled recurrence at "
                 f"{where}. Apply them to the plain model, outside of torch.compile."
             )
+        if self.executable.together:
+            self.executable.together.agree(self.executable.recurrence.examples[0].device)
         training = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
         result: tuple[Tensor, ...] = _Reversible.apply(self, training, *operands)  # type: ignore[no-untyped-call]
         return result
@@ -88,6 +90,12 @@ class Rolled(nn.Module):
         If there is none, gives the refusal, to be raised when memory runs out once more: now Python's collector has
         freed what only it frees, such as an earlier call in the frames of an exception.
         """
+        if failed.together:
+            raise ShortageError(
+                f"Memory ran out in the {half} of the loop at {failed.recurrence.where} ({shortage.splitlines()[0]}). "
+                "Its steps speak with other processes, so this one cannot play it again. End all, and begin anew with "
+                "a smaller batch, or with a memory_budget in bytes, the same for all."
+            )
         if failed is not self.executable:
             return refusal
         if refusal is not None:

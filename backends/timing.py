@@ -54,8 +54,15 @@ def segment_seconds(executable: Executable) -> dict[int, SegmentSeconds]:
     """Seconds of the segments of a recurrence by their length, on normal numbers; takes a few hundredths of a second.
 
     The same kernels run forward whether their tape is kept or not. What is a matter of the values (the density of
-    spikes) can be otherwise in training. Raises UnsupportedError if a segment does not take such numbers.
+    spikes) can be otherwise in training. Raises UnsupportedError if a segment does not take such numbers, or if it
+    speaks with other processes, which would have to run it as often.
     """
+    if executable.together:
+        raise UnsupportedError(
+            f"The steps of the loop at {executable.recurrence.where} speak with other processes, so they cannot be "
+            "timed by one of them, and all have to have the same plan. Name a schedule that needs no times, such as "
+            "'revolve' or 'double'."
+        )
     with torch.no_grad(), random_numbers_kept():
         try:
             return {steps: _seconds(executable, segment) for steps, segment in executable.segments.items()}

@@ -23,6 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import reroll
 from networks import RecurrentLIF
+from speaking import Speaking, gathered, mean, normalised, without_gradient
+from trained import reversals
 
 DOUBLE: dict[str, Any] = {"lowering": "eager", "segment": 2, "schedule": "double", "chunk": 4, "slots": 2}
 WIDTH = 6
@@ -205,6 +207,32 @@ def budgets() -> list[str]:
     return against_joint(lambda model: DistributedDataParallel(compiled(model, **FREE, memory_budget=budget)), (40,))
 
 
+def speaking(together: Callable[[Tensor], Tensor], around: Callable[[nn.Module], Model], **options: Any) -> list[str]:
+    """What differs from eager where the steps speak, in a few calls of two lengths."""
+    texts = []
+    model, twin = (made(lambda: Speaking(together)) for _ in range(2))
+    fast: Any = torch.compile(model, backend="reroll", fullgraph=True, options={**DOUBLE, **options})
+    run, eager = around(fast), around(twin)
+    with reversals() as count:
+        for number, steps in enumerate((9, 14, 9)):
+            for each, call in ((model, run), (twin, eager)):
+                each.zero_grad()
+                loss(call, batch(steps, dist.get_rank(), number)).backward()
+            texts += [f"call {number}: {text}" for text in differences(model, twin)]
+        return texts if count() == 3 else [*texts, f"{count()} loops were rolled in 3 calls"]
+
+
+def apart(steps: int, size: int, refusal: str = "do not all play the same program", front: bool = False) -> list[str]:
+    """Steps that speak are refused where processes have other lengths or batches, or in reroll.compile."""
+    model = made(lambda: Speaking(normalised))
+    run = compiled(model) if front else torch.compile(model, backend="reroll", options=DOUBLE)
+    try:
+        run(batch(steps, dist.get_rank())[:, :size])
+    except reroll.RerollError as error:
+        return [] if refusal in str(error) else [str(error)]
+    return ["it was not refused"]
+
+
 FREE = {"schedule": "auto", "chunk": None, "slots": None}
 DDP = DistributedDataParallel
 CASES: dict[str, Callable[[], list[str]]] = {
@@ -223,6 +251,14 @@ CASES: dict[str, Callable[[], list[str]]] = {
     "sharded in layers": lambda: against_joint(sharded_in_layers, make=Stacked),
     "compiled around sharded layers": compiled_around_layers,
     "budgets of each process": budgets,
+    "speaking steps": lambda: speaking(mean, lambda model: model, verify=True),
+    "gathering steps": lambda: speaking(gathered, lambda model: model, schedule="standard", slots=None),
+    "steps that normalise, by inductor": lambda: speaking(normalised, lambda model: model, lowering="inductor"),
+    "speaking steps without gradient": lambda: speaking(without_gradient, lambda model: model),
+    "speaking steps in DDP": lambda: speaking(normalised, DDP, **FREE, memory_budget=0.5),
+    "speaking steps, other lengths": lambda: apart(9 + 3 * dist.get_rank(), 4),
+    "speaking steps, other batches": lambda: apart(9, 4 - dist.get_rank()),
+    "speaking steps in reroll.compile": lambda: apart(9, 4, "speaks with other processes", front=True),
 }
 
 

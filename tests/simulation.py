@@ -104,6 +104,21 @@ class DryRun(Run):
         return tuple(encode(value, "raw", copy=False) for value in carry.tensors)
 
 
+@contextmanager
+def executables() -> Iterator[list[Executable]]:
+    """A list that fills with every program made inside."""
+    made: list[Executable] = []
+    inner = Executable.of
+
+    def noted(*args: Any) -> Executable:
+        made.append(inner(*args))
+        return made[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Executable, "of", noted)
+        yield made
+
+
 def check_races(executable: Executable) -> int:
     """Play the program of a recurrence on a simulated device, if it will not run on one anyway. Raises Race.
 

@@ -17,12 +17,11 @@ import reroll
 from agreement import QUICK, Results, compare, differences, results
 from networks import RecurrentLIF
 from reroll.backends import graphs
-from reroll.backends.executable import Executable
 from reroll.backends.graphs import Recording
 from reroll.errors import RerollWarning
 from simulated import SimulatedDevice
 from simulated_streams import Race
-from simulation import simulating
+from simulation import executables, simulating
 
 T, B, I = 19, 4, 6  # noqa: E741
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -120,16 +119,8 @@ def test_what_lasts_is_copied_and_must_be(wrong: str, monkeypatch: pytest.Monkey
     assert any(found)
 
 
-def test_tapes_of_one_segment_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Executable] = []
-    inner = Executable.of
-
-    def noted(*args: Any) -> Executable:
-        made.append(inner(*args))
-        return made[-1]
-
-    monkeypatch.setattr(Executable, "of", noted)
-    with simulating():
+def test_tapes_of_one_segment_are_passed_on() -> None:
+    with simulating(), executables() as made:
         compare(RecurrentLIF(I, 8, 3), [spikes(16)], schedule="standard", chunk=2)
         compare(RecurrentLIF(I, 8, 3), [spikes(16)], schedule="store_all")
     standard, store_all = made

@@ -20,7 +20,6 @@ from networks import RecurrentLIF
 from reroll.backends import disk, streams, transfers
 from reroll.backends.codecs import ENCODERS, decode, encode
 from reroll.backends.disk import DiskTier
-from reroll.backends.executable import Executable
 from reroll.backends.host import HostTier
 from reroll.backends.pinned import Pool
 from reroll.backends.storage import Tier, payloads
@@ -29,7 +28,7 @@ from reroll.backends.transfers import Transfers, transfers_of
 from reroll.errors import ShortageError, StorageError, UnsupportedError
 from simulated import SimulatedDevice
 from simulated_streams import Race
-from simulation import CPU, check_races, simulating
+from simulation import CPU, check_races, executables, simulating
 
 BUSY = 60  # calls of a tier
 MAKE: dict[str, Callable[[Path], Tier]] = {"host": lambda _: HostTier(), "disk": DiskTier}
@@ -215,10 +214,8 @@ def test_values_of_two_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_programs_of_other_tests_are_played_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Executable] = []
-    inner = Executable.of
-    monkeypatch.setattr(Executable, "of", lambda *args: [made.append(inner(*args)), made[-1]][1])
-    compare(RecurrentLIF(6, 8, 3), [torch.ones(19, 4, 6)], schedule="double", chunk=4, slots=2)
+    with executables() as made:
+        compare(RecurrentLIF(6, 8, 3), [torch.ones(19, 4, 6)], schedule="double", chunk=4, slots=2)
     assert check_races(made[-1]) > 10
     monkeypatch.setattr(Transfers, "_let_go", lambda self, limit: self._leaving.clear())
     with pytest.raises(Race):
