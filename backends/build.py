@@ -19,7 +19,7 @@ from reroll.backends.lowering import Segment, has_vectors, lower, prepare, repla
 from reroll.backends.once import Once
 from reroll.backends.progress import progress
 from reroll.backends.storage import STAGING, Tier
-from reroll.backends.streams import background_of, device_of, home_of
+from reroll.backends.streams import background_of, home_of
 from reroll.backends.timing import with_transfers
 from reroll.backends.together import groups_of
 from reroll.backends.tracing import Traced, constant_names, trace
@@ -139,7 +139,7 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
         segments = {k: lowered(each) for k, each in traced.items()}
     recordable = options.cuda_graphs and not groups_of(recurrence.step)  # collectives are launched one by one
     device = background_of(recurrence.examples) if recordable else None
-    graphs = Graphs(device_of(device) if device else None, recurrence.where, traced[lengths[0]].random)
+    graphs = Graphs(device, recurrence.where, traced[lengths[0]].random)
     return Kernels(traced[lengths[0]], segments, facts, recurrence.step, replay, watch, once, graphs)
 
 

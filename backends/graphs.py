@@ -15,7 +15,8 @@ import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,11 +25,12 @@ from torch import Tensor
 from reroll.backends.codecs import is_dense
 from reroll.backends.randomness import random_state, set_random_state
 from reroll.backends.shortages import is_shortage
+from reroll.backends.streams import device_of
 from reroll.errors import RerollWarning
 
 if TYPE_CHECKING:
     from reroll.backends.lowering import Boxed
-    from reroll.backends.streams import Device, Event
+    from reroll.backends.streams import Event
 
 Lasts = Callable[[int], bool]
 """Whether a result, by its number, is needed when the same half runs next."""
@@ -68,30 +70,43 @@ class Recording:
         return result.clone() if lasts(number) else result
 
 
+@dataclass(slots=True)
+class _Turns:
+    """Recordings share memory, so those of a device run one after another. ``last``: the end of the last turn."""
+
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    last: Event | None = None
+
+
+@cache
+def _turns_of(_device: torch.device | None) -> _Turns:
+    return _Turns()
+
+
 class Graphs:
     """The recordings of all halves of a recurrence's segments. Without a ``device`` halves just run."""
 
-    def __init__(self, device: Device | None, where: str = "", random: bool = False) -> None:
-        self.device, self._where, self._random = device, where, random
+    def __init__(self, device: torch.device | None, where: str = "", random: bool = False) -> None:
+        self.device = None if device is None else device_of(device)
+        self._turns = _turns_of(device)
+        self._where, self._random = where, random
         self._recordings: dict[Hashable, Recording | None] = {}
         self._held: dict[Hashable, tuple[weakref.ref[Tensor], Tensor]] = {}  # what was held last, and our copy
-        self._lock = threading.RLock()
-        self._last: Event | None = None
 
     @contextmanager
     def using(self) -> Iterator[None]:
-        """Use the memory of the recordings alone, behind those who have used it, be it on other streams."""
+        """Use the memory of the device's recordings alone, behind those who have used it, be it on other streams."""
         if self.device is None:
             yield
             return
-        with self._lock:
+        with self._turns.lock:
             present = self.device.present()
-            if self._last:
-                present.wait_event(self._last)
+            if self._turns.last:
+                present.wait_event(self._turns.last)
             try:
                 yield
             finally:
-                self._last = present.record_event()
+                self._turns.last = present.record_event()
 
     def hold(self, kind: str, values: Sequence[Tensor]) -> list[Tensor]:
         """The values where recordings find them, until others of this kind are held."""

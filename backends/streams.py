@@ -6,6 +6,7 @@ can put a simulated device in its place.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,6 +18,9 @@ from reroll.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+_RECORDING = threading.Lock()  # torch records one graph at a time
 
 
 class Placed(Protocol):
@@ -69,10 +73,10 @@ class Device(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CudaDevice:
-    """A CUDA device. Its recordings are CUDA graphs, in one pool of memory."""
+    """A CUDA device. Its recordings are CUDA graphs, made on one stream in one pool of memory."""
 
     device: torch.device
-    _pool: list[Any] = field(default_factory=list)
+    _made: list[Any] = field(default_factory=list)  # the pool and the stream, once there are recordings
 
     def present(self) -> Stream:
         """As ``Device`` says."""
@@ -97,14 +101,13 @@ class CudaDevice:
 
     def record(self, run: Callable[[], list[Tensor | None]]) -> tuple[list[Tensor | None], Callable[[], None]]:
         """As ``Device`` says."""
-        if not self._pool:
-            self._pool.append(torch.cuda.graph_pool_handle())
-        graph = torch.cuda.CUDAGraph()
-        with (
-            torch.cuda.device(self.device),
-            torch.cuda.graph(graph, pool=self._pool[0], capture_error_mode="thread_local"),
-        ):
-            results = run()
+        with _RECORDING, torch.cuda.device(self.device):
+            if not self._made:
+                self._made.extend((torch.cuda.graph_pool_handle(), torch.cuda.Stream(self.device)))
+            pool, stream = self._made
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                results = run()
         return results, graph.replay
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from reroll.backends import disk, streams
+from reroll.backends import disk, graphs, streams
 from reroll.backends.codecs import Encoded, encode
 from reroll.backends.executable import Executable
 from reroll.backends.host import HostTier
@@ -69,6 +69,7 @@ def _being(device: SimulatedDevice) -> Iterator[SimulatedDevice]:
 
 def _forget() -> None:
     device_of.cache_clear()
+    graphs._turns_of.cache_clear()
     transfers_of.cache_clear()
 
 
