@@ -13,7 +13,8 @@ raw       anything                                                              
 "bfloat16" and "int8" round (``reroll.backends.lossy``) where "sparse" takes more bytes and all values are finite.
 
 Elements are taken in memory order, so a dense tensor keeps its strides (transposed, channels_last); one with gaps or
-overlaps comes back contiguous. On a CPU temporaries stay below 1 MiB; on other devices the check waits for the device.
+overlaps comes back contiguous. On a CPU temporaries stay below 1 MiB; on other devices a check waits for the device, so
+what is proved to be 0 and 1 is packed without one there, and what may or may not be sparse is stored as it is.
 """
 
 from __future__ import annotations
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BLOCK = 1 << 16  # elements that a CPU codec handles at a time: they stay in the cache; a multiple of 8
-
-
 NUMPY = {torch.uint8: np.uint8, torch.int16: np.int16, torch.int32: np.int32, torch.int64: np.int64}
 OCTETS = np.unpackbits(np.arange(256, dtype=np.uint8)).reshape(256, 8)  # the bits of every byte
 
@@ -68,12 +67,13 @@ class Encoded:
         return int(np.prod(self.shape, dtype=np.int64))
 
 
-def encode(tensor: Tensor, codec: str = "sparse", copy: bool = True) -> Encoded:
+def encode(tensor: Tensor, codec: str = "sparse", copy: bool = True, proved: bool = False) -> Encoded:
     """Store the values of ``tensor``, detached, with ``codec`` if that gives them back bit for bit, else "raw".
 
     A codec that rounds does so, unless "sparse" takes no more bytes, or a value is not finite.
     With ``copy=False`` a raw payload is the tensor's own memory: the caller promises that nobody writes to it. A
     tensor that is part of a larger storage is copied all the same, so as not to keep the rest of it alive.
+    ``proved``: the values fit "bits", if that is the codec; no device is waited for then, nor to see what is sparse.
     """
     if codec not in (*ENCODERS, *LOSSY):
         raise StorageError(f"There is no codec {codec!r}. Choose one of {', '.join((*ENCODERS, *LOSSY))}.")
@@ -83,7 +83,10 @@ def encode(tensor: Tensor, codec: str = "sparse", copy: bool = True) -> Encoded:
     if not is_dense(source):
         source, copy = _words(source).contiguous().view(source.dtype), False  # torch's own copy makes 1 of a bool's 2
     flat = source.as_strided((source.numel(),), (1,))
-    codec, payload = _encoded(flat, codec) if flat.numel() and not flat.is_complex() else ("raw", None)
+    unasked = proved and codec in UNASKED and not _on_host(flat)
+    payload = None
+    if flat.numel() and not flat.is_complex():
+        codec, payload = (codec, UNASKED[codec](flat)) if unasked else _encoded(flat, codec)
     if payload is None:
         codec = "raw"
         partial = flat.nbytes < flat.untyped_storage().nbytes()
@@ -283,6 +286,10 @@ ENCODERS: dict[str, Callable[[Tensor], tuple[Tensor, ...] | None]] = {
     "small": _encode_small,
     "sparse": _encode_sparse,
 }
+UNASKED: dict[str, Callable[[Tensor], tuple[Tensor, ...] | None]] = {
+    "bits": lambda flat: (_pack_mask(_words(flat) != 0),),
+    "sparse": lambda flat: None,
+}  # how values of a device are stored of which nothing is asked
 DECODERS: dict[str, Callable[[Encoded], Tensor]] = {
     "bits": _decode_bits,
     "two": _decode_two,

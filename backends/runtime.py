@@ -193,7 +193,8 @@ class Run:
 
     def _encoded(self, carry: Carry, codec: tuple[str, ...]) -> tuple[Encoded, ...]:
         names = codec or ("raw",) * len(carry.tensors)
-        kept = tuple(encode(tensor, name, copy=False) for tensor, name in zip(carry.tensors, names, strict=True))
+        pairs = zip(carry.tensors, names, strict=True)
+        kept = tuple(encode(tensor, name, copy=False, proved=carry.made) for tensor, name in pairs)
         self.executable.ledger.enter(kept)
         return kept
 
@@ -222,7 +223,7 @@ class Run:
             if taped is not None:
                 taped.segments.append((start - steps, steps, saved))
             del saved
-        return Carry(tensors)
+        return Carry(tensors, made=True)
 
     def _emit(self, start: int, steps: int, rows: Sequence[Tensor]) -> None:
         for buffer, row in zip(self.ys, rows, strict=True):

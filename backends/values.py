@@ -15,10 +15,14 @@ from reroll.facts import LOSSY
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Carry:
-    """A carry as it is run from: tensors, and the random number state before its step (None: the present one)."""
+    """A carry as it is run from: tensors, and the random number state before its step (None: the present one).
+
+    ``made`` by a segment, so that the facts about carries hold, or by whoever calls.
+    """
 
     tensors: tuple[Tensor, ...]
     random: tuple[Tensor, ...] | None = None
+    made: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

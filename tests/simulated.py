@@ -50,7 +50,7 @@ class SimulatedDevice:
         self.slabs: list[tuple[int, int]] = []
         self.allocated = self.most_allocated = self.refused = self.copies = 0
         self.recordings = self.replays = 0
-        self.recording = False
+        self.recording: int | None = None  # the thread that records
 
     # What a device offers.
 
@@ -93,11 +93,11 @@ class SimulatedDevice:
             self._forbid_races()
 
     def record(self, run: Callable[[], list[Tensor | None]]) -> tuple[list[Tensor | None], Callable[[], None]]:
-        self.recording = True
+        self.recording = threading.get_ident()
         try:
             results = run()
         finally:
-            self.recording = False
+            self.recording = None
         self.recordings += 1
         last: list[SimulatedEvent] = []
 
@@ -158,7 +158,7 @@ class SimulatedDevice:
 
     def ignores_this_wait(self) -> bool:
         """Whether the line of ours that waits is the deaf one."""
-        if self.recording:
+        if self.recording == threading.get_ident():
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing (simulated)")
         frame = sys._getframe(2)
         line = (Path(frame.f_code.co_filename).name, frame.f_lineno)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from reroll.backends import disk, graphs, streams
+from reroll.backends import codecs, disk, graphs, streams
 from reroll.backends.codecs import Encoded, encode
 from reroll.backends.executable import Executable
 from reroll.backends.host import HostTier
@@ -58,6 +58,7 @@ def _being(device: SimulatedDevice) -> Iterator[SimulatedDevice]:
         patch.setitem(streams.KINDS, "cpu", lambda _: device)
         patch.setattr(Run, "_play", play)
         patch.setattr(disk, "_views", touching)
+        patch.setattr(codecs, "_on_host", lambda _: False)
         try:
             yield device
             gc.collect()

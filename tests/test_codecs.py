@@ -163,3 +163,14 @@ def test_float8_and_unsigned() -> None:
         tensor = octets.view(dtype)
         for codec in ENCODERS:
             assert same(decode(encode(tensor, codec)), tensor), (dtype, codec)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64])
+def test_proved_bits_are_packed_without_asking(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    value = (torch.rand(13, 7) < 0.5).to(dtype)
+    asked = encode(value, "bits")
+    monkeypatch.setattr(codecs, "_on_host", lambda tensor: False)
+    unasked = encode(value, "bits", proved=True)
+    assert (unasked.codec, unasked.nbytes) == (asked.codec, asked.nbytes) == ("bits", 12)
+    assert torch.equal(decode(unasked), value)
+    assert encode(value, "sparse", proved=True).codec == "raw"

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from agreement import compare
+from agreement import QUICK, compare
 from networks import RecurrentLIF
 from reroll.backends import disk, streams, transfers
 from reroll.backends.codecs import ENCODERS, decode, encode
@@ -129,6 +130,27 @@ def test_gradients_are_those_of_eager(schedule: str, tier: str, late: bool, doub
         assert device.copies > 10
         gc.collect()
         assert device.allocated == 0
+
+
+class Waits(TorchDispatchMode):
+    """Counts how often a value of a tensor is asked for, for which a device would have to be waited."""
+
+    number = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.number += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("schedule", SCHEMES)
+def test_carries_are_kept_without_waiting_for_the_device(schedule: str) -> None:
+    options: dict[str, Any] = {**QUICK, "schedule": schedule, "remote": "host", **SCHEMES[schedule]}
+    with simulating():
+        run = torch.compile(RecurrentLIF(6, 8, 3), backend="reroll", options=options)
+        run(torch.ones(31, 4, 6)).sum().backward()  # which compares recordings
+        with Waits() as waits:  # type: ignore[no-untyped-call]
+            run(torch.ones(31, 4, 6)).sum().backward()
+    assert waits.number <= 2, "more than for the carry that is given"
 
 
 def test_a_value_that_is_changed_too_early_is_found() -> None:
