@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch._dynamo.guards
 
+import walks
 from reroll import registry
 
 torch.set_num_threads(1)
@@ -24,11 +25,19 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _fresh_torch() -> Iterator[None]:
+def _fresh_torch(request: pytest.FixtureRequest) -> Iterator[None]:
     """Seed torch before a test and drop what it compiled afterwards."""
     torch.manual_seed(0)
     yield
-    torch.compiler.reset()
+    if "shared_walks" not in request.fixturenames:
+        torch.compiler.reset()
+
+
+@pytest.fixture(scope="module")
+def shared_walks() -> Iterator[None]:
+    """What Dynamo traced in a test serves the others of the file."""
+    with walks.kept():
+        yield
 
 
 @pytest.fixture
