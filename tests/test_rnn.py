@@ -20,7 +20,7 @@ from rnns import DOUBLE, B, H, I, Model, P, T, check, needs_final_states_of_lstm
 STORE_ALL: dict[str, Any] = {"schedule": "store_all"}
 
 
-pytestmark = pytest.mark.usefixtures("double_precision", "rnn_layers", "shared_walks")
+pytestmark = pytest.mark.usefixtures("double_precision", "rnn_layers")
 
 
 VARIANTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]], int]] = {
