@@ -18,7 +18,7 @@ _guards.profile_guard_manager = lambda *_: 0.0
 
 
 def _spare() -> None:
-    """Spare the garbage collector what lives to the end, millions of objects of torch: an eighth of the suite's time."""
+    """Spare the garbage collector what lives to the end, millions of objects of torch: an eighth of the time."""
     gc.collect()
     gc.freeze()
 
