@@ -12,7 +12,7 @@ from agreement import compare, sizes
 from networks_zoo import SIZE, Net, Network, load
 
 ZOO = load()
-REGULAR = ("plain_rnn", "lstm_cell", "lif", "snntorch", "batch_norm", "dropout", "out_rows", "mutates_input")
+REGULAR = ("plain_rnn", "lstm_cell", "lif", "batch_norm", "dropout", "out_rows", "mutates_input")
 DOUBLE = {"schedule": "double", "chunk": 4, "slots": 2, "remote": "disk"}
 
 

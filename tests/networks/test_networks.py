@@ -36,11 +36,12 @@ CASES = {f"{family}-{name}": case for family, cases in FAMILIES.items() for name
 STANDARD = SCHEDULES[1]
 # One of each kind: the others differ from these by their step, not by how it repeats.
 OF_A_KIND = ("torch-gru_cell", "torch-lstm", "spikingjelly-lif", "spikingjelly-if_multi_step")
+LIKE_OTHERS = ("plain-learnable_decay", "plain-always_forced", "plain-recurrent_spiking")
 # Dynamo takes up to 25 seconds for one of these at three lengths: the others run in benchmarks/networks_table.py.
 ANY_LENGTH = (
-    *(name for name in CASES if name.startswith("plain")),
+    *(name for name in CASES if name.startswith("plain") and name not in LIKE_OTHERS),
     *("torch-gru_cell", "torch-lstm", "torch-gru_dropout", "torch-lstm_deep"),
-    *("spikingjelly-if", "spikingjelly-parametric_lif_float64", "spikingjelly-poisson_encoder"),
+    *("spikingjelly-parametric_lif_float64", "spikingjelly-poisson_encoder"),
     *("spikingjelly-carried_over", "spikingjelly-lif_multi_step_float64", "snntorch-leaky_hidden"),
 )
 # Steps like those of other networks here, and of the same kind: in that table, too.
