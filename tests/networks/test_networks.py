@@ -50,7 +50,6 @@ ALIKE = (
     *("snntorch-sconv2dlstm", "snntorch-leaky_learned", "snntorch-alpha"),
     *("snntorch-leaky_hidden_reset_inside", "spikingjelly-lif", "spikingjelly-parametric_lif"),
     *("spikingjelly-lif_multi_step", "spikingjelly-carried_over_multi_step", "torch-rnn_tanh"),
-    *("spikingjelly-parametric_lif_multi_step", "spikingjelly-lif_float64", "torch-gru", "torch-gru_without_bias"),
 )
 SAME_STRUCTURE = (
     *OF_A_KIND,
