@@ -43,7 +43,7 @@ $(STAMP): pyproject.toml
 	@rm -f $(VENV)/.ready-* && touch "$@"
 
 test: lint  ## lint, check types, run all tests
-	$(PY) -m pytest -n $(WORKERS) $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 lint: style types  ## ruff and mypy --strict
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -82,7 +83,7 @@ def looked_at(step: fx.GraphModule) -> Iterator[Look]:
     targets = _targets(step)
     called = {target.name() for target in targets if is_higher_order(target)}
     look.writes = out_of_place in targets or not called <= _SEEN_THROUGH
-    with look if called <= _SEEN_THROUGH else nullcontext():
+    with enable_python_dispatcher(), look if called <= _SEEN_THROUGH else nullcontext():
         yield look
 
 
@@ -101,7 +102,7 @@ def _traced(function: Function, primals: list[Tensor], ends: Sequence[Tensor], t
         gradients = iter(torch.autograd.grad(reached, inputs, tangents, allow_unused=True))
         return (*results, *(next(gradients) if primal.requires_grad else None for primal in primals))
 
-    with mode, torch.set_grad_enabled(torch.is_grad_enabled() and bool(ends)):
+    with mode, enable_python_dispatcher(), torch.set_grad_enabled(torch.is_grad_enabled() and bool(ends)):
         tangents = [torch.empty_like(end) for end in ends]
         graph = make_fx(run, decomposition_table=table, _allow_non_fake_inputs=True)(primals, tangents)
     return None if any(_may_write(node.target) for node in graph.graph.nodes) else graph

@@ -17,6 +17,7 @@ import reroll.backends.dynamo as dynamo
 from reroll.capture import Capture
 from reroll.capture import capture as capture_graph
 from reroll.errors import RerollWarning
+from walks import Shared
 
 Results = dict[str, Tensor]
 Run = Callable[..., Any]
@@ -89,7 +90,7 @@ def compare(
     expected = results(model, model, inputs, leaf=leaf, calls=calls)
     with captures() as made, warnings.catch_warnings():
         warnings.simplefilter("ignore", RerollWarning)
-        run = torch.compile(twin, backend="reroll", fullgraph=True, options={**QUICK, **options})
+        run = Shared(twin, {**QUICK, **options})
         found = results(run, twin, inputs, leaf=leaf, calls=calls)
     return differences(found, expected, tolerance), made
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch._dynamo.guards
 
+import walks
 from reroll import registry
 from reroll.backends.executable import Executable
 from simulation import check_races
@@ -20,19 +21,38 @@ _guards: Any = torch._dynamo.guards
 _guards.profile_guard_manager = lambda *_: 0.0
 
 
-def pytest_collection_finish() -> None:
-    """Spare the garbage collector what lives to the end, a million objects of torch's: a tenth of the suite's time."""
+def _spare() -> None:
+    """Spare the garbage collector what lives to the end, millions of objects of torch: an eighth of the time."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_collection_finish() -> None:
+    _spare()
     gc.set_threshold(20_000, 10, 10)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _caches() -> Iterator[None]:
+    """What a file leaves in torch's caches."""
+    yield
+    _spare()
+
+
 @pytest.fixture(autouse=True)
-def _fresh_torch() -> Iterator[None]:
+def _fresh_torch(request: pytest.FixtureRequest) -> Iterator[None]:
     """Seed torch before a test and drop what it compiled afterwards."""
     torch.manual_seed(0)
     yield
-    torch.compiler.reset()
+    if "shared_walks" not in request.fixturenames:
+        torch.compiler.reset()
+
+
+@pytest.fixture(scope="module")
+def shared_walks() -> Iterator[None]:
+    """What Dynamo traced in a test serves the others of the file."""
+    with walks.kept():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from walks import Shared
+
 T, B, I, H = 15, 3, 5, 7  # noqa: E741
 DOUBLE: dict[str, Any] = {
     "lowering": "eager",
@@ -66,7 +68,7 @@ class Net(nn.Module):
 
 def compiled(model: nn.Module, **options: Any) -> Any:
     """The model under the backend; an error if it would not be one graph."""
-    return torch.compile(model, backend="reroll", options={"on_no_recurrence": "error", **options}, fullgraph=True)
+    return Shared(model, {"on_no_recurrence": "error", **options})
 
 
 def pair(options: dict[str, Any], make: Callable[[], nn.Module] = Net) -> tuple[Any, Any, Any]:

@@ -15,12 +15,14 @@ from agreement import QUICK, compare, results, sizes
 from networks_zoo import SIZE, Net, load
 from reroll.backends import budgets
 from reroll.errors import BudgetError, NoRecurrenceError, OptionError, RerollWarning
+from walks import Shared
 
+pytestmark = pytest.mark.usefixtures("shared_walks")
 ZOO = load()
 
 
 def compiled(run: Callable[..., Any], fullgraph: bool = True, **options: Any) -> Callable[..., Any]:
-    return torch.compile(run, backend="reroll", fullgraph=fullgraph, options={**QUICK, **options})
+    return Shared(run, {**QUICK, **options}, fullgraph=fullgraph)
 
 
 def inputs(steps: int = 9, batch: int = 2) -> Tensor:
@@ -42,7 +44,7 @@ def inputs(steps: int = 9, batch: int = 2) -> Tensor:
 )
 def test_the_user_sees_the_sentence(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(OptionError, match=sentence):
-        compiled(Net(ZOO["lif"]), **options)(inputs())
+        torch.compile(Net(ZOO["lif"]), backend="reroll", fullgraph=True, options={**QUICK, **options})(inputs())
 
 
 @pytest.mark.parametrize("spikes", [torch.rand(20, 2, SIZE) > 0.5, torch.randint(0, 2, (20, 2, SIZE))])

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from pairs import DOUBLE, SCHEDULES, B, H, I, Net, T, compiled, data, grad_of, loss_of, pair, same, same_grads
 
+pytestmark = pytest.mark.usefixtures("shared_walks")
+
 
 @pytest.mark.parametrize("options", SCHEDULES, ids=lambda o: "-".join(str(v) for v in o.values()))
 def test_gradients_of_parameters_inputs_and_initial_state(options: dict[str, Any]) -> None:

@@ -179,7 +179,7 @@ def test_what_short_traces_do_not_show_is_refused(body: Callable[..., Any]) -> N
     run = reroll.compile(twin, time_dim=0, **EAGER)
     agree(net, run, twin, torch.randn(38, 2, I))
     with pytest.raises(LengthError, match=r"length_networks\.py.*net\.cell\(x_TBI\[(t|min)"):
-        run(torch.randn(100, 2, I))
+        run(torch.randn(60, 2, I))
     agree(net, run, twin, torch.randn(25, 2, I))
 
 

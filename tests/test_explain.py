@@ -15,12 +15,14 @@ import reroll
 from networks import RecurrentLIF, spikes
 from reroll.errors import UnsupportedError
 from reroll.report import parameter_name
+from walks import Shared
 
-EAGER = {"lowering": "eager"}
+EAGER = {"lowering": "eager", "segment": 2}
+pytestmark = pytest.mark.usefixtures("shared_walks")
 
 
 def compiled(model: Any, **options: Any) -> Any:
-    return torch.compile(model, backend="reroll", options=EAGER | options)
+    return Shared(model, EAGER | options, fullgraph=False)
 
 
 class Restless(nn.Module):

@@ -26,7 +26,7 @@ DOUBLE: dict[str, Any] = {"schedule": "double", "chunk": 4, "slots": 2, "segment
 SCHEDULES = pytest.mark.parametrize("options", [STORE_ALL, STANDARD, DOUBLE], ids=["store_all", "standard", "double"])
 
 
-pytestmark = pytest.mark.usefixtures("double_precision", "rnn_layers")
+pytestmark = pytest.mark.usefixtures("double_precision", "rnn_layers", "shared_walks")
 
 
 class Model(nn.Module):

@@ -54,10 +54,10 @@ def doubled(layers: Any, x: Tensor, h: Tensor) -> Tensor:
 STEPS: dict[str, tuple[Callable[..., Tensor], Callable[[], nn.Module], tuple[bool, bool]]] = {
     "plain": (lambda m, x, h: torch.tanh(m[0](x) + h), lambda: nn.Linear(H, H), (True, False)),
     "writes inside of a cell": (lambda m, x, h: m[0](x, h), lambda: nn.GRUCell(H, H), (False, True)),
-    "writes to draw": (
+    "draws": (
         lambda m, x, h: functional.dropout(torch.tanh(m[0](x) + h), 0.5),
         lambda: nn.Linear(H, H),
-        (False, True),
+        (True, False),
     ),
     "writes in the backward": (doubled, lambda: nn.Linear(H, H), (True, True)),
     "counts batches": (lambda m, x, h: torch.tanh(m[0](x + h)), lambda: nn.BatchNorm1d(H), (False, True)),
@@ -79,7 +79,7 @@ def test_both_ways_to_trace_are_right_and_taken_where_they_should(name: str, dou
 
 EXTRAS: dict[str, Callable[[Tensor], Tensor]] = {
     "directly": lambda x: x,
-    "functional": lambda x: functional.dropout(x, 0.5),
+    "functional": lambda x: functional.rms_norm(x, x.shape[-1:]),
     "with an update": lambda x: x.clone().add_(1.0),
 }
 

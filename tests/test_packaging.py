@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import importlib.metadata
+import inspect
 import shutil
 import subprocess
 import sys
@@ -107,6 +108,8 @@ def test_versions_agree() -> None:
     assert version == importlib.metadata.version("reroll") == PROJECT["project"]["version"]
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_docstring_examples(name: str) -> None:
-    assert doctest.testmod(importlib.import_module(name)).failed == 0
+def test_docstring_examples() -> None:
+    """Of modules that have any: doctest takes half a second to find none."""
+    for name in MODULES:
+        module = importlib.import_module(name)
+        assert ">>>" not in inspect.getsource(module) or doctest.testmod(module).failed == 0

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from unittest import mock
 
@@ -26,6 +26,7 @@ from reroll.backends.tracing import trace as trace_segment
 from reroll.capture import Capture
 from reroll.capture import capture as capture_graph
 from reroll.errors import RerollWarning
+from reroll.fusion import fuse
 
 Run = Callable[..., Any]
 TimeDim = int | Mapping[str, Any]
@@ -203,7 +204,10 @@ def _all_of(chosen: list[int], gm: Any, inputs: Any) -> Run:
 
 @contextmanager
 def compiled_once() -> Iterator[list[Capture]]:
-    """A graph is captured and a segment traced once, and compiled once with and without replay; gives the captures."""
+    """A graph is captured and fused and a segment traced once, and compiled once with and without replay.
+
+    Gives the captures.
+    """
     made: list[Capture] = []
     graphs: dict[Any, Capture] = {}
     kernels: dict[Any, Any] = {}
@@ -230,6 +234,7 @@ def compiled_once() -> Iterator[list[Capture]]:
 
     with (
         mock.patch.object(dynamo, "capture", capture),
+        mock.patch.object(dynamo, "fuse", cache(fuse)),
         mock.patch.object(build, "compile_kernels", compile_kernels),
     ):
         yield made
