@@ -34,6 +34,7 @@ def simulating(**described: Any) -> Iterator[SimulatedDevice]:
     torch.compiler.reset()
     with _being(SimulatedDevice(**described)) as device:
         yield device
+        gc.collect()
     torch.compiler.reset()
 
 
@@ -61,7 +62,6 @@ def _being(device: SimulatedDevice) -> Iterator[SimulatedDevice]:
         patch.setattr(codecs, "_on_host", lambda _: False)
         try:
             yield device
-            gc.collect()
             leaving = [part for _, _, sources in transfers_of(CPU)._leaving for part in sources]
             device.forbid_unjoined(leaving)
         finally:
