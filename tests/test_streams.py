@@ -45,7 +45,7 @@ def test_copies_are_queued_on_the_stream_that_is_named(asked: list[Any]) -> None
     device.copy(target, source, device.side())
     assert asked == [("stream", "stream of cuda:1"), "end of stream"]
     target.copy_.assert_called_once_with(source, non_blocking=True)
-    assert device.present() == "present stream of cuda:1"
+    assert str(device.present()) == "present stream of cuda:1"
 
 
 def test_recordings_share_a_pool_and_a_stream_of_their_device(asked: list[Any]) -> None:

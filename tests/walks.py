@@ -36,6 +36,9 @@ class Backend:
             self.chosen.made[run] = reroll(gm, inputs, options=self.chosen.options)
         return run
 
+    def __deepcopy__(self, _: Any) -> Backend:
+        return self  # Lightning, once it is imported, copies all that torch.compile is given
+
 
 BACKEND = Backend()
 
