@@ -57,9 +57,10 @@ class Recording:
             if not _same_place(own, value):
                 own.copy_(value)
         self.again()
-        return [self._result(number, given, lasts) for number in range(len(self.results))]
+        shared: dict[Any, Tensor] = {}
+        return [self._result(number, given, lasts, shared) for number in range(len(self.results))]
 
-    def _result(self, number: int, given: Sequence[Tensor], lasts: Lasts) -> Tensor | None:
+    def _result(self, number: int, given: Sequence[Tensor], lasts: Lasts, shared: dict[Any, Tensor]) -> Tensor | None:
         result = self.results[number]
         if result is None:
             return None
@@ -67,7 +68,19 @@ class Recording:
             own, value = self.inputs[self.aliases[number]], given[self.aliases[number]]
             start = result.storage_offset() - own.storage_offset() + value.storage_offset()
             return value.as_strided(result.shape, result.stride(), start)
-        return result.clone() if lasts(number) else result
+        return _copied(result, shared) if lasts(number) else result
+
+
+def _copied(result: Tensor, shared: dict[Any, Tensor]) -> Tensor:
+    """A copy that is laid out as the result is: what reads it is compiled for that. Results with gaps or overlaps are
+    most often views of one value, whose memory is copied once (``shared``)."""
+    if is_dense(result):
+        return result.clone()
+    storage = result.untyped_storage()
+    key = storage.data_ptr(), result.dtype, result.is_conj(), result.is_neg()
+    if key not in shared:
+        shared[key] = result.as_strided((storage.nbytes() // result.itemsize,), (1,), 0).clone()
+    return shared[key].as_strided(result.shape, result.stride(), result.storage_offset())
 
 
 @dataclass(slots=True)
@@ -91,7 +104,7 @@ class Graphs:
         self._turns = _turns_of(device)
         self._where, self._random = where, random
         self._recordings: dict[Hashable, Recording | None] = {}
-        self._held: dict[Hashable, tuple[weakref.ref[Tensor], Tensor]] = {}  # what was held last, and our copy
+        self._held: dict[Hashable, tuple[Callable[[], Tensor | None], Tensor]] = {}  # what was held last, and our copy
 
     @contextmanager
     def using(self) -> Iterator[None]:
@@ -141,6 +154,7 @@ class Graphs:
         known = self._held.get(key)
         own = known[1] if known and _alike(known[1], value) else torch.empty_like(value)
         if known is None or known[0]() is not value or known[1] is not own:
+            self._held[key] = _nothing, own  # until all is copied, should this thread be interrupted
             own.copy_(value)
         self._held[key] = weakref.ref(value), own
         return own
@@ -157,9 +171,9 @@ class Graphs:
             try:
                 self._recordings[key], reason = self._recorded(run, given, expected, onto, before)
             except RuntimeError as error:
-                if is_shortage(error):
-                    raise
                 reason = str(error).splitlines()[0]
+                if is_shortage(error):
+                    reason = f"memory ran out while they were recorded ({reason})"
         if after is not None:
             set_random_state(after)
         if reason:
@@ -177,9 +191,11 @@ class Graphs:
         places = [*onto, *[None] * (len(given) - len(onto))]
         inputs = tuple(self._place(value, place) for value, place in zip(given, places, strict=True))
         results, again = self.device.record(lambda: list(run(list(inputs))))
-        starts = {own.untyped_storage().data_ptr(): number for number, own in enumerate(inputs)}
+        starts = {own.untyped_storage().data_ptr(): number for number, own in enumerate(inputs) if own.numel()}
         found = {n: starts.get(each.untyped_storage().data_ptr()) for n, each in enumerate(results) if each is not None}
         aliases = {number: of for number, of in found.items() if of is not None}
+        if not all(_same_kind(results[number], inputs[of]) for number, of in aliases.items()):
+            return None, "a result is the memory of an input, read as another type"
         for own, value in zip(inputs, given, strict=True):
             if not _same_place(own, value):
                 own.copy_(value)
@@ -198,6 +214,10 @@ class Graphs:
         if place is not None and _alike(place, value):
             return place
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
+def _nothing() -> None:
+    """What is referred to weakly, and is gone."""
 
 
 def _unrecordable(values: Sequence[Any]) -> str | None:
@@ -220,6 +240,18 @@ def _same_place(one: Tensor, other: Tensor) -> bool:
 def _same_bits(one: Tensor | None, other: Tensor | None) -> bool:
     if one is None or other is None:
         return one is other
-    if one.is_complex():
-        one, other = torch.view_as_real(one), torch.view_as_real(other)
-    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+    return one.dtype == other.dtype and torch.equal(_bytes_of(one), _bytes_of(other))
+
+
+def _same_kind(one: Tensor | None, other: Tensor) -> bool:
+    """Whether the same bytes say the same."""
+    if one is None:
+        return False
+    return (one.dtype, one.is_conj(), one.is_neg()) == (other.dtype, other.is_conj(), other.is_neg())
+
+
+def _bytes_of(value: Tensor) -> Tensor:
+    """The bytes of the elements, in their order."""
+    value = value.resolve_conj().resolve_neg()
+    value = torch.view_as_real(value) if value.is_complex() else value
+    return value.contiguous().view(-1).view(torch.uint8)
