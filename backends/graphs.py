@@ -38,16 +38,19 @@ Lasts = Callable[[int], bool]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """A half as it was recorded. ``aliases``: results that are memory of an input, and of which."""
+    """A half as it was recorded. ``aliases``: results that are memory of an input, and of which.
+    ``fixed``: inputs that are memory of a held value, where nothing else may be copied."""
 
     inputs: tuple[Tensor, ...]
     results: tuple[Tensor | None, ...]
     aliases: dict[int, int]
+    fixed: frozenset[int]
     again: Callable[[], None]
 
     def takes(self, inputs: Sequence[Tensor]) -> bool:
-        """Whether it can run on these: they are laid out as those it was recorded with."""
-        return all(_alike(own, value) for own, value in zip(self.inputs, inputs, strict=True))
+        """Whether it can run on these: they are laid out as those it was recorded with, or even where those were."""
+        pairs = enumerate(zip(self.inputs, inputs, strict=True))
+        return all((_same_place if n in self.fixed else _alike)(own, value) for n, (own, value) in pairs)
 
     def replay(self, inputs: list[Any], lasts: Lasts) -> list[Any]:
         """Run it on other inputs, which are taken out of the list."""
@@ -204,12 +207,17 @@ class Graphs:
         again()
         if not all(_same_bits(*pair) for pair in zip(results, expected, strict=True)):
             return None, "its kernels do not give the same bits each time"
-        return Recording(inputs, tuple(results), aliases, again), None
+        fixed = frozenset(number for number, own in enumerate(inputs) if self._is_held(own))
+        return Recording(inputs, tuple(results), aliases, fixed, again), None
+
+    def _is_held(self, value: Tensor) -> bool:
+        """Whether it is memory of a held value."""
+        storage = value.untyped_storage().data_ptr()
+        return any(own.untyped_storage().data_ptr() == storage for _, own in self._held.values() if own.numel())
 
     def _place(self, value: Tensor, place: Tensor | None) -> Tensor:
         """Where a recording reads an input."""
-        storage = value.untyped_storage().data_ptr()
-        if any(own.untyped_storage().data_ptr() == storage for _, own in self._held.values()):
+        if self._is_held(value):
             return value
         if place is not None and _alike(place, value):
             return place

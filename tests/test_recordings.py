@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from agreement import QUICK, compare, differences, results
-from reroll.backends import graphs
 from reroll.backends.graphs import Graphs
 from reroll.backends.streams import CudaDevice
 from reroll.errors import RerollWarning
@@ -194,8 +193,18 @@ def test_an_interruption_while_a_constant_is_copied_is_survived(monkeypatch: pyt
         def interrupted(_: Tensor) -> Any:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(graphs.weakref, "ref", interrupted)
+        monkeypatch.setattr(weakref, "ref", interrupted)
         with pytest.raises(KeyboardInterrupt):
             halves.hold("constant", [second])
-        monkeypatch.setattr(graphs.weakref, "ref", reference)
+        monkeypatch.setattr(weakref, "ref", reference)
         assert torch.equal(halves.hold("constant", [first])[0], first)
+
+
+def test_what_is_held_is_not_written_over() -> None:
+    with simulating() as device:
+        halves, run = Graphs(CPU), lambda inputs: [inputs[0] * inputs[1]]
+        (held,) = halves.hold("constant", [torch.ones(3)])
+        for given, expected in ((held.view(3), 1.0), (torch.full((3,), 5.0), 5.0), (held.view(3), 1.0)):
+            (found,) = halves.play("half", run, [given, held], lambda _: True)
+            assert torch.equal(found, torch.full((3,), expected))
+        assert device.replays == 2
