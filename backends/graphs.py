@@ -38,16 +38,19 @@ Lasts = Callable[[int], bool]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """A half as it was recorded. ``aliases``: results that are memory of an input, and of which."""
+    """A half as it was recorded. ``aliases``: results that are memory of an input, and of which.
+    ``fixed``: inputs that are memory of a held value, where nothing else may be copied."""
 
     inputs: tuple[Tensor, ...]
     results: tuple[Tensor | None, ...]
     aliases: dict[int, int]
+    fixed: frozenset[int]
     again: Callable[[], None]
 
     def takes(self, inputs: Sequence[Tensor]) -> bool:
-        """Whether it can run on these: they are laid out as those it was recorded with."""
-        return all(_alike(own, value) for own, value in zip(self.inputs, inputs, strict=True))
+        """Whether it can run on these: they are laid out as those it was recorded with, or even where those were."""
+        pairs = enumerate(zip(self.inputs, inputs, strict=True))
+        return all((_same_place if n in self.fixed else _alike)(own, value) for n, (own, value) in pairs)
 
     def replay(self, inputs: list[Any], lasts: Lasts) -> list[Any]:
         """Run it on other inputs, which are taken out of the list."""
@@ -57,9 +60,10 @@ class Recording:
             if not _same_place(own, value):
                 own.copy_(value)
         self.again()
-        return [self._result(number, given, lasts) for number in range(len(self.results))]
+        shared: dict[Any, Tensor] = {}
+        return [self._result(number, given, lasts, shared) for number in range(len(self.results))]
 
-    def _result(self, number: int, given: Sequence[Tensor], lasts: Lasts) -> Tensor | None:
+    def _result(self, number: int, given: Sequence[Tensor], lasts: Lasts, shared: dict[Any, Tensor]) -> Tensor | None:
         result = self.results[number]
         if result is None:
             return None
@@ -67,7 +71,19 @@ class Recording:
             own, value = self.inputs[self.aliases[number]], given[self.aliases[number]]
             start = result.storage_offset() - own.storage_offset() + value.storage_offset()
             return value.as_strided(result.shape, result.stride(), start)
-        return result.clone() if lasts(number) else result
+        return _copied(result, shared) if lasts(number) else result
+
+
+def _copied(result: Tensor, shared: dict[Any, Tensor]) -> Tensor:
+    """A copy that is laid out as the result is: what reads it is compiled for that. Results with gaps or overlaps are
+    most often views of one value, whose memory is copied once (``shared``)."""
+    if is_dense(result):
+        return result.clone()
+    storage = result.untyped_storage()
+    key = storage.data_ptr(), result.dtype, result.is_conj(), result.is_neg()
+    if key not in shared:
+        shared[key] = result.as_strided((storage.nbytes() // result.itemsize,), (1,), 0).clone()
+    return shared[key].as_strided(result.shape, result.stride(), result.storage_offset())
 
 
 @dataclass(slots=True)
@@ -91,7 +107,7 @@ class Graphs:
         self._turns = _turns_of(device)
         self._where, self._random = where, random
         self._recordings: dict[Hashable, Recording | None] = {}
-        self._held: dict[Hashable, tuple[weakref.ref[Tensor], Tensor]] = {}  # what was held last, and our copy
+        self._held: dict[Hashable, tuple[Callable[[], Tensor | None], Tensor]] = {}  # what was held last, and our copy
 
     @contextmanager
     def using(self) -> Iterator[None]:
@@ -141,6 +157,7 @@ class Graphs:
         known = self._held.get(key)
         own = known[1] if known and _alike(known[1], value) else torch.empty_like(value)
         if known is None or known[0]() is not value or known[1] is not own:
+            self._held[key] = _nothing, own  # until all is copied, should this thread be interrupted
             own.copy_(value)
         self._held[key] = weakref.ref(value), own
         return own
@@ -157,9 +174,9 @@ class Graphs:
             try:
                 self._recordings[key], reason = self._recorded(run, given, expected, onto, before)
             except RuntimeError as error:
-                if is_shortage(error):
-                    raise
                 reason = str(error).splitlines()[0]
+                if is_shortage(error):
+                    reason = f"memory ran out while they were recorded ({reason})"
         if after is not None:
             set_random_state(after)
         if reason:
@@ -177,9 +194,11 @@ class Graphs:
         places = [*onto, *[None] * (len(given) - len(onto))]
         inputs = tuple(self._place(value, place) for value, place in zip(given, places, strict=True))
         results, again = self.device.record(lambda: list(run(list(inputs))))
-        starts = {own.untyped_storage().data_ptr(): number for number, own in enumerate(inputs)}
+        starts = {own.untyped_storage().data_ptr(): number for number, own in enumerate(inputs) if own.numel()}
         found = {n: starts.get(each.untyped_storage().data_ptr()) for n, each in enumerate(results) if each is not None}
         aliases = {number: of for number, of in found.items() if of is not None}
+        if not all(_same_kind(results[number], inputs[of]) for number, of in aliases.items()):
+            return None, "a result is the memory of an input, read as another type"
         for own, value in zip(inputs, given, strict=True):
             if not _same_place(own, value):
                 own.copy_(value)
@@ -188,16 +207,25 @@ class Graphs:
         again()
         if not all(_same_bits(*pair) for pair in zip(results, expected, strict=True)):
             return None, "its kernels do not give the same bits each time"
-        return Recording(inputs, tuple(results), aliases, again), None
+        fixed = frozenset(number for number, own in enumerate(inputs) if self._is_held(own))
+        return Recording(inputs, tuple(results), aliases, fixed, again), None
+
+    def _is_held(self, value: Tensor) -> bool:
+        """Whether it is memory of a held value."""
+        storage = value.untyped_storage().data_ptr()
+        return any(own.untyped_storage().data_ptr() == storage for _, own in self._held.values() if own.numel())
 
     def _place(self, value: Tensor, place: Tensor | None) -> Tensor:
         """Where a recording reads an input."""
-        storage = value.untyped_storage().data_ptr()
-        if any(own.untyped_storage().data_ptr() == storage for _, own in self._held.values()):
+        if self._is_held(value):
             return value
         if place is not None and _alike(place, value):
             return place
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
+def _nothing() -> None:
+    """What is referred to weakly, and is gone."""
 
 
 def _unrecordable(values: Sequence[Any]) -> str | None:
@@ -220,6 +248,18 @@ def _same_place(one: Tensor, other: Tensor) -> bool:
 def _same_bits(one: Tensor | None, other: Tensor | None) -> bool:
     if one is None or other is None:
         return one is other
-    if one.is_complex():
-        one, other = torch.view_as_real(one), torch.view_as_real(other)
-    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+    return one.dtype == other.dtype and torch.equal(_bytes_of(one), _bytes_of(other))
+
+
+def _same_kind(one: Tensor | None, other: Tensor) -> bool:
+    """Whether the same bytes say the same."""
+    if one is None:
+        return False
+    return (one.dtype, one.is_conj(), one.is_neg()) == (other.dtype, other.is_conj(), other.is_neg())
+
+
+def _bytes_of(value: Tensor) -> Tensor:
+    """The bytes of the elements, in their order."""
+    value = value.resolve_conj().resolve_neg()
+    value = torch.view_as_real(value) if value.is_complex() else value
+    return value.contiguous().view(-1).view(torch.uint8)

@@ -7,6 +7,7 @@ can put a simulated device in its place.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -77,6 +78,7 @@ class CudaDevice:
 
     device: torch.device
     _made: list[Any] = field(default_factory=list)  # the pool and the stream, once there are recordings
+    _graphs: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)  # which are in the pool
 
     def present(self) -> Stream:
         """As ``Device`` says."""
@@ -100,14 +102,24 @@ class CudaDevice:
             target.copy_(source, non_blocking=True)
 
     def record(self, run: Callable[[], list[Tensor | None]]) -> tuple[list[Tensor | None], Callable[[], None]]:
-        """As ``Device`` says."""
-        with _RECORDING, torch.cuda.device(self.device):
+        """As ``Device`` says. Where that fails, torch stays on the stream of the recording: we go back."""
+        here = torch.cuda.current_stream(self.device)
+        with _RECORDING, torch.cuda.device(self.device), torch.cuda.stream(here):
+            alive = next(iter(self._graphs), None)  # held here: torch uses no pool again whose graphs are all gone
             if not self._made:
                 self._made.extend((torch.cuda.graph_pool_handle(), torch.cuda.Stream(self.device)))
+            elif alive is None:
+                self._made[0] = torch.cuda.graph_pool_handle()
             pool, stream = self._made
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                results = run()
+            try:
+                with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                    results = run()
+            except BaseException:
+                self._made.clear()  # torch may believe that its pool is being recorded to
+                self._graphs.clear()
+                raise
+            self._graphs.add(graph)
         return results, graph.replay
 
 

@@ -108,10 +108,11 @@ def test_what_lasts_is_copied_and_must_be(wrong: str, monkeypatch: pytest.Monkey
     """What the tests above would see if it were not."""
     right = Recording._result
 
-    def result(self: Recording, number: int, given: Any, lasts: Any) -> Tensor | None:
+    def result(self: Recording, number: int, given: Any, lasts: Any, shared: Any) -> Tensor | None:
         if wrong == "no aliases":
             return self.results[number]
-        return right(self, number, given, (lambda n: False) if wrong == "never" else (lambda n: n < 2 and lasts(n)))
+        chosen = (lambda n: False) if wrong == "never" else (lambda n: n < 2 and lasts(n))
+        return right(self, number, given, chosen, shared)
 
     monkeypatch.setattr(Recording, "_result", result)
     with simulating():
@@ -238,7 +239,15 @@ def unsteady(device: SimulatedDevice) -> str:
     return "do not give the same bits"
 
 
-@pytest.mark.parametrize("break_it", [refusing, unsteady])
+def short_of_memory(device: SimulatedDevice) -> str:
+    def record(run: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory (simulated)")
+
+    device.record = record  # type: ignore[method-assign]
+    return "memory ran out while they were recorded"
+
+
+@pytest.mark.parametrize("break_it", [refusing, unsteady, short_of_memory])
 def test_what_cannot_be_recorded_is_run_and_said(break_it: Callable[[SimulatedDevice], str]) -> None:
     model, given = Dropped(), [spikes()]
     twin = copy.deepcopy(model)

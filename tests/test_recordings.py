@@ -1,0 +1,210 @@
+"""Recordings that fail, and halves whose results are views, numbers or memory of their inputs."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import warnings
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from agreement import QUICK, compare, differences, results
+from reroll.backends.graphs import Graphs
+from reroll.backends.streams import CudaDevice
+from reroll.errors import RerollWarning
+from simulation import CPU, executables, simulating
+
+T, B, I = 19, 4, 6  # noqa: E741
+
+
+@pytest.fixture(autouse=True)
+def _wide(double_precision: None) -> None:
+    """Compare in float64."""
+
+
+def spikes() -> Tensor:
+    return (torch.rand(T, B, I) < 0.4).double() * 2
+
+
+class Cuda:
+    """What ``torch.cuda.graph`` needs of CUDA: a present stream, and pools that are gone with their last graph."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.present, self.pools, self.used, cuda = "default", 0, list[int](), self
+        self.graphs = weakref.WeakSet[Any]()
+
+        class Graph:
+            def capture_begin(self, pool: int, **_: Any) -> None:
+                if pool in cuda.used and not any(each.pool == pool for each in cuda.graphs):
+                    raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")
+                self.pool = pool
+                cuda.used.append(pool)
+
+            def capture_end(self) -> None:
+                if cuda.failing:
+                    raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+                cuda.graphs.add(self)
+
+            def replay(self) -> None: ...
+
+        self.failing = False
+        patch.setattr(torch.cuda, "CUDAGraph", Graph)
+        patch.setattr(torch.cuda, "current_stream", lambda _=None: self.present)
+        patch.setattr(torch.cuda, "Stream", lambda _=None: "recording")
+        patch.setattr(torch.cuda, "stream", self._on)
+        patch.setattr(torch.cuda, "device", lambda _: nullcontext())
+        patch.setattr(torch.cuda, "graph_pool_handle", self._pool)
+        for name in ("synchronize", "empty_cache"):
+            patch.setattr(torch.cuda, name, lambda: None)
+        patch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
+
+    def _pool(self) -> int:
+        self.pools += 1
+        return self.pools
+
+    def _on(self, stream: str) -> Any:
+        cuda = self
+
+        class On:  # as in torch, whoever does not leave is still on the stream
+            def __enter__(self) -> None:
+                self.before, cuda.present = cuda.present, stream
+
+            def __exit__(self, *_: object) -> None:
+                cuda.present = self.before
+
+        return On()
+
+
+def test_a_recording_that_fails_leaves_the_stream_and_the_next_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, device = Cuda(monkeypatch), CudaDevice(torch.device("cuda:0"))
+    seen: list[str] = []
+
+    def run() -> list[Tensor | None]:
+        seen.append(cuda.present)
+        return []
+
+    first = device.record(run)
+    cuda.failing = True
+    with pytest.raises(RuntimeError, match="during capture"):
+        device.record(run)
+    assert cuda.present == "default"
+    cuda.failing = False
+    second = device.record(run)
+    assert (cuda.used, seen) == ([1, 1, 2], ["recording"] * 3)
+    del first, second
+    gc.collect()
+    third = device.record(run)  # all graphs of the pool are gone, and so is the pool
+    device.record(run)
+    assert cuda.used[3:] == [3, 3]
+    assert cuda.present == "default"
+    del third
+
+
+class Gated(nn.Module):
+    """A product of two views of one value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.Parameter(torch.randn(I, 2 * I))
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BI = x_TBI[0]
+        for t in range(x_TBI.shape[0]):
+            a_BI, b_BI = (h_BI @ self.both + torch.cat([x_TBI[t], x_TBI[t]], 1)).chunk(2, 1)
+            h_BI = torch.tanh(a_BI * torch.sigmoid(b_BI) + a_BI.relu() * b_BI)
+        return h_BI
+
+
+def test_views_on_tapes_are_laid_out_as_they_were_recorded() -> None:
+    with simulating() as device, executables() as made:
+        assert not compare(Gated(), [spikes()], calls=3, schedule="store_all")[0]
+    halves = 3 * 2 * len(made[-1].lengths(0, made[-1].recurrence.steps))
+    assert device.replays == halves  # that of a recording is done at once, to compare
+
+
+class Scalars(nn.Module):
+    """A number that is learned, one that is carried, and one that is counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leak, self.norm = nn.Parameter(torch.tensor(0.7)), nn.BatchNorm1d(I, affine=False)
+
+    def forward(self, x_TBI: Tensor) -> tuple[Tensor, Tensor]:
+        h_BI, penalty = x_TBI[0], x_TBI.new_zeros(())
+        for t in range(x_TBI.shape[0]):
+            h_BI = torch.tanh(h_BI * self.leak + self.norm(x_TBI[t]))
+            penalty = penalty + h_BI.abs().sum()
+        return h_BI, penalty
+
+
+def test_numbers_without_dimensions_are_recorded() -> None:
+    with simulating() as device, warnings.catch_warnings():
+        warnings.simplefilter("error", RerollWarning)
+        model, given = Scalars(), [spikes()]
+        twin = copy.deepcopy(model)
+        run = torch.compile(twin, backend="reroll", options={**QUICK, "schedule": "standard", "chunk": 4})
+        assert not differences(results(run, twin, given, calls=2), results(model, model, given, calls=2))
+    assert device.replays > 20
+
+
+ODD: dict[str, Callable[[Tensor], Tensor]] = {
+    "integers": lambda x: x.view(torch.int64),
+    "parts": torch.view_as_real,
+    "conjugate": torch.conj,
+    "empty": lambda x: x[:, :0].real > 0,
+    "overlapping": lambda x: (x[:1] * 2).expand(3, 4),
+    "gaps": lambda x: (x * 2)[:, 1:3],
+    "none": lambda x: x.sum(),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_results_are_what_they_would_be_without_recordings(kind: str) -> None:
+    def given(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        value = torch.randn(3, 4)
+        return torch.complex(value, value + 1) if kind in ("parts", "conjugate", "empty") else value
+
+    def run(inputs: list[Any]) -> list[Tensor]:
+        return [ODD[kind](inputs.pop())]
+
+    with simulating(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RerollWarning)
+        halves = Graphs(CPU)
+        for seed in range(3):
+            (found,), (expected,) = halves.play("half", run, [given(seed)], lambda _: True), run([given(seed)])
+            assert (found.dtype, found.stride()) == (expected.dtype, expected.stride())
+            assert torch.equal(found, expected)
+
+
+def test_an_interruption_while_a_constant_is_copied_is_survived(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = torch.ones(3), torch.zeros(3)
+    with simulating():
+        halves = Graphs(CPU)
+        halves.hold("constant", [first])
+        reference = weakref.ref
+
+        def interrupted(_: Tensor) -> Any:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(weakref, "ref", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            halves.hold("constant", [second])
+        monkeypatch.setattr(weakref, "ref", reference)
+        assert torch.equal(halves.hold("constant", [first])[0], first)
+
+
+def test_what_is_held_is_not_written_over() -> None:
+    with simulating() as device:
+        halves, run = Graphs(CPU), lambda inputs: [inputs[0] * inputs[1]]
+        (held,) = halves.hold("constant", [torch.ones(3)])
+        for given, expected in ((held.view(3), 1.0), (torch.full((3,), 5.0), 5.0), (held.view(3), 1.0)):
+            (found,) = halves.play("half", run, [given, held], lambda _: True)
+            assert torch.equal(found, torch.full((3,), expected))
+        assert device.replays == 2
