@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from reroll.backends.disk import DiskTier
 from reroll.backends.events import Watch
 from reroll.backends.executable import Executable
-from reroll.backends.footprints import carry_gradients, footprint, output_gradients, turned_gradients
+from reroll.backends.footprints import carry_gradients, footprint, output_gradients, recorded, turned_gradients
 from reroll.backends.graphs import Graphs
 from reroll.backends.host import HostTier
 from reroll.backends.lowering import Segment, has_vectors, lower, prepare, replays
@@ -25,7 +25,7 @@ from reroll.backends.together import groups_of
 from reroll.backends.tracing import Traced, constant_names, trace
 from reroll.backends.values import expected_nbytes
 from reroll.context import Context
-from reroll.errors import RerollWarning
+from reroll.errors import BudgetError, RerollWarning
 from reroll.facts import kept_as
 from reroll.names import show_names
 from reroll.options import Options
@@ -163,11 +163,24 @@ def plan(
 ) -> Built:
     """Choose a schedule for a recurrence with compiled segments, and make the program that plays it.
 
-    earlier: a plan with the same kernels, of which what was measured is taken; then nothing is allocated.
+    Segments are recorded, where that can be, if what recordings hold leaves enough of a budget. earlier: a plan with
+    the same kernels, of which what was measured is taken; then nothing is allocated.
     """
+    if kernels.graphs.device is None:
+        return _plan(kernels, recurrence, options, beside, earlier, kernels.graphs)
+    try:
+        return _plan(kernels, recurrence, options, beside, earlier, kernels.graphs)
+    except BudgetError:
+        return _plan(kernels, recurrence, options, beside, earlier, Graphs(None))
+
+
+def _plan(
+    kernels: Kernels, recurrence: Recurrence, options: Options, beside: Beside, earlier: Built | None, graphs: Graphs
+) -> Built:
     length = kernels.traced.steps
     recurrence = replace(recurrence, step=kernels.step, random=recurrence.random or kernels.random)
-    needs = earlier.needs if earlier else _needs(kernels, recurrence)
+    alike = earlier is not None and earlier.executable.graphs.device is graphs.device
+    needs = earlier.needs if earlier and alike else _needs(kernels, recurrence, graphs)
     context = Context(store_all_root(recurrence, length), recurrence, codec=options.codec, facts=kernels.facts)
 
     @lru_cache(maxsize=1)  # the last candidate is the one that is chosen
@@ -194,7 +207,7 @@ def plan(
         _warn_of_passes(own, choice, tally, count(usual, needs.sizes))
     tiers = _tiers(program, tally, options)
     executable = Executable.of(
-        recurrence, program, kernels.segments, tiers, options.verify, kernels.watch, kernels.once, kernels.graphs
+        recurrence, program, kernels.segments, tiers, options.verify, kernels.watch, kernels.once, graphs
     )
     return Built(executable, kernels, choice, context, tally, needs, prediction, options, beside)
 
@@ -246,12 +259,14 @@ def lengths_of(recurrence: Recurrence, length: int) -> tuple[int, ...]:
     return (length, rest) if rest else (length,)
 
 
-def _needs(kernels: Kernels, recurrence: Recurrence) -> Needs:
-    """Bytes of carries and tapes as they are kept, and of what the segments need besides."""
+def _needs(kernels: Kernels, recurrence: Recurrence, graphs: Graphs) -> Needs:
+    """Bytes of carries and tapes as they are kept, and of what the segments and their recordings need besides."""
     traced, segments = kernels.traced, kernels.segments
     values, length = traced.results[: traced.carries], traced.steps
     plain = sum(value.numel() * value.element_size() for value in values)
     held = kernels.once.nbytes + turned_gradients(segments[length], recurrence)
+    if graphs.device is not None:
+        held += kernels.once.nbytes + recorded(segments.values(), recurrence)
     footprints = {k: footprint(each, traced.carries, held) for k, each in segments.items()}
 
     def packed(codec: tuple[str, ...]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, fx
@@ -99,3 +100,28 @@ def operand_gradients(segment: Segment, recurrence: Recurrence) -> int:
         at += segment.steps if isinstance(x, Items) else 1
     operands.update(n for place, n in enumerate(recurrence.constants) if at + place in segment.inputs)
     return sum(recurrence.examples[operand].nbytes for operand in operands)
+
+
+def recorded(segments: Iterable[Segment], recurrence: Recurrence) -> int:
+    """Bytes at most that recordings of segments hold: copies of the constants, and for each segment its results and
+    inputs of its own. What goes from its forward to its backward is there once."""
+    constants = sum(recurrence.examples[i].nbytes for i in recurrence.constants)
+    return constants + sum(_recorded(segment, len(recurrence.constants)) for segment in segments)
+
+
+def _recorded(segment: Segment, constants: int) -> int:
+    inputs = segment.forward_graph.graph.find_nodes(op="placeholder")
+    own = inputs[: len(inputs) - sum(map(len, segment.given_forward)) - constants]
+    results: Any = segment.forward_graph.graph.output_node().args[0]
+    nbytes = _bytes_of(own) + _bytes_of({origin(node) for node in results} - set(inputs))
+    if segment.backward_graph is None:
+        return nbytes
+    held = {reader for _, reader in _saved(segment, set(own))}  # there already: results of the forward, or constants
+    readers = segment.backward_graph.graph.find_nodes(op="placeholder")
+    given = sum(map(len, segment.given_backward))
+    gradients = segment.backward_graph.graph.output_node().all_input_nodes
+    return nbytes + _bytes_of(set(readers[: len(readers) - given]) - held) + _bytes_of(gradients)
+
+
+def _bytes_of(nodes: Iterable[fx.Node]) -> int:
+    return sum(storage_nbytes(node.meta.get("val")) for node in nodes)

@@ -142,7 +142,11 @@ class Graphs:
         if key not in self._recordings:
             return self._record(key, run, inputs, onto())
         recording = self._recordings[key]
-        if recording is None or not recording.takes(inputs):
+        if recording is None:
+            return list(run(inputs))
+        if not recording.takes(inputs):
+            self._recordings[key] = None
+            self._say("they are given operands that are laid out in several ways")
             return list(run(inputs))
         return recording.replay(inputs, lasts)
 
@@ -152,6 +156,12 @@ class Graphs:
         if recording is None:
             return ()
         return [None if number in recording.aliases else each for number, each in enumerate(recording.results)]
+
+    def forget(self) -> None:
+        """Free all recordings, and what is held for them. They are made anew where they are played again."""
+        with self._turns.lock:
+            self._recordings.clear()
+            self._held.clear()
 
     def _hold(self, key: Hashable, value: Tensor) -> Tensor:
         known = self._held.get(key)
@@ -180,12 +190,15 @@ class Graphs:
         if after is not None:
             set_random_state(after)
         if reason:
-            text = (
-                f"Segments of the loop at {self._where} are launched kernel by kernel, as they cannot be recorded as a "
-                f"CUDA graph: {reason}. That is slower, nothing else; cuda_graphs=False says that it is meant."
-            )
-            warnings.warn(text, RerollWarning, stacklevel=2)
+            self._say(reason)
         return expected
+
+    def _say(self, reason: str) -> None:
+        text = (
+            f"Segments of the loop at {self._where} are launched kernel by kernel, as they cannot be recorded as a "
+            f"CUDA graph: {reason}. That is slower, nothing else; cuda_graphs=False says that it is meant."
+        )
+        warnings.warn(text, RerollWarning, stacklevel=2)
 
     def _recorded(
         self, run: Boxed, given: Sequence[Tensor], expected: Sequence[Any], onto: Sequence[Any], before: Any

@@ -145,7 +145,7 @@ class _Reversible(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.rolled, ctx.start, ctx.run = rolled, start, run
         ctx.save_for_backward(*operands)
-        results = (*(tensor.clone() for tensor in last), *ys)
+        results = (*last, *ys)
         ctx.mark_non_differentiable(
             *(r for i, r in enumerate(results) if i not in next(iter(executable.segments.values())).tangents)
         )

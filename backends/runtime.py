@@ -64,9 +64,9 @@ class Run:
                         self._play(instruction)
             else:
                 self.last = self._run(placeholder, 0, recurrence.steps, None)
-        last, ys = self.last, self.ys
+            last, ys = [tensor.clone() for tensor in self.last.tensors], self.ys
         self.ys, self.fixed, self.register, self.last = [], {}, None, Carry(())
-        return list(last.tensors), ys
+        return last, ys
 
     def backward(self, grads: Sequence[Tensor | None], keep: bool) -> list[Tensor | None]:
         """Play the backward half. Gives one gradient per operand. With ``keep`` the run can be reversed again."""

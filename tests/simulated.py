@@ -50,6 +50,7 @@ class SimulatedDevice:
         self.slabs: list[tuple[int, int]] = []
         self.allocated = self.most_allocated = self.refused = self.copies = 0
         self.recordings = self.replays = 0
+        self.played: SimulatedEvent | None = None  # the end of the last recording that was played
         self.recording: int | None = None  # the thread that records
 
     # What a device offers.
@@ -99,16 +100,17 @@ class SimulatedDevice:
         finally:
             self.recording = None
         self.recordings += 1
-        last: list[SimulatedEvent] = []
 
         def again() -> None:
             self.replays += 1
             with self.lock:
                 known = {**self.compute.known, self.compute: self.compute.number}
-                if last and known.get(last[0].stream, 0) < last[0].number:
-                    self.races.append("A recording runs while it may be running on another stream.")
+                if self.played and known.get(self.played.stream, 0) < self.played.number:
+                    self.races.append(
+                        "A recording runs while one may be running on another stream, in the same memory."
+                    )
                 self.compute.number += 1
-                last[:] = [self.compute.record_event()]
+                self.played = self.compute.record_event()
                 self._forbid_races()
             for result, new in zip(results, run(), strict=True):
                 if result is not None and new is not None and result.data_ptr() != new.data_ptr():

@@ -14,10 +14,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from agreement import QUICK, compare, differences, results
+from agreement import QUICK, Results, compare, differences, results
+from capacity import Capacity
+from networks import RecurrentLIF
+from reroll.backends import graphs
 from reroll.backends.graphs import Graphs
 from reroll.backends.streams import CudaDevice
 from reroll.errors import RerollWarning
+from simulated_streams import Race
 from simulation import CPU, executables, simulating
 
 T, B, I = 19, 4, 6  # noqa: E741
@@ -204,7 +208,76 @@ def test_what_is_held_is_not_written_over() -> None:
     with simulating() as device:
         halves, run = Graphs(CPU), lambda inputs: [inputs[0] * inputs[1]]
         (held,) = halves.hold("constant", [torch.ones(3)])
-        for given, expected in ((held.view(3), 1.0), (torch.full((3,), 5.0), 5.0), (held.view(3), 1.0)):
+
+        def check(given: Tensor, expected: float) -> None:
             (found,) = halves.play("half", run, [given, held], lambda _: True)
             assert torch.equal(found, torch.full((3,), expected))
+
+        check(held.view(3), 1.0)
+        check(held.view(3), 1.0)
         assert device.replays == 2
+        with pytest.warns(RerollWarning, match="laid out in several ways"):
+            check(torch.full((3,), 5.0), 5.0)
+        check(held.view(3), 1.0)
+        assert device.replays == 2
+
+
+def test_recordings_of_two_models_take_turns() -> None:
+    """They share memory, whichever stream they are played on."""
+
+    def calls_on_two_streams(turns: Any) -> None:
+        with simulating() as device, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(graphs, "_turns_of", turns)
+            models = [RecurrentLIF(6, width, 3) for width in (8, 9)]
+            runs = [torch.compile(model, backend="reroll", options=QUICK) for model in models]
+            for stream, run in zip((*device.computes, *device.computes), (*runs, *runs), strict=True):
+                device.compute = stream
+                run(torch.ones(9, 4, 6)).sum().backward()
+
+    calls_on_two_streams(graphs._turns_of)
+    with pytest.raises(Race, match="another stream"):
+        calls_on_two_streams(Uncached())
+
+
+class Uncached:
+    """Turns of every model by itself."""
+
+    def __call__(self, _: Any) -> graphs._Turns:
+        return graphs._Turns()
+
+    def cache_clear(self) -> None:
+        """As the cache that it stands for."""
+
+
+@pytest.mark.parametrize("budget", [96, 160, 400])
+def test_recordings_are_within_the_budget_or_are_not_made(budget: int) -> None:
+    given, made = (torch.rand(64, 16, 16) < 0.4).double() * 2, Capacity(1 << 40)
+    model = RecurrentLIF(16, 32, 3).double()
+    with simulating() as device, made.limiting():
+        run = torch.compile(model, backend="reroll", options={**QUICK, "memory_budget": f"{budget}KiB"})
+        for _ in range(3):
+            run(given).sum().backward()
+    assert made.peak <= budget * 1024
+    assert (device.recordings > 0) is (budget == 400)
+
+
+def test_a_shortage_drops_recordings() -> None:
+    given = (torch.rand(64, 16, 16) < 0.4).double() * 2
+    model = RecurrentLIF(16, 32, 3).double()
+    twin = copy.deepcopy(model)
+    with simulating() as device, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RerollWarning)
+        limit = Capacity(150 * 1024)
+        run = torch.compile(model, backend="reroll", options=QUICK)
+        with limit.limiting():
+            found = [gradients(run, model, given) for _ in range(2)]
+    assert limit.failed
+    assert device.recordings
+    assert limit.alive < 16 * 1024, "recordings are still there"
+    assert not any(differences(each, gradients(twin, twin, given)) for each in found)
+
+
+def gradients(run: Any, model: nn.Module, given: Tensor) -> Results:
+    model.zero_grad()
+    run(given).square().sum().backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
