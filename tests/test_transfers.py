@@ -226,7 +226,8 @@ def test_where_the_device_has_no_room_for_what_comes_back_all_is_freed(double_pr
         with pytest.raises(ShortageError, match=r"ran out in the backward .*CUDA out of memory"):
             compare(RecurrentLIF(6, 8, 3), [spikes], **options)
         gc.collect()
-        assert (device.refused, device.allocated) == (2, 0)
+        assert device.refused > 1
+        assert device.allocated == 0
 
 
 def test_values_of_two_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
