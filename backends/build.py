@@ -184,8 +184,8 @@ def _plan(
     context = Context(store_all_root(recurrence, length), recurrence, codec=options.codec, facts=kernels.facts)
 
     @lru_cache(maxsize=1)  # the last candidate is the one that is chosen
-    def planned(schedule: str, problem: Problem) -> tuple[Context, Program, Tally, Prediction]:
-        under = replace(context, root=tree(schedule, problem))
+    def planned(schedule: str, problem: Problem, ahead: bool) -> tuple[Context, Program, Tally, Prediction]:
+        under = replace(context, root=tree(schedule, problem), ahead=ahead)
         program = run(passes_of(options), store_all(problem.steps, problem.segment), under)
         return under, program, *cost(program, needs)
 
@@ -193,14 +193,14 @@ def _plan(
         carry=needs.sizes.of_carry(tuple(kept_as(fact, options.codec) for fact in kernels.facts)),
         tape=needs.sizes.of_tape(0, length),
         scratch=needs.scratch,
-        peak=lambda candidate: planned(candidate.schedule, candidate.problem)[-1].peak,
+        peak=lambda candidate: planned(candidate.schedule, candidate.problem, candidate.ahead)[-1].peak,
         replay=kernels.replay,
         waiting=(needs.staged + 1) * needs.carry,
         moving=earlier.moving if earlier else partial(_moving, kernels, recurrence, options),
     )
     device = home_of(recurrence.examples).type
     choice = choose(recurrence.steps, length, options, device, demand, beside)
-    context, program, tally, prediction = planned(choice.schedule, choice.problem)
+    context, program, tally, prediction = planned(choice.schedule, choice.problem, choice.ahead)
     own = [name for name in passes_of(options) if name in DEFAULT_PASSES]
     if own != list(DEFAULT_PASSES):
         usual = run(DEFAULT_PASSES, store_all(choice.steps, choice.segment), context)

@@ -132,5 +132,5 @@ def _loop(built: Built, around: int, costs: Costs | str) -> Loop:
         events=executable.watch.lines,
         taped=segment.tape,
         gradient_error=ledger.gradient_error,
-        prefetched="prefetch" in passes_of(built.options),
+        prefetched="prefetch" in passes_of(built.options) and built.choice.ahead,
     )

@@ -18,7 +18,8 @@ class Context:
 
     ``root`` says which carries are kept where; ``facts`` what was proved of each tensor of the carry; ``codec`` is
     the option; ``tiers`` are the remote tiers that may be written, fastest first. ``lowering`` is how segments run,
-    "inductor" or "eager"; ``vectors``, whether for a CPU whose vectors our kernels are made for.
+    "inductor" or "eager"; ``vectors``, whether for a CPU whose vectors our kernels are made for. ``ahead``: whether
+    there is room for a block that is read before it is needed.
     """
 
     root: Interval
@@ -28,3 +29,4 @@ class Context:
     tiers: tuple[str, ...] = ("host", "disk")
     lowering: str = "eager"
     vectors: bool = False
+    ahead: bool = True

@@ -23,11 +23,13 @@ _MANY, _OPERATIONS = 512, 256  # steps from which on they are worth compiling, o
 @dataclass(frozen=True, slots=True)
 class Choice:
     """A schedule with its numbers: the problem that it is given, in steps and bytes. ``allowed``: local bytes that it
-    had to meet, if there was a budget."""
+    had to meet, if there was a budget. ``ahead``: blocks are read while the chunk behind them is reversed, which holds
+    one more, rather than when they are needed."""
 
     schedule: str
     problem: Problem
     allowed: int | None = None
+    ahead: bool = True
 
     @property
     def steps(self) -> int:
@@ -58,7 +60,7 @@ class Choice:
         texts += [f"slots {problem.slots}"] if "slots" in numbers and problem.slots is not None else []
         memory = problem.memory if "memory" in numbers and problem.slots is None else None
         texts += [f"memory {nbytes_text(memory)}"] if memory is not None else []
-        texts += [problem.tier] if "remote" in numbers else []
+        texts += [problem.tier if self.ahead else f"{problem.tier}, not read ahead"] if "remote" in numbers else []
         return f"{self.schedule} ({', '.join(texts)})"
 
 
@@ -189,7 +191,7 @@ def choose(steps: int, segment: int, options: Options, device: str, demand: Dema
         budget = int(budget * beside.needed(demand.peak(Choice("store_all", problem))))
     allowed = beside.allowed(budget)
     least: tuple[int, Choice] | None = None
-    for candidate in _candidates(preferred, options, allowed - demand.scratch, demand.waiting):
+    for candidate in _in_time(preferred, options, allowed - demand.scratch, demand):
         need = demand.peak(candidate)
         if need <= allowed:
             return replace(candidate, allowed=allowed)
@@ -233,6 +235,15 @@ def _may_move(options: Options) -> bool:
     """Whether a budget may be met by moving carries to a tier that was named."""
     moving = bool(options.tiers) and "local" not in options.tiers
     return options.schedule == "auto" and options.chunk is None and moving
+
+
+def _in_time(preferred: Choice, options: Options, memory: int, demand: Demand) -> Iterator[Choice]:
+    """All candidates, then those that move carries once more, without room for a block that is read ahead: reading
+    then takes time of its own."""
+    yield from _candidates(preferred, options, memory, demand.waiting)
+    for candidate in _candidates(preferred, options, memory, max(demand.waiting - demand.carry, 0)):
+        if "remote" in find(candidate.schedule).numbers and candidate.problem.tier != "local":
+            yield replace(candidate, ahead=False)
 
 
 def _candidates(preferred: Choice, options: Options, memory: int, waiting: int) -> Iterator[Choice]:

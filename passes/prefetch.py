@@ -11,12 +11,13 @@ WORK = (*RUNS, backward, reverse)
 
 
 @register_pass("prefetch")
-def prefetch(program: Program, _context: Context) -> Program:
+def prefetch(program: Program, context: Context) -> Program:
     """Move each reload to before the first work after the previous reload (for the first reload: after the turn).
 
-    One block more is held locally. No reload moves to before the turn, or to before the offload of its block.
+    One block more is held locally; nothing moves where the context has no room for it. No reload moves to before the
+    turn, or to before the offload of its block.
     """
-    if not program.graph.find_nodes(op="call_function", target=reload, sort=False):
+    if not context.ahead or not program.graph.find_nodes(op="call_function", target=reload, sort=False):
         return program
     program = program.copy(parts=False)
     order = {node: index for index, node in enumerate(program.graph.nodes)}

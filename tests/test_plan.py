@@ -143,6 +143,27 @@ class Cell(nn.Module):
         return h_BH
 
 
+def test_where_there_is_no_room_to_read_ahead_blocks_are_read_when_they_are_needed(tmp_path: Path) -> None:
+    model, x = RecurrentLIF(6, 24, 3), spikes(40, 16, 6)
+    plain = gradients(model, x, model)
+    options = {"schedule": "double", "chunk": 8, "slots": 2, "remote": "disk", "spill_folder": tmp_path}
+
+    def report(budget: int | None) -> Any:
+        fast = reroll.compile(model, time_dim=0, lowering="eager", segment=2, memory_budget=budget, **options)
+        torch.testing.assert_close(gradients(fast, x, model), plain, rtol=1e-4, atol=1e-6)
+        return reroll.explain(fast, x)
+
+    free = report(None)
+    tight = report(free.predicted_peak - 1)
+    assert tight.predicted_peak < free.predicted_peak
+    assert free.loops[0].prefetched
+    assert not tight.loops[0].prefetched
+    assert "not read ahead" in str(tight)
+    with pytest.raises(BudgetError) as least:
+        report(tight.predicted_peak - 1)
+    assert least.value.nbytes <= tight.predicted_peak
+
+
 @pytest.mark.parametrize("network", [Cell, lambda: RecurrentLIF(6, 24, 3)], ids=["LSTM", "LIF"])
 def test_what_is_measured_is_below_the_budget(network: Any) -> None:
     model, x = network(), spikes(120, 16, 6)
