@@ -159,7 +159,8 @@ class Transfers:
             self._reading.wait_event(targets.allocated)
             if written:
                 self._reading.wait_event(written)
-            for target, source in zip(targets.tensors, parts, strict=True):
+            tensors = targets.tensors  # to outlive the copy, whatever a finalizer does
+            for target, source in zip(tensors, parts, strict=True):
                 self.device.copy(target, source, self._reading)
             self._has_read = True
             targets.arrive(self._reading.record_event())

@@ -245,6 +245,22 @@ def test_programs_of_other_tests_are_played_too(monkeypatch: pytest.MonkeyPatch)
         check_races(made[-1])
 
 
+def test_what_is_given_up_while_it_is_sent_outlives_the_copy() -> None:
+    with simulating() as device:
+        moving = transfers_of(CPU)
+        parked = moving.park([torch.ones(3), torch.ones(5)])
+        arrival, copy = moving.expect(parked.parts), device.copy
+
+        def interrupted(*args: Any) -> None:
+            copy(*args)
+            arrival.targets.abandon()  # as a finalizer would, at any moment
+
+        device.copy = interrupted  # type: ignore[method-assign]
+        moving.send(arrival.targets, parked.parts, parked.written)
+        assert not arrival.targets.tensors
+        assert device.allocated == 0
+
+
 def test_a_stream_that_is_never_joined_is_found() -> None:
     value = torch.ones(5)
 
