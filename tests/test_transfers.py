@@ -255,7 +255,7 @@ def test_what_is_given_up_while_it_is_sent_outlives_the_copy() -> None:
             copy(*args)
             arrival.targets.abandon()  # as a finalizer would, at any moment
 
-        device.copy = interrupted  # type: ignore[method-assign]
+        device.copy = interrupted  # type: ignore[assignment, method-assign]
         moving.send(arrival.targets, parked.parts, parked.written)
         assert not arrival.targets.tensors
         assert device.allocated == 0
