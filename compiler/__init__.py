@@ -3,7 +3,8 @@
 ``torch.compile(model, backend="reroll", options={...})`` compiles for one length, ``reroll.compile(model, time_dim=0)``
 for every length; ``explain`` shows the plan; ``measure`` the cost of one call, ``breakdown`` what its memory is for,
 ``gradient_error`` what rounded carries do; ``calibrate`` what this machine moves in a second; ``name`` names a value of
-a step; ``register_pass`` adds a pass of one's own, ``register_schedule`` a schedule.
+a step; ``register_pass`` adds a pass of one's own, ``register_schedule`` a schedule; ``register_with_accelerate`` lets
+the Trainer of transformers take the name of the backend.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from reroll.backends.front import compile as compile  # noqa: A004  # as torch.compile
     from reroll.backends.gradient_error import gradient_error as gradient_error
     from reroll.backends.measure import measure as measure
+    from reroll.backends.trainers import register_with_accelerate as register_with_accelerate
     from reroll.passes import DEFAULT_PASSES as DEFAULT_PASSES
 
 __version__ = "0.1.0"
@@ -45,6 +47,7 @@ __all__ = [
     "name",
     "register_pass",
     "register_schedule",
+    "register_with_accelerate",
 ]
 
 _LAZY = {
@@ -55,6 +58,7 @@ _LAZY = {
     "explain": "reroll.backends.explain",
     "gradient_error": "reroll.backends.gradient_error",
     "measure": "reroll.backends.measure",
+    "register_with_accelerate": "reroll.backends.trainers",
     "total_memory": "reroll.backends.available",
 }
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, TensorDataset
 
+import reroll
 from trained import DOORS, PLAN, WIDTH, GatedReader, reversals, through_backend, through_front, trained_alike
 
 STEPS = 4
@@ -167,10 +170,11 @@ def by_trainer(model: nn.Module, folder: Path, **settings: Any) -> None:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     quiet = {"report_to": [], "disable_tqdm": True, "save_strategy": "no", "logging_strategy": "no", "use_cpu": True}
-    arguments = transformers.TrainingArguments(
-        str(folder), per_device_train_batch_size=BATCH, max_steps=STEPS, learning_rate=1e-2, **quiet, **settings
-    )
-    transformers.Trainer(model=model, args=arguments, train_dataset=Rows()).train()
+    with mock.patch.dict(os.environ):  # where arguments leave the name of a backend
+        arguments = transformers.TrainingArguments(
+            str(folder), per_device_train_batch_size=BATCH, max_steps=STEPS, learning_rate=1e-2, **quiet, **settings
+        )
+        transformers.Trainer(model=model, args=arguments, train_dataset=Rows()).train()
 
 
 def compiled_in_place(model: Classifier) -> None:
@@ -215,6 +219,24 @@ def test_trainer_that_compiles_around_a_compiled_part(tmp_path: Path) -> None:
     trained_alike(model, plain, start, 1e-3)
 
 
-def test_accelerate_refuses_names_that_are_not_its_own(tmp_path: Path) -> None:
+@pytest.mark.inductor
+def test_accelerate_takes_the_name_once_it_is_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backends = pytest.importorskip("accelerate.utils").DynamoBackend
+    asked = {"torch_compile": True, "torch_compile_backend": "reroll"}
+    monkeypatch.setattr(backends, "_missing_", backends._missing_)
     with pytest.raises(ValueError, match="'REROLL' is not a valid DynamoBackend"):
-        by_trainer(Classifier(), tmp_path, torch_compile=True, torch_compile_backend="reroll")
+        by_trainer(Classifier(), tmp_path, **asked)
+    reroll.register_with_accelerate()
+    reroll.register_with_accelerate()
+    start = Classifier()
+    model, plain = copy.deepcopy(start), copy.deepcopy(start)
+    with reversals() as count:
+        by_trainer(model, tmp_path, **asked)
+        assert count() == STEPS
+    with reversals() as count:
+        by_trainer(plain, tmp_path)
+        assert count() == 0
+    trained_alike(model, plain, start, 1e-3)
+    with pytest.raises(ValueError, match="'NONSENSE' is not a valid DynamoBackend"):
+        backends("NONSENSE")
+    assert backends("INDUCTOR") is backends.INDUCTOR
