@@ -55,6 +55,10 @@ class _Stored:
     dropped: bool = False
     written: Future[int] = field(default_factory=Future)  # of the CRC-32
 
+    def is_gone(self) -> bool:
+        """Whether nobody wants it any more, which may be so at any moment."""
+        return self.dropped
+
 
 @dataclass(slots=True, eq=False)
 class _Reading:
@@ -88,11 +92,17 @@ def _write(stored: _Stored) -> int:
 def _read(stored: _Stored, reading: _Reading) -> None:
     """Runs in the reading thread; waits for the write. What was dropped meanwhile may be anything."""
     expected = stored.written.result()
-    if stored.dropped:
+    if stored.is_gone():
         return
     if reading.landing:
         reading.landing.ready()
-    if stored.file.read(stored.start, _views(reading.room)) != expected and not stored.dropped:
+    try:
+        found = stored.file.read(stored.start, _views(reading.room))
+    except StorageError:
+        if stored.is_gone():  # and the file cut behind it
+            return
+        raise
+    if found != expected and not stored.is_gone():
         raise StorageError(
             f"The spill file in {stored.file.folder} gave back other bytes than were written "
             f"({stored.nbytes} bytes at offset {stored.start}, CRC-32 differs). Check the disk; use another folder."

@@ -280,3 +280,21 @@ def test_memory_is_the_callers(tmp_path: Path) -> None:
     events = [event.nbytes() for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
     assert len(events) >= 20
     assert sum(events) == 0
+
+
+def test_what_is_dropped_while_it_is_read_fails_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = DiskTier(tmp_path)
+    block = tier.write(encoded(1))
+    tier.drain()
+    read = tier._file.read
+
+    def cut_before(*args: object) -> int:
+        block._free()
+        tier._file.cut()
+        return read(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tier._file, "read", cut_before)
+    block.prefetch()
+    reading = block._reading
+    assert reading is not None
+    assert reading.done.exception() is None
