@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from reroll.alternative import Alternative
 from reroll.backends.build import Built, cost, passes_of
+from reroll.candidates import may_move
+from reroll.choice import Choice
 from reroll.costs import Costs
 from reroll.errors import RerollError
-from reroll.plan import Choice
 from reroll.program import pieces, store_all
 from reroll.registry import run
 from reroll.schedule import best_chunk, best_slots
@@ -21,10 +22,11 @@ _MANY = 2_000  # pieces of a sequence from which on an alternative is not worth 
 
 
 def alternatives(built: Built, costs: Costs) -> tuple[Alternative, ...]:
-    """The chosen plan, and what plain BPTT, standard, double and the optimum for several sizes of memory would take."""
+    """The chosen plan, and what plain BPTT, standard and the optimum for several sizes of memory would take; where
+    carries may be moved, remote, double and the optimum over two tiers too."""
     found = [_alternative(built, built.choice, built.tally, built.prediction.peak, costs)]
     chosen = built.choice.describe()
-    for name, choice in {each.describe(): each for each in _choices(built.choice)}.items():
+    for name, choice in {each.describe(): each for each in _choices(built, costs)}.items():
         if name == chosen or len(choice.root.children) > _MANY:
             continue
         start = store_all(choice.steps, choice.segment)
@@ -33,20 +35,32 @@ def alternatives(built: Built, costs: Costs) -> tuple[Alternative, ...]:
         except RerollError:  # a pass of the user's own may be made for another schedule
             continue
         tally, prediction = cost(program, built.needs)
-        found.append(_alternative(built, choice, tally, prediction.peak, costs))
+        other = _alternative(built, choice, tally, prediction.peak, costs)
+        found += [other] if other.tiers or "remote" not in find(choice.schedule).numbers else []  # revolve's, else
     return tuple(found)
 
 
-def _choices(chosen: Choice) -> Iterator[Choice]:
+def may_move_carries(built: Built) -> bool:
+    """Whether the chosen plan, or others that were weighed against it, move carries to a tier."""
+    return "remote" in find(built.choice.schedule).numbers or may_move(built.options)
+
+
+def _choices(built: Built, costs: Costs) -> Iterator[Choice]:
+    chosen, moving = built.choice, may_move_carries(built)
     problem, tape = chosen.problem, max(chosen.problem.tape // chosen.segment, 1)
     chunk = best_chunk(problem.steps, problem.carry, tape)
     yield Choice("store_all", problem)
     yield Choice("standard", replace(problem, chunk=chunk))
-    if "remote" in find(chosen.schedule).numbers:
+    if moving:
         slots = min(best_slots(chunk, problem.carry, tape), chunk)
+        yield Choice("remote", replace(problem, chunk=chunk))
         yield Choice("double", replace(problem, chunk=chunk, slots=slots))
     for memory in _memories(problem):
         yield Choice("revolve", replace(problem, memory=memory, slots=None))
+    if moving and problem.tier != "local":
+        moved = problem.moving(costs.machine.tier(problem.tier), costs.of(chosen.segment).forward)
+        for memory in _memories(problem):
+            yield Choice("hrevolve", replace(moved, memory=memory, slots=None))
 
 
 def _memories(problem: Problem) -> Iterator[int]:

@@ -24,13 +24,14 @@ from reroll.backends.timing import with_transfers
 from reroll.backends.together import groups_of
 from reroll.backends.tracing import Traced, constant_names, trace
 from reroll.backends.values import expected_nbytes
+from reroll.choice import Choice
 from reroll.context import Context
 from reroll.errors import BudgetError, RerollWarning
 from reroll.facts import kept_as
 from reroll.names import show_names
 from reroll.options import Options
 from reroll.passes import DEFAULT_PASSES
-from reroll.plan import ALONE, Beside, Choice, Demand, choose
+from reroll.plan import ALONE, Beside, Demand, choose
 from reroll.policy import Policy
 from reroll.prediction import Needs, Prediction, predict
 from reroll.program import Program, pieces, store_all
@@ -196,6 +197,7 @@ def _plan(
         peak=lambda candidate: planned(candidate.schedule, candidate.problem, candidate.ahead)[-1].peak,
         replay=kernels.replay,
         waiting=(needs.staged + 1) * needs.carry,
+        reversing=needs.reversing(length),
         moving=earlier.moving if earlier else partial(_moving, kernels, recurrence, options),
     )
     device = home_of(recurrence.examples).type

@@ -173,6 +173,7 @@ class DiskTier:
             raise OptionError(f"A disk tier with staging={staging} could never write. Give at least 1 block.")
         self.folder = Path(tempfile.gettempdir() if folder is None else folder)
         self.traffic = Traffic()
+        self._device: torch.device | None = None
         self._file = SpillFile(self.folder)
         self._extents = Extents(self._file.cut)
         self._staging = staging
@@ -189,7 +190,7 @@ class DiskTier:
 
     def write(self, values: Sequence[Encoded]) -> DiskBlock:
         """Write in the background; wait first while ``staging`` blocks are still to be written."""
-        device = background_of(values)
+        self._device = device = background_of(values)
         parked = transfers_of(device).park(payloads(values, device)) if device else None
         kept = with_payloads(values, parked.parts, device) if parked else list(values)
         kept = with_payloads(kept, (part.cpu() for part in payloads(kept)))
@@ -205,12 +206,18 @@ class DiskTier:
 
     def start_read(self, stored: _Stored, reading: _Reading) -> _Reading:
         """Read in the background. Raises what went wrong with earlier writes."""
-        with self._lock:
-            self._settle(self._staging)
+        self.settle()
         self.traffic.reads += 1
         self.traffic.bytes_read += stored.nbytes
         reading.done = self._reader.submit(_read, stored, reading)
         return reading
+
+    def settle(self) -> None:
+        """Wait for the writes of the computer's own memory; let the present work of a device wait for its copies."""
+        with self._lock:
+            self._settle(self._staging if self._device else 0)
+        if self._device:
+            transfers_of(self._device).settle()
 
     def drain(self) -> None:
         """Wait for all writes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reroll.backends.alternatives import alternatives
+from reroll.backends.alternatives import alternatives, may_move_carries
 from reroll.backends.build import Built, passes_of
 from reroll.backends.calibrate import calibrate
 from reroll.backends.dynamo import EXPLAINING, Graph, Reached
@@ -19,7 +19,6 @@ from reroll.errors import OptionError, UnsupportedError
 from reroll.facts import kept_as
 from reroll.machine import Machine
 from reroll.report import CarryLine, Loop, Report
-from reroll.schedules import find
 from reroll.sparsity import Fact
 
 
@@ -87,7 +86,7 @@ def plan(graph: Graph) -> Report:
 
 def costs_of(built: Built) -> Costs:
     """Seconds of the segments of a recurrence, and of transfers if its program makes any."""
-    moving = "remote" in find(built.choice.schedule).numbers
+    moving = may_move_carries(built)
     machine = calibrate(folder=built.options.spill_folder) if moving else Machine("this machine")
     return Costs(clocked(built.executable, built.tally), machine)
 

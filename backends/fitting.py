@@ -12,9 +12,10 @@ from reroll.backends.available import free_bytes
 from reroll.backends.budgets import within_machine
 from reroll.backends.build import Built, Kernels, compile_kernels, lengths_of, plan, results_of
 from reroll.backends.streams import home_of
+from reroll.choice import Choice, steps_run
 from reroll.errors import BudgetError, OptionError
 from reroll.options import Options
-from reroll.plan import ALONE, Beside, Choice, segment_lengths, steps_run
+from reroll.plan import ALONE, Beside, segment_lengths
 from reroll.recurrence import Recurrence
 
 SHARE = 0.8  # of what is free, for an automatic budget: gradients and the optimizer's state come later
@@ -76,7 +77,7 @@ def _fitting(kernels_of: Callable[[int], Kernels], recurrence: Recurrence, optio
     best: Built | None = None
     refusals = []
     for length in segment_lengths(recurrence, options):
-        if best is not None and not _may_be_faster(best, length):
+        if best is not None and not _may_be_faster(best, length, options):
             continue
         try:
             built = plan(kernels_of(length), recurrence, options, beside)
@@ -90,9 +91,11 @@ def _fitting(kernels_of: Callable[[int], Kernels], recurrence: Recurrence, optio
     return best
 
 
-def _may_be_faster(built: Built, length: int) -> bool:
+def _may_be_faster(built: Built, length: int, options: Options) -> bool:
     """Whether segments of ``length`` steps, if their tapes and scratch are as much smaller, run a tenth less."""
     choice, needs = built.choice, built.needs
+    if options.schedule == "auto" and choice.schedule == "remote":
+        return True  # the last resort: there was no room to keep one carry
     if choice.problem.memory is None or choice.extra_runs == 0:
         return False
     shorter = length / choice.segment

@@ -67,6 +67,11 @@ class HostTier:
         self.traffic.bytes_written += nbytes
         return HostBlock(self.traffic, nbytes, start)
 
+    def settle(self) -> None:
+        """Let the present work of the device wait for all copies to here."""
+        if self._device:
+            transfers_of(self._device).settle()
+
     def drain(self) -> None:
         """Wait for all copies."""
         if self._device:

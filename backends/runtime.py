@@ -81,6 +81,8 @@ class Run:
         watch, clock = self.executable.watch, self.executable.clock
         try:
             with graphs.using(), watch.counting(afresh=False), clock.timing("backward"):
+                for tier in self.executable.tiers.values():
+                    tier.settle()
                 run.fixed = self._fixed()
                 for instruction in self.executable.backward:
                     run._play(instruction)

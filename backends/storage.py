@@ -49,12 +49,16 @@ class Block(Protocol):
 
 
 class Tier(Protocol):
-    """A place for blocks. Errors of background work are raised by the next ``write``, ``read`` or ``drain``."""
+    """A place for blocks. Errors of background work are raised by the next ``write``, ``read``, ``settle`` or
+    ``drain``."""
 
     traffic: Traffic
 
     def write(self, values: Sequence[Encoded]) -> Block:
         """Start to write. The payloads may not be changed until they are written, and stay alive until then."""
+
+    def settle(self) -> None:
+        """Let what is done from now on wait for all writes, so that no block takes local memory any more."""
 
     def drain(self) -> None:
         """Wait for all writes."""

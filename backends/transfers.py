@@ -145,8 +145,7 @@ class Transfers:
 
     def expect(self, likes: Sequence[Tensor]) -> Arrival:
         """Allocate memory of the device, on the present stream, for tensors that will be sent there."""
-        with self._lock:
-            self._let_go(0)
+        self.settle()
         present = self.device.present()
         tensors = [self.device.room(like) for like in likes]
         return Arrival(_Targets(present, tensors, present.record_event()))
@@ -164,6 +163,11 @@ class Transfers:
                 self.device.copy(target, source, self._reading)
             self._has_read = True
             targets.arrive(self._reading.record_event())
+
+    def settle(self) -> None:
+        """Drop all sources, behind their copies."""
+        with self._lock:
+            self._let_go(0)
 
     def drain(self) -> None:
         """Wait for all copies."""

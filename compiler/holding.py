@@ -86,7 +86,8 @@ def _besides(played: Sequence[Played], needs: Needs) -> Iterator[int]:
     """Local bytes that each instruction needs besides what is held: blocks that wait to be written, the gradients that
     are handed on, and what it works with."""
     work, handed = working(needs), 0
-    staged: Sequence[int] = [0] * needs.staged
+    none: Sequence[int] = [0] * needs.staged
+    staged = none
     for each in played:
         written = len(each.reads) * needs.sizes.of_carry(each.codec) if each.kind == "offload" else 0
         staged = waiting(staged, each.kind, written)
@@ -94,3 +95,4 @@ def _besides(played: Sequence[Played], needs: Needs) -> Iterator[int]:
             handed = needs.grads + needs.output_grads
         owned = each.kind in RUNS and played[each.reads[0]].kind in RUNS
         yield sum(staged) + handed + work(each.kind, each.stop - each.start, owned)
+        staged = none if each.kind == "turn" else staged

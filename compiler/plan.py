@@ -2,77 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from torch import fx
 
+from reroll.candidates import candidates, may_move, preferred
+from reroll.choice import OPTIMAL, Choice
+from reroll.counts import counted
 from reroll.errors import BudgetError
 from reroll.footprint import result_nbytes
 from reroll.options import Options, parse_budget
 from reroll.recurrence import Recurrence
-from reroll.schedule import Interval, best_chunk, best_local_double, best_slots
-from reroll.schedules import Problem, extra_runs, find, least_memory, tree
-from reroll.tables import nbytes_text
+from reroll.schedules import Problem, least_memory
 
 _SEGMENT = {"inductor": 8, "eager": 4}
 _SMALL = ((4096, 32), (8192, 16))  # bytes that a step makes, and steps for which calling a segment no longer counts
 _MANY, _OPERATIONS = 512, 256  # steps from which on they are worth compiling, operations in one of them at most
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A schedule with its numbers: the problem that it is given, in steps and bytes. ``allowed``: local bytes that it
-    had to meet, if there was a budget. ``ahead``: blocks are read while the chunk behind them is reversed, which holds
-    one more, rather than when they are needed."""
-
-    schedule: str
-    problem: Problem
-    allowed: int | None = None
-    ahead: bool = True
-
-    @property
-    def steps(self) -> int:
-        """Steps of the recurrence."""
-        return self.problem.steps
-
-    @property
-    def segment(self) -> int:
-        """Steps of a segment."""
-        return self.problem.segment
-
-    @property
-    def root(self) -> Interval:
-        """Where carries are kept."""
-        return tree(self.schedule, self.problem)
-
-    @property
-    def extra_runs(self) -> float:
-        """What an optimal schedule costs beside one run of each segment, in runs; 0 for others, which do not depend on
-        the length of segments."""
-        return extra_runs(self.schedule, self.problem) if self.schedule in _OPTIMAL else 0.0
-
-    def describe(self) -> str:
-        """The schedule and the numbers that it uses."""
-        problem, numbers = self.problem, find(self.schedule).numbers
-        texts = [f"segment {problem.segment}"]
-        texts += [f"chunk {problem.chunk}"] if "chunk" in numbers else []
-        texts += [f"slots {problem.slots}"] if "slots" in numbers and problem.slots is not None else []
-        memory = problem.memory if "memory" in numbers and problem.slots is None else None
-        texts += [f"memory {nbytes_text(memory)}"] if memory is not None else []
-        texts += [problem.tier if self.ahead else f"{problem.tier}, not read ahead"] if "remote" in numbers else []
-        return f"{self.schedule} ({', '.join(texts)})"
-
-
-_BACKWARD = 2.0  # a backward in runs of a forward
-_CALL = 0.5  # what a call of a segment costs beside its steps, in runs of a step
-
-
-def steps_run(choice: Choice) -> float:
-    """The time of a choice in runs of a step, so that segments of other lengths can be compared. The same for the same
-    network on every machine, but for what transfers cost there."""
-    runs = (1 + _BACKWARD) * choice.steps + choice.extra_runs * choice.segment
-    return runs * (1 + _CALL / choice.segment)
 
 
 def usual_segment(recurrence: Recurrence, options: Options) -> int:
@@ -161,9 +108,9 @@ class Demand:
     """What is known of a recurrence when its schedule is chosen, in bytes.
 
     ``carry`` as it is kept, ``tape`` of a whole segment, ``scratch``: the most that a running instruction needs besides
-    carries and tapes, ``waiting`` of carries that wait to be written, or were read ahead. ``peak``: the predicted local
-    peak of a choice. ``replay``: tapes are so small that no step need run again. ``moving``: gives a problem what it
-    costs to move carries.
+    carries and tapes, ``waiting`` of carries that wait to be written, or were read ahead, ``reversing``: what the
+    backward of a whole segment needs besides. ``peak``: the predicted local peak of a choice. ``replay``: tapes are so
+    small that no step need run again. ``moving``: gives a problem what it costs to move carries.
     """
 
     carry: int
@@ -172,7 +119,16 @@ class Demand:
     peak: Callable[[Choice], int]
     replay: bool = False
     waiting: int = 0
+    reversing: int = 0
     moving: Callable[[Problem], Problem] = lambda problem: problem
+
+    def bound(self, choice: Choice) -> int:
+        """Bytes that a choice needs at least, without its program: some tape is complete when its backward begins."""
+        if choice.schedule in OPTIMAL:
+            return 0  # made for the memory that there is
+        problem = choice.problem
+        short = problem.tape if problem.steps % problem.segment else 0  # whose share of a tape is not exact
+        return counted(choice.root, problem).local_peak + self.reversing - problem.carry - short
 
 
 def choose(steps: int, segment: int, options: Options, device: str, demand: Demand, beside: Beside = ALONE) -> Choice:
@@ -182,111 +138,50 @@ def choose(steps: int, segment: int, options: Options, device: str, demand: Dema
     """
     problem = Problem(steps, segment, max(demand.carry, 1), max(demand.tape, 1), tier=default_tier(options, device))
     budget = parse_budget(options.memory_budget) if beside.budget is None else beside.budget
-    if options.schedule == "hrevolve" or (budget is not None and _may_move(options)):
+    if options.schedule == "hrevolve" or (budget is not None and may_move(options)):
         problem = demand.moving(problem)
-    preferred = _preferred(problem, options, demand.replay)
+    first = preferred(problem, options, demand.replay)
     if budget is None:
-        return preferred
+        return first
     if isinstance(budget, float):
         budget = int(budget * beside.needed(demand.peak(Choice("store_all", problem))))
     allowed = beside.allowed(budget)
-    least: tuple[int, Choice] | None = None
-    for candidate in _in_time(preferred, options, allowed - demand.scratch, demand):
-        need = demand.peak(candidate)
-        if need <= allowed:
-            return replace(candidate, allowed=allowed)
-        if least is None or need < least[0]:
-            least = (need, candidate)
-    assert least is not None
-    needed = beside.needed(least[0])
+    offered = candidates(first, options, allowed - demand.scratch, demand.waiting, demand.carry)
+    need, choice = _first_within(offered, allowed, demand)
+    if need <= allowed:
+        return replace(choice, allowed=allowed)
+    needed = beside.needed(need)
     further = _further(options, problem, demand.waiting)
     around = f" ({beside.around:,} of them around the loop)" if beside.around else ""
     refusal = BudgetError(
         f"memory_budget={options.memory_budget!r} ({budget:,} bytes) is below the least that this network needs: "
-        f"{needed:,} bytes{around}, with schedule {least[1].describe()}. "
+        f"{needed:,} bytes{around}, with schedule {choice.describe()}. "
         f"{'Free memory' if options.automatic_budget else 'Raise the budget'}{further}."
     )
     refusal.nbytes = needed
     raise refusal
 
 
-def _preferred(problem: Problem, options: Options, replay: bool) -> Choice:
-    """What is chosen without a budget."""
-    schedule = "standard" if options.schedule == "auto" else options.schedule
-    if replay and options.schedule == "auto" and options.chunk is None:
-        schedule = "store_all"
-    numbers = find(schedule).numbers
-    steps, carry, tape = problem.steps, problem.carry, max(problem.tape // problem.segment, 1)
-    chunk, slots = best_chunk(steps, carry, tape), options.slots
-    if "chunk" in numbers and "slots" in numbers:
-        if problem.tier == "local":
-            chunk, slots = best_local_double(steps, carry, tape)
-        chunk = min(options.chunk or chunk, steps)
-        if options.chunk is not None or problem.tier != "local":
-            slots = best_slots(chunk, carry, tape)
-        slots = min(options.slots or slots or 1, chunk)
-    return Choice(schedule, replace(problem, chunk=min(options.chunk or chunk, steps), slots=slots))
+def _first_within(choices: Iterable[Choice], allowed: int, demand: Demand) -> tuple[int, Choice]:
+    """The first choice that needs no more bytes than are allowed, else the one that needs the least; and its need.
 
-
-_OPTIMAL = ("revolve", "hrevolve")
-
-
-def _may_move(options: Options) -> bool:
-    """Whether a budget may be met by moving carries to a tier that was named."""
-    moving = bool(options.tiers) and "local" not in options.tiers
-    return options.schedule == "auto" and options.chunk is None and moving
-
-
-def _in_time(preferred: Choice, options: Options, memory: int, demand: Demand) -> Iterator[Choice]:
-    """All candidates, then those that move carries once more, without room for a block that is read ahead: reading
-    then takes time of its own."""
-    yield from _candidates(preferred, options, memory, demand.waiting)
-    for candidate in _candidates(preferred, options, memory, max(demand.waiting - demand.carry, 0)):
-        if "remote" in find(candidate.schedule).numbers and candidate.problem.tier != "local":
-            yield replace(candidate, ahead=False)
-
-
-def _candidates(preferred: Choice, options: Options, memory: int, waiting: int) -> Iterator[Choice]:
-    """Choices in the order of their cost: fewer steps run again, then fewer transfers. ``memory``: for carries and
-    tapes, and for carries on their way, ``waiting`` bytes."""
-    schedule, problem = preferred.schedule, replace(preferred.problem, memory=memory)
-    if options.schedule == "auto" and options.chunk is None:
-        yield Choice("store_all", problem)
-        yield from _optima(_OPTIMAL if _may_move(options) else _OPTIMAL[:1], replace(problem, slots=None), waiting)
-        return
-    if schedule in _OPTIMAL and problem.slots is None:
-        yield from _optima([schedule], problem, waiting)
-        return
-    numbers = find(schedule).numbers
-    if "chunk" not in numbers:
-        yield Choice(schedule, problem)
-        return
-    chunk = problem.chunk or 1
-    chunks = [chunk] if options.chunk else _spread(chunk, problem.steps, problem.segment)
-    for chunk in chunks:
-        nested = "slots" in numbers and not options.slots
-        slots = _spread(problem.slots or 1, chunk, 1) if nested else [problem.slots or 1]
-        for number in slots:
-            yield Choice(schedule, replace(problem, chunk=chunk, slots=min(number, chunk)))
-
-
-def _optima(schedules: Sequence[str], problem: Problem, waiting: int) -> Iterator[Choice]:
-    """Optimal schedules for the memory of a problem, the cheapest first; then for the least memory that they need."""
-    least = least_memory(problem)
-    choices = {
-        "revolve": Choice("revolve", problem),
-        "hrevolve": Choice("hrevolve", replace(problem, memory=(problem.memory or 0) - waiting)),
-    }
-    lowest = {"revolve": least, "hrevolve": problem.carry + problem.tape}
-    feasible = [name for name in schedules if (choices[name].problem.memory or 0) >= lowest[name]]
-    yield from (choices[name] for name in sorted(feasible, key=lambda name: extra_runs(name, choices[name].problem)))
-    yield from (Choice(name, replace(problem, memory=lowest[name])) for name in schedules)
-
-
-def _spread(middle: int, most: int, least: int) -> list[int]:
-    """Numbers in [least, most], near ``middle`` first."""
-    factors = (1.0, 0.7, 1.4, 0.5, 2.0, 0.35, 2.8, 0.25, 4.0, 0.12, 8.0, 0.0)
-    return list(dict.fromkeys(min(max(round(middle * factor), least), most) for factor in factors))
+    No program is made of choices that are known to need more.
+    """
+    needs, left = list[tuple[int, int, Choice]](), list[tuple[int, int, Choice]]()
+    for number, choice in enumerate(choices):
+        bound = demand.bound(choice)
+        if bound > allowed:
+            left.append((bound, number, choice))
+            continue
+        needs.append((demand.peak(choice), number, choice))
+        if needs[-1][0] <= allowed:
+            return needs[-1][0], choice
+    for bound, number, choice in sorted(left, key=itemgetter(0, 1)):
+        if needs and bound >= min(needs, key=itemgetter(0, 1))[0]:
+            break
+        needs.append((demand.peak(choice), number, choice))
+    need, _, choice = min(needs, key=itemgetter(0, 1))
+    return need, choice
 
 
 def _further(options: Options, problem: Problem, waiting: int) -> str:

@@ -75,6 +75,11 @@ class Needs:
         reversing = self.carry + max(each.reverse - each.saved for each in lengths)
         return max(running, reversing, self.carry) + self.grads + self.output_grads
 
+    def reversing(self, length: int) -> int:
+        """Bytes that the backward of a segment of a length takes besides carries and tapes that are held."""
+        each = self.segments[length]
+        return self.carry + each.reverse - each.saved + self.grads + self.output_grads
+
 
 def predict(program: Program, tally: Tally, needs: Needs) -> Prediction:
     """The local peak of a legal program of which ``tally`` is the count in bytes."""
@@ -82,7 +87,8 @@ def predict(program: Program, tally: Tally, needs: Needs) -> Prediction:
     forward = set(before_turn(program.graph))
     timeline: list[tuple[str, int]] = []
     peaks = {True: 0, False: 0}
-    turned, staged = 0, cast(Sequence[int], [0] * needs.staged)
+    none = cast(Sequence[int], [0] * needs.staged)
+    turned, staged = 0, none  # nothing waits once the backward half begins
     for node, (name, held) in zip(program.graph.nodes, tally.timeline, strict=True):
         early = node in forward
         written = 0
@@ -94,7 +100,7 @@ def predict(program: Program, tally: Tally, needs: Needs) -> Prediction:
         timeline.append((name, total))
         peaks[early] = max(peaks[early], total)
         if node.target is turn:
-            turned = held + sum(staged)
+            turned, staged = held + sum(staged), none
     peak, name = max(((total, name) for name, total in timeline), key=lambda pair: pair[0])
     held = dict(tally.timeline)[name]
     return Prediction(peak, name, held, peaks[True], peaks[False], turned, tuple(timeline))
@@ -137,7 +143,7 @@ def _kind(node: Node) -> str:
 
 def waiting(staged: Sequence[int], kind: str, nbytes: int) -> Sequence[int]:
     """The bytes of blocks that wait in local memory to be written, the oldest first, after an instruction that writes
-    so many bytes, if it writes any."""
+    so many bytes, if it writes any. A reload waits for all writes, as the backward half does before it starts."""
     if kind == "offload":
         return [*staged, nbytes][1:]
     return [0] * len(staged) if kind == "reload" else staged

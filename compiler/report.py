@@ -16,10 +16,10 @@ from torch import fx
 
 from reroll.alternative import Alternative
 from reroll.by_formula import ByFormula, by_formula
+from reroll.choice import Choice
 from reroll.costs import Costs
 from reroll.export import as_json, chrome_trace
 from reroll.page import framed, page
-from reroll.plan import Choice
 from reroll.plots import plot
 from reroll.policy import StepValue
 from reroll.prediction import Needs, Prediction

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, fx
 
 from reroll.alternative import Alternative
+from reroll.choice import Choice
 from reroll.context import Context
 from reroll.costs import Costs, SegmentSeconds
 from reroll.machine import Machine, MachineTier
-from reroll.plan import Choice
 from reroll.prediction import Needs, SegmentBytes, predict
 from reroll.program import store_all
 from reroll.recurrence import Recurrence, Slices

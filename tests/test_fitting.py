@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from reroll.backends import fitting
 from reroll.backends.build import Built
+from reroll.choice import Choice, steps_run
 from reroll.errors import BudgetError
 from reroll.options import Options
-from reroll.plan import Beside, Choice, Demand, choose, steps_run
+from reroll.plan import Beside, Demand, choose
 from reroll.recurrence import Recurrence
 from reroll.verifier import verify
 from test_plan import needs, program_of

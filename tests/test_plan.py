@@ -16,11 +16,12 @@ import reroll
 from networks import RecurrentLIF, spikes
 from reroll import schedules
 from reroll.backends.outside import around
+from reroll.choice import Choice
 from reroll.context import Context
 from reroll.errors import BudgetError, OptionError, ScheduleError
 from reroll.optimal import farthest
 from reroll.options import Options
-from reroll.plan import Beside, Choice, Demand, choose
+from reroll.plan import Beside, Demand, choose
 from reroll.prediction import Needs, SegmentBytes, predict
 from reroll.program import Program, store_all
 from reroll.registry import run

@@ -1,0 +1,171 @@
+"""Which choices a planner weighs under a budget, and that it finds the best of them without making all programs."""
+
+import os
+import time
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import reroll
+from networks import RecurrentLIF, spikes
+from reroll import schedules
+from reroll.backends.disk import DiskTier
+from reroll.backends.executable import Executable
+from reroll.choice import Choice, steps_run
+from reroll.context import Context
+from reroll.errors import BudgetError
+from reroll.options import Options
+from reroll.plan import Demand, choose
+from reroll.prediction import predict
+from reroll.program import store_all
+from reroll.registry import run
+from reroll.schedule import Interval
+from reroll.schedules import Problem, register_schedule, tree
+from reroll.verifier import verify
+from test_plan import gradients, needs
+
+PASSES = "sparsity,save,recompute,offload,prefetch,trim"
+SIZES = {
+    "steps": st.integers(1, 120),
+    "segment": st.integers(1, 4),
+    "carry": st.integers(1, 40),
+    "tape": st.integers(1, 200),
+    "scratch": st.integers(0, 200),
+    "cost": st.sampled_from([0.1, 1.0, 3.0, 20.0]),
+}
+
+
+def demand_of(segment: int, carry: int, tape: int, scratch: int, cost: float) -> Demand:
+    """What is known of a made-up recurrence; moving a carry takes ``cost`` runs of a segment each way."""
+    held = replace(needs(segment, carry, tape, scratch), staged=2)
+
+    def peak(choice: Choice) -> int:
+        context = Context(tree(choice.schedule, choice.problem), ahead=choice.ahead)
+        program = run(PASSES, store_all(choice.steps, choice.segment), context)
+        return predict(program, verify(program, sizes=held.sizes), held).peak
+
+    def moving(problem: Problem) -> Problem:
+        return replace(problem, write=cost, read=cost)
+
+    return Demand(carry, tape, held.scratch, peak, waiting=3 * carry, reversing=held.reversing(segment), moving=moving)
+
+
+def chosen(steps: int, segment: int, demand: Demand, budget: int, schedule: str) -> Choice:
+    remote = None if schedule in ("revolve", "standard") else "disk"
+    options = Options(schedule=schedule, remote=remote, memory_budget=budget)
+    return choose(steps, segment, options, "cpu", demand)
+
+
+def least(steps: int, segment: int, demand: Demand, schedule: str) -> int:
+    with pytest.raises(BudgetError) as refused:
+        chosen(steps, segment, demand, 1, schedule)
+    return refused.value.nbytes
+
+
+@given(**SIZES)
+@settings(max_examples=25, deadline=None)
+def test_no_schedule_by_name_needs_less_than_auto(
+    steps: int, segment: int, carry: int, tape: int, scratch: int, cost: float
+) -> None:
+    demand = demand_of(segment, carry, tape, scratch, cost)
+    lowest = least(steps, segment, demand, "auto")
+    names = ("remote", "double", "hrevolve", "revolve", "standard")
+    assert lowest <= min(least(steps, segment, demand, name) for name in names)
+    assert demand.peak(chosen(steps, segment, demand, lowest, "auto")) == lowest
+
+
+@given(**SIZES, share=st.floats(1.0, 6.0))
+@settings(max_examples=25, deadline=None)
+def test_no_optimum_by_name_is_faster_than_auto_by_a_tenth(
+    steps: int, segment: int, carry: int, tape: int, scratch: int, cost: float, share: float
+) -> None:
+    demand = demand_of(segment, carry, tape, scratch, cost)
+    budget = int(share * least(steps, segment, demand, "auto"))
+    found = chosen(steps, segment, demand, budget, "auto")
+    assert demand.peak(found) <= budget
+    for name in ("hrevolve", "revolve", "remote"):
+        try:
+            other = chosen(steps, segment, demand, budget, name)
+        except BudgetError:
+            continue
+        moved = replace(other, problem=demand.moving(other.problem))
+        assert steps_run(found) <= 1.11 * steps_run(moved)
+
+
+@given(**SIZES, budget=st.integers(1, 9_000), schedule=st.sampled_from(["auto", "double", "remote", "hierarchical"]))
+@settings(max_examples=30, deadline=None)
+def test_choices_that_are_left_out_could_not_have_been_taken(
+    steps: int, segment: int, carry: int, tape: int, scratch: int, cost: float, budget: int, schedule: str
+) -> None:
+    demand = demand_of(segment, carry, tape, scratch, cost)
+    found = list[Any]()
+    for each in (demand, replace(demand, reversing=-(10**9))):  # which leaves out none
+        try:
+            found.append(chosen(steps, segment, each, budget, schedule))
+        except BudgetError as error:
+            found.append(str(error))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_what_waits_to_be_written_is_gone_when_the_backward_begins(
+    ahead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.pwrite
+
+    def slow(*args: Any) -> int:
+        time.sleep(0.01)
+        return write(*args)
+
+    monkeypatch.setattr(schedules, "_SCHEDULES", dict(schedules._SCHEDULES))
+
+    @register_schedule("away", ("remote",))
+    def away(problem: Problem) -> Interval:
+        """All but the last steps, which are taped at once, from carries on disk."""
+        last = (problem.segments - 1) * problem.segment
+        starts = [*range(0, last, problem.segment), last]
+        kept = [Interval(stop - start, problem.tier) for start, stop in pairwise(starts)]
+        return Interval(problem.steps, children=(*kept, Interval(problem.steps - last, taped=True)))
+
+    model, x = RecurrentLIF(6, 64, 3), spikes(40, 64, 6)
+    plain = gradients(model, x, model)
+    options: dict[str, Any] = {"schedule": "away", "segment": 2, "codec": "none", "spill_folder": tmp_path}
+    fast = reroll.compile(model, time_dim=0, lowering="eager", **options)
+    gradients(fast, x, model)
+    if not ahead:
+        options["memory_budget"] = reroll.explain(fast, x).predicted_peak - 1
+        fast = reroll.compile(model, time_dim=0, lowering="eager", **options)
+        gradients(fast, x, model)
+    assert reroll.explain(fast, x).loops[0].tally.carries_written > 10
+    assert reroll.explain(fast, x).loops[0].prefetched == ahead
+    waiting, run_backward = list[int](), Executable.run_backward
+
+    def noted(self: Executable, *args: Any) -> Any:
+        waiting.append(sum(len(cast(DiskTier, tier)._staged) for tier in self.tiers.values()))
+        return run_backward(self, *args)
+
+    monkeypatch.setattr(Executable, "run_backward", noted)
+    monkeypatch.setattr(os, "pwrite", slow)
+    measured = reroll.measure(lambda: fast(x).square().mean().backward(), exclude=[model])
+    report = reroll.explain(fast, x)
+    assert len(waiting) > 10
+    assert not any(waiting)
+    assert measured.local_peak <= report.predicted_peak + 4 * report.outputs
+    for got, expected in zip(gradients(fast, x, model), plain, strict=True):
+        assert (got - expected).abs().max() <= 1e-4 * expected.abs().max() + 1e-6
+
+
+def test_a_report_weighs_plans_that_move_carries_where_a_tier_is_named(tmp_path: Path) -> None:
+    model, x = RecurrentLIF(6, 64, 3), spikes(60, 16, 6)
+    tight: dict[str, Any] = {"memory_budget": 0.4, "lowering": "eager", "segment": 2}
+    for options, moving in ((tight, False), ({**tight, "remote": "disk", "spill_folder": tmp_path}, True)):
+        fast = reroll.compile(model, time_dim=0, **options)
+        fast(x).sum().backward()
+        (loop,) = reroll.explain(fast, x).loops
+        names = {each.name.split()[0] for each in loop.alternatives if each.tiers}
+        assert names == ({"remote", "double", "hrevolve"} if moving else set())
