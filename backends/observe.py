@@ -6,7 +6,7 @@ The model, its arguments, its Python state and the random numbers are afterwards
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,13 +20,14 @@ from reroll.backends.randomness import random_numbers_kept
 from reroll.backends.state import State, version_of
 from reroll.backends.times import Call, first_steps
 from reroll.check import Check, Departure
-from reroll.errors import LengthError, UnsupportedError
+from reroll.errors import LengthError, OptionError, UnsupportedError
 from reroll.pattern import Pattern, Trace, find_pattern
 from reroll.recording import LITERALS, Numbers, Recorder, Sink, recording, user_line
 from reroll.runs import LONGEST_PERIOD
 
 SHORT = ((8, 9, 11), (16, 17, 19), (32, 33, 35))
 _TRIES = 4
+_MANY = 256  # operations from which on a loop over another dimension than time is looked for
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,33 +122,61 @@ def probe(
     palette: dict[Any, int] = {}
     traces, changes = [], False
     for length in lengths:
-        short, _ = call.resized(lambda value, dim, length=length: first_steps(value, dim, length))  # type: ignore[misc]
-        trace = Trace(length, [], [], [], {})
-
-        def note(colour: tuple[Any, ...], numbers: Numbers, trace: Trace = trace) -> None:
-            trace.colours.append(palette.setdefault(colour, len(palette)))
-            trace.numbers.append(numbers)
-            trace.lines.append(user_line())
-
-        sequences = [value for value in tensors_of((short.args, short.kwargs)) if id(value) in short.dims]
-        versions = [version_of(value) for value in sequences]
-        with looked_at(model, short, frozenset(), parameters=True) as state:
-            try:
-                trace.given.update(_run(model, short, note, state)[1])
-            except UnsupportedError:
-                raise
-            except Exception as error:
-                state.restore()
-                _run_plainly(model, call)
-                raise LengthError(
-                    f"The model cannot be run on the first {length} steps of its sequence: {type(error).__name__}: "
-                    f"{error}. If these are no steps, say in time_dim which arguments have time, in which dimension."
-                ) from error
-        changes = changes or versions != [version_of(value) for value in sequences]
+        try:
+            trace, changed = _traced(model, call, length, palette)
+        except UnsupportedError:
+            raise
+        except Exception as error:
+            _run_plainly(model, call)
+            raise LengthError(
+                f"The model cannot be run on the first {length} steps of its sequence: {type(error).__name__}: "
+                f"{error}. If these are no steps, say in time_dim which arguments have time, in which dimension."
+            ) from error
+        changes = changes or changed
         traces.append(trace)
+        operations = len(trace.colours)
+        if len(traces) == 2 and operations == len(traces[0].colours) > _MANY:
+            _refuse_other_time(model, call, operations)
     pattern = replace(find_pattern(traces, palette, free, multiple), changes_inputs=changes)
     _refuse_attributes(pattern)
     return pattern
+
+
+def _traced(model: Callable[..., Any], call: Call, length: int, palette: dict[Any, int]) -> tuple[Trace, bool]:
+    """The trace of a run on the first steps, and whether it changed a sequence in place."""
+    short, _ = call.resized(lambda value, dim: first_steps(value, dim, length))
+    trace = Trace(length, [], [], [], {})
+
+    def note(colour: tuple[Any, ...], numbers: Numbers) -> None:
+        trace.colours.append(palette.setdefault(colour, len(palette)))
+        trace.numbers.append(numbers)
+        trace.lines.append(user_line())
+
+    sequences = [value for value in tensors_of((short.args, short.kwargs)) if id(value) in short.dims]
+    versions = [version_of(value) for value in sequences]
+    with looked_at(model, short, frozenset(), parameters=True) as state:
+        trace.given.update(_run(model, short, note, state)[1])
+    return trace, versions != [version_of(value) for value in sequences]
+
+
+def _refuse_other_time(model: Callable[..., Any], call: Call, operations: int) -> None:
+    """Refuse a model that does as many operations whatever its number of steps, if another dimension says how many.
+
+    Its loop would be unrolled, which takes as long as what reroll is there to avoid.
+    """
+    for dim in range(max(value.dim() for value in tensors_of((call.args, call.kwargs)) if id(value) in call.dims)):
+        other = call.along(dim)
+        if other is None:
+            continue
+        few = more = 0
+        with suppress(Exception):  # of sizes that the model is not made for
+            few, more = (len(_traced(model, other, length, {})[0].colours) for length in SHORT[0][:2])
+        if more > few and few + (other.length - SHORT[0][0]) * (more - few) == operations:
+            raise OptionError(
+                f"reroll.compile: time_dim names {call.shapes()}, but the model does {operations:,} operations "
+                f"whatever the length of that, and {more - few} for each step of {other.shapes()}. Give time_dim={dim} "
+                "(or that dimension by name). If its loop is not over time, use torch.compile(backend='reroll')."
+            )
 
 
 def _run_plainly(model: Callable[..., Any], call: Call) -> None:

@@ -55,13 +55,25 @@ class Call:
         length = next(made[old].shape[dim] for old, dim in self.dims.items())
         return Call(args, kwargs, dims, length), originals
 
+    def along(self, dim: int) -> Call | None:
+        """The same arguments with time in another dimension, if all that have time have that, of one length."""
+        having = self._sequences()
+        lengths = {value.shape[dim] if dim < value.dim() else None for value in having}
+        if dim in self.dims.values() or lengths == {None} or len(lengths) > 1:
+            return None
+        return Call(self.args, self.kwargs, dict.fromkeys(self.dims, dim), having[0].shape[dim])
+
+    def shapes(self) -> str:
+        """Which dimension of which shape time is in."""
+        named = (f"dimension {self.dims[id(value)]} of {list(value.shape)}" for value in self._sequences())
+        return ", ".join(dict.fromkeys(named))
+
     def doubts(self) -> str:
         """What to ask oneself where reading the model takes long."""
-        named = (f"dimension {self.dims[id(value)]} of {list(value.shape)}" for value in self._sequences())
         return (
             f"reroll.compile has been reading the model for {LONG:.0f} s. It looks at a few steps of the loop over "
             "time only, but a loop over another dimension is unrolled step by step. time_dim names "
-            f"{', '.join(dict.fromkeys(named))}: if the loop does not run over that, interrupt, and name the right one."
+            f"{self.shapes()}: if the loop does not run over that, interrupt, and name the right one."
         )
 
     def _sequences(self) -> list[Tensor]:

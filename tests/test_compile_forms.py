@@ -122,6 +122,17 @@ def test_a_wrong_time_dimension_is_refused(time_dim: Any, args: Any, match: str)
         reroll.compile(call, time_dim=time_dim, **EAGER)(*(each.double() for each in args))
 
 
+def test_a_loop_over_another_dimension_than_time_is_named() -> None:
+    def by_sample(net: Net, x_TBI: Tensor) -> Any:
+        return torch.stack([net.cell(each, each.new_zeros(each.shape[0], H)).mean() for each in x_TBI.unbind(1)])
+
+    swapped = reroll.compile(Net(last), time_dim=1, **EAGER)
+    with pytest.raises(OptionError, match=r"names dimension 1 of \[300, 2, 4\].* dimension 0 of .*Give time_dim=0"):
+        swapped(torch.randn(300, 2, 4))
+    with pytest.raises(OptionError, match=r"names dimension 0 of \[20, 150, 4\].*Give time_dim=1"):
+        reroll.compile(Net(by_sample), time_dim=0, **EAGER)(torch.randn(20, 150, 4))
+
+
 def test_wrong_uses_are_refused() -> None:
     with pytest.raises(OptionError, match="must be a dimension"):
         reroll.compile(Net(last), time_dim="first")  # type: ignore[arg-type]
