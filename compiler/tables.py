@@ -79,7 +79,7 @@ def facts(loop: Loop) -> Iterator[tuple[str, str]]:
         yield "why", loop.why
     yield "tape", f"{nbytes_text(loop.tape_step)} a step, {nbytes_text(loop.saved)} a segment"
     if loop.taped:
-        yield "kept in it", _counted([value.name or value.op for value in loop.taped])
+        yield "kept in a tape", _counted([value.name or value.op for value in loop.taped])
     yield "steps re-run", f"{tally.reforward_steps:,} ({loop.reforward:.2f} for each step of the forward)"
     if tally.remote_writes:
         writes = f"{tally.remote_writes:,} writes ({tally.carries_written:,} carries)"
@@ -172,7 +172,13 @@ def _formulas(found: ByFormula) -> RenderableType:
 
 def _alternatives(alternatives: Sequence[Alternative]) -> Table:
     tiers = list(dict.fromkeys(tier for each in alternatives for tier in each.tiers))
-    table = Table(box=box.SIMPLE_HEAD, title="alternatives", title_justify="left", title_style="dim", expand=True)
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title="alternatives (memory: for carries and tapes)",
+        title_justify="left",
+        title_style="dim",
+        expand=True,
+    )
     table.add_column("plan", overflow="fold")
     for name in ("local peak", *tiers, "time", "steps re-run"):
         table.add_column(name, justify="right", no_wrap=True)
