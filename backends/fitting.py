@@ -95,7 +95,7 @@ def _may_be_faster(built: Built, length: int, options: Options) -> bool:
     """Whether segments of ``length`` steps, if their tapes and scratch are as much smaller, run a tenth less."""
     choice, needs = built.choice, built.needs
     if options.schedule == "auto" and choice.schedule == "remote":
-        return True  # the last resort: there was no room to keep one carry
+        return True  # there was next to no room to keep carries
     if choice.problem.memory is None or choice.extra_runs == 0:
         return False
     shorter = length / choice.segment

@@ -48,10 +48,9 @@ def candidates(first: Choice, options: Options, memory: int, waiting: int, carry
     if options.schedule == "auto" and options.chunk is None:
         free = replace(problem, slots=None)
         yield Choice("store_all", free)
-        yield from _optima(OPTIMAL if may_move(options) else OPTIMAL[:1], free, waiting, unread)
-        yield from _both(Choice("remote", replace(free, chunk=problem.segment))) if may_move(options) else ()
+        yield from _cheapest((*OPTIMAL, "remote") if may_move(options) else ("revolve",), free, waiting, unread)
     elif schedule in OPTIMAL and problem.slots is None:
-        yield from _optima([schedule], problem, waiting, unread)
+        yield from _cheapest([schedule], problem, waiting, unread)
     else:
         numbered = list(_numbered(Choice(schedule, problem), options))
         yield from numbered
@@ -80,8 +79,11 @@ def _numbered(choice: Choice, options: Options) -> Iterator[Choice]:
             yield replace(choice, problem=replace(problem, chunk=chunk, slots=min(number, chunk)))
 
 
-def _optima(schedules: Sequence[str], problem: Problem, waiting: int, unread: int) -> Iterator[Choice]:
-    """Optimal schedules for the memory of a problem, the cheapest first; then for the least memory that they need."""
+def _cheapest(schedules: Sequence[str], problem: Problem, waiting: int, unread: int) -> Iterator[Choice]:
+    """Optimal schedules for the memory of a problem, the cheapest first; then for the least memory that they need.
+
+    In "remote" no carry is held while a segment is reversed from it, which the optimal ones do not know of.
+    """
     memory, usual, lowest = problem.memory or 0, list[Choice](), list[Choice]()
     if "revolve" in schedules:
         least = least_memory(problem)
@@ -93,6 +95,8 @@ def _optima(schedules: Sequence[str], problem: Problem, waiting: int, unread: in
             given = max(memory - (waiting if choice.ahead else unread), least)
             usual += [replace(choice, problem=replace(problem, memory=given))]
             lowest += [choice]
+    if "remote" in schedules:
+        usual += _both(Choice("remote", replace(problem, chunk=problem.segment)))
     yield from dict.fromkeys([*sorted(usual, key=_cost), *lowest])
 
 
