@@ -32,6 +32,7 @@ from reroll.backends.plans import Plans
 from reroll.backends.policies import check_policy
 from reroll.backends.surroundings import compile_surroundings
 from reroll.backends.together import check_together, refuse_in_place
+from reroll.backends.unused import one_by_one
 from reroll.capture import capture
 from reroll.errors import NoRecurrenceError, OptionError, RerollError, RerollWarning
 from reroll.fusion import fuse
@@ -205,6 +206,7 @@ def _entry(graph: Graph) -> Compiled:
 
 def assemble(gm: fx.GraphModule, outer: fx.Graph, modules: Mapping[str, nn.Module]) -> fx.GraphModule:
     """The outer graph with its recurrences as modules."""
+    one_by_one(outer, modules)
     root = nn.Module()
     for name in {str(node.target) for node in outer.find_nodes(op="get_attr")}:
         _set_attribute(root, name, _attribute(gm, name))

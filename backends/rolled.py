@@ -14,6 +14,7 @@ from reroll.backends.executable import Executable
 from reroll.backends.runtime import Run, again
 from reroll.backends.shortages import is_shortage
 from reroll.backends.start import Start
+from reroll.backends.unused import Unused
 from reroll.errors import ShortageError, UnsupportedError
 from reroll.recurrence import Recurrence
 
@@ -29,6 +30,7 @@ class Rolled(nn.Module):
         super().__init__()
         self.executable = executable
         self.cheaper = cheaper
+        self.unused = Unused()
 
     def forward(self, *operands: Tensor) -> tuple[Tensor, ...]:
         """Run it. Raises UnsupportedError under ``torch.func`` transforms, and where processes do not play together."""
@@ -143,7 +145,7 @@ class _Reversible(torch.autograd.Function):
         with _as_traced(plain):
             run, (last, ys) = rolled.played(start, training)
         ctx.set_materialize_grads(False)
-        ctx.rolled, ctx.start, ctx.run = rolled, start, run
+        ctx.rolled, ctx.start, ctx.run, ctx.used_rows = rolled, start, run, {}
         ctx.save_for_backward(*operands)
         results = (*last, *ys)
         ctx.mark_non_differentiable(
@@ -166,6 +168,9 @@ class _Reversible(torch.autograd.Function):
                 "This recurrence was reversed already, and its tape is gone. Call backward(retain_graph=True) the "
                 "first time."
             )
+        used = dict(ctx.used_rows)
+        ctx.used_rows.clear()
+        ctx.rolled.unused.check(ctx.rolled.executable.recurrence, start.operands, grads, used)
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
         held, ctx.run = [ctx.run] if ctx.run else [], None
         with _as_traced(operands):

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.passes.split_module import split_module
 
 from reroll.backends.toolchain import quick_builds
+from reroll.backends.unused import rows
 from reroll.errors import RerollWarning
 from reroll.recurrence import Recurrence
 
@@ -63,7 +64,7 @@ def _split(outer: fx.GraphModule, names: set[str]) -> fx.GraphModule:
     numbers: dict[fx.Node, int] = {}
     number = 0
     for node in outer.graph.nodes:
-        if node.target is operator.getitem and node.args[0].target in names:
+        if node.target is rows or (node.target is operator.getitem and node.args[0].target in (*names, rows)):
             numbers[node] = numbers[node.args[0]]
             continue
         is_recurrence = node.op == "call_module" and node.target in names

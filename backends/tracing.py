@@ -116,6 +116,12 @@ def _at(recurrence: Recurrence, inputs: Sequence[Any], t: int, steps: int) -> li
     return [*found, *inputs[at:]]
 
 
+def first_step(recurrence: Recurrence, operands: Sequence[torch.Tensor]) -> list[Any]:
+    """What the step of a recurrence takes when it runs first."""
+    inputs = segment_inputs(recurrence, operands, 0, 1)
+    return [*operands[: len(recurrence.carries)], *_at(recurrence, inputs, 0, 1)]
+
+
 def trace(recurrence: Recurrence, steps: int, *, decompose: bool) -> Traced:
     """The functional joint graph of ``steps`` steps."""
     mode = FakeTensorMode(shape_env=_static_shapes(), static_shapes=True)
