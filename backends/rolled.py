@@ -30,7 +30,7 @@ class Rolled(nn.Module):
         super().__init__()
         self.executable = executable
         self.cheaper = cheaper
-        self.unused = Unused()
+        self.unused = Unused.of(executable)
 
     def forward(self, *operands: Tensor) -> tuple[Tensor, ...]:
         """Run it. Raises UnsupportedError under ``torch.func`` transforms, and where processes do not play together."""

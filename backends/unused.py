@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from reroll.backends.executable import Executable
 from reroll.backends.randomness import random_numbers_kept
 from reroll.backends.shortages import is_shortage
 from reroll.backends.tracing import first_step, mode_of
@@ -52,16 +53,25 @@ def one_by_one(outer: fx.Graph, loops: Mapping[str, object]) -> None:
 
 @dataclass(slots=True)
 class Unused:
-    """What is known of a loop. ``known``: for the outputs of a step that matter, whether a gradient would differ if
-    others got zeros, and through which carries the step before matters."""
+    """What is known of a loop. ``own``: its steps have functions of the user's, and can be run by one process alone.
+    ``known``: for the outputs of a step that matter, whether a gradient would differ if others got zeros, and through
+    which carries the step before matters."""
 
+    own: bool
     known: dict[frozenset[int], tuple[bool, frozenset[int]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, executable: Executable) -> Unused:
+        """Nothing is known yet. Steps that speak with other processes are not looked at."""
+        nodes = executable.recurrence.step.graph.nodes
+        own = any(_is_own(node.target) for node in nodes if node.op == "call_function")
+        return cls(own and executable.together is None)
 
     def check(
         self, recurrence: Recurrence, operands: Sequence[Tensor], grads: Sequence[Tensor | None], partly: Rows
     ) -> None:
         """Raise UnsupportedError where gradients would not be eager's. ``grads`` came in for the outputs."""
-        if not _has_own_functions(recurrence.step):
+        if not self.own:
             return
         carried = len(recurrence.carries)
         given = [number for number, grad in enumerate(grads) if grad is not None]
@@ -80,12 +90,8 @@ class Unused:
             live = before
 
 
-def _has_own_functions(step: fx.GraphModule) -> bool:
-    """Whether a step has operations whose gradients are not torch's own."""
-    return any(_is_own(node.target) for node in step.graph.nodes if node.op == "call_function")
-
-
 def _is_own(target: Any) -> bool:
+    """Whether gradients of an operation may be another's than torch's."""
     if is_higher_order(target):
         return True
     if type(target).__module__ == "torch._ops":
@@ -144,8 +150,8 @@ def _differ(alone: Tensor | None, padded: Tensor | None) -> bool:
     if padded is None:
         return False
     alone = torch.zeros_like(padded) if alone is None else alone
-    least = 100 * torch.finfo(padded.dtype).eps * alone.abs().nan_to_num()
-    return bool(((padded - alone).abs().nan_to_num() > least).any())
+    difference, size = (float(value.abs().nan_to_num().sum()) for value in (padded - alone, alone))
+    return difference > 100 * torch.finfo(padded.dtype).eps * size
 
 
 def _refusal(recurrence: Recurrence) -> str:
