@@ -27,6 +27,7 @@ from reroll.runs import LONGEST_PERIOD
 
 SHORT = ((8, 9, 11), (16, 17, 19), (32, 33, 35))
 _TRIES = 4
+_WHOLE_LOOPS = ("lstm", "gru", "rnn_tanh", "rnn_relu", "while_loop", "scan", "associative_scan")
 _MANY = 256  # operations from which on a loop over another dimension than time is looked for
 
 
@@ -135,7 +136,8 @@ def probe(
         changes = changes or changed
         traces.append(trace)
         operations = len(trace.colours)
-        if len(traces) == 2 and operations == len(traces[0].colours) > _MANY:
+        whole = any(getattr(colour[0], "__name__", str(colour[0])) in _WHOLE_LOOPS for colour in palette)
+        if len(traces) == 2 and operations == len(traces[0].colours) > _MANY and not whole:
             _refuse_other_time(model, call, operations)
     pattern = replace(find_pattern(traces, palette, free, multiple), changes_inputs=changes)
     _refuse_attributes(pattern)

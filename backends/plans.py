@@ -17,6 +17,7 @@ import torch
 from reroll.backends.build import Built, plan
 from reroll.backends.fitting import automatic_budget
 from reroll.backends.rolled import Rolled
+from reroll.backends.unused import have_own_functions
 from reroll.errors import BudgetError, RerollError, RerollWarning, ShortageError
 from reroll.tables import nbytes_text
 
@@ -34,7 +35,8 @@ class Plans:
 
     def __init__(self, built: Sequence[Built] = ()) -> None:
         self.built = tuple(built)
-        self.modules = {each.name: Rolled(each.executable, partial(self._shorten, each.name)) for each in built}
+        own = have_own_functions([each.executable for each in built])
+        self.modules = {each.name: Rolled(each.executable, partial(self._shorten, each.name), own) for each in built}
         self.automatic = bool(self.built) and self.built[0].options.automatic_budget
         self.budget = self.built[0].beside.budget if self.built else None
         self.most: int | None = None

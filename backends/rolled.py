@@ -23,14 +23,17 @@ class Rolled(nn.Module):
     """Calls a compiled recurrence: ``(initial carry..., operands...) -> (last carry..., ys...)``.
 
     ``executable`` may be replaced between calls. ``cheaper`` replaces it by one that needs less memory, where memory
-    ran out: it is told in which half, and the error. It raises ShortageError if there is none.
+    ran out: it is told in which half, and the error. It raises ShortageError if there is none. ``own_functions``:
+    whether loops of its graph have functions of the user's own.
     """
 
-    def __init__(self, executable: Executable, cheaper: Callable[[str, str], None] | None = None) -> None:
+    def __init__(
+        self, executable: Executable, cheaper: Callable[[str, str], None] | None = None, own_functions: bool = False
+    ) -> None:
         super().__init__()
         self.executable = executable
         self.cheaper = cheaper
-        self.unused = Unused.of(executable)
+        self.unused = Unused(own_functions)
 
     def forward(self, *operands: Tensor) -> tuple[Tensor, ...]:
         """Run it. Raises UnsupportedError under ``torch.func`` transforms, and where processes do not play together."""
@@ -170,14 +173,14 @@ class _Reversible(torch.autograd.Function):
             )
         used = dict(ctx.used_rows)
         ctx.used_rows.clear()
-        ctx.rolled.unused.check(ctx.rolled.executable.recurrence, start.operands, grads, used)
+        dead = ctx.rolled.unused.check(ctx.rolled.executable, operands, start.operands, grads, used)
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
         held, ctx.run = [ctx.run] if ctx.run else [], None
         with _as_traced(operands):
             run, results = ctx.rolled.reversed(start, held, grads, keep)
         ctx.run, ctx.start = (run, start) if keep else (None, None)
-        given = zip(results, ctx.needs_input_grad[2:], strict=True)
-        return (None, None, *(grad if need else None for grad, need in given))
+        given = enumerate(zip(results, ctx.needs_input_grad[2:], strict=True))
+        return (None, None, *(grad if need and i not in dead else None for i, (grad, need) in given))
 
 
 def conform(value: Tensor, like: Tensor) -> Tensor:

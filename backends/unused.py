@@ -1,8 +1,8 @@
 """What a loss does not use of a loop's outputs: eager leaves out the operations that only those need, at each step.
 
 A program runs the backward of every step, with zeros for what is not used. That is the same where gradients are linear
-in what comes in, as those of torch's own operations are. A function of the user's own may add something to them (an
-auxiliary loss): then a call whose loss does not reach it at every step is refused.
+in what comes in. Functions of the user's own may add something to them (an auxiliary loss): then a call whose loss does
+not reach them at every step is refused.
 """
 
 from __future__ import annotations
@@ -16,17 +16,13 @@ import torch
 from torch import Tensor, fx
 
 from reroll.backends.executable import Executable
-from reroll.backends.randomness import random_numbers_kept
+from reroll.backends.own_functions import Look, look, own_functions
 from reroll.backends.shortages import is_shortage
-from reroll.backends.tracing import first_step, mode_of
-from reroll.capture_torch import is_higher_order
 from reroll.errors import RerollWarning, UnsupportedError
-from reroll.recurrence import Recurrence
-
-_TORCH = ("torch", "_operator", "builtins", "math")
+from reroll.recurrence import Items, Recurrence, Slices
 
 Rows = dict[int, list[bool]]
-"""By the number of a stacked output whether the loss uses it, step for step."""
+"""By the number of a stacked output whether the loss uses it, step for step, where that is known."""
 
 
 def rows(stacked: Tensor) -> tuple[Tensor, ...]:
@@ -35,76 +31,107 @@ def rows(stacked: Tensor) -> tuple[Tensor, ...]:
     used: Rows | None = getattr(stacked.grad_fn, "used_rows", None)
     if used is not None and found and found[0].grad_fn is not None:
         number = stacked.output_nr
-
-        def note(grads: Sequence[Tensor | None]) -> None:
-            used[number] = [grad is not None for grad in grads]
-
-        found[0].grad_fn.register_prehook(note)
+        found[0].grad_fn.register_prehook(lambda grads: _note(used, number, [grad is not None for grad in grads]))
     return found
+
+
+def _note(used: Rows, number: int, also: Sequence[bool]) -> None:
+    used[number] = [a or b for a, b in zip(used.get(number, [False] * len(also)), also, strict=True)]
 
 
 def one_by_one(outer: fx.Graph, loops: Mapping[str, object]) -> None:
     """Let the outputs of loops, by the names of their modules, be taken one by one by ``rows``."""
     for node in outer.find_nodes(op="call_function", target=torch.unbind):
+        if len(node.args) != 2 or node.args[1] != 0 or node.kwargs:
+            continue
         source: Any = node.args[0]
         if source.op == "call_function" and source.args and getattr(source.args[0], "target", None) in loops:
-            node.target, node.args, node.kwargs = rows, (source,), {}
+            node.target, node.args = rows, (source,)
+
+
+def have_own_functions(executables: Sequence[Executable]) -> bool:
+    """Whether a step of one of these has functions of the user's own."""
+    return any(own_functions(each.recurrence.step) for each in executables)
 
 
 @dataclass(slots=True)
 class Unused:
-    """What is known of a loop. ``own``: its steps have functions of the user's, and can be run by one process alone.
-    ``known``: for the outputs of a step that matter, whether a gradient would differ if others got zeros, and through
-    which carries the step before matters."""
+    """What is known of a loop, by the outputs of a step that matter. ``asked``: whether it matters at all."""
 
-    own: bool
-    known: dict[frozenset[int], tuple[bool, frozenset[int]]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, executable: Executable) -> Unused:
-        """Nothing is known yet. Steps that speak with other processes are not looked at."""
-        nodes = executable.recurrence.step.graph.nodes
-        own = any(_is_own(node.target) for node in nodes if node.op == "call_function")
-        return cls(own and executable.together is None)
+    asked: bool
+    known: dict[frozenset[int], Look] = field(default_factory=dict)
 
     def check(
-        self, recurrence: Recurrence, operands: Sequence[Tensor], grads: Sequence[Tensor | None], partly: Rows
-    ) -> None:
-        """Raise UnsupportedError where gradients would not be eager's. ``grads`` came in for the outputs."""
-        if not self.own:
-            return
-        carried = len(recurrence.carries)
-        given = [number for number, grad in enumerate(grads) if grad is not None]
-        live = frozenset(number for number in given if number < carried)
-        whole = frozenset(number for number in given if number >= carried and number not in partly)
+        self,
+        executable: Executable,
+        given: Sequence[Tensor],
+        plain: Sequence[Tensor],
+        grads: Sequence[Tensor | None],
+        partly: Rows,
+    ) -> frozenset[int]:
+        """Raise UnsupportedError where gradients would not be eager's; tell loops whose outputs this one reads.
+
+        ``given`` operands, ``plain`` as they are computed with; ``grads`` came in for the outputs, of which ``partly``
+        are used at some steps alone. Gives the operands that are read at unused steps alone. Steps that speak with
+        other processes are not looked at.
+        """
+        if not self.asked or executable.together:
+            return frozenset()
+        reached = self._reached(executable, plain, grads, partly)
+        if reached is None:
+            return frozenset()
+        recurrence, dead = executable.recurrence, set[int]()
+        for at, x in enumerate(recurrence.xs, len(recurrence.carries)):
+            if isinstance(x, Slices):
+                _tell(given[x.operand], x, at, reached)
+            elif isinstance(x, Items):
+                dead |= {operand for operand, each in zip(x.operands, reached, strict=True) if at not in each}
+                dead -= {operand for operand, each in zip(x.operands, reached, strict=True) if at in each}
+        return frozenset(dead)
+
+    def _reached(
+        self, executable: Executable, plain: Sequence[Tensor], grads: Sequence[Tensor | None], partly: Rows
+    ) -> list[frozenset[int]] | None:
+        """The inputs that autograd reaches at each step; None if memory does not suffice to look."""
+        recurrence, carried = executable.recurrence, len(executable.recurrence.carries)
+        came = [number for number, grad in enumerate(grads) if grad is not None]
+        whole = frozenset(number for number in came if number >= carried and number not in partly)
+        live = frozenset(number for number in came if number < carried)
+        found = list[frozenset[int]]()
         for step in reversed(range(recurrence.steps)):
             live = live | whole | {number for number, used in partly.items() if used[step]}
-            found = self.known.get(live) or _looked_at(recurrence, operands, live)
-            if found is None:
-                return  # for want of memory: the next call looks
-            self.known[live] = differs, before = found
-            if differs:
+            seen = self.known.get(live) or _look(executable, plain, live)
+            if seen is None:
+                return None
+            self.known[live] = seen
+            if seen.differ:
                 raise UnsupportedError(_refusal(recurrence))
-            if not partly and before | whole == live:
-                return
+            found.append(seen.reached)
+            before = frozenset(number for number in seen.reached if number < carried)
+            if not partly and before | whole == live:  # so it stays
+                found += [seen.reached] * step
+                break
             live = before
+        return found[::-1]
 
 
-def _is_own(target: Any) -> bool:
-    """Whether gradients of an operation may be another's than torch's."""
-    if is_higher_order(target):
-        return True
-    if type(target).__module__ == "torch._ops":
-        return not str(target).startswith(("aten.", "prims."))
-    return not str(getattr(target, "__module__", None) or "torch").startswith(_TORCH)
+def _tell(operand: Tensor, x: Slices, number: int, reached: Sequence[frozenset[int]]) -> None:
+    """Tell the loop that made an operand, input ``number`` of a step, which of its rows are used here."""
+    used: Rows | None = getattr(operand.grad_fn, "used_rows", None)
+    if used is None or x.dim != 0:
+        return
+    also = [False] * operand.shape[0]
+    for step, inputs in enumerate(reached):
+        also[x.start + x.stride * step] = number in inputs
+    _note(used, operand.output_nr, also)
 
 
-def _looked_at(
-    recurrence: Recurrence, operands: Sequence[Tensor], live: frozenset[int]
-) -> tuple[bool, frozenset[int]] | None:
-    """As ``_step``; None if memory runs out. A step that torch cannot run by itself is taken for linear, and said."""
+def _look(executable: Executable, plain: Sequence[Tensor], live: frozenset[int]) -> Look | None:
+    """As ``look``; None if memory runs out. A step that torch cannot run by itself is taken for linear, and said."""
+    recurrence = executable.recurrence
+    inputs = next(iter(executable.segments.values())).inputs
     try:
-        return _step(recurrence, operands, live)
+        return look(recurrence, inputs, plain, live)
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         if is_shortage(error):
             return None
@@ -114,44 +141,7 @@ def _looked_at(
             "say). If they do, let the loss use all outputs of the loop."
         )
         warnings.warn(text, RerollWarning, stacklevel=2)
-        return False, live
-
-
-def _step(recurrence: Recurrence, operands: Sequence[Tensor], live: frozenset[int]) -> tuple[bool, frozenset[int]]:
-    """Whether gradients of a step differ if the outputs that are not ``live`` get zeros, rather than none; and the
-    carries that autograd reaches from the others. Seen at the first step of a call, run by torch."""
-    with torch.enable_grad(), random_numbers_kept(), mode_of(recurrence):
-        inputs = [_leaf(value) for value in first_step(recurrence, operands)]
-        outputs = recurrence.step(*inputs)
-    ends = {number: value for number, value in enumerate(outputs) if value.requires_grad}
-    leaves = [value for value in inputs if value.requires_grad]
-    alone = _gradients({number: value for number, value in ends.items() if number in live}, leaves, live)
-    differs = any(map(_differ, alone, _gradients(ends, leaves, live)))
-    reached = {id(leaf) for leaf, grad in zip(leaves, alone, strict=True) if grad is not None}
-    carried = inputs[: len(recurrence.carries)]
-    return differs, frozenset(number for number, value in enumerate(carried) if id(value) in reached)
-
-
-def _leaf(value: Any) -> Any:
-    value = value.detach()
-    return value.requires_grad_() if value.is_floating_point() or value.is_complex() else value
-
-
-def _gradients(ends: Mapping[int, Tensor], leaves: Sequence[Tensor], live: frozenset[int]) -> list[Tensor | None]:
-    """Gradients with ones for what is live, zeros for what else ends hold."""
-    if not ends or not leaves:
-        return [None] * len(leaves)
-    tangents = [torch.full_like(value, float(number in live)) for number, value in ends.items()]
-    return list(torch.autograd.grad(list(ends.values()), leaves, tangents, retain_graph=True, allow_unused=True))
-
-
-def _differ(alone: Tensor | None, padded: Tensor | None) -> bool:
-    """Whether two gradients are not the same, but for rounding, and where 0 * inf shows for itself."""
-    if padded is None:
-        return False
-    alone = torch.zeros_like(padded) if alone is None else alone
-    difference, size = (float(value.abs().nan_to_num().sum()) for value in (padded - alone, alone))
-    return difference > 100 * torch.finfo(padded.dtype).eps * size
+        return Look(False, frozenset(range(len(recurrence.carries) + len(recurrence.xs))))
 
 
 def _refusal(recurrence: Recurrence) -> str:

@@ -133,6 +133,25 @@ def test_a_loop_over_another_dimension_than_time_is_named() -> None:
         reroll.compile(Net(by_sample), time_dim=0, **EAGER)(torch.randn(20, 150, 4))
 
 
+def test_a_layer_over_time_may_stand_before_a_loop_over_another_dimension() -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gru, self.w = nn.GRU(I, 4), nn.Linear(4, 4)
+
+        def forward(self, x_TBI: Tensor) -> Tensor:
+            last_BH, found = self.gru(x_TBI)[1][0], []
+            for b in range(x_TBI.shape[1]):
+                h_H = last_BH[b]
+                for _ in range(20):
+                    h_H = torch.tanh(self.w(h_H))
+                found.append(h_H)
+            return torch.stack(found)
+
+    model, x = Heads(), torch.randn(30, 16, I)
+    torch.testing.assert_close(reroll.compile(model, time_dim=0, **EAGER)(x), model(x))
+
+
 def test_wrong_uses_are_refused() -> None:
     with pytest.raises(OptionError, match="must be a dimension"):
         reroll.compile(Net(last), time_dim="first")  # type: ignore[arg-type]

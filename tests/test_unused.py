@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import reroll
 from reroll.backends import unused
@@ -112,6 +113,112 @@ def test_gradients_are_those_of_eager_or_refused(own: str, place: str, gives: st
             torch.testing.assert_close(torch.autograd.grad(loss(run(x)), parameters), plain)
 
 
+class Rate(torch.autograd.Function):
+    """A spike with a penalty on its rate: nothing is added where there is no spike."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:
+        spike = (y > 0.3).to(y.dtype)
+        ctx.save_for_backward(spike)
+        return spike
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        spike: Tensor = ctx.saved_tensors[0]
+        return grad + 0.1 * spike
+
+
+class Leaky(nn.Module):
+    """Integrates slowly, so that it is silent at first."""
+
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.a, self.function = nn.Linear(4, 6), function
+
+    def forward(self, x_TBI: Tensor) -> Any:
+        v_BH, out = x_TBI.new_zeros(x_TBI.shape[1], 6), []
+        for t in range(x_TBI.shape[0]):
+            v_BH = 0.9 * v_BH + 0.05 * self.a(x_TBI[t]).abs()
+            out.append(self.function(v_BH))
+        return out, v_BH
+
+
+@pytest.mark.parametrize(("function", "dtype"), [(Rate, torch.float64), (Aux, torch.bfloat16), (Aux, torch.float16)])
+def test_what_is_added_later_or_is_little_is_found(function: Any, dtype: torch.dtype) -> None:
+    model, x = Leaky(function.apply).to(dtype), torch.randn(30, 3, 4).to(dtype)
+    run = reroll.compile(model, time_dim=0, lowering="eager", segment=4)
+    out, v_BH = run(x)
+    with pytest.raises(UnsupportedError, match="function of your own"):
+        (total(out[20]) + total(v_BH)).backward()
+
+
+class Two(nn.Module):
+    """A second loop reads the outputs of the first in another order, so that they are not fused."""
+
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.first, self.c = Net(function, "outputs", "list"), nn.Linear(6, 6)
+
+    def forward(self, x_TBI: Tensor) -> Any:
+        out, _ = self.first(x_TBI)
+        v_BH, found = torch.zeros_like(out[0]), []
+        for t in range(len(out)):
+            v_BH = torch.tanh(out[len(out) - 1 - t] + self.c(v_BH))
+            found.append(v_BH * 2)
+        return found
+
+
+@pytest.mark.parametrize("own", ["Aux", "Surrogate"])
+def test_what_a_second_loop_does_not_use(own: str) -> None:
+    model, x = Two(FUNCTIONS[own]).double(), torch.randn(20, 3, 4).double()
+    run, parameters = reroll.compile(model, time_dim=0, lowering="eager", segment=4), list(model.parameters())
+    for last in (20, 4):
+        plain = torch.autograd.grad(total(model(x)[:last]), parameters)
+        if own == "Aux" and last == 4:
+            with pytest.raises(UnsupportedError, match="function of your own"):
+                torch.autograd.grad(total(run(x)[:last]), parameters)
+        else:
+            torch.testing.assert_close(torch.autograd.grad(total(run(x)[:last]), parameters), plain)
+
+
+def test_random_numbers_of_a_checkpoint_are_no_difference() -> None:
+    class Dropped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(4, 6)
+
+        def forward(self, x_TBI: Tensor) -> Any:
+            h_BH, out = x_TBI.new_zeros(x_TBI.shape[1], 6), []
+            for t in range(x_TBI.shape[0]):
+                h_BH = checkpoint(self.step, x_TBI[t], h_BH, use_reentrant=False)
+                out.append(h_BH)
+            return out, h_BH
+
+        def step(self, x_BI: Tensor, h_BH: Tensor) -> Tensor:
+            made: Tensor = Surrogate.apply(torch.dropout(self.a(x_BI) + h_BH, 0.3, True))  # type: ignore[no-untyped-call]
+            return made
+
+    model, x = Dropped().double(), torch.randn(20, 3, 4).double()
+    run = reroll.compile(model, time_dim=0, lowering="eager", segment=4)
+    for loss in LOSSES.values():
+        loss(run(x)).backward()
+
+
+def test_rows_along_another_dimension_stay_so() -> None:
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net(Surrogate.apply, "outputs", "stacked")
+
+        def forward(self, x_TBI: Tensor) -> Any:
+            return torch.unbind(self.net(x_TBI)[0], 1), torch.unbind(self.net(x_TBI)[0], 0)
+
+    model, x = Last().double(), torch.randn(20, 3, 4).double()
+    run: Any = torch.compile(model, backend="reroll", options={"lowering": "eager", "segment": 4})
+    for found, plain in zip(run(x), model(x), strict=True):
+        torch.testing.assert_close(found, plain)
+
+
 def test_a_graph_that_is_kept_is_looked_at_each_time() -> None:
     model, x = Net(Aux.apply, "outputs", "list").double(), torch.randn(20, 3, 4).double()
     out, _ = reroll.compile(model, time_dim=0, lowering="eager", segment=4)(x)
@@ -130,7 +237,7 @@ def test_where_it_cannot_be_looked_at_it_is_said(monkeypatch: pytest.MonkeyPatch
     model, x = Net(Surrogate.apply, "outputs", "stacked").double(), torch.randn(20, 3, 4).double()
     plain = torch.autograd.grad(total(model(x)), list(model.parameters()))
     run = reroll.compile(model, time_dim=0, lowering="eager", segment=4)
-    monkeypatch.setattr(unused, "_step", fail)
+    monkeypatch.setattr(unused, "look", fail)
     with pytest.warns(RerollWarning, match=r"cannot be run by itself \(no step today\)"):
         found = torch.autograd.grad(total(run(x)), list(model.parameters()))
     torch.testing.assert_close(found, plain)
