@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from reroll.backends.alike import build_all
 from reroll.backends.build import Built
+from reroll.backends.checkpoints import run_by_torch
 from reroll.backends.outside import Around, around
 from reroll.backends.parallel import refuse_pieces
 from reroll.backends.plans import Plans
@@ -207,6 +208,7 @@ def _entry(graph: Graph) -> Compiled:
 def assemble(gm: fx.GraphModule, outer: fx.Graph, modules: Mapping[str, nn.Module]) -> fx.GraphModule:
     """The outer graph with its recurrences as modules."""
     one_by_one(outer, modules)
+    run_by_torch(outer)
     root = nn.Module()
     for name in {str(node.target) for node in outer.find_nodes(op="get_attr")}:
         _set_attribute(root, name, _attribute(gm, name))
@@ -240,7 +242,10 @@ def _without_recurrence(
     how = "as the inductor backend does" if options.lowering == "inductor" else "as it is"
     warnings.warn(f"{text} The graph is run {how}.", RerollWarning, stacklevel=2)
     if options.lowering == "eager":
-        return without_regions(gm).forward
+        plain = without_regions(gm)
+        run_by_torch(plain.graph)
+        plain.recompile()
+        return plain.forward
     from torch._inductor.compile_fx import compile_fx
 
     compiled: Any = compile_fx(gm, list(example_inputs))

@@ -19,6 +19,7 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.passes.split_module import split_module
 
+from reroll.backends.checkpoints import checkpointed
 from reroll.backends.toolchain import quick_builds
 from reroll.backends.unused import rows
 from reroll.errors import RerollWarning
@@ -39,7 +40,8 @@ def compile_surroundings(outer: fx.GraphModule, recurrences: Sequence[Recurrence
         piece = pieces.get_submodule(str(call.target))
         assert isinstance(piece, fx.GraphModule)
         holds_recurrence = any(node.target in names for node in piece.graph.find_nodes(op="call_module"))
-        if not holds_recurrence and made_bytes(piece.graph) >= least:
+        as_it_is = holds_recurrence or any(node.target is checkpointed for node in piece.graph.nodes)
+        if not as_it_is and made_bytes(piece.graph) >= least:
             setattr(pieces, str(call.target), _compiled(piece))
     pieces.recompile()
     return pieces
