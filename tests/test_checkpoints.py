@@ -33,6 +33,8 @@ class Leaky(nn.Module):
 @pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize("steps", [20, 2])
 def test_dropout_in_a_checkpoint_has_the_gradients_of_eager(steps: int, given: bool, way: str) -> None:
+    if way == "compile" and torch.__version__ < "2.12":
+        pytest.skip("Where operations are recorded, checkpoints of torch 2.11 show other ones at first")
     model, x = Leaky().double(), torch.randn(steps, 3, 4).double()
     state = [torch.randn(3, 6).double()] if given else []
     options: dict[str, Any] = {"lowering": "eager"}
