@@ -136,8 +136,7 @@ def probe(
         changes = changes or changed
         traces.append(trace)
         operations = len(trace.colours)
-        whole = any(getattr(colour[0], "__name__", str(colour[0])) in _WHOLE_LOOPS for colour in palette)
-        if len(traces) == 2 and operations == len(traces[0].colours) > _MANY and not whole:
+        if len(traces) == 2 and operations == len(traces[0].colours) > _MANY and not _has_whole_loops(palette):
             _refuse_other_time(model, call, operations)
     pattern = replace(find_pattern(traces, palette, free, multiple), changes_inputs=changes)
     _refuse_attributes(pattern)
@@ -159,6 +158,11 @@ def _traced(model: Callable[..., Any], call: Call, length: int, palette: dict[An
     with looked_at(model, short, frozenset(), parameters=True) as state:
         trace.given.update(_run(model, short, note, state)[1])
     return trace, versions != [version_of(value) for value in sequences]
+
+
+def _has_whole_loops(palette: Mapping[Any, int]) -> bool:
+    """Whether one of the operations is a loop over time by itself, so that their number does not tell of time."""
+    return any(getattr(colour[0], "__name__", str(colour[0])) in _WHOLE_LOOPS for colour in palette)
 
 
 def _refuse_other_time(model: Callable[..., Any], call: Call, operations: int) -> None:

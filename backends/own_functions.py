@@ -6,7 +6,7 @@ Gradients of torch's operations are linear in what comes in; a function of the u
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -76,39 +76,34 @@ def _needing(recurrence: Recurrence, differentiable: Sequence[int]) -> list[bool
     return [n in differentiable for n in carried] + read + [examples[n].requires_grad for n in recurrence.constants]
 
 
-@dataclass(slots=True)
-class _Seen:
-    """Tensors that functions of the user's own were given."""
-
-    values: list[Tensor] = field(default_factory=list)
-
-
 class _Watching(fx.Interpreter):
-    def __init__(self, step: fx.GraphModule, seen: _Seen) -> None:
+    """Runs a step; ``given`` are the tensors that functions of the user's own were given."""
+
+    def __init__(self, step: fx.GraphModule) -> None:
         super().__init__(step)
-        self.own, self.given = set(own_functions(step)), seen
+        self.own, self.given = set(own_functions(step)), list[Tensor]()
 
     def run_node(self, n: fx.Node) -> Any:
         if n in self.own:
             given = tensors_of(self.fetch_args_kwargs_from_env(n))
-            self.given.values += [value for value in given if value.requires_grad]
+            self.given += [value for value in given if value.requires_grad]
         return super().run_node(n)
 
 
 def _looked_at(recurrence: Recurrence, values: Sequence[Any], needing: Sequence[bool], live: frozenset[int]) -> Look:
     """A function that adds something adds it to the gradients of what it is given."""
     inputs = [value.detach().requires_grad_(need) for value, need in zip(values, needing, strict=True)]
-    seen = _Seen()
-    outputs = _Watching(recurrence.step, seen).run(*inputs)
+    watching = _Watching(recurrence.step)
+    outputs = watching.run(*inputs)
     leaves = {n: inputs[n] for n in range(len(inputs) - len(recurrence.constants)) if needing[n]}
-    wanted = [*seen.values, *leaves.values()]
+    wanted = [*watching.given, *leaves.values()]
     ends = {number: value for number, value in enumerate(outputs) if value.requires_grad}
     some = {number: value for number, value in ends.items() if number in live}
     state = random_state(values)
     alone = _gradients(some, wanted, live)
     set_random_state(state)
     padded = _gradients(ends, wanted, live) if len(some) < len(ends) else alone
-    count = len(seen.values)
+    count = len(watching.given)
     reached = (n for n, grad in zip(leaves, alone[count:], strict=True) if grad is not None)
     pairs = list(zip(alone[:count], padded[:count], strict=True))
     blurred = any(_lost(value) and not _lost(other) for other, value in pairs)

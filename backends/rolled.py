@@ -148,7 +148,8 @@ class _Reversible(torch.autograd.Function):
         with _as_traced(plain):
             run, (last, ys) = rolled.played(start, training)
         ctx.set_materialize_grads(False)
-        ctx.rolled, ctx.start, ctx.run, ctx.used_rows = rolled, start, run, {}
+        ctx.rolled, ctx.start, ctx.run = rolled, start, run
+        ctx.used_rows = {} if rolled.unused.asked else None  # which ``rows`` then fills
         ctx.save_for_backward(*operands)
         results = (*last, *ys)
         ctx.mark_non_differentiable(
@@ -171,8 +172,9 @@ class _Reversible(torch.autograd.Function):
                 "This recurrence was reversed already, and its tape is gone. Call backward(retain_graph=True) the "
                 "first time."
             )
-        used = dict(ctx.used_rows)
-        ctx.used_rows.clear()
+        used = dict(ctx.used_rows or {})
+        if used:
+            ctx.used_rows.clear()
         dead = ctx.rolled.unused.check(ctx.rolled.executable, operands, start.operands, grads, used)
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
         held, ctx.run = [ctx.run] if ctx.run else [], None
