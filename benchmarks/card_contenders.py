@@ -20,7 +20,7 @@ from speed_networks import Checkpointed, CompiledSegments, FeedForward, Gated, N
 from study_points import Contender, Shared
 from torch import Tensor, nn
 
-from reroll.report import Report
+from reroll.report.report import Report
 
 
 class AbsentError(Exception):

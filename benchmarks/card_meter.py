@@ -12,7 +12,7 @@ from measuring import Step
 from torch import nn
 
 import reroll
-from reroll.backends.available import free_bytes
+from reroll.backends.tiers.available import free_bytes
 
 
 @dataclass(frozen=True)

@@ -20,19 +20,19 @@ from network_d import NetworkD, inputs
 from torch import Tensor, fx
 
 from reroll import explain
-from reroll.backends.dynamo import reroll
+from reroll.backends.dynamo.entry import reroll
 
 PARTS = (
-    ("normalise", "reroll.capture", "normalise"),
-    ("detect", "reroll.capture", "_steps"),
-    ("extract", "reroll.capture", "extract"),
-    ("trace", "reroll.backends.build", "trace"),
-    ("lower", "reroll.backends.build", "lower"),
-    ("program", "reroll.backends.build", "run"),
-    ("program", "reroll.backends.build", "verify"),
-    ("program", "reroll.backends.build", "predict"),
-    ("around", "reroll.backends.dynamo", "assemble"),
-    ("around", "reroll.backends.dynamo", "compile_surroundings"),
+    ("normalise", "reroll.capture.capture", "normalise"),
+    ("detect", "reroll.capture.capture", "_steps"),
+    ("extract", "reroll.capture.capture", "extract"),
+    ("trace", "reroll.backends.build.plan", "trace"),
+    ("lower", "reroll.backends.build.plan", "lower"),
+    ("program", "reroll.backends.build.plan", "run"),
+    ("program", "reroll.backends.build.plan", "verify"),
+    ("program", "reroll.backends.build.plan", "predict"),
+    ("around", "reroll.backends.dynamo.entry", "assemble"),
+    ("around", "reroll.backends.dynamo.entry", "compile_surroundings"),
 )
 
 

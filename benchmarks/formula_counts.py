@@ -15,12 +15,12 @@ from multiprocessing import Pool
 import numpy as np
 from rich.console import Console
 
-from reroll.context import Context
-from reroll.formulas import formula
-from reroll.program import store_all
-from reroll.registry import run
-from reroll.schedules import Problem, tree
-from reroll.verifier import verify
+from reroll.program.context import Context
+from reroll.program.program import store_all
+from reroll.program.registry import run
+from reroll.program.verifier import verify
+from reroll.schedules.formulas import formula
+from reroll.schedules.named import Problem, tree
 
 SCHEMES = (
     ("store_all", "local"),

@@ -32,7 +32,7 @@ from network_d import NetworkD, inputs
 from torch import Tensor, nn
 
 import reroll
-import reroll.backends.observe as observe
+import reroll.backends.front.observe as observe
 
 HERE = Path(__file__).resolve().parent
 PARTS = ("compile", "long")

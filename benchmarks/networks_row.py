@@ -22,9 +22,9 @@ from torch.utils._pytree import tree_leaves
 from wider import enlarged, wider
 
 import reroll
-import reroll.backends.anylength as anylength
-import reroll.backends.build as build
-import reroll.backends.front as front
+import reroll.backends.build.plan as build
+import reroll.backends.front.compile as front
+import reroll.backends.front.entries as anylength
 from reroll.errors import RerollError
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"

@@ -32,7 +32,7 @@ from speed_plot import draw
 from speed_profile import profile
 
 import reroll
-from reroll.backends import toolchain
+from reroll.backends.inductor import unit as toolchain
 
 HERE = Path(__file__).resolve().parent
 RESULT = HERE / "results" / "speed.json"

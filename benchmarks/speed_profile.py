@@ -14,7 +14,7 @@ import torch
 from measuring import Step
 from torch._inductor.codecache import PyCodeCache
 
-from reroll.passes.pack_weights import CROSSOVER
+from reroll.passes.segment.pack_weights import CROSSOVER
 
 KINDS = {
     "aten::mm": "products",

@@ -19,7 +19,7 @@ from speed_networks import FeedForward, Network, Recurrent
 from torch import Tensor
 
 import reroll
-from reroll.report import Report
+from reroll.report.report import Report
 
 NETWORKS: Mapping[str, tuple[Callable[[int], Network], int]] = {
     "recurrent": (lambda neurons: Recurrent(3.0, neurons), 64),

@@ -14,21 +14,21 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from reroll.errors import RerollError, RerollWarning
-from reroll.names import name
+from reroll.graph.names import name
 from reroll.options import Options
-from reroll.policy import StepValue
-from reroll.registry import register_pass
-from reroll.schedules import register_schedule
+from reroll.program.registry import register_pass
+from reroll.schedules.named import register_schedule
+from reroll.segment.policy import StepValue
 
 if TYPE_CHECKING:
-    from reroll.backends.available import total_memory as total_memory
-    from reroll.backends.breakdown import breakdown as breakdown
-    from reroll.backends.calibrate import calibrate as calibrate
-    from reroll.backends.explain import explain as explain
-    from reroll.backends.front import compile as compile  # noqa: A004  # as torch.compile
-    from reroll.backends.gradient_error import gradient_error as gradient_error
-    from reroll.backends.measure import measure as measure
-    from reroll.backends.trainers import register_with_accelerate as register_with_accelerate
+    from reroll.backends.dynamo.trainers import register_with_accelerate as register_with_accelerate
+    from reroll.backends.front.compile import compile as compile  # noqa: A004  # as torch.compile
+    from reroll.backends.measure.breakdown import breakdown as breakdown
+    from reroll.backends.measure.explain import explain as explain
+    from reroll.backends.measure.gradient_error import gradient_error as gradient_error
+    from reroll.backends.measure.measure import measure as measure
+    from reroll.backends.tiers.available import total_memory as total_memory
+    from reroll.backends.tiers.calibrate import calibrate as calibrate
     from reroll.passes import DEFAULT_PASSES as DEFAULT_PASSES
 
 __version__ = "0.1.0"
@@ -52,14 +52,14 @@ __all__ = [
 
 _LAZY = {
     "DEFAULT_PASSES": "reroll.passes",
-    "breakdown": "reroll.backends.breakdown",
-    "calibrate": "reroll.backends.calibrate",
-    "compile": "reroll.backends.front",
-    "explain": "reroll.backends.explain",
-    "gradient_error": "reroll.backends.gradient_error",
-    "measure": "reroll.backends.measure",
-    "register_with_accelerate": "reroll.backends.trainers",
-    "total_memory": "reroll.backends.available",
+    "breakdown": "reroll.backends.measure.breakdown",
+    "calibrate": "reroll.backends.tiers.calibrate",
+    "compile": "reroll.backends.front.compile",
+    "explain": "reroll.backends.measure.explain",
+    "gradient_error": "reroll.backends.measure.gradient_error",
+    "measure": "reroll.backends.measure.measure",
+    "register_with_accelerate": "reroll.backends.dynamo.trainers",
+    "total_memory": "reroll.backends.tiers.available",
 }
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from reroll.errors import OptionError, nearest
-from reroll.facts import LOSSY
-from reroll.policy import Policy, Rule
-from reroll.quantities import parse_size
-from reroll.schedules import find, schedule_names
+from reroll.schedules.named import find, schedule_names
+from reroll.segment.facts import LOSSY
+from reroll.segment.policy import Policy, Rule
+from reroll.units import parse_size
 
 TIERS = ("host", "disk", "local")
 _CHOICES = {

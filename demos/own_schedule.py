@@ -10,9 +10,9 @@ import torch
 from spiking import Network, spike_trains
 
 import reroll
-from reroll.program import save
-from reroll.schedule import Interval
-from reroll.schedules import Problem
+from reroll.program.program import save
+from reroll.schedules.interval import Interval
+from reroll.schedules.named import Problem
 
 
 @reroll.register_schedule("growing", numbers=("chunk",))

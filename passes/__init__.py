@@ -3,21 +3,10 @@
 Each pass is one file. ``DEFAULT_PASSES`` is the order in which they run unless the user writes another one.
 """
 
-from reroll.passes import (
-    batch_products,
-    compress,
-    event_products,
-    merge_gradients,
-    offload,
-    pack_weights,
-    prefetch,
-    recompute,
-    save,
-    sparsity,
-    split_biases,
-    trim,
-)
-from reroll.registry import HalfPass, Pass, StepPass
+from reroll.passes.program import compress, offload, prefetch, recompute, save, trim
+from reroll.passes.program import record_facts as sparsity
+from reroll.passes.segment import batch_products, event_products, merge_gradients, pack_weights, split_biases
+from reroll.program.registry import HalfPass, Pass, StepPass
 
 DEFAULT_PASSES: tuple[str, ...] = (
     *("merge-gradients", "batch-products", "event-products", "split-biases", "pack-weights"),

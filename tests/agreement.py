@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-import reroll.backends.dynamo as dynamo
-from reroll.capture import Capture
-from reroll.capture import capture as capture_graph
+import reroll.backends.dynamo.entry as dynamo
+from reroll.capture.capture import Capture
+from reroll.capture.capture import capture as capture_graph
 from reroll.errors import RerollWarning
 from walks import Shared
 

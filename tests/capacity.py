@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from reroll.backends.rolled import Rolled
+from reroll.backends.runtime.node import Rolled
 
 
 class Capacity(TorchDispatchMode):

@@ -9,8 +9,8 @@ import torch
 import torch._dynamo.guards
 
 import walks
-from reroll import registry
-from reroll.backends.executable import Executable
+from reroll.backends.runtime.executable import Executable
+from reroll.program import registry
 from simulation import check_races
 
 MOST_STEPS = 1000

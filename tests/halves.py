@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from reroll.backends.native_products import register
-from reroll.backends.toolchain import quick_builds
-from reroll.context import Context
-from reroll.editing import deduplicate
-from reroll.registry import run_on_half
-from reroll.schedule import Interval
+from reroll.backends.inductor.native_products import register
+from reroll.backends.inductor.unit import quick_builds
+from reroll.graph.editing import deduplicate
+from reroll.program.context import Context
+from reroll.program.registry import run_on_half
+from reroll.schedules.interval import Interval
 
 T, B, N, H = 5, 3, 4, 6
 CONTEXT = Context(Interval(1))

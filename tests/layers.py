@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import reroll.backends.dynamo as dynamo
+import reroll.backends.dynamo.entry as dynamo
 from agreement import compare
 from networks import Spike
-from reroll.capture import Capture
-from reroll.fusion import fuse
+from reroll.capture.capture import Capture
+from reroll.capture.fusion.fuse import fuse
 
 T, B, H = 9, 2, 4
 

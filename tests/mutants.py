@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import fx
 
-from reroll.program import Node, Program, backward, offload, reload, reverse, turn
+from reroll.program.program import Node, Program, backward, offload, reload, reverse, turn
 
 Edit = Callable[[fx.Graph, list[Node]], None]
 

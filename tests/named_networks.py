@@ -12,14 +12,14 @@ from torch import Tensor, fx, nn
 
 import reroll
 from networks import Spike
-from reroll.backends.dynamo import Graph, assemble
-from reroll.backends.explain import plan
-from reroll.backends.fitting import build
-from reroll.backends.plans import Plans
-from reroll.backends.rolled import Rolled
-from reroll.capture import Capture, capture
+from reroll.backends.build.fitting import build
+from reroll.backends.build.replan import Plans
+from reroll.backends.dynamo.entry import Graph, assemble
+from reroll.backends.measure.explain import plan
+from reroll.backends.runtime.node import Rolled
+from reroll.capture.capture import Capture, capture
 from reroll.options import Options
-from reroll.report import Loop
+from reroll.report.report import Loop
 
 B, I, H = 3, 5, 7  # noqa: E741
 STEPS, SEGMENT = 6, 2

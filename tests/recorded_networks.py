@@ -14,7 +14,7 @@ import reroll
 from agreement import differences, results
 from length_networks import EAGER, H, I
 from networks_zoo import spike
-from reroll.backends.recorded import Recorded
+from reroll.backends.front.recorded import Recorded
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

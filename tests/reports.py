@@ -6,19 +6,19 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from reroll.alternative import Alternative
-from reroll.choice import Choice
-from reroll.context import Context
-from reroll.costs import Costs, SegmentSeconds
-from reroll.machine import Machine, MachineTier
-from reroll.prediction import Needs, SegmentBytes, predict
-from reroll.program import store_all
+from reroll.planning.alternative import Alternative
+from reroll.planning.choice import Choice
+from reroll.program.context import Context
+from reroll.program.memory import Needs, SegmentBytes, predict
+from reroll.program.program import store_all
+from reroll.program.registry import run
+from reroll.program.tally import Sizes
+from reroll.program.verifier import verify
 from reroll.recurrence import Recurrence, Slices
-from reroll.registry import run
-from reroll.report import CarryLine, Loop, Report
-from reroll.schedules import Problem
-from reroll.tally import Sizes
-from reroll.verifier import verify
+from reroll.report.report import CarryLine, Loop, Report
+from reroll.schedules.costs import Costs, SegmentSeconds
+from reroll.schedules.machine import Machine, MachineTier
+from reroll.schedules.named import Problem
 
 PASSES = "sparsity,save,recompute,offload,compress,prefetch"
 NASTY = "a<b> & 'c' \"d\" </script><i>"

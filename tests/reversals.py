@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf
 
-from reroll.reversal import OneTier, Piece, Schedule, Slots, SlowTier
+from reroll.schedules.optimal.problem import OneTier, Piece, Schedule, Slots, SlowTier
 
 LONG = 100_000
 

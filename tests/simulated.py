@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from reroll.backends.streams import Stream
+from reroll.backends.tiers.device import Stream
 from simulated_streams import Access, Clock, Race, SimulatedEvent, SimulatedStream, learn
 
 POISON = 0xFF  # in every byte: NaN in all formats of floats

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from reroll.backends.streams import Event
+from reroll.backends.tiers.device import Event
 
 if TYPE_CHECKING:
     from simulated import SimulatedDevice

@@ -11,15 +11,18 @@ from typing import Any
 import pytest
 import torch
 
-from reroll.backends import codecs, disk, graphs, streams
-from reroll.backends.codecs import Encoded, encode
-from reroll.backends.executable import Executable
-from reroll.backends.host import HostTier
-from reroll.backends.runtime import Run
-from reroll.backends.storage import payloads
-from reroll.backends.streams import device_of
-from reroll.backends.transfers import transfers_of
-from reroll.backends.values import Carry, Kept
+from reroll.backends.codecs import codec as codecs
+from reroll.backends.codecs.codec import Encoded, encode
+from reroll.backends.runtime import recordings as graphs
+from reroll.backends.runtime.executable import Executable
+from reroll.backends.runtime.run import Run
+from reroll.backends.runtime.values import Carry, Kept
+from reroll.backends.tiers import device as streams
+from reroll.backends.tiers import disk
+from reroll.backends.tiers.device import device_of
+from reroll.backends.tiers.host import HostTier
+from reroll.backends.tiers.tier import payloads
+from reroll.backends.tiers.transfers import transfers_of
 from simulated import SimulatedDevice
 
 CPU = torch.device("cpu")

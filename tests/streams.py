@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from reroll.played import RUNS, spelled_out
-from reroll.program import Program
+from reroll.program.program import Program
+from reroll.program.spelled import RUNS, spelled_out
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import reroll
 from capacity import Capacity
-from reroll.backends.shortages import is_shortage
 from reroll.errors import RerollWarning, ShortageError
+from reroll.shortages import is_shortage
 
 T, B, I, H = 60, 4, 3, 8  # noqa: E741  # steps, batch, inputs, neurons
 ALL = 1 << 40
@@ -248,7 +248,7 @@ def test_what_torch_says_of_a_shortage() -> None:
 LIMITED = """
 import resource, warnings
 import torch, reroll
-from reroll.backends.available import free_memory
+from reroll.backends.tiers.available import free_memory
 from test_adaptive import Gru, gradients, same, compiled
 
 torch.set_num_threads(1)

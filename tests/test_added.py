@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import reroll
 from halves import kinds, traced, weights
-from reroll.backends.added import defer_products
+from reroll.segment.factors import defer_products
 
 
 def test_only_products_that_nobody_else_reads_are_deferred() -> None:

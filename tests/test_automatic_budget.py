@@ -6,7 +6,9 @@ import pytest
 import torch
 
 import reroll
-from reroll.backends import anylength, available, fitting
+from reroll.backends.build import fitting
+from reroll.backends.front import entries as anylength
+from reroll.backends.tiers import available
 from reroll.errors import BudgetError, OptionError
 from test_adaptive import B, Gru, I, T, compiled, gradients, same, schedule_of
 

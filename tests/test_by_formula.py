@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from reports import COSTS, loop, report
-from reroll.by_formula import Line
-from reroll.report import Loop
-from reroll.schedules import Problem
+from reroll.report.by_formula import Line
+from reroll.report.report import Loop
+from reroll.schedules.named import Problem
 
 ALONE = replace(COSTS, segments={1: COSTS.segments[1]})
 

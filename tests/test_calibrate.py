@@ -15,12 +15,12 @@ import pytest
 import torch
 
 import reroll
-from reroll.backends import calibrate as calibration
-from reroll.backends.available import free_memory, total_memory
-from reroll.backends.calibrate import fit, seconds_of
-from reroll.backends.remembered import cache_folder, path_of, recall, remember
+from reroll.backends.tiers import calibrate as calibration
+from reroll.backends.tiers.available import free_memory, total_memory
+from reroll.backends.tiers.calibrate import fit, seconds_of
+from reroll.backends.tiers.remembered import cache_folder, path_of, recall, remember
 from reroll.errors import OptionError, RerollWarning
-from reroll.machine import Machine
+from reroll.schedules.machine import Machine
 
 MACHINE = Machine.of({"disk": {"write": "1GB/s", "read": "2GB/s", "latency": "50us"}, "host": "9GB/s"})
 

@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 
 import reroll
 from networks import RecurrentLIF, spikes
-from reroll import schedules
-from reroll.backends.disk import DiskTier
-from reroll.backends.executable import Executable
-from reroll.choice import Choice, steps_run
-from reroll.context import Context
+from reroll.backends.runtime.executable import Executable
+from reroll.backends.tiers.disk import DiskTier
 from reroll.errors import BudgetError
 from reroll.options import Options
-from reroll.plan import Demand, choose
-from reroll.prediction import predict
-from reroll.program import store_all
-from reroll.registry import run
-from reroll.schedule import Interval
-from reroll.schedules import Problem, register_schedule, tree
-from reroll.verifier import verify
+from reroll.planning.choice import Choice, steps_run
+from reroll.planning.choose import Demand, choose
+from reroll.program.context import Context
+from reroll.program.memory import predict
+from reroll.program.program import store_all
+from reroll.program.registry import run
+from reroll.program.verifier import verify
+from reroll.schedules import named as schedules
+from reroll.schedules.interval import Interval
+from reroll.schedules.named import Problem, register_schedule, tree
 from test_plan import gradients, needs
 
 PASSES = "sparsity,save,recompute,offload,prefetch,trim"

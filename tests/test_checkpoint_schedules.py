@@ -10,9 +10,9 @@ from itertools import product
 
 import pytest
 
-from reroll.optimal import optimum
-from reroll.reversal import OneTier, Slots, SlowTier
-from reroll.revolve import least_extra
+from reroll.schedules.optimal.best import optimum
+from reroll.schedules.optimal.problem import OneTier, Slots, SlowTier
+from reroll.schedules.optimal.revolve import least_extra
 
 pytest.importorskip("checkpoint_schedules")
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import reroll
-from reroll import cli
-from reroll.cli import main
-from reroll.context import Context
-from reroll.machine import Machine
 from reroll.passes import DEFAULT_PASSES
-from reroll.program import Program
+from reroll.program.context import Context
+from reroll.program.program import Program
+from reroll.report import cli
+from reroll.report.cli import main
+from reroll.schedules.machine import Machine
 
 NETWORK = ["--carry", "64KiB", "--tape", "512KiB", "--forward", "0.3ms", "--backward", "0.7ms"]
 LONG = ["plan", "--steps", "100000", *NETWORK]
@@ -165,7 +165,10 @@ WRONG: tuple[tuple[list[str], str], ...] = (
     ([*LONG, "--budget", "-1"], "--budget='-1' is not a size"),
     ([*LONG, "--budget", "12 bananas"], "--budget='12 bananas' is not a size. Write a number of bytes, or a text"),
     (["plan", *NETWORK], "--steps is missing, but every schedule of a plan needs the number of steps"),
-    (["plan", "--steps", "unknown", *NETWORK], "While it is not known, reroll.online.Online says step by step"),
+    (
+        ["plan", "--steps", "unknown", *NETWORK],
+        "While it is not known, reroll.schedules.optimal.online.Online says step by step",
+    ),
     (["plan", "--steps", "0", *NETWORK], "--steps='0' must be a whole number of at least 1"),
     (["plan", "--steps", "9" * 5000, *NETWORK], "and of 15 digits at most"),
     (["plan", "--steps", "9", *NETWORK, "--carry", "1e19"], "no number may be above 2**50"),

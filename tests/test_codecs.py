@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from reroll.backends import codecs
-from reroll.backends.codecs import ENCODERS, decode, encode
+from reroll.backends.codecs import codec as codecs
+from reroll.backends.codecs.codec import ENCODERS, decode, encode
 from reroll.errors import StorageError, UnsupportedError
 
 DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]

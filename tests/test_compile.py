@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import reroll
-import reroll.backends.anylength as anylength
-import reroll.backends.build as build
+import reroll.backends.build.plan as build
+import reroll.backends.front.entries as anylength
 from agreement import differences, results
 from length_networks import (
     DOUBLE,

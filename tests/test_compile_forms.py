@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import reroll
-import reroll.backends.anylength as anylength
-import reroll.backends.dynamo as dynamo
-import reroll.backends.observe as observe
+import reroll.backends.dynamo.entry as dynamo
+import reroll.backends.front.entries as anylength
+import reroll.backends.front.observe as observe
 from length_networks import DOUBLE, EAGER, H, I, Net, counted, growing_attribute, kept_input, last, rows, stacked
 from reroll.errors import LengthError, OptionError, RerollError, UnsupportedError
 

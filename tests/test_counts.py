@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reroll.context import Context
-from reroll.counts import counted
 from reroll.errors import OptionError
-from reroll.program import store_all
-from reroll.registry import run
-from reroll.schedule import Interval
-from reroll.schedules import Problem, tree
-from reroll.tally import Sizes
-from reroll.verifier import verify
+from reroll.program.context import Context
+from reroll.program.program import store_all
+from reroll.program.registry import run
+from reroll.program.tally import Sizes
+from reroll.program.verifier import verify
+from reroll.schedules.counts import counted
+from reroll.schedules.interval import Interval
+from reroll.schedules.named import Problem, tree
 from streams import Seconds, makespan
 from toy import DECIDE
 

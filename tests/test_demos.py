@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from processes import torchrun
-from reroll import registry, schedules
-from reroll.registry import lookup
+from reroll.program import registry
+from reroll.program.registry import lookup
+from reroll.schedules import named as schedules
 
 DEMOS = Path(__file__).resolve().parent.parent / "demos"
 FLOAT = r"([0-9.]+(?:e[+-]?\d+)?)"

@@ -12,8 +12,8 @@ from torch._inductor.codecache import CppCodeCache
 from torch._inductor.exc import CppCompileError
 
 import reroll
-from reroll import event_ops
-from reroll.backends import events
+from reroll.backends.inductor import event_counts as events
+from reroll.segment import ops as event_ops
 
 pytestmark = pytest.mark.inductor
 SIZES = [(1, 1, 1), (3, 5, 7), (2, 16, 33), (4, 17, 64), (5, 40, 300), (32, 64, 256), (7, 3, 1)]

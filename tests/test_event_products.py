@@ -13,9 +13,9 @@ from torch import Tensor, nn
 import reroll
 from halves import CONTEXT, kinds, traced
 from networks import RecurrentLIF, Spike, spikes
-from reroll.context import Context
-from reroll.facts import bits
-from reroll.registry import run_on_half
+from reroll.program.context import Context
+from reroll.program.registry import run_on_half
+from reroll.segment.facts import bits
 
 EVENTS = replace(CONTEXT, lowering="inductor")
 M, K, N = 32, 256, 256

@@ -12,9 +12,9 @@ import pytest
 
 from reports import COSTS, NASTY, full, loop, report
 from reroll.errors import UnsupportedError
-from reroll.export import chrome_trace
-from reroll.figures import figures
-from reroll.report import Report
+from reroll.report.export import chrome_trace
+from reroll.report.headline import figures
+from reroll.report.report import Report
 
 NOTHING = Report((), report().outer, reason="nothing repeats")
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reroll.backends import fitting
-from reroll.backends.build import Built
-from reroll.choice import Choice, steps_run
+from reroll.backends.build import fitting
+from reroll.backends.build.plan import Built
 from reroll.errors import BudgetError
 from reroll.options import Options
-from reroll.plan import Beside, Demand, choose
+from reroll.planning.choice import Choice, steps_run
+from reroll.planning.choose import Beside, Demand, choose
+from reroll.program.verifier import verify
 from reroll.recurrence import Recurrence
-from reroll.verifier import verify
 from test_plan import needs, program_of
 
 

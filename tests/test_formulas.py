@@ -11,16 +11,16 @@ import sympy
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from reroll.context import Context
 from reroll.errors import OptionError
-from reroll.formulas import COUNTED, Figures, formula
-from reroll.program import Program, offload, store_all
-from reroll.registry import run
-from reroll.schedule import best_chunk, best_local_double, best_slots
-from reroll.schedules import Problem, tree
-from reroll.symbols import LEGEND, SYMBOLS, C, K, T, a, p, s
-from reroll.tally import Sizes
-from reroll.verifier import verify
+from reroll.program.context import Context
+from reroll.program.program import Program, offload, store_all
+from reroll.program.registry import run
+from reroll.program.tally import Sizes
+from reroll.program.verifier import verify
+from reroll.schedules.formulas import COUNTED, Figures, formula
+from reroll.schedules.interval import best_chunk, best_local_double, best_slots
+from reroll.schedules.named import Problem, tree
+from reroll.schedules.symbols import LEGEND, SYMBOLS, C, K, T, a, p, s
 from streams import Seconds, makespan
 from toy import DECIDE
 

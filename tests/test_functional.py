@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from reroll.capture.normal.functional import functionalise
 from reroll.errors import CaptureError
-from reroll.functional import functionalise
-from reroll.inplace import out_of_place, updated_places
+from reroll.graph.inplace import out_of_place, updated_places
 
 Network = Callable[[Tensor, Tensor], Any]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import reroll
-import reroll.fusion as fusion
+import reroll.capture.fusion.fuse as fusion
 from agreement import sizes
 from layers import (
     B,
@@ -36,8 +36,8 @@ from layers import (
     spread,
     with_input,
 )
-from reroll.capture import Capture
-from reroll.effects import example
+from reroll.capture.capture import Capture
+from reroll.graph.effects import example
 
 FUSED: dict[str, tuple[Net, int]] = {
     "two": (Net(chain, Layer(False), Layer(False)), 2),

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 import reroll
 from agreement import QUICK, Results, compare, differences, results
 from networks import RecurrentLIF
-from reroll.backends import graphs
-from reroll.backends.graphs import Recording
+from reroll.backends.runtime import recordings as graphs
+from reroll.backends.runtime.recordings import Recording
 from reroll.errors import RerollWarning
 from simulated import SimulatedDevice
 from simulated_streams import Race

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from length_networks import Flat
-from reroll.recording import Recorder, recording
+from reroll.capture.recorder.events import Recorder, recording
 
 STEPS = 1000
 

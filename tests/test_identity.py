@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reroll.identity import fingerprint
+from reroll.capture.recorder.identity import fingerprint
 
 SLOPE = 1.0
 

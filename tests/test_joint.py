@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch.nn import functional
 
-import reroll.backends.joint as joint
+import reroll.segment.joint as joint
 from agreement import compare
 from reroll.errors import CaptureError
 

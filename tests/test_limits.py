@@ -83,7 +83,7 @@ def test_nothing_is_left_when_a_graph_dies_without_backward() -> None:
     import gc
     import weakref
 
-    from reroll.backends.runtime import Run
+    from reroll.backends.runtime.run import Run
 
     before = {id(o) for o in gc.get_objects() if type(o) is Run}
     _, _, fast = pair(DOUBLE)

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 import reroll
 from named_networks import EAGER, B, Captured, H, I, Lstm, Odd, Tanh
-from reroll.backends.codecs import decode, encode
-from reroll.backends.fitting import build
-from reroll.backends.lossy import exactly, rounded_nbytes
-from reroll.backends.rolled import Rolled
-from reroll.backends.values import expected_nbytes
+from reroll.backends.build.fitting import build
+from reroll.backends.codecs.codec import decode, encode
+from reroll.backends.codecs.rounding import exactly, rounded_nbytes
+from reroll.backends.runtime.node import Rolled
+from reroll.backends.runtime.values import expected_nbytes
 from reroll.errors import OptionError, UnsupportedError
-from reroll.facts import FLOATS, LOSSY
 from reroll.options import Options
-from reroll.program import offload, save
+from reroll.program.program import offload, save
+from reroll.segment.facts import FLOATS, LOSSY
 from test_codecs import DTYPES, same
 
 NAN, INFINITY, LARGE, TINY = float("nan"), float("inf"), 3.4028234e38, 1e-45

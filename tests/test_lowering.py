@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from networks import RecurrentLIF, spikes
 from pairs import compiled
-from reroll.backends.fitting import build
-from reroll.backends.lowering import _halves
-from reroll.backends.replay import Witness
-from reroll.backends.tracing import trace
-from reroll.backends.values import Carry, Kept
+from reroll.backends.build.fitting import build
+from reroll.backends.inductor.lower import _halves
+from reroll.backends.runtime.values import Carry, Kept
+from reroll.backends.runtime.witness import Witness
 from reroll.errors import CompilerMissingError, ReplayMismatchError
 from reroll.options import Options
+from reroll.segment.trace import trace
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 
@@ -112,7 +112,7 @@ class Around(nn.Module):
 
 @needs_compiler
 def test_what_is_around_the_loop_is_compiled_where_it_is_large() -> None:
-    from reroll.backends import surroundings
+    from reroll.backends.dynamo import surroundings
 
     compiled: list[Any] = []
     original = surroundings._compiled
@@ -134,7 +134,7 @@ def test_what_is_around_the_loop_is_compiled_where_it_is_large() -> None:
 
 
 def captured(model: nn.Module, x: Tensor) -> Any:
-    from reroll.capture import capture
+    from reroll.capture.capture import capture
 
     found: list[Any] = []
 
@@ -229,7 +229,7 @@ def test_what_is_kept_is_laid_out_as_the_backward_reads_it() -> None:
 def test_pooling_is_traced_where_inductor_was_not_loaded_before() -> None:
     code = (
         "import torch, reroll; from torch.nn.functional import max_pool2d\n"
-        "from reroll.backends.joint import _decompositions\n"
+        "from reroll.segment.joint import _decompositions\n"
         "from torch.fx.experimental.proxy_tensor import make_fx\n"
         "x = torch.rand(1, 2, 8, 8, requires_grad=True)\n"
         "make_fx(lambda x: torch.autograd.grad(max_pool2d(x, 2).sum(), x), decomposition_table=_decompositions())(x)"

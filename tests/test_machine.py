@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from reroll.costs import Costs, SegmentSeconds
 from reroll.errors import MachineError, OptionError
-from reroll.machine import Machine, MachineTier
-from reroll.quantities import parse_bandwidth, parse_seconds, parse_size, seconds_text
+from reroll.schedules.costs import Costs, SegmentSeconds
+from reroll.schedules.machine import Machine, MachineTier
+from reroll.units import parse_bandwidth, parse_seconds, parse_size, seconds_text
 
 WRONG_TIERS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"write": 0.0}, "Tier 'disk' has write=0.0: bytes a second are finite and above zero"),

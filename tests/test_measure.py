@@ -9,13 +9,13 @@ from torch import Tensor, fx, nn
 
 import reroll
 from networks import RecurrentLIF, spikes
-from reroll.backends.dynamo import Graph, assemble
-from reroll.backends.explain import plan
-from reroll.backends.fitting import build
-from reroll.backends.plans import Plans
-from reroll.backends.rolled import Rolled
-from reroll.capture import Capture, capture
-from reroll.footprint import graph_peak, wrapper_peak
+from reroll.backends.build.fitting import build
+from reroll.backends.build.replan import Plans
+from reroll.backends.dynamo.entry import Graph, assemble
+from reroll.backends.measure.explain import plan
+from reroll.backends.runtime.node import Rolled
+from reroll.capture.capture import Capture, capture
+from reroll.graph.memory import graph_peak, wrapper_peak
 from reroll.options import Options
 
 SCHEMES: tuple[dict[str, Any], ...] = (

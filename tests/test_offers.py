@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reroll import offers
-from reroll.context import Context
-from reroll.costs import Costs, SegmentSeconds
 from reroll.errors import MachineError, OptionError
-from reroll.formulas import formula
-from reroll.machine import Machine, MachineTier
-from reroll.offers import OFFERS, Priced, least, plan_rows, recommended
 from reroll.options import Options
-from reroll.program import store_all
-from reroll.registry import run
-from reroll.schedules import Problem, tree
-from reroll.tally import Sizes
-from reroll.verifier import verify
+from reroll.planning import offers
+from reroll.planning.offers import OFFERS, Priced, least, plan_rows, recommended
+from reroll.program.context import Context
+from reroll.program.program import store_all
+from reroll.program.registry import run
+from reroll.program.tally import Sizes
+from reroll.program.verifier import verify
+from reroll.schedules.costs import Costs, SegmentSeconds
+from reroll.schedules.formulas import formula
+from reroll.schedules.machine import Machine, MachineTier
+from reroll.schedules.named import Problem, tree
 from streams import Seconds, makespan
 from toy import DECIDE
 
@@ -195,7 +195,10 @@ def test_numbers_that_are_fixed() -> None:
 
 
 WRONG: tuple[tuple[dict[str, Any], str], ...] = (
-    ({"steps": None}, "steps=None, but a plan needs their number. Give steps; while it is not known, reroll.online"),
+    (
+        {"steps": None},
+        "steps=None, but a plan needs their number. Give steps; while it is not known, reroll.schedules.optimal.online",
+    ),
     ({"steps": 0}, "steps=0, but it must be a whole number, 1 or more"),
     ({"memory": -1}, "memory=-1"),
     ({"carry": 0.5}, "carry=0.5"),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import reroll
 from halves import kinds, traced, weights
-from reroll.backends.once import Once
+from reroll.segment.invariants import Once
 
 
 def named(function: Any, values: list[Tensor], constants: int) -> Any:

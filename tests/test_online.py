@@ -5,9 +5,9 @@ from math import comb
 import pytest
 
 from reroll.errors import OptionError
-from reroll.online import Finished, Online
-from reroll.reversal import Slots, gap
-from reroll.revolve import least_extra
+from reroll.schedules.optimal.online import Finished, Online
+from reroll.schedules.optimal.problem import Slots, gap
+from reroll.schedules.optimal.revolve import least_extra
 from reversals import played
 
 

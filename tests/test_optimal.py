@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reroll.blend import blend
 from reroll.errors import BudgetError, OptionError
-from reroll.optimal import farthest, optimum
-from reroll.reversal import OneTier, Piece, Slots, SlowTier, gap, stores, total_cost
-from reroll.revolve import least_extra, parts, reach, reach_sum, taped_slots
-from reroll.tabled import tabled
+from reroll.schedules.optimal.best import farthest, optimum
+from reroll.schedules.optimal.blend import blend
+from reroll.schedules.optimal.problem import OneTier, Piece, Slots, SlowTier, gap, stores, total_cost
+from reroll.schedules.optimal.revolve import least_extra, parts, reach, reach_sum, taped_slots
+from reroll.schedules.optimal.tabled import tabled
 from reversals import LONG, least_runs, played, problems
 
 ORACLE: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "schedule_counts.json").read_text())

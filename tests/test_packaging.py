@@ -68,12 +68,12 @@ def test_wheel_declares_the_backend_and_the_licence(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         info = f"reroll-{PROJECT['project']['version']}.dist-info"
         declared = archive.read(f"{info}/entry_points.txt").decode()
-        assert "[torch_dynamo_backends]\nreroll = reroll.backends.dynamo:reroll\n" in declared
+        assert "[torch_dynamo_backends]\nreroll = reroll.backends.dynamo.entry:reroll\n" in declared
         assert "Apache License" in archive.read(f"{info}/licenses/LICENSE").decode()
 
 
 def test_wheel_imports_from_anywhere(wheel: Path, tmp_path: Path) -> None:
-    code = "import reroll, reroll.passes, reroll.backends.dynamo as d; print(reroll.__file__, d.__file__)"
+    code = "import reroll, reroll.passes, reroll.backends.dynamo.entry as d; print(reroll.__file__, d.__file__)"
     assert run_python(code, cwd=tmp_path, path=wheel).count(str(wheel)) == 2
 
 

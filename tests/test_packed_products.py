@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import reroll
 from halves import CONTEXT, compiled, kinds, traced
-from reroll.backends.native_products import edition, vectors
-from reroll.packed_ops import PACK, PACKED_PRODUCT
-from reroll.registry import run_on_half
+from reroll.backends.inductor.native_products import edition, vectors
+from reroll.program.registry import run_on_half
+from reroll.segment.packed_ops import PACK, PACKED_PRODUCT
 
 pytestmark = pytest.mark.inductor
 SIZES = [

@@ -11,8 +11,8 @@ from torch._functorch.partitioners import default_partition
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from reroll.packing import pack_saved
-from reroll.sparsity import infer
+from reroll.segment.packing import pack_saved
+from reroll.segment.sparsity import infer
 
 SHAPE = (5, 7)
 

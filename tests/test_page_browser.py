@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from reports import COSTS, full, loop, report
-from reroll.report import Report
+from reroll.report.report import Report
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 QUIET = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"

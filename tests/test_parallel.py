@@ -17,7 +17,7 @@ from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import reroll
-from reroll.backends.runtime import Run
+from reroll.backends.runtime.run import Run
 from speaking import Speaking, in_place, mean
 from trained import WIDTH, GatedReader, reversals, through_backend, through_front
 

@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import fx
 
-from reroll.context import Context
 from reroll.errors import PassError
 from reroll.passes import DEFAULT_PASSES
-from reroll.passes.recompute import recompute
-from reroll.played import RUNS, Played, spelled_out
-from reroll.program import Program, reverse, save, store_all
-from reroll.registry import lookup, register_pass, run
-from reroll.schedule import Interval
-from reroll.schedules import Problem, tree
-from reroll.verifier import Sizes, verify
+from reroll.passes.program.recompute import recompute
+from reroll.program.context import Context
+from reroll.program.program import Program, reverse, save, store_all
+from reroll.program.registry import lookup, register_pass, run
+from reroll.program.spelled import RUNS, Played, spelled_out
+from reroll.program.verifier import Sizes, verify
+from reroll.schedules.interval import Interval
+from reroll.schedules.named import Problem, tree
 from toy import play, reference
 
 LONG = Problem(100_000, 1, 1, 64, memory=1000)

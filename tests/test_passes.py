@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import fx
 
-from reroll import registry
-from reroll.context import Context
 from reroll.errors import PassError
 from reroll.passes import DEFAULT_PASSES
-from reroll.program import Program, offload, recompute, reload, save, store_all
-from reroll.registry import find, lookup, pass_names, register_pass, run, run_on_step
-from reroll.schedule import Interval
-from reroll.schedules import schedule_names
-from reroll.verifier import Sizes, verify
+from reroll.program import registry
+from reroll.program.context import Context
+from reroll.program.program import Program, offload, recompute, reload, save, store_all
+from reroll.program.registry import find, lookup, pass_names, register_pass, run, run_on_step
+from reroll.program.verifier import Sizes, verify
+from reroll.schedules.interval import Interval
+from reroll.schedules.named import schedule_names
 from toy import DECIDE, built, play, reference, root_of
 
 EVERY_PASS = tuple(name for name in (*DEFAULT_PASSES, "trim") if find(name).on == "program")

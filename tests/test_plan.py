@@ -14,22 +14,22 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import reroll
 from networks import RecurrentLIF, spikes
-from reroll import schedules
-from reroll.backends.outside import around
-from reroll.choice import Choice
-from reroll.context import Context
+from reroll.backends.dynamo.around import around
 from reroll.errors import BudgetError, OptionError, ScheduleError
-from reroll.optimal import farthest
 from reroll.options import Options
-from reroll.plan import Beside, Demand, choose
-from reroll.prediction import Needs, SegmentBytes, predict
-from reroll.program import Program, store_all
-from reroll.registry import run
-from reroll.reversal import Slots
-from reroll.schedule import Interval
-from reroll.schedules import Problem, register_schedule, tree
-from reroll.tally import Sizes
-from reroll.verifier import verify
+from reroll.planning.choice import Choice
+from reroll.planning.choose import Beside, Demand, choose
+from reroll.program.context import Context
+from reroll.program.memory import Needs, SegmentBytes, predict
+from reroll.program.program import Program, store_all
+from reroll.program.registry import run
+from reroll.program.tally import Sizes
+from reroll.program.verifier import verify
+from reroll.schedules import named as schedules
+from reroll.schedules.interval import Interval
+from reroll.schedules.named import Problem, register_schedule, tree
+from reroll.schedules.optimal.best import farthest
+from reroll.schedules.optimal.problem import Slots
 from toy import DECIDE, play, reference
 
 ORACLE: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "schedule_counts.json").read_text())

@@ -15,11 +15,11 @@ import reroll
 from agreement import differences, results
 from named_networks import EAGER, ROW, SEGMENT, B, Captured, H, I, Lif, Lstm, Net, Odd, Peak, Tanh, Twins, sequence
 from recorded_networks import refused_by_dynamo
-from reroll.backends.fitting import build
+from reroll.backends.build.fitting import build
 from reroll.errors import OptionError
 from reroll.options import Options
-from reroll.policy import StepValue
-from reroll.report import Loop
+from reroll.report.report import Loop
+from reroll.segment.policy import StepValue
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 CARRY = {"carry": 1}

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.autograd import profiler
 
 import reroll
-from reroll.played import RUNS, spelled_out
-from reroll.program import pieces
-from reroll.report import Loop
+from reroll.program.program import pieces
+from reroll.program.spelled import RUNS, spelled_out
+from reroll.report.report import Loop
 
 EAGER: dict[str, Any] = {"lowering": "eager", "segment": 4, "on_no_recurrence": "error"}
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import reroll
-from reroll import registry
-from reroll.program import INSTRUCTIONS
-from reroll.registry import lookup
-from reroll.schedules import find, schedule_names
+from reroll.program import registry
+from reroll.program.program import INSTRUCTIONS
+from reroll.program.registry import lookup
+from reroll.schedules.named import find, schedule_names
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text("utf-8")

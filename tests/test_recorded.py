@@ -22,7 +22,7 @@ import reroll
 from agreement import differences, real, results
 from length_networks import EAGER, Flat, H, I, Net
 from recorded_networks import Stateful, agree, branch, detach, named, recordings, refused_by_dynamo, twins, unread
-from reroll.backends.recorded import Recorded
+from reroll.backends.front.recorded import Recorded
 from reroll.errors import RerollWarning
 
 pytestmark = [pytest.mark.usefixtures("double_precision"), pytest.mark.filterwarnings("ignore::reroll.RerollWarning")]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from agreement import differences, results
 from length_networks import H, I
 from recorded_networks import twins, unread
-from reroll.backends.recorded import Recorded
+from reroll.backends.front.recorded import Recorded
 
 pytestmark = [pytest.mark.usefixtures("double_precision"), pytest.mark.filterwarnings("ignore::reroll.RerollWarning")]
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from agreement import QUICK, Results, compare, differences, results
 from capacity import Capacity
 from networks import RecurrentLIF
-from reroll.backends import graphs
-from reroll.backends.graphs import Graphs
-from reroll.backends.streams import CudaDevice
+from reroll.backends.runtime import recordings as graphs
+from reroll.backends.runtime.recordings import Graphs
+from reroll.backends.tiers.device import CudaDevice
 from reroll.errors import RerollWarning
 from simulated_streams import Race
 from simulation import CPU, executables, simulating

@@ -11,8 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pairs import SCHEDULES, B, H, I, data, grad_of, pair, same, same_grads
-from reroll.backends.lowering import _halves
-from reroll.backends.tracing import Traced
+from reroll.backends.inductor.lower import _halves
+from reroll.segment.trace import Traced
 
 
 class Penalty(torch.autograd.Function):

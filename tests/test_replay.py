@@ -10,9 +10,9 @@ from torch import Tensor
 
 from halves import BOTH, CONTEXT, B, H, N, kinds
 from networks import RecurrentLIF, Spike, spikes
-from reroll.backends.lowering import _cut, _halves, prepare, replays
-from reroll.backends.tracing import Traced, trace
-from reroll.registry import run_on_half
+from reroll.backends.inductor.lower import _cut, _halves, prepare, replays
+from reroll.program.registry import run_on_half
+from reroll.segment.trace import Traced, trace
 from test_lowering import captured
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 
 import reroll
 from agreement import compare, results, sizes
-from reroll.capture import capture
+from reroll.capture.capture import capture
 from reroll.errors import RerollWarning, UnsupportedError
 from rnns import DOUBLE, B, H, I, Model, P, T, check, needs_final_states_of_lstm, sequence, state, whole
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reroll.runs import FEWEST_BLOCKS, Item, longest, slopes
+from reroll.capture.steps.runs import FEWEST_BLOCKS, Item, longest, slopes
 
 BLOCKS = st.lists(st.tuples(st.sampled_from("ab"), st.integers(-3, 3), st.integers(-3, 3)), min_size=1, max_size=4)
 

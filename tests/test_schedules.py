@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reroll import schedule
-from reroll.context import Context
 from reroll.errors import IllegalProgramError, OptionError
-from reroll.program import store_all
-from reroll.registry import run
-from reroll.schedule import Interval, best_chunk, best_local_double, best_slots
-from reroll.schedules import Problem, schedule_names, tree
-from reroll.verifier import Tally, verify
+from reroll.program.context import Context
+from reroll.program.program import store_all
+from reroll.program.registry import run
+from reroll.program.verifier import Tally, verify
+from reroll.schedules import interval as schedule
+from reroll.schedules.interval import Interval, best_chunk, best_local_double, best_slots
+from reroll.schedules.named import Problem, schedule_names, tree
 from toy import DECIDE, built, play, reference, root_of
 
 ORACLE: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "schedule_counts.json").read_text())

@@ -14,9 +14,9 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from reroll.backends.codecs import encode
-from reroll.facts import WORDS, bits, constants, integers
-from reroll.sparsity import Fact, infer, infer_carries
+from reroll.backends.codecs.codec import encode
+from reroll.segment.facts import WORDS, bits, constants, integers
+from reroll.segment.sparsity import Fact, infer, infer_carries
 
 if TYPE_CHECKING:
     from collections.abc import Callable

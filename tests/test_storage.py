@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from reroll.backends.codecs import ENCODERS, Encoded, decode, encode
-from reroll.backends.disk import DiskBlock, DiskTier, filesystem
-from reroll.backends.host import HostTier
-from reroll.backends.storage import Tier
+from reroll.backends.codecs.codec import ENCODERS, Encoded, decode, encode
+from reroll.backends.tiers.disk import DiskBlock, DiskTier, filesystem
+from reroll.backends.tiers.host import HostTier
+from reroll.backends.tiers.tier import Tier
 from reroll.errors import OptionError, RerollWarning, StorageError
 
 if TYPE_CHECKING:
@@ -242,8 +242,8 @@ def test_a_folder_that_vanishes_does_no_harm_and_a_missing_one_is_named(tmp_path
 def test_nothing_is_left_after_a_kill(tmp_path: Path) -> None:
     code = f"""
 import signal, time, torch
-from reroll.backends.codecs import encode
-from reroll.backends.disk import DiskTier
+from reroll.backends.codecs.codec import encode
+from reroll.backends.tiers.disk import DiskTier
 tier = DiskTier({str(tmp_path)!r})
 blocks = [tier.write([encode(torch.rand(100000), "raw")]) for _ in range(8)]
 tier.drain()

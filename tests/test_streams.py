@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
-from reroll.backends.streams import CudaDevice, background_of, device_of, home_of
+from reroll.backends.tiers.device import CudaDevice, background_of, device_of, home_of
 from reroll.errors import UnsupportedError
 
 CARD = torch.device("cuda", 1)

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch._inductor.codecache import CppPythonBindingsCodeCache as Bindings
 
 import reroll
+import reroll.backends.inductor.unit as toolchain
 import reroll.backends.progress
-import reroll.backends.toolchain as toolchain
+from reroll.backends.inductor.unit import Unit
 from reroll.backends.progress import hinting, progress
-from reroll.backends.toolchain import Unit
 from reroll.errors import LengthError, RerollWarning
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")

@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reroll.alternative import Alternative, pareto
-from reroll.coarser import coarser, summed
-from reroll.context import Context
-from reroll.costs import Costs, SegmentSeconds
 from reroll.errors import OptionError
-from reroll.machine import Machine, MachineTier
-from reroll.played import spelled_out
-from reroll.prediction import Needs, SegmentBytes, predict
-from reroll.program import Program, reverse, store_all
-from reroll.registry import run
-from reroll.schedules import schedule_names
-from reroll.tally import Sizes
-from reroll.trace import Event, Stay, Trace, trace
-from reroll.verifier import verify
+from reroll.planning.alternative import Alternative, pareto
+from reroll.program.context import Context
+from reroll.program.memory import Needs, SegmentBytes, predict
+from reroll.program.program import Program, reverse, store_all
+from reroll.program.registry import run
+from reroll.program.spelled import spelled_out
+from reroll.program.tally import Sizes
+from reroll.program.timeline import Event, Stay, Trace, trace
+from reroll.program.timeline_summary import coarser, summed
+from reroll.program.verifier import verify
+from reroll.schedules.costs import Costs, SegmentSeconds
+from reroll.schedules.machine import Machine, MachineTier
+from reroll.schedules.named import schedule_names
 from toy import root_of
 
 PASSES = "sparsity,save,recompute,offload,compress,prefetch"

@@ -18,14 +18,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from agreement import QUICK, compare
 from networks import RecurrentLIF
-from reroll.backends import disk, streams, transfers
-from reroll.backends.codecs import ENCODERS, decode, encode
-from reroll.backends.disk import DiskTier
-from reroll.backends.host import HostTier
-from reroll.backends.pinned import Pool
-from reroll.backends.storage import Tier, payloads
-from reroll.backends.streams import background_of
-from reroll.backends.transfers import Transfers, transfers_of
+from reroll.backends.codecs.codec import ENCODERS, decode, encode
+from reroll.backends.tiers import device as streams
+from reroll.backends.tiers import disk, transfers
+from reroll.backends.tiers.device import background_of
+from reroll.backends.tiers.disk import DiskTier
+from reroll.backends.tiers.host import HostTier
+from reroll.backends.tiers.pinned import Pool
+from reroll.backends.tiers.tier import Tier, payloads
+from reroll.backends.tiers.transfers import Transfers, transfers_of
 from reroll.errors import ShortageError, StorageError, UnsupportedError
 from simulated import SimulatedDevice
 from simulated_streams import Race

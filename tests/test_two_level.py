@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from reroll.blend import blend
 from reroll.errors import OptionError
-from reroll.optimal import optimum
-from reroll.reversal import OneTier, Slots, SlowTier, gap, stores, total_cost
-from reroll.revolve import least_extra
-from reroll.tabled import tabled
-from reroll.two_level import two_level
+from reroll.schedules.optimal.best import optimum
+from reroll.schedules.optimal.blend import blend
+from reroll.schedules.optimal.problem import OneTier, Slots, SlowTier, gap, stores, total_cost
+from reroll.schedules.optimal.revolve import least_extra
+from reroll.schedules.optimal.tabled import tabled
+from reroll.schedules.optimal.two_level import two_level
 from reversals import LONG, least_cost, played, problems
 
 ORACLE: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "schedule_counts.json").read_text())

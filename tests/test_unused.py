@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import reroll
-from reroll.backends import unused
+from reroll.backends.runtime import unused
 from reroll.errors import RerollWarning, UnsupportedError
 
 Loss = Callable[[Any], Tensor]

@@ -10,11 +10,11 @@ import pytest
 from torch import fx
 
 from mutants import mutants
-from reroll import rules, verifier
-from reroll.context import Context
 from reroll.errors import IllegalProgramError
 from reroll.passes import DEFAULT_PASSES
-from reroll.program import (
+from reroll.program import rules, verifier
+from reroll.program.context import Context
+from reroll.program.program import (
     Node,
     Program,
     advance,
@@ -27,9 +27,9 @@ from reroll.program import (
     tape,
     turn,
 )
-from reroll.registry import run
-from reroll.schedule import Interval
-from reroll.verifier import Sizes, check, verify
+from reroll.program.registry import run
+from reroll.program.verifier import Sizes, check, verify
+from reroll.schedules.interval import Interval
 from toy import DECIDE, Outcome, built, play, reference
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from reroll.context import Context
-from reroll.program import (
+from reroll.program.context import Context
+from reroll.program.program import (
     Node,
     Program,
     advance,
@@ -24,9 +24,9 @@ from reroll.program import (
     tape,
     turn,
 )
-from reroll.registry import run
-from reroll.schedule import Interval
-from reroll.schedules import Problem, tree
+from reroll.program.registry import run
+from reroll.schedules.interval import Interval
+from reroll.schedules.named import Problem, tree
 
 PRIME = 2_147_483_647
 RUNS = (advance, recompute, tape)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import reroll
 from agreement import QUICK
 from networks import RecurrentLIF
-from reroll.backends.rolled import Rolled
+from reroll.backends.runtime.node import Rolled
 
 WIDTH = 6
 PLAN: dict[str, Any] = {**QUICK, "schedule": "double", "chunk": 4, "slots": 2}

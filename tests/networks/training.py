@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 import reroll
-import reroll.backends.build as build
-import reroll.backends.dynamo as dynamo
+import reroll.backends.build.plan as build
+import reroll.backends.dynamo.entry as dynamo
 from agreement import Results, differences, real
-from reroll.backends.tracing import trace as trace_segment
-from reroll.capture import Capture
-from reroll.capture import capture as capture_graph
+from reroll.capture.capture import Capture
+from reroll.capture.capture import capture as capture_graph
+from reroll.capture.fusion.fuse import fuse
 from reroll.errors import RerollWarning
-from reroll.fusion import fuse
+from reroll.segment.trace import trace as trace_segment
 
 Run = Callable[..., Any]
 TimeDim = int | Mapping[str, Any]

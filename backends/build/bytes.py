@@ -1,0 +1,127 @@
+"""Bytes of compiled segments: from inductor's own plan where its wrapper can be read, else from the ATen graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, fx
+
+from reroll.backends.inductor.lower import Segment
+from reroll.graph.memory import graph_peak, origin, storage_nbytes, wrapper_peak
+from reroll.program.memory import SegmentBytes
+from reroll.recurrence import Items, Recurrence, Slices
+
+
+def footprint(segment: Segment, carries: int, once: int) -> SegmentBytes:
+    """What the runs of a segment hold, whose first ``carries`` inputs are the carry; ``once`` bytes are held anyway."""
+    placeholders = segment.forward_graph.graph.find_nodes(op="placeholder")
+    own = [node.name for node in placeholders[:carries]]
+    fresh = once + _peak(segment.forward, segment.forward_graph.graph, own)
+    kept = once + _peak(segment.forward, segment.forward_graph.graph, [])
+    if segment.backward is None or segment.backward_graph is None:
+        return SegmentBytes(0, fresh, kept, 0)
+    saved = _saved(segment, set(placeholders[carries:]))
+    reverse = once + _peak(segment.backward, segment.backward_graph.graph, [reader.name for _, reader in saved])
+    memory: dict[fx.Node, int] = {}
+    for made, reader in saved:
+        nbytes = max(storage_nbytes(made.meta.get("val")), storage_nbytes(reader.meta.get("val")))
+        memory[made] = max(memory.get(made, 0), nbytes)
+    return SegmentBytes(sum(memory.values()), fresh, kept, reverse)
+
+
+def _saved(segment: Segment, operands: set[fx.Node]) -> list[tuple[fx.Node, fx.Node]]:
+    """(where a saved value was made, its placeholder in the backward) of all that is no operand. By position: inductor
+    renames nodes of the forward."""
+    assert segment.backward_graph is not None
+    results: Any = segment.forward_graph.graph.output_node().args[0]
+    readers = segment.backward_graph.graph.find_nodes(op="placeholder")
+    pairs = ((origin(node), reader) for node, reader in zip(results[segment.outputs :], readers, strict=False))
+    return [(made, reader) for made, reader in pairs if made not in operands]
+
+
+def carry_gradients(segment: Segment, carries: int) -> int:
+    """Bytes of the gradients with respect to a carry."""
+    return sum(storage_nbytes(segment.output_examples[index]) for index in segment.tangents if index < carries)
+
+
+def output_gradients(segment: Segment, carries: int, steps: int) -> int:
+    """Bytes of the gradients with respect to the stacked outputs of all steps."""
+    found = (segment.output_examples[index] for index in segment.tangents if index >= carries)
+    return sum(storage_nbytes(like) // like.shape[0] * steps for like in found)
+
+
+def _peak(compiled: Any, graph: fx.Graph, owned: list[str]) -> int:
+    source = getattr(compiled, "source_code", None)
+    if isinstance(source, str):
+        sizes = {node.name: storage_nbytes(node.meta.get("val")) for node in graph.find_nodes(op="placeholder")}
+        peak = wrapper_peak(source, {name: sizes[name] for name in owned}, _itemsizes(graph))
+        if peak is not None:
+            return peak
+    return graph_peak(graph, owned)
+
+
+def _itemsizes(graph: fx.Graph) -> dict[str, int]:
+    """Bytes of an element of the results of each operation; the most, if they differ."""
+    found: dict[str, int] = {}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        for each in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(each, Tensor):
+                found[str(node.target)] = max(found.get(str(node.target), 0), each.dtype.itemsize)
+    return found
+
+
+def turned_gradients(segment: Segment, recurrence: Recurrence) -> int:
+    """Bytes of gradients of constants that lie otherwise than these: added up as they come, they are copied at last."""
+    if segment.backward_graph is None:
+        return 0
+    results: Any = segment.backward_graph.graph.output_node().args[0]
+    inputs = segment.forward_graph.graph.find_nodes(op="placeholder")
+    first = len(inputs) - sum(map(len, segment.given_forward)) - len(recurrence.constants)
+    found = 0
+    for number, (place, result) in enumerate(zip(segment.inputs, results, strict=False)):
+        if place >= first:
+            like, product = recurrence.examples[recurrence.constants[place - first]], segment.products.get(number)
+            made = product.zeros(like) if product else like if result is None else result.meta["val"]
+            found += like.nbytes if made.stride() != like.stride() else 0
+    return found
+
+
+def operand_gradients(segment: Segment, recurrence: Recurrence) -> int:
+    """Bytes of the gradients that are added up over the steps, for constants and the operands of per-step inputs."""
+    operands: set[int] = set()
+    at = len(recurrence.carries)
+    for x in recurrence.xs:
+        if isinstance(x, Slices) and at in segment.inputs:
+            operands.add(x.operand)
+        elif isinstance(x, Items) and any(at + k in segment.inputs for k in range(segment.steps)):
+            operands.update(x.operands)
+        at += segment.steps if isinstance(x, Items) else 1
+    operands.update(n for place, n in enumerate(recurrence.constants) if at + place in segment.inputs)
+    return sum(recurrence.examples[operand].nbytes for operand in operands)
+
+
+def recorded(segments: Iterable[Segment], recurrence: Recurrence) -> int:
+    """Bytes at most that recordings of segments hold: copies of the constants, and for each segment its results and
+    inputs of its own. What goes from its forward to its backward is there once."""
+    constants = sum(recurrence.examples[i].nbytes for i in recurrence.constants)
+    return constants + sum(_recorded(segment, len(recurrence.constants)) for segment in segments)
+
+
+def _recorded(segment: Segment, constants: int) -> int:
+    inputs = segment.forward_graph.graph.find_nodes(op="placeholder")
+    own = inputs[: len(inputs) - sum(map(len, segment.given_forward)) - constants]
+    results: Any = segment.forward_graph.graph.output_node().args[0]
+    nbytes = _bytes_of(own) + _bytes_of({origin(node) for node in results} - set(inputs))
+    if segment.backward_graph is None:
+        return nbytes
+    held = {reader for _, reader in _saved(segment, set(own))}  # there already: results of the forward, or constants
+    readers = segment.backward_graph.graph.find_nodes(op="placeholder")
+    given = sum(map(len, segment.given_backward))
+    gradients = segment.backward_graph.graph.output_node().all_input_nodes
+    return nbytes + _bytes_of(set(readers[: len(readers) - given]) - held) + _bytes_of(gradients)
+
+
+def _bytes_of(nodes: Iterable[fx.Node]) -> int:
+    return sum(storage_nbytes(node.meta.get("val")) for node in nodes)

@@ -1,0 +1,143 @@
+"""Seconds of compiled segments: measured on values made up for it, and clocked while a program is played."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from reroll.backends.tiers.calibrate import calibrate, seconds_of
+from reroll.backends.runtime.gradients import Gradients
+from reroll.backends.inductor.lower import Segment
+from reroll.backends.runtime.randomness import random_numbers_kept
+from reroll.shortages import is_shortage
+from reroll.backends.tiers.device import background_of
+from reroll.schedules.costs import SegmentSeconds
+from reroll.errors import UnsupportedError
+from reroll.program.program import pieces
+from reroll.schedules.named import Problem
+from reroll.program.tally import Tally
+
+if TYPE_CHECKING:
+    from reroll.backends.runtime.executable import Executable
+
+
+_SHORT = 0.02  # seconds
+
+
+@dataclass(slots=True)
+class Clock:
+    """Wall seconds of the last call of a recurrence: of its forward while training, and of its backward."""
+
+    forward: float | None = None
+    backward: float | None = None
+
+    @contextmanager
+    def timing(self, half: str) -> Iterator[None]:
+        """Clock what runs inside."""
+        start = time.perf_counter()
+        yield
+        setattr(self, half, time.perf_counter() - start)
+
+    @property
+    def seconds(self) -> float | None:
+        """Of both halves, once both have run."""
+        return None if self.forward is None or self.backward is None else self.forward + self.backward
+
+
+def segment_seconds(executable: Executable) -> dict[int, SegmentSeconds]:
+    """Seconds of the segments of a recurrence by their length, on normal numbers; takes a few hundredths of a second.
+
+    The same kernels run forward whether their tape is kept or not. What is a matter of the values (the density of
+    spikes) can be otherwise in training. Raises UnsupportedError if a segment does not take such numbers, or if it
+    speaks with other processes, which would have to run it as often.
+    """
+    if executable.together:
+        raise UnsupportedError(
+            f"The steps of the loop at {executable.recurrence.where} speak with other processes, so they cannot be "
+            "timed by one of them, and all have to have the same plan. Name a schedule that needs no times, such as "
+            "'revolve' or 'double'."
+        )
+    with torch.no_grad(), random_numbers_kept():
+        try:
+            return {steps: _seconds(executable, segment) for steps, segment in executable.segments.items()}
+        except (RuntimeError, ValueError, IndexError) as error:
+            if is_shortage(error):
+                raise
+            where = executable.recurrence.where
+            raise UnsupportedError(
+                f"The segments of the loop at {where} cannot be timed: on normal numbers they raise "
+                f"{type(error).__name__}: {str(error).splitlines()[0]} Name a schedule that needs no times, such as "
+                "'revolve' or 'double'."
+            ) from error
+
+
+def _seconds(executable: Executable, segment: Segment) -> SegmentSeconds:
+    recurrence = executable.recurrence
+    operands = [_made(like) if i in recurrence.constants else None for i, like in enumerate(recurrence.examples)]
+    constants: list[Any] = [operands[i] for i in recurrence.constants]
+    once, counts = executable.once.values(constants), executable.watch.rows
+    inputs = segment.forward_graph.graph.find_nodes(op="placeholder")
+    given = sum(map(len, segment.given_forward))
+    own = [_made(node.meta["val"]) for node in inputs[: len(inputs) - given - len(constants)]]
+    last = [*counts(segment.given_forward.counts), *(once[place] for place in segment.given_forward.once)]
+    last_of_backward = [*counts(segment.given_backward.counts), *(once[place] for place in segment.given_backward.once)]
+
+    def forward() -> list[Any]:
+        return list(segment.forward([*own, *constants, *last]))
+
+    ahead = seconds_of(forward, _SHORT)
+    if segment.backward is None:
+        return SegmentSeconds(ahead, ahead, 0.0)
+    saved = forward()[segment.outputs :]
+    tangents = [torch.ones_like(_made(segment.output_examples[index])) for index in segment.tangents]
+    collect = _collecting(executable, segment, operands)
+    backward = segment.backward
+    back = seconds_of(lambda: collect(backward([*saved, *tangents, *last_of_backward])), _SHORT)
+    return SegmentSeconds(ahead, ahead, back)
+
+
+def _collecting(executable: Executable, segment: Segment, operands: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
+    """Adds up the gradients of constants, as a backward does; those of inputs, which are as long as these, not."""
+    routes = {steps: replace(each, slices=(), items=()) for steps, each in executable.routes.items()}
+    gradients = Gradients(operands, routes)
+    return lambda results: gradients.collect(results, 0, segment.steps)
+
+
+def _made(like: Tensor) -> Tensor:
+    """Normal numbers, or zeros where these are no floats, laid out like an example."""
+    made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+    if not like.dtype.is_floating_point:
+        return made.zero_()
+    return made.normal_(std=like.shape[-1] ** -0.5 if like.dim() > 1 else 1.0)
+
+
+def clocked(executable: Executable, tally: Tally) -> dict[int, SegmentSeconds]:
+    """Seconds of the segments, those of ``segment_seconds`` scaled to what the last training call took, if any.
+
+    So what is done between segments is in them. ``tally`` is that of the program that was played.
+    """
+    found, clock = segment_seconds(executable), executable.clock
+    if clock.forward is None or clock.backward is None or background_of(executable.recurrence.examples):
+        return found  # the clock does not wait for a device
+    steps, lengths = executable.recurrence.steps, executable.segments
+    ahead = sum(found[length].forward * count for length, count in pieces(steps, lengths))
+    back = sum(found[length].backward * count for length, count in pieces(steps, lengths))
+    slower = clock.forward / ahead if ahead else 1.0
+    rest = clock.backward - clock.forward * tally.reforward_steps / steps
+    slower_back = max(rest, 0.0) / back if back else 1.0
+    return {
+        length: SegmentSeconds(each.forward * slower, each.tape * slower, each.backward * slower_back)
+        for length, each in found.items()
+    }
+
+
+def with_transfers(problem: Problem, executable: Executable, folder: str | None) -> Problem:
+    """The problem with what it costs to move a carry to its tier, in runs of a segment, and how many find room."""
+    tier = calibrate(folder=folder).tier(problem.tier)
+    return problem.moving(tier, segment_seconds(executable)[problem.segment].forward)

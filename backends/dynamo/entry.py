@@ -1,0 +1,252 @@
+"""The torch.compile backend named ``reroll``.
+
+Dynamo hands over the graph before autograd. Its recurrences are taken out, compiled and put back as modules; what is
+around them runs as it was written, or compiled where that can pay. While ``reroll.explain`` asks, a compiled graph does
+not run: it names itself and raises. Dynamo changes attributes of modules only after the graph has run, so nothing is
+changed.
+
+Private torch API, tried on 2.11 and 2.13: ``torch._inductor.compile_fx`` for graphs without a recurrence,
+``FakeTensorMode`` to run the graph around the recurrences without memory, ``ShortenTraceback``, whose kin Dynamo
+raises as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._dynamo.exc import ShortenTraceback, TorchRuntimeError, Unsupported
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from reroll.backends.build.kernels import check_policy
+from reroll.backends.build.plan import Built
+from reroll.backends.build.replan import Plans
+from reroll.backends.build.share import build_all
+from reroll.backends.dynamo.around import Around, around
+from reroll.backends.dynamo.checkpoints import run_by_torch
+from reroll.backends.dynamo.surroundings import compile_surroundings
+from reroll.backends.processes.apart import refuse_pieces
+from reroll.backends.processes.together import check_together, refuse_in_place
+from reroll.backends.runtime.unused import one_by_one
+from reroll.capture.capture import capture
+from reroll.capture.fusion.fuse import fuse
+from reroll.capture.given.regions import without_regions
+from reroll.errors import NoRecurrenceError, OptionError, RerollError, RerollWarning
+from reroll.options import Options
+from reroll.planning.choose import Beside
+
+Compiled = Callable[..., Any]
+_LONG = 512
+HandedOn = ShortenTraceback
+REFUSALS = (TorchRuntimeError, Unsupported)
+"""What Dynamo raises where it cannot trace a model."""
+UNREADABLE = Unsupported
+"""What Dynamo raises where it meets Python code that it does not take."""
+
+
+def dynamo_is_off() -> bool:
+    """Whether the user has asked torch to run compiled models as they are."""
+    return torch._dynamo.config.disable or torch._dynamo.eval_frame._stance.stance == "force_eager"
+
+
+def dynamo_settings() -> Any:
+    """A context in which Dynamo keeps torch's RNN layers whole, cuts no graphs for DDP, and compiles many sizes."""
+    settings = {"allow_rnn": True, "optimize_ddp": False, "recompile_limit": 256, "accumulated_recompile_limit": 4096}
+    return torch._dynamo.config.patch(settings)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graph:
+    """One graph of Dynamo's, compiled: ``run`` is called in its place, ``module`` is the graph around the recurrences.
+
+    ``reason`` says why there is no recurrence, ``broken`` why the model's graph ends here, if Dynamo broke it,
+    ``notes`` which recurrences were not fused.
+    """
+
+    run: Compiled
+    module: fx.GraphModule
+    plans: Plans
+    reason: str = ""
+    broken: str = ""
+    notes: tuple[str, ...] = ()
+    tokens: int = 0
+
+    @property
+    def built(self) -> tuple[Built, ...]:
+        """Its recurrences with their present plans."""
+        return self.plans.built
+
+    def around(self) -> Around:
+        """What is held around the recurrences."""
+        return around_of(self.module, {each.name: each.results() for each in self.built}, self.tokens)
+
+
+def around_of(module: fx.GraphModule, results: Mapping[str, tuple[Tensor, ...]], tokens: int = 0) -> Around:
+    """What a graph holds around its recurrences, which give ``results``, by their names, beside ``tokens`` bytes."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def fake(like: Tensor) -> Tensor:
+        made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+        return made.requires_grad_(like.requires_grad)
+
+    with mode:
+        return around(module, results, fake).and_besides(tokens)
+
+
+class Reached(BaseException):
+    """Raised in place of running a graph while it is explained; no ``except Exception`` of a model catches it."""
+
+
+EXPLAINING: ContextVar[list[Graph] | None] = ContextVar("EXPLAINING", default=None)
+
+
+def reroll(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Tensor],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Compiled:
+    """Compile Dynamo's graph: ``torch.compile(model, backend="reroll", options={...})``; see ``reroll.Options``.
+
+    mode: "reduce-overhead" asks for CUDA graphs, which segments are recorded as anyway; others are an OptionError.
+    """
+    try:
+        return _compile(gm, example_inputs, mode, options)
+    except RerollError as error:
+        raise _unwrapped(error) from error.__cause__
+
+
+def _unwrapped(error: RerollError) -> RerollError:
+    """The error as one of its own type that Dynamo hands on as it is, rather than inside a BackendCompilerFailed."""
+    kind = type(error)
+
+    def __init__(self: Exception, *args: object) -> None:
+        Exception.__init__(self, *args)
+
+    body = {"__module__": kind.__module__, "__init__": __init__, "first_useful_frame": None}
+    made: type[RerollError] = type(kind.__name__, (kind, ShortenTraceback), body)
+    same = made(*error.args)
+    same.__dict__.update(error.__dict__)
+    return same
+
+
+def _compile(
+    gm: fx.GraphModule, example_inputs: Sequence[Tensor], mode: str | None, options: Mapping[str, Any] | None
+) -> Compiled:
+    if mode not in (None, "default", "reduce-overhead"):
+        raise OptionError(f"mode={mode!r} is not an option of reroll. Use options={{...}}: see reroll.Options.")
+    parsed = Options.of(options)
+    refuse_pieces(gm)
+    refuse_in_place(gm)
+    found = fuse(capture(gm))
+    if not found.recurrences:
+        run = _without_recurrence(gm, example_inputs, parsed, found.reason)
+        return _entry(Graph(run, gm, Plans(), found.reason, _break(gm)))
+    if max(each.steps for each in found.recurrences) >= _LONG:
+        _say_how_to_unroll_less()
+    check_policy(found.recurrences, parsed)
+    check_together(found.recurrences, parsed)
+
+    def beside(results: Mapping[str, tuple[Tensor, ...]]) -> Beside:
+        return beside_of(assemble(gm, found.outer, {name: nn.Identity() for name in results}), results)
+
+    plans = Plans(build_all(found.recurrences, parsed, beside))
+    module = run = assemble(gm, found.outer, plans.modules)
+    if parsed.lowering == "inductor":
+        run = compile_surroundings(module, found.recurrences)
+    return _entry(Graph(run, module, plans, "", _break(gm), found.notes))
+
+
+@functools.cache
+def _say_how_to_unroll_less() -> None:
+    """Said once, for the first long loop."""
+    text = (
+        f"Dynamo has unrolled a loop of {_LONG} steps or more, which takes it 10 to 150 ms a step, and does so again "
+        "for every other number of steps, eight times at most. reroll.compile(model, time_dim=...) has it trace a few "
+        "steps once, whatever their number."
+    )
+    warnings.warn(text, RerollWarning, stacklevel=2)
+
+
+def beside_of(module: fx.GraphModule, results: Mapping[str, tuple[Tensor, ...]], tokens: int = 0) -> Beside:
+    """What shares a budget with each of the recurrences of a graph, which give ``results``, by their names."""
+    held = around_of(module, results, tokens)
+    return Beside(max(held.during(name) for name in results), len(results))
+
+
+def _break(gm: fx.GraphModule) -> str:
+    """Where and why Dynamo ended this graph before the model's end; empty if it did not."""
+    ended: Any = getattr(gm, "compile_subgraph_reason", None)
+    if ended is None or not ended.graph_break:
+        return ""
+    at = f" at {ended.user_stack[-1].filename}:{ended.user_stack[-1].lineno}" if ended.user_stack else ""
+    return str(ended.reason).strip().partition("\n")[0] + at
+
+
+def _entry(graph: Graph) -> Compiled:
+    """What Dynamo calls: runs the graph, or names it to whoever explains."""
+    run = graph.run
+
+    def entry(*args: Any) -> Any:
+        graph.plans.follow()
+        reached = EXPLAINING.get()
+        if reached is None:
+            return run(*args)
+        reached.append(graph)
+        raise Reached
+
+    return entry
+
+
+def assemble(gm: fx.GraphModule, outer: fx.Graph, modules: Mapping[str, nn.Module]) -> fx.GraphModule:
+    """The outer graph with its recurrences as modules."""
+    one_by_one(outer, modules)
+    run_by_torch(outer)
+    root = nn.Module()
+    for name in {str(node.target) for node in outer.find_nodes(op="get_attr")}:
+        _set_attribute(root, name, _attribute(gm, name))
+    for name, module in modules.items():
+        root.add_module(name, module)
+    return fx.GraphModule(root, outer)
+
+
+def _attribute(module: nn.Module, name: str) -> Any:
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _set_attribute(root: nn.Module, name: str, value: Any) -> None:
+    *path, last = name.split(".")
+    for part in path:
+        if not hasattr(root, part):
+            root.add_module(part, nn.Module())
+        root = getattr(root, part)
+    setattr(root, last, value)
+
+
+def _without_recurrence(
+    gm: fx.GraphModule, example_inputs: Sequence[Tensor], options: Options, reason: str
+) -> Compiled:
+    text = f"reroll found no recurrence: {reason}."
+    if options.on_no_recurrence == "error":
+        raise NoRecurrenceError(f"{text} Use on_no_recurrence='warn' to compile such graphs as inductor does.")
+    how = "as the inductor backend does" if options.lowering == "inductor" else "as it is"
+    warnings.warn(f"{text} The graph is run {how}.", RerollWarning, stacklevel=2)
+    if options.lowering == "eager":
+        plain = without_regions(gm)
+        run_by_torch(plain.graph)
+        plain.recompile()
+        return plain.forward
+    from torch._inductor.compile_fx import compile_fx
+
+    compiled: Any = compile_fx(gm, list(example_inputs))
+    return compiled  # type: ignore[no-any-return]

@@ -1,0 +1,121 @@
+"""What is around the recurrences: run as it was written, or compiled by inductor where that can pay.
+
+Inductor takes seconds for the smallest graph, and what is around a loop is most often one peeled step. So a piece of
+the outer graph (before, between or after recurrences) is compiled only if it makes at least a tenth of the bytes that
+the recurrences make. Private torch API, tried on 2.13: ``compile_fx`` (what the inductor backend calls),
+``TracingContext``.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.passes.split_module import split_module
+
+from reroll.backends.dynamo.checkpoints import checkpointed
+from reroll.backends.inductor.unit import quick_builds
+from reroll.backends.runtime.unused import rows
+from reroll.errors import RerollWarning
+from reroll.recurrence import Recurrence
+
+WORTHWHILE = 0.1
+_MODES = ("_set_grad_enabled", "_enter_autocast", "_exit_autocast")
+
+
+def compile_surroundings(outer: fx.GraphModule, recurrences: Sequence[Recurrence]) -> fx.GraphModule:
+    """The outer graph, with each piece that is large enough compiled by inductor."""
+    names = {recurrence.name for recurrence in recurrences}
+    least = WORTHWHILE * sum(recurrence.steps * made_bytes(recurrence.step.graph) for recurrence in recurrences)
+    if made_bytes(outer.graph, names) < least or any(_changes_mode(node) for node in outer.graph.nodes):
+        return outer
+    pieces = _split(outer, names)
+    for call in pieces.graph.find_nodes(op="call_module"):
+        piece = pieces.get_submodule(str(call.target))
+        assert isinstance(piece, fx.GraphModule)
+        holds_recurrence = any(node.target in names for node in piece.graph.find_nodes(op="call_module"))
+        as_it_is = holds_recurrence or any(node.target is checkpointed for node in piece.graph.nodes)
+        if not as_it_is and made_bytes(piece.graph) >= least:
+            setattr(pieces, str(call.target), _compiled(piece))
+    pieces.recompile()
+    return pieces
+
+
+def made_bytes(graph: fx.Graph, left_out: set[str] | frozenset[str] = frozenset()) -> int:
+    """Bytes of all tensors that the calls of a graph make."""
+    total = 0
+    for node in graph.nodes:
+        value = node.meta.get("example_value")
+        if node.op.startswith("call") and node.target not in left_out and isinstance(value, torch.Tensor):
+            total += value.numel() * value.element_size()
+    return total
+
+
+def _changes_mode(node: fx.Node) -> bool:
+    return getattr(node.target, "__name__", "") in _MODES
+
+
+def _split(outer: fx.GraphModule, names: set[str]) -> fx.GraphModule:
+    """One submodule per recurrence and per piece between them, in program order."""
+    numbers: dict[fx.Node, int] = {}
+    number = 0
+    for node in outer.graph.nodes:
+        if node.target is rows or (node.target is operator.getitem and node.args[0].target in (*names, rows)):
+            numbers[node] = numbers[node.args[0]]
+            continue
+        is_recurrence = node.op == "call_module" and node.target in names
+        number += is_recurrence
+        numbers[node] = number
+        number += is_recurrence
+    split: fx.GraphModule = split_module(outer, nn.Module(), numbers.__getitem__, keep_original_order=True)
+    return split
+
+
+class _Piece(nn.Module):
+    """A compiled piece: inductor's callable gives a sequence, the graph around it wants what the piece gave."""
+
+    def __init__(self, call: Any, single: bool) -> None:
+        super().__init__()
+        self.call, self.single = call, single
+
+    def forward(self, *args: Any) -> Any:
+        results = self.call(*args)
+        return results[0] if self.single else tuple(results)
+
+
+def _compiled(piece: fx.GraphModule) -> nn.Module:
+    from torch._inductor.compile_fx import compile_fx
+
+    inputs = [node.meta.get("example_value") for node in piece.graph.find_nodes(op="placeholder")]
+    modes = [value.fake_mode for value in inputs if isinstance(value, FakeTensor)]
+    if not modes or any(value is None for value in inputs):
+        text = "reroll runs a part of the graph around the loop as it was written: the shape of an input is unknown."
+        warnings.warn(text, RerollWarning, stacklevel=2)
+        return piece
+    output = piece.graph.output_node()
+    single = isinstance(output.args[0], fx.Node)
+    if single:
+        output.args = ((output.args[0],),)
+        piece.recompile()
+    with tracing(TracingContext(modes[0])), quick_builds():
+        return _Piece(compile_fx(piece, [_distinct(modes[0], value) for value in inputs]), single)
+
+
+def _distinct(mode: FakeTensorMode, value: Any) -> Any:
+    """A fake of its own: a value and its updated successor share one example, which AOTAutograd takes for one input.
+
+    It is no leaf if the value is none: AOTAutograd cuts off such inputs where no gradient reaches them, as those that
+    a module kept of the batch before, whose graph is gone.
+    """
+    if not isinstance(value, torch.Tensor):
+        return value
+    with mode:
+        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    made.requires_grad_(value.requires_grad)
+    return made if value.is_leaf else made.clone()

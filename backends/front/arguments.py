@@ -1,0 +1,176 @@
+"""Where time is in the arguments of a model, and arguments of other lengths.
+
+``time_dim`` is one dimension for every tensor that has it at the common length, or a mapping from the names of
+parameters to dimensions, in which ``None`` means "no time", and tuples, lists and dicts follow those of the arguments.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reroll.backends.progress import LONG
+from reroll.errors import OptionError, UnsupportedError
+from reroll.graph.nested import Place, mapped, places_of, tensors_of
+from reroll.segment.trace import dense
+
+TimeDim = int | Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """The arguments of one call: ``dims`` says in which dimension each tensor with time has it, by its identity."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    dims: Mapping[int, int]
+    length: int
+
+    @property
+    def places(self) -> tuple[tuple[Place, int], ...]:
+        """Where in the arguments time is, and in which dimension."""
+        named = places_of((self.args, self.kwargs))
+        return tuple((place, self.dims[id(value)]) for place, value in named if id(value) in self.dims)
+
+    def resized(self, change: Callable[[Tensor, int], Tensor]) -> tuple[Call, dict[int, Tensor]]:
+        """The call with ``change(tensor, dim)`` for every tensor with time, and the original of each, by identity."""
+        made: dict[int, Tensor] = {}
+        originals: dict[int, Tensor] = {}
+
+        def each(value: Any) -> Any:
+            if isinstance(value, Tensor) and id(value) in self.dims:
+                if id(value) not in made:
+                    made[id(value)] = change(value, self.dims[id(value)])
+                    originals[id(made[id(value)])] = value
+                return made[id(value)]
+            return mapped(each, value)
+
+        args, kwargs = tuple(map(each, self.args)), {name: each(value) for name, value in self.kwargs.items()}
+        dims = {id(made[old]): dim for old, dim in self.dims.items()}
+        length = next(made[old].shape[dim] for old, dim in self.dims.items())
+        return Call(args, kwargs, dims, length), originals
+
+    def along(self, dim: int) -> Call | None:
+        """The same arguments with time in another dimension, if all that have time have that, of one length."""
+        having = self._sequences()
+        lengths = {value.shape[dim] if dim < value.dim() else None for value in having}
+        if dim in self.dims.values() or lengths == {None} or len(lengths) > 1:
+            return None
+        return Call(self.args, self.kwargs, dict.fromkeys(self.dims, dim), having[0].shape[dim])
+
+    def shapes(self) -> str:
+        """Which dimension of which shape time is in."""
+        named = (f"dimension {self.dims[id(value)]} of {list(value.shape)}" for value in self._sequences())
+        return ", ".join(dict.fromkeys(named))
+
+    def doubts(self) -> str:
+        """What to ask oneself where reading the model takes long."""
+        return (
+            f"reroll.compile has been reading the model for {LONG:.0f} s. It looks at a few steps of the loop over "
+            "time only, but a loop over another dimension is unrolled step by step. time_dim names "
+            f"{self.shapes()}: if the loop does not run over that, interrupt, and name the right one."
+        )
+
+    def _sequences(self) -> list[Tensor]:
+        return [value for value in tensors_of((self.args, self.kwargs)) if id(value) in self.dims]
+
+    def names(self) -> dict[int, str]:
+        """A name of every tensor in the arguments, by its identity."""
+        found = {id(value): f"argument {place}" for place, value in places_of(self.args, ())}
+        return {id(value): f"argument {place}" for place, value in places_of(self.kwargs, ())} | found
+
+
+def find_time(signature: inspect.Signature | None, time_dim: TimeDim, args: Any, kwargs: Any) -> Call:
+    """Where time is in a call. Raises OptionError if the arguments do not fit ``time_dim``."""
+    if isinstance(time_dim, int):
+        dims = _everywhere(time_dim, tensors_of((args, kwargs)))
+    else:
+        dims = dict(_named(signature, time_dim, args, kwargs))
+    if not dims:
+        raise OptionError(
+            f"reroll.compile: no argument has the time dimension that time_dim={time_dim!r} names. Pass the sequence "
+            "as a tensor argument, and name its time dimension."
+        )
+    lengths = {value.shape[dims[id(value)]] for value in tensors_of((args, kwargs)) if id(value) in dims}
+    if len(lengths) > 1:
+        raise OptionError(
+            f"reroll.compile: the arguments have different lengths in their time dimensions: {sorted(lengths)}. Name "
+            "those that have time in a mapping, such as time_dim={'x': 0, 'h': None}."
+        )
+    return Call(tuple(args), dict(kwargs), dims, lengths.pop())
+
+
+def _everywhere(dim: int, tensors: Sequence[Tensor]) -> dict[int, int]:
+    """Time in every tensor that has the dimension at the length of the first one that has it."""
+    having = [t for t in tensors if -t.dim() <= dim < t.dim() and not isinstance(t, torch.nn.Parameter)]
+    return {id(t): dim % t.dim() for t in having if t.shape[dim] == having[0].shape[dim]}
+
+
+def _named(
+    signature: inspect.Signature | None, time_dim: Mapping[str, Any], args: Any, kwargs: Any
+) -> Iterator[tuple[int, int]]:
+    if signature is None:
+        raise OptionError("reroll.compile: this callable has no signature, so time_dim must be one dimension.")
+    given: dict[str, Any] = signature.bind(*args, **kwargs).arguments
+    extra: Any = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
+    given = {**given, **given.get(extra, {})}
+    for name, dim in time_dim.items():
+        if name not in given and name not in signature.parameters and extra is None:
+            raise OptionError(
+                f"reroll.compile: time_dim names {name!r}, which is no parameter. Parameters are: "
+                f"{', '.join(signature.parameters)}."
+            )
+        if name in given:
+            yield from _along(given[name], dim, name)
+
+
+def _along(value: Any, dim: Any, name: str) -> Iterator[tuple[int, int]]:
+    """(identity, dimension) of the tensors with time in one argument."""
+    if dim is None or value is None:
+        return
+    if isinstance(dim, Mapping) and isinstance(value, Mapping):
+        for key in dim:
+            yield from _along(value.get(key), dim[key], f"{name}[{key!r}]")
+    elif isinstance(dim, tuple | list) and isinstance(value, tuple | list) and len(dim) == len(value):
+        for index, (item, each) in enumerate(zip(value, dim, strict=True)):
+            yield from _along(item, each, f"{name}[{index}]")
+    elif isinstance(dim, int) and isinstance(value, Mapping | tuple | list):
+        yield from _everywhere(dim, tensors_of(value)).items()
+    elif isinstance(dim, int) and isinstance(value, Tensor) and -value.dim() <= dim < value.dim():
+        yield id(value), dim % value.dim()
+    else:
+        found = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise OptionError(f"reroll.compile: time_dim of argument {name} is {dim!r}, but the argument is {found}.")
+
+
+def first_steps(value: Tensor, dim: int, length: int) -> Tensor:
+    """The first ``length`` steps, apart from the original; a shorter sequence is repeated."""
+    with torch.no_grad():
+        index = torch.arange(length, device=value.device) % max(value.shape[dim], 1)
+        taken = value.detach().index_select(dim, index)
+    return taken.requires_grad_(value.requires_grad)
+
+
+def token(value: Tensor, dim: int, length: int) -> Tensor:
+    """A tensor that stands for a sequence where Dynamo looks: like it in all but its length and its values.
+
+    Its layout has the same order of dimensions, without gaps, so that it does not depend on the length.
+    """
+    if type(value) not in (Tensor, torch.nn.Parameter) or value.layout != torch.strided:
+        raise UnsupportedError(
+            f"reroll.compile takes plain tensors with time, not {type(value).__name__} ({value.layout}). Pass it "
+            "without time (time_dim as a mapping), or use torch.compile(backend='reroll')."
+        )
+    sizes = [length if at == dim else size for at, size in enumerate(value.shape)]
+    with torch.inference_mode(value.is_inference()), torch.no_grad():
+        made = torch.empty_strided(sizes, dense(sizes, value.stride()), dtype=value.dtype, device=value.device)
+    if value.requires_grad:
+        made.requires_grad_()
+        with torch.enable_grad():
+            return made if value.is_leaf else made.clone()
+    return made

@@ -1,0 +1,246 @@
+"""``reroll.compile``: a model compiled once for every number of steps."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from reroll.backends.dynamo.entry import REFUSALS, UNREADABLE, dynamo_is_off, dynamo_settings
+from reroll.backends.front.arguments import TimeDim, find_time
+from reroll.backends.front.entries import Front, Redirect, Running, Untraced, new_backend
+from reroll.backends.front.observe import SHORT, Observed, TooShortError, observe
+from reroll.backends.front.outputs import outputs
+from reroll.backends.front.recorded import Recorded
+from reroll.backends.processes.apart import alone, forward_of, spoken_around
+from reroll.capture.recorder.graph import Unrecordable
+from reroll.errors import LengthError, OptionError, RerollWarning, UnsupportedError
+from reroll.options import Options
+
+_ONE_CALL_AT_A_TIME = threading.RLock()  # torch's stance and Dynamo's settings, which a first call sets, are global
+_WITHIN = (
+    "a model that reroll.compile has made calls Dynamo itself, so a function compiled around it ends its graph at the "
+    "call and begins another one after it; leave out fullgraph=True, or compile only what is around the model"
+)
+
+
+def compile(model: Any = None, *, time_dim: TimeDim | None = None, **options: Any) -> Any:  # noqa: A001  # as torch.compile
+    """Compile a model whose compile cost does not grow with the number of steps T; also a decorator.
+
+    model: a module, function or method with a loop over time in it. A module gives a module with the same parameters, a
+    function a function.
+    time_dim: the dimension of time of every tensor argument that has it (the first tensor with such a dimension says
+    what T is; others of that size there have it too), or a mapping from names of parameters to dimensions:
+    ``{"x": 1, "h": None}``; for nested arguments ``{"batch": {"frames": 0, "labels": None}}``.
+    options: those of ``reroll.Options``.
+
+    The first call runs the model without gradients on a few short pieces of its sequence, has Dynamo trace it at three
+    short lengths, and compiles one segment. The first call at every further length runs the model once without
+    gradients, operation by operation, to check that it does there what the short traces say; nothing is traced or
+    compiled again. Afterwards the model is as if it had not been run: attributes, buffers and random numbers are put
+    back. What hooks and the model itself do outside of Python objects that can be reached from it (files, prints)
+    happens in those runs too. All but T is guarded as under ``torch.compile(fullgraph=True, dynamic=False)``: another
+    batch size, dtype or mode of training compiles anew. A sequence so short that its first and last steps, which differ
+    from the others, meet (most often below three) is run by torch as it is. Calls in several threads wait for one
+    another.
+
+    Where Dynamo refuses the Python code of a model, its operations are recorded while Python runs a short piece, and a
+    RerollWarning says so. There are no guards then: at every call the arguments, what can be reached from the model,
+    and torch's modes are compared, and the model is recorded anew where they differ. That globals, files, the clock and
+    what objects hold without a ``__dict__`` stay the same is the user's promise. What shows Python the values of
+    tensors (branches, ``item()``), prints and counters are refused with Dynamo's error.
+
+    Raises LengthError, with the line, if what the model does at T steps cannot be told from a few steps.
+    """
+    parsed = Options.of(options)
+    if time_dim is None:
+        raise OptionError(
+            "reroll.compile needs to know which dimension is time: give time_dim=0 for inputs of [T, batch, ...], "
+            "time_dim=1 for [batch, T, ...], or a dict of dimensions by name."
+        )
+    if not isinstance(time_dim, int | dict) or isinstance(time_dim, bool):
+        raise OptionError(
+            f"reroll.compile: time_dim={time_dim!r} must be a dimension, or a dict of dimensions by name."
+        )
+    if model is None:
+        return lambda target: compile(target, time_dim=time_dim, **options)
+    if isinstance(model, nn.Module):
+        return AnyLengthModule(model, time_dim, parsed)
+    if not callable(model):
+        raise OptionError(f"reroll.compile was given {type(model).__name__}, which cannot be called.")
+    caller = Caller(model, time_dim, parsed)
+
+    @functools.wraps(model)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        return caller(*args, **kwargs)
+
+    compiled.reroll_caller = caller  # type: ignore[attr-defined]
+    return compiled
+
+
+class Caller:
+    """Calls a model on sequences of any length."""
+
+    def __init__(self, model: Callable[..., Any], time_dim: TimeDim, options: Options) -> None:
+        self.model, self.time_dim, self.options = model, time_dim, options
+        traced = torch.compile(model, backend=new_backend(), fullgraph=True, dynamic=False)
+        self.front = self.read = Front(model, traced, options)
+        self.signature = _signature(model)
+        self.steps = SHORT[0][-1]
+
+    @torch.compiler.disable(reason=_WITHIN)  # type: ignore[untyped-decorator]
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's result."""
+        if dynamo_is_off():
+            return self.model(*args, **kwargs)
+        call = find_time(self.signature, self.time_dim, args, kwargs)
+        running = Running(self.front, call, steps=self.steps)
+        with _ONE_CALL_AT_A_TIME, dynamo_settings():
+            try:
+                returned = self._settled(running)
+            except TooShortError:
+                return self.model(*args, **kwargs)
+        if running.front is not self.front:
+            self._take(running.front)
+        if running.observed is None:
+            raise LengthError(
+                "The model has no operation that Dynamo sees, so there is nothing to compile. Use it as it is."
+            )
+        result = outputs(returned, running)
+        del returned
+        if any(lent() is not None for lent in running.lent):
+            raise LengthError(
+                "The model keeps the value of a single step in an attribute, a global or another object, where only "
+                "what a short trace had can be put. Return it instead, and set anew what was changed."
+            )
+        return result
+
+    def _take(self, front: Front) -> None:
+        """Call the model this way from now on."""
+        self.front = front
+        if isinstance(front.traced, Recorded):
+            text = (
+                f"Dynamo cannot read the model ({front.traced.reason}), so reroll.compile has recorded its operations "
+                "on a few steps instead. Without Dynamo's guards: the arguments, all attributes that can be reached "
+                "from the model, and torch's modes are compared at every call, and the model is recorded anew where "
+                "they differ. Other things that it reads (globals, class attributes, files, the clock) must not change."
+            )
+            warnings.warn(text, RerollWarning, stacklevel=5)
+
+    def _observed(self, running: Running, refusal: Exception) -> Observed:
+        try:
+            return observe(self.model, running.call, (), {})
+        except LengthError as error:
+            short = isinstance(error, TooShortError) and running.call.length < SHORT[0][0]
+            if short or not isinstance(refusal, UNREADABLE):
+                raise
+            raise _noted(refusal, error) from None
+
+    def _settled(self, running: Running) -> Any:
+        """What Dynamo's bytecode returns, with the first pattern of the call whose traces give a template.
+
+        Where Dynamo refuses the model, its operations are recorded; where they cannot be, Dynamo's refusal is raised.
+        """
+        refusal: Exception | None = None
+        recordable = True
+        while True:
+            try:
+                return running.traced()
+            except Redirect:
+                assert running.observed is not None
+                running.steps = running.observed.pattern.lengths[-1]
+            except Untraced as untraced:
+                running.steps = running.steps if untraced.entry.trace(running) else self.steps
+            except Unrecordable as unrecordable:
+                if refusal is not None:
+                    raise _noted(refusal, unrecordable) from None
+                running.front, recordable = self.read, False
+            except REFUSALS as error:
+                if running.observed is None:
+                    running.observed = self._observed(running, error)
+                    if running.observed.pattern.lengths[-1] != running.steps:
+                        running.steps = self.steps = running.observed.pattern.lengths[-1]
+                        continue
+                if refusal is not None or not recordable or not isinstance(error, UNREADABLE):
+                    raise
+                refusal = error
+                running.front = Front(self.model, Recorded(self.model, str(error)), self.options)
+
+
+def _noted(refusal: Exception, reason: Exception) -> Exception:
+    """Dynamo's refusal, with why nothing else can be done."""
+    refusal.add_note(f"reroll.compile cannot record the model's operations either: {reason}")
+    return refusal
+
+
+def _signature(model: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(model.forward if isinstance(model, nn.Module) else model)
+    except (TypeError, ValueError):
+        return None
+
+
+class AnyLengthModule(nn.Module):
+    """A module compiled for every number of steps. Attributes are those of the module that it was made from."""
+
+    def __init__(self, module: nn.Module, time_dim: TimeDim, options: Options) -> None:
+        super().__init__()
+        self._orig_mod = module
+        self._set_caller(time_dim, options)
+
+    def _set_caller(self, time_dim: TimeDim, options: Options) -> None:
+        inside = spoken_around(self._orig_mod)
+        model = self._orig_mod if inside is None else inside.forward
+        object.__setattr__(self, "_inside", inside)
+        object.__setattr__(self, "reroll_caller", Caller(model, time_dim, options))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's result. Raises UnsupportedError if it was sharded since it was compiled."""
+        if not alone() and spoken_around(self._orig_mod) is not self._inside:
+            raise UnsupportedError(
+                f"{type(self._orig_mod).__name__} was sharded after it was given to reroll.compile, which compiled "
+                "what it was before. Use fully_shard first, and reroll.compile then."
+            )
+        if self._inside is None:
+            return self.reroll_caller(*args, **kwargs)
+        with _ONE_CALL_AT_A_TIME, forward_of(self._inside, self.reroll_caller):
+            return self._orig_mod(*args, **kwargs)
+
+    def train(self, mode: bool = True) -> AnyLengthModule:
+        """Set the mode of the module."""
+        self._orig_mod.train(mode)
+        self.training = mode
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("_orig_mod"), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = name in ("_orig_mod", "training", "__class__") or name in self.__dict__
+        if own or "_orig_mod" not in self._modules:
+            super().__setattr__(name, value)
+        else:
+            setattr(self._orig_mod, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._orig_mod, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        caller: Caller = state.pop("reroll_caller")
+        del state["_inside"]
+        return state | {"_compiled_with": (caller.time_dim, caller.options)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        time_dim, options = state.pop("_compiled_with")
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._set_caller(time_dim, options)

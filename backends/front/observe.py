@@ -1,0 +1,270 @@
+"""Runs of a model that are only looked at: short ones that show its pattern, and one at the full length that checks it.
+
+The model, its arguments, its Python state and the random numbers are afterwards as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from reroll.backends.front.arguments import Call, first_steps
+from reroll.backends.front.keys import sharing
+from reroll.backends.front.state import State, version_of
+from reroll.backends.processes.apart import in_silence
+from reroll.backends.runtime.randomness import random_numbers_kept
+from reroll.capture.lengths.check import Check, Departure
+from reroll.capture.lengths.pattern import Pattern, Trace, find_pattern
+from reroll.capture.recorder.events import LITERALS, Numbers, Recorder, Sink, recording, user_line
+from reroll.capture.steps.runs import LONGEST_PERIOD
+from reroll.errors import LengthError, OptionError, UnsupportedError
+from reroll.graph.nested import places_of, tensors_of, with_leaves
+
+SHORT = ((8, 9, 11), (16, 17, 19), (32, 33, 35))
+_TRIES = 4
+_WHOLE_LOOPS = ("lstm", "gru", "rnn_tanh", "rnn_relu", "while_loop", "scan", "associative_scan")
+_MANY = 256  # operations from which on a loop over another dimension than time is looked for
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Observed:
+    """A pattern that a run of the model at one length followed, and what that run returned, without its tensors."""
+
+    pattern: Pattern
+    check: Check
+    skeleton: Any
+
+
+def observe(
+    model: Callable[..., Any], call: Call, known: Sequence[Pattern], unusable: Mapping[tuple[int, ...], LengthError]
+) -> Observed:
+    """The first pattern that a call follows: one that is known, else one found from short runs.
+
+    unusable: lengths whose traces gave no template, and why; after a few of them no more are tried. Raises LengthError
+    with the line where a pattern was left, and UnsupportedError where memory that a sequence shares is changed.
+    """
+    shared = _shared(model, call)
+    versions = [version_of(value) for value in shared]
+    found = _followed(model, call, known, unusable)
+    if shared and (found.pattern.changes_inputs or versions != [version_of(value) for value in shared]):
+        raise UnsupportedError(
+            "reroll.compile: the model changes a tensor in place that shares memory with a sequence (views of one "
+            "tensor or array, among the arguments or in the model). Pass a copy of one of them (clone())."
+        )
+    return found
+
+
+def _shared(model: Callable[..., Any], call: Call) -> list[torch.Tensor]:
+    """Sequences that share memory with other tensors, and those."""
+    state = State.of(model, call.args, call.kwargs, parameters=False, values=False)
+    values = [value for value, _, _ in state.tensors]
+    groups = [[values[number] for number in group] for group in sharing(values)]
+    return [value for group in groups if any(id(each) in call.dims for each in group) for value in group]
+
+
+def _followed(
+    model: Callable[..., Any], call: Call, known: Sequence[Pattern], unusable: Mapping[tuple[int, ...], LengthError]
+) -> Observed:
+    refusals = list(unusable.values())
+    tried = {pattern.lengths for pattern in known} | set(unusable)
+    found = (partial(probe, model, call, *each) for each in _candidates(call.length) if each[0] not in tried)
+    fresh = () if len(unusable) >= _TRIES else found
+    for pattern_of in (*(partial(_itself, pattern) for pattern in known), *fresh):
+        try:
+            return _follow(model, call, pattern_of())
+        except TooShortError:
+            raise
+        except LengthError as error:
+            refusals.append(_without_frames(error))
+    raise refusals[0]
+
+
+def _without_frames(error: LengthError) -> LengthError:
+    """An error that does not keep what was there when it was raised alive."""
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__
+    return error
+
+
+def _itself(pattern: Pattern) -> Pattern:
+    return pattern
+
+
+def _candidates(length: int) -> Iterator[tuple[tuple[int, ...], tuple[str, ...], int]]:
+    """Short lengths to look at: any three, or three that leave the same rest as ``length`` for a period, with the other
+    arguments of ``find_pattern``.
+
+    Numbers that are no affine function of step and length are taken for free last: most often they have a period.
+    """
+    periodic = []
+    for period in range(2, LONGEST_PERIOD + 1):
+        first = max(4 * period, 8)
+        first += (length - first) % period
+        periodic.append((first, first + period, first + 3 * period))
+    for free in (("float",), LITERALS):
+        for lengths in SHORT:
+            yield lengths, free, 1
+        for period, lengths in enumerate(periodic, 2):
+            yield lengths, free, 1
+            yield lengths, free, period
+
+
+def probe(
+    model: Callable[..., Any], call: Call, lengths: Sequence[int], free: tuple[str, ...], multiple: int
+) -> Pattern:
+    """The pattern of runs at short lengths, as ``find_pattern`` finds it. Raises LengthError if there is none."""
+    palette: dict[Any, int] = {}
+    traces, changes = [], False
+    for length in lengths:
+        try:
+            trace, changed = _traced(model, call, length, palette)
+        except UnsupportedError:
+            raise
+        except Exception as error:
+            _run_plainly(model, call)
+            raise LengthError(
+                f"The model cannot be run on the first {length} steps of its sequence: {type(error).__name__}: "
+                f"{error}. If these are no steps, say in time_dim which arguments have time, in which dimension."
+            ) from error
+        changes = changes or changed
+        traces.append(trace)
+        operations = len(trace.colours)
+        if len(traces) == 2 and operations == len(traces[0].colours) > _MANY and not _has_whole_loops(palette):
+            _refuse_other_time(model, call, operations)
+    pattern = replace(find_pattern(traces, palette, free, multiple), changes_inputs=changes)
+    _refuse_attributes(pattern)
+    return pattern
+
+
+def _traced(model: Callable[..., Any], call: Call, length: int, palette: dict[Any, int]) -> tuple[Trace, bool]:
+    """The trace of a run on the first steps, and whether it changed a sequence in place."""
+    short, _ = call.resized(lambda value, dim: first_steps(value, dim, length))
+    trace = Trace(length, [], [], [], {})
+
+    def note(colour: tuple[Any, ...], numbers: Numbers) -> None:
+        trace.colours.append(palette.setdefault(colour, len(palette)))
+        trace.numbers.append(numbers)
+        trace.lines.append(user_line())
+
+    sequences = [value for value in tensors_of((short.args, short.kwargs)) if id(value) in short.dims]
+    versions = [version_of(value) for value in sequences]
+    with looked_at(model, short, frozenset(), parameters=True) as state:
+        trace.given.update(_run(model, short, note, state)[1])
+    return trace, versions != [version_of(value) for value in sequences]
+
+
+def _has_whole_loops(palette: Mapping[Any, int]) -> bool:
+    """Whether one of the operations is a loop over time by itself, so that their number does not tell of time."""
+    return any(getattr(colour[0], "__name__", str(colour[0])) in _WHOLE_LOOPS for colour in palette)
+
+
+def _refuse_other_time(model: Callable[..., Any], call: Call, operations: int) -> None:
+    """Refuse a model that does as many operations whatever its number of steps, if another dimension says how many.
+
+    Its loop would be unrolled, which takes as long as what reroll is there to avoid.
+    """
+    for dim in range(max(value.dim() for value in tensors_of((call.args, call.kwargs)) if id(value) in call.dims)):
+        other = call.along(dim)
+        if other is None:
+            continue
+        few = more = 0
+        with suppress(Exception):  # of sizes that the model is not made for
+            few, more = (len(_traced(model, other, length, {})[0].colours) for length in SHORT[0][:2])
+        if more > few and few + (other.length - SHORT[0][0]) * (more - few) == operations:
+            raise OptionError(
+                f"reroll.compile: time_dim names {call.shapes()}, but the model does {operations:,} operations "
+                f"whatever the length of that, and {more - few} for each step of {other.shapes()}. Give time_dim={dim} "
+                "(or that dimension by name). If its loop is not over time, use torch.compile(backend='reroll')."
+            )
+
+
+def _run_plainly(model: Callable[..., Any], call: Call) -> None:
+    """Run the model as it is, so that an error of its own is raised as such."""
+    with looked_at(model, call, frozenset(call.dims), parameters=False), torch.no_grad():
+        model(*call.args, **call.kwargs)
+
+
+def _follow(model: Callable[..., Any], call: Call, pattern: Pattern) -> Observed:
+    check = Check(pattern, call.length, user_line)
+    if not check.possible:
+        raise TooShortError(f"{call.length} steps are fewer than the first and last ones that differ from the others.")
+    try:
+        if pattern.changes_inputs:
+            call, _ = call.resized(lambda value, dim: value.detach().clone())
+        with looked_at(model, call, frozenset(call.dims), parameters=False) as state:
+            result, _ = _run(model, call, check.see, state)
+        check.finish()
+    except Departure as departure:
+        raise (LengthError if call.length > pattern.lengths[0] else TooShortError)(str(departure)) from None
+    return Observed(pattern, check, with_leaves(lambda leaf: None if isinstance(leaf, torch.Tensor) else leaf, result))
+
+
+class TooShortError(LengthError):
+    """A sequence is so short that its first and last steps, which differ from the others, meet."""
+
+
+def _run(
+    model: Callable[..., Any], call: Call, sink: Sink, state: State
+) -> tuple[Any, dict[tuple[Any, ...], int | None]]:
+    """What the model returns, and the event that made each of the tensors in it, by their place."""
+    recorder = Recorder(sink, tensor_names(state) | call.names())
+    with recording(recorder):
+        result = model(*call.args, **call.kwargs)
+        recorder.give("result", result)
+        for change in state.changes():
+            recorder.give(change.name, change.value)
+    return result, {place: recorder.event_of(value) for place, value in places_of(result)}
+
+
+def tensor_names(state: State) -> dict[int, str]:
+    """A name of every tensor of the model's state, by its identity: another state has other tensors in its places."""
+    owners = [*state.objects, *state.containers, *((cell, {"": content}) for cell, content in state.cells)]
+    return {
+        id(tensor): f"state {number} {place}"
+        for number, (_, content) in reversed(list(enumerate(owners)))
+        for place, tensor in places_of(content if isinstance(content, dict) else tuple(content))
+    }
+
+
+@contextmanager
+def looked_at(model: Callable[..., Any], call: Call, untouched: frozenset[int], *, parameters: bool) -> Iterator[State]:
+    """Put back what the model changes; ``untouched`` are tensors that it is known not to change.
+
+    Raises UnsupportedError if it changes a parameter, or speaks with other processes.
+    """
+    state = State.of(model, call.args, call.kwargs, parameters=parameters, untouched=untouched)
+    try:
+        with random_numbers_kept(), in_silence():
+            yield state
+        if state.changed_parameter():
+            raise UnsupportedError(
+                "reroll.compile: the model changes a parameter in place in its forward. Use "
+                "torch.compile(backend='reroll') for it."
+            )
+    finally:
+        state.restore()
+
+
+def _refuse_attributes(pattern: Pattern) -> None:
+    """Refuse models that leave something in an attribute that Dynamo would fill from a short trace."""
+    names = {number: colour for colour, number in pattern.palette.items()}
+    for slot in (slot for stretch in pattern.stretches for slot in stretch.slots):
+        colour = names[slot.colour]
+        given = next((x for x in colour if isinstance(x, str) and x.startswith("gives ")), "gives result")
+        forms = (*slot.head, *slot.tail, slot.middle)
+        moves = any(
+            form.c[i] or i in form.free for form in forms for i, kind in enumerate(slot.kinds) if kind != "made"
+        )
+        inputs = any(isinstance(x, tuple) and str(x[1:2]).startswith("('argument") for x in colour)
+        if given != "gives result" and (moves or inputs):
+            raise LengthError(
+                f"The model leaves in {given.removeprefix('gives ')} what depends on the number of steps (a number, a "
+                "list that grows, or its input). Return it instead, or use torch.compile(backend='reroll')."
+            )

@@ -1,0 +1,188 @@
+"""The second way in, for models that Dynamo refuses: their graphs are recorded while Python runs them.
+
+A ``Recorded`` model stands where the model under Dynamo stands otherwise (``anylength.Front``): called with tokens, it
+gives the backend a graph of their length, runs what the backend gives for it, and puts results where the model puts
+them. Dynamo's guards are replaced by a key of all that can be reached from the model and its arguments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reroll.backends.front.arguments import Call, first_steps, token
+from reroll.backends.front.entries import RUNNING, new_backend
+from reroll.backends.front.keys import key_of, plain
+from reroll.backends.front.observe import looked_at
+from reroll.backends.front.state import Change, State
+from reroll.capture.recorder.graph import GraphRecorder, Unrecordable
+from reroll.capture.recorder.identity import fingerprint
+from reroll.graph.nested import leaves_of, like, with_leaves
+
+_RECORDINGS = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recording:
+    """A graph of a model, as the backend runs it, with where its operands are and its results go.
+
+    read: positions of the operands in ``State.tensors``. skeleton: the model's result and the new values of its
+    attributes, of ``Given``. changed: where these are, as owner and key of ``State.owners``. applied: fingerprints of
+    the ``autograd.Function``s known when it was made.
+    """
+
+    run: Callable[..., Any]
+    read: Sequence[int]
+    skeleton: Any
+    changed: tuple[tuple[int | None, Any], ...]
+    applied: tuple[Any, ...]
+
+    def replay(self, state: State) -> Any:
+        """Run the graph on the present tensors, change attributes as the model does, and give its result."""
+        results = self.run(*(state.tensors[index][0] for index in self.read))
+        returned, *values = _filled(self.skeleton, results)
+        owners = state.owners
+        for (owner, key), value in zip(self.changed, values, strict=True):
+            owners[owner][key] = value  # type: ignore[index]
+        return returned
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Where result ``index`` of a graph belongs, or another value."""
+
+    index: int = -1
+    value: Any = None
+
+
+class Recorded:
+    """A model whose graphs are recorded, once for everything that ``key_of`` tells apart."""
+
+    def __init__(self, model: Callable[..., Any], refusal: str) -> None:
+        self.model, self.reason = model, _in_short(refusal)
+        self.recordings: OrderedDict[Any, Recording] = OrderedDict()
+        self.functions: dict[Any, Callable[..., Any]] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's result for tokens, as ``outputs.outputs`` takes it. Raises Unrecordable."""
+        state = State.of(self.model, args, kwargs, parameters=False, values=False)
+        key = key_of(state, (self.model, args, kwargs))
+        if key not in self.recordings or self.recordings[key].applied != self._applied():
+            self.recordings[key] = self._record()
+            if len(self.recordings) > _RECORDINGS:
+                self.recordings.popitem(last=False)
+        self.recordings.move_to_end(key)
+        return self.recordings[key].replay(state)
+
+    def _record(self) -> Recording:
+        """Run the model on the first steps of the present call, and hand the graph of it to the backend."""
+        running = RUNNING.get()
+        assert running is not None, "only reroll.compile calls a recorded model"
+        call, _ = running.call.resized(partial(_first_steps, length=running.steps))
+        with looked_at(self.model, call, frozenset(), parameters=True) as state:
+            recorder = GraphRecorder([value for value, _, _ in state.tensors], self.functions)
+            result = self._run(recorder, call)
+            changes = tuple(change for change in state.changes() if not _same(change))
+            results: list[Any] = []
+            skeleton = [with_leaves(partial(_place, results, {}), result)]
+            for change in changes:
+                _check(change)
+                skeleton.append(with_leaves(partial(_place_apart, results), change.value))
+            module, read = recorder.finish(results)
+        changed = tuple((change.owner, change.key) for change in changes)
+        return Recording(new_backend()(module, []), read, skeleton, changed, self._applied())
+
+    def _applied(self) -> tuple[Any, ...]:
+        """What the ``autograd.Function``s that were applied do: a slope in one of them may be set between calls."""
+        return tuple(map(fingerprint, self.functions))
+
+    def _run(self, recorder: GraphRecorder, call: Call) -> Any:
+        drawn, console = _drawn(), io.StringIO()
+        try:
+            with recorder.recording(), contextlib.redirect_stdout(console):
+                result = self.model(*call.args, **call.kwargs)
+        except Unrecordable:
+            raise
+        except Exception as error:
+            raise Unrecordable(f"The model raised {type(error).__name__} in a run that records it: {error}") from error
+        if console.getvalue():
+            raise Unrecordable("The model prints, which a record of its operations does not tell.")
+        if _drawn() != drawn:
+            raise Unrecordable("The model draws from Python's or numpy's random numbers. Draw from torch's.")
+        return result
+
+
+def _in_short(refusal: str) -> str:
+    """The first line of what Dynamo says, and the last line of the user's code that it names."""
+    lines = refusal.strip().splitlines()
+    places = [at for at, line in enumerate(lines) if line.lstrip().startswith("File ")]
+    if not places:
+        return lines[0].rstrip(".") if lines else "it does not say why"
+    code = lines[places[-1] + 1].strip() if places[-1] + 1 < len(lines) else ""
+    return f"{lines[0].rstrip('.')}; {lines[places[-1]].strip()}: {code}".rstrip(": ")
+
+
+def _drawn() -> Any:
+    """The states of the generators of random numbers that a graph does not draw from."""
+    arrays = np.random.get_state(legacy=False)  # noqa: NPY002  # the state that users share
+    return random.getstate(), repr(arrays), arrays["state"]["key"].tobytes()
+
+
+def _first_steps(value: Tensor, dim: int, length: int) -> Tensor:
+    """A token with the values of the first steps."""
+    made = token(value, dim, length)
+    with torch.inference_mode(made.is_inference()), torch.no_grad():
+        made.detach().copy_(first_steps(value, dim, length))
+    return made
+
+
+def _place(results: list[Any], known: dict[int, Given], leaf: Any) -> Given:
+    """A place for a tensor, one for each; other leaves stay. Raises Unrecordable for what may hold tensors, unseen."""
+    if isinstance(leaf, Tensor):
+        if id(leaf) not in known:
+            known[id(leaf)] = Given(len(results))
+            results.append(leaf)
+        return known[id(leaf)]
+    if not plain(leaf):
+        raise Unrecordable(f"The model gives a {type(leaf).__name__}, not tensors and numbers in tuples, lists, dicts.")
+    return Given(value=leaf)
+
+
+def _place_apart(results: list[Any], leaf: Any) -> Given:
+    """The same for an attribute: a result of its own, apart from others, so that it is no row of a list."""
+    results.append(None)
+    return _place(results, {}, leaf)
+
+
+def _filled(skeleton: Any, results: Sequence[Any]) -> Any:
+    """A new result like a skeleton."""
+    if isinstance(skeleton, Given):
+        return skeleton.value if skeleton.index < 0 else results[skeleton.index]
+    if isinstance(skeleton, Mapping):
+        return like(skeleton, {key: _filled(item, results) for key, item in skeleton.items()})
+    return like(skeleton, [_filled(item, results) for item in skeleton])
+
+
+def _same(change: Change) -> bool:
+    """Whether a new object is an equal number or text."""
+    equal = plain(change.value) and type(change.value) is type(change.before)
+    return equal and repr(change.value) == repr(change.before) and "is gone" not in change.name
+
+
+def _check(change: Change) -> None:
+    tensors = any(isinstance(leaf, Tensor) for leaf in leaves_of(change.value))
+    if change.owner is None or not tensors:
+        raise Unrecordable(
+            f"The model changes {change.name} to a {type(change.value).__name__}. A recorded model may only assign "
+            "tensors to attributes and items that stay: return everything else, or compute it from the arguments."
+        )

@@ -1,0 +1,220 @@
+"""The Python state that a run of a model may change, kept and put back.
+
+A model is run to look at it (``reroll.capture.recorder.events``), and must be afterwards as if it had not been. Its state is what can
+be reached from it: attributes of modules and of other objects of the user's, lists, dicts and sets in them, variables
+of closures, and the tensors in all of these.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from reroll.capture.recorder.identity import PLAIN
+from reroll.errors import UnsupportedError
+
+_LEAVES = (*PLAIN, type, types.ModuleType)
+_NOT_OURS = ("torch", "numpy", "builtins", "reroll", "collections", "functools", "threading", "logging")
+
+
+class Change(NamedTuple):
+    """An attribute, variable or item that is another object than it was.
+
+    ``owner`` is the place in ``State.owners`` of the mapping or list that holds it under ``key``; None for what cannot
+    be assigned again: items that are gone or were added to a list, items of sets, variables.
+    """
+
+    name: str
+    value: Any
+    owner: int | None
+    key: Any
+    before: Any
+
+
+@dataclass
+class State:
+    """What was reached from the roots, as it was."""
+
+    objects: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
+    containers: list[tuple[Any, Any]] = field(default_factory=list)
+    cells: list[tuple[types.CellType, Any]] = field(default_factory=list)
+    tensors: list[tuple[Tensor, int, Tensor | None]] = field(default_factory=list)
+    arrays: list[tuple[Any, Any]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, *roots: Any, parameters: bool, untouched: frozenset[int] = frozenset(), values: bool = True) -> State:
+        """Note all that can be reached, but for the objects whose identities are ``untouched``.
+
+        parameters: note the values of parameters too, not only that they changed. values: note those of other tensors.
+        """
+        state, seen, todo = cls(), set(untouched), list(roots)
+        while todo:
+            value = todo.pop()
+            if id(value) not in seen and not isinstance(value, _LEAVES):
+                seen.add(id(value))
+                todo += state._note(value, parameters, values)
+        return state
+
+    def _note(self, value: Any, parameters: bool, values: bool) -> Iterator[Any]:
+        """Note one object, and give what can be reached from it."""
+        if isinstance(value, Tensor):
+            kept = parameters if isinstance(value, nn.Parameter) else values
+            self.tensors.append((value, version_of(value), _copy(value) if kept else None))
+        elif isinstance(value, dict | list | set | deque):
+            self.containers.append((value, value.copy()))
+            yield from value.values() if isinstance(value, dict) else value
+        elif isinstance(value, tuple | frozenset | functools.partial | types.MethodType | types.FunctionType):
+            yield from self._note_fixed(value)
+        elif isinstance(value, np.ndarray):
+            self.arrays.append((value, value.copy()))
+        elif hasattr(type(value), "__next__"):
+            raise UnsupportedError(
+                f"reroll.compile: the model keeps an iterator ({type(value).__name__}), whose state cannot be put back "
+                "after a look at the model. Keep a number or a list instead."
+            )
+        elif _is_users(value):
+            self.objects.append((value, dict(vars(value))))
+            yield from vars(value).values()
+            yield from _of_class(type(value))
+
+    def _note_fixed(self, value: Any) -> Iterator[Any]:
+        """What can be reached from an object that does not change itself."""
+        if isinstance(value, functools.partial):
+            yield from (value.func, value.args, value.keywords)
+        elif isinstance(value, types.MethodType):
+            yield from (value.__self__, value.__func__)
+        elif isinstance(value, types.FunctionType):
+            yield from self._note_function(value)
+        else:
+            yield from value
+
+    def _note_function(self, function: types.FunctionType) -> Iterator[Any]:
+        for cell in function.__closure__ or ():
+            try:
+                self.cells.append((cell, cell.cell_contents))
+            except ValueError:  # an empty cell
+                continue
+            yield cell.cell_contents
+        yield from function.__defaults__ or ()
+        if not _is_code_of_users(function.__globals__.get("__name__")):
+            return
+        for name in _names(function.__code__):
+            value = function.__globals__.get(name)
+            if isinstance(value, nn.Module | types.FunctionType | list | dict) or _is_users(value):
+                yield value
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for value, attributes in self.objects:
+            _refill(vars(value), attributes)
+        for value, content in self.containers:
+            _refill(value, content)
+        for cell, content in self.cells:
+            cell.cell_contents = content
+        for array, values in self.arrays:
+            array[...] = values
+        with torch.no_grad():
+            for tensor, version, kept in self.tensors:
+                # Some kernels change running statistics without a new version, so values are compared too.
+                if kept is not None and (version_of(tensor) != version or not _equal(tensor, kept)):
+                    tensor.detach().copy_(kept)
+                if kept is not None and tensor.requires_grad and not kept.requires_grad:
+                    tensor.detach_()
+
+    @property
+    def owners(self) -> list[Any]:
+        """The attributes of each object, and the dicts, lists and sets."""
+        return [*(vars(value) for value, _ in self.objects), *(value for value, _ in self.containers)]
+
+    def changes(self) -> Iterator[Change]:
+        """What is another object than it was."""
+        for number, (value, attributes) in enumerate(self.objects):
+            yield from _changed(f"{number} {type(value).__name__}", attributes, vars(value), number)
+        for number, (value, content) in enumerate(self.containers):
+            now = value if isinstance(value, dict) else dict(enumerate(value))
+            was = content if isinstance(content, dict) else dict(enumerate(content))
+            fixed = isinstance(value, set) or (not isinstance(value, dict) and len(was) != len(now))
+            yield from _changed(f"container {number}", was, now, None if fixed else len(self.objects) + number)
+        for number, (array, values) in enumerate(self.arrays):
+            if not np.array_equal(array, values, equal_nan=array.dtype.kind in "fc"):
+                yield Change(f"array {number}", array.tolist(), None, None, values)
+        for number, (cell, content) in enumerate(self.cells):
+            if cell.cell_contents is not content:
+                yield Change(f"variable {number}", cell.cell_contents, None, None, content)
+
+    def changed_parameter(self) -> bool:
+        """Whether a parameter was changed in place."""
+        return any(version_of(t) != version for t, version, _ in self.tensors if isinstance(t, nn.Parameter))
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor was changed in place, as far as torch counts that."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """A copy without its history."""
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def _equal(tensor: Tensor, kept: Tensor) -> bool:
+    """Whether two tensors have the same values, where NaN is one."""
+    return bool(((tensor == kept) | ((tensor != tensor) & (kept != kept))).all())
+
+
+def _of_class(kind: type) -> Iterator[Any]:
+    """What an object's class holds: its methods, which read globals, and lists and dicts that all objects share."""
+    for each in kind.__mro__:
+        if _is_code_of_users(each.__module__):
+            shared = (types.FunctionType, list, dict, set)
+            yield from (value for value in vars(each).values() if isinstance(value, shared))
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """Global names that a function reads, itself or in functions that it defines."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _changed(name: str, was: Mapping[Any, Any], now: Mapping[Any, Any], owner: int | None) -> Iterator[Change]:
+    for key in now:
+        if key not in was or was[key] is not now[key]:
+            yield Change(f"{name}.{key}", now[key], owner, key, was.get(key))
+    for key in was.keys() - now.keys():
+        yield Change(f"{name}.{key} is gone", None, None, key, was[key])
+
+
+def _refill(value: Any, content: Any) -> None:
+    if isinstance(value, list):
+        value[:] = content
+    elif isinstance(value, deque):
+        value.clear()
+        value.extend(content)
+    elif isinstance(value, set) or [*_identities(value)] != [*_identities(content)]:
+        value.clear()
+        value.update(content)
+
+
+def _identities(mapping: Mapping[Any, Any]) -> Iterator[tuple[Any, int]]:
+    return ((key, id(item)) for key, item in mapping.items())
+
+
+def _is_users(value: Any) -> bool:
+    """Whether an object has attributes that its methods may change: a module, or an instance of a user's class."""
+    if isinstance(value, nn.Module):
+        return True
+    return hasattr(value, "__dict__") and _is_code_of_users(type(value).__module__)
+
+
+def _is_code_of_users(module: str | None) -> bool:
+    return (module or "").partition(".")[0] not in _NOT_OURS

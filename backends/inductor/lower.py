@@ -1,0 +1,205 @@
+"""A segment of k steps as two compiled functions: forward with its tape, and backward.
+
+The joint graph of the segment is cut into a forward and a backward by ``reroll.segment.partition``, and run either by torch
+(``eager``) or as inductor kernels. There is one forward only: first run, replay and taping call the same kernels on the
+same boundaries, so that what decides later steps is bit-identical in all of them.
+
+Private torch API, tried on 2.11 and 2.13: ``joint_graph_passes`` (random numbers for inductor), ``compile_fx_inner``
+(inductor without AOTAutograd around it), ``_BoxedCodeGen`` (a graph's inputs are freed after their last use),
+``user_visible_output_idxs`` (results keep their layout), ``TracingContext`` (apart from Dynamo).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+from torch._guards import TracingContext, tracing
+
+from reroll.backends.inductor.event_counts import Watch
+from reroll.backends.inductor.native_products import register, stamp, vectors
+from reroll.backends.inductor.unit import quick_builds
+from reroll.errors import CompilerMissingError
+from reroll.graph.editing import deduplicate, primals_and_tangents
+from reroll.graph.names import take_names
+from reroll.segment.factors import Product, defer_products
+from reroll.segment.invariants import Once
+from reroll.segment.packing import pack_saved
+from reroll.segment.partition import Cut, partition
+from reroll.segment.policy import NO_POLICY, Policy, StepValue
+from reroll.segment.trace import Traced
+
+_SMALL = 0.1
+Boxed = Callable[[list[Any]], Sequence[Any]]
+
+
+class Given(NamedTuple):
+    """Operands of a half beside those of its step: rows that event products count in, and invariants of the loop."""
+
+    counts: tuple[int, ...] = ()
+    once: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """``steps`` compiled steps.
+
+    forward: boxed; carries, xs, constants -> next carries, ys, saved. backward: boxed; saved, gradients of the
+    differentiable outputs -> one gradient per differentiable input. ``tangents`` and ``inputs`` number those outputs
+    and inputs; ``reaches[i]`` are the outputs from which autograd reaches ``inputs[i]``. ``given_forward``
+    and ``given_backward`` are their last operands. A gradient in ``products`` is None: it is a product of further
+    results. ``tape`` are the saved values, before what is 0 or 1 is packed.
+    """
+
+    steps: int
+    forward: Boxed
+    backward: Boxed | None
+    outputs: int
+    tangents: tuple[int, ...]
+    inputs: tuple[int, ...]
+    reaches: tuple[frozenset[int], ...]
+    output_examples: tuple[torch.Tensor, ...]
+    forward_graph: fx.GraphModule
+    backward_graph: fx.GraphModule | None
+    given_forward: Given
+    given_backward: Given
+    products: Mapping[int, Product] = field(default_factory=dict)
+    tape: tuple[StepValue, ...] = ()
+
+
+def prepare(traced: Traced, lowering: str) -> None:
+    """What is done to a joint graph before it is cut: equal nodes become one, names go to the nodes that they name."""
+    if lowering == "inductor":
+        _prepare_for_inductor(traced)
+    take_names(traced.graph.graph)
+    deduplicate(traced.graph.graph)
+
+
+def has_vectors(lowering: str, device: torch.device) -> bool:
+    """Whether segments are compiled for a CPU whose vectors our kernels are made for. Raises CompilerMissingError."""
+    if lowering != "inductor" or device.type != "cpu":
+        return False
+    _need_compiler()
+    return vectors()
+
+
+def replays(traced: Traced, lowering: str, codec: str, policy: Policy = NO_POLICY) -> bool:
+    """Whether so little is kept where products are replayed that a tape of all steps is small: a tenth of plain's."""
+    if not traced.tangents:
+        return False
+    cut = _cut(traced, policy, pack=_packs(lowering, codec), replay=True)
+    return 0 < cut.kept <= _SMALL * cut.plain < float("inf")
+
+
+def lower(
+    traced: Traced,
+    lowering: str,
+    codec: str,
+    policy: Policy,
+    *,
+    replay: bool,
+    rewrite: Callable[[fx.GraphModule], fx.GraphModule],
+    watch: Watch,
+    once: Once,
+) -> Segment:
+    """Cut a prepared joint graph, ``rewrite`` its halves, and compile them.
+
+    ``watch`` is told of event products, ``once`` takes what need be made only once per call.
+    """
+    *halves, tape = _halves(traced, policy, pack=_packs(lowering, codec), replay=replay)
+    forward, backward = (half and rewrite(half) for half in halves)
+    assert forward is not None
+    primals = primals_and_tangents(traced.graph.graph)[0]
+    gradients_of = [primals[number].meta.get("constant", "") for number in traced.inputs]
+    given = []
+    for half, names in ((forward, []), (backward, gradients_of)):
+        given.append(Given() if half is None else Given(watch.add(half, names), once.take(half)))
+    products = {} if backward is None else defer_products(backward, list(map(bool, gradients_of)))
+    compiled = _inductor if lowering == "inductor" else _eager
+    return Segment(
+        steps=traced.steps,
+        forward=compiled(forward, traced, backward=False),
+        backward=None if backward is None else compiled(backward, traced, backward=True),
+        outputs=traced.outputs,
+        tangents=traced.tangents,
+        inputs=traced.inputs,
+        reaches=traced.reaches,
+        output_examples=traced.results,
+        forward_graph=forward,
+        backward_graph=backward,
+        given_forward=given[0],
+        given_backward=given[1],
+        products=products,
+        tape=tape,
+    )
+
+
+def _packs(lowering: str, codec: str) -> bool:
+    """Unfused, packing takes longer than the step: eager keeps bools."""
+    return codec != "none" and lowering == "inductor"
+
+
+def _cut(traced: Traced, policy: Policy = NO_POLICY, *, pack: bool, replay: bool) -> Cut:
+    held = set(range(traced.carries, traced.inputs_total))
+    return partition(traced.graph, traced.outputs, held, policy, pack=pack, replay=replay)
+
+
+def _halves(
+    traced: Traced, policy: Policy = NO_POLICY, *, pack: bool, replay: bool
+) -> tuple[fx.GraphModule, fx.GraphModule | None, tuple[StepValue, ...]]:
+    """Forward, backward, and what goes from one to the other."""
+    if not traced.tangents:
+        return traced.graph, None, ()
+    cut = _cut(traced, policy, pack=pack, replay=replay)
+    if not pack:
+        return cut.forward, cut.backward, cut.tape
+    return *pack_saved(cut.forward, cut.backward, traced.outputs, cut.facts), cut.tape
+
+
+def _prepare_for_inductor(traced: Traced) -> None:
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._inductor.virtualized import V
+
+    with V.set_fake_mode(traced.mode):
+        joint_graph_passes(traced.graph)
+
+
+def _eager(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Boxed:
+    from torch.fx.graph import _BoxedCodeGen
+
+    graph.graph.set_codegen(_BoxedCodeGen())
+    return fx.GraphModule(graph, graph.graph).forward
+
+
+def _inductor(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Boxed:
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.virtualized import V
+
+    output = graph.graph.output_node()
+    results: Any = output.args[0]
+    output.meta["user_visible_output_idxs"] = list(range(len(results)))  # laid out as the backward is compiled for
+    inputs = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+    if any(value.device.type == "cpu" for value in inputs):
+        _need_compiler()
+    register()
+    stamp(graph)
+    as_given = torch._inductor.config.patch(layout_optimization=False)
+    with tracing(TracingContext(traced.mode)), V.set_fake_mode(traced.mode), torch.no_grad(), quick_builds(), as_given:
+        return compile_fx_inner(graph, inputs, is_backward=backward)
+
+
+def _need_compiler() -> None:
+    """Raise CompilerMissingError where inductor would find no C++ compiler."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        raise CompilerMissingError(
+            "lowering='inductor' needs a C++ compiler, and none was found. Install one (g++ or clang++), name it in "
+            'the environment variable CXX, or use lowering="eager", which needs none.'
+        ) from error

@@ -1,0 +1,173 @@
+"""Building for a CPU: a graph's kernels in one translation unit, and probes of the machine remembered.
+
+Inductor compiles every kernel by itself, and nearly all of that is headers (0.7 s of 0.8); and in every process it
+builds and loads, in a process of their own, a program for each instruction set before it trusts one (3 to 5 s).
+
+Private torch API, tried on 2.11 and 2.13: ``AsyncCompile.cpp_pybinding`` and ``wait`` (called by the code that
+inductor writes), ``CppPythonBindingsCodeCache`` (builds, loads and caches on disk), ``VecISA.check_build`` and
+``_get_isa_dry_compile_fingerprint`` (its compiler and flags), ``cache_dir``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from reroll.backends.inductor.chains import KERNEL_NAME, chained, included, within
+from reroll.errors import RerollWarning
+
+_TABLE = "static PyMethodDef py_methods[] = {"
+_ONE_AT_A_TIME = threading.RLock()
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A kernel of a unit."""
+
+    unit: Unit
+    number: int
+
+
+@dataclass(slots=True)
+class Unit:
+    """Kernels that become one translation unit when the first of them is asked for."""
+
+    kernels: dict[tuple[tuple[str, ...], str], int] = field(default_factory=dict)
+    functions: list[Any] = field(default_factory=list)
+
+    def add(self, types: tuple[str, ...], source: str) -> Pending:
+        """A kernel, with the C types of its arguments; equal kernels are one."""
+        return Pending(self, self.kernels.setdefault((types, source), len(self.kernels)))
+
+    def built(self) -> list[Any]:
+        """The compiled functions."""
+        if len(self.functions) != len(self.kernels):
+            from torch._inductor.codecache import CppPythonBindingsCodeCache
+            from torch._inductor.exc import CppCompileError
+
+            try:
+                module = CppPythonBindingsCodeCache.load_async(self._source(), "cpu")()
+                self.functions = [getattr(module, f"kernel{number}") for number in self.kernels.values()]
+            except CppCompileError as error:
+                warnings.warn(
+                    f"The kernels of a segment could not be compiled together ({error}); each is compiled by itself.",
+                    RerollWarning,
+                    stacklevel=2,
+                )
+                one_by_one = CppPythonBindingsCodeCache.load_pybinding
+                self.functions = [one_by_one(list(types), source) for types, source in self.kernels]
+        return self.functions
+
+    def _source(self) -> str:
+        from torch._inductor.codecache import CppPythonBindingsCodeCache as Bindings
+
+        bodies, calls, rows = list[str](), list[str](), list[str]()
+        for (types, source), number in self.kernels.items():
+            bodies.append(within(f"unit{number}", source, f"kernel{number}"))
+            calls.append(_binding(number, types))
+            rows.append(f'{{"kernel{number}", kernel{number}_py, METH_VARARGS, ""}},')
+        suffix = Bindings.suffix_template.format(
+            arg_len=0, call_entry_func="Py_RETURN_NONE;", entry_func="kernel", extra_parse_arg=""
+        )
+        suffix = suffix.replace(_TABLE, "\n".join([*calls, _TABLE, *rows]))
+        return "\n".join([*included(source for _, source in self.kernels), *bodies, suffix])
+
+
+def _binding(number: int, types: tuple[str, ...]) -> str:
+    """The Python function of a kernel."""
+    given = ", ".join(f"parse_arg<{each.replace('const ', '')}>(args, {at})" for at, each in enumerate(types))
+    return f"""static PyObject* kernel{number}_py(PyObject* self, PyObject* args) {{
+    try {{
+        if (!PyTuple_CheckExact(args) || PyTuple_GET_SIZE(args) != {len(types)})
+            throw std::runtime_error("requires {len(types)} args");
+        unit{number}::kernel{number}({given});
+        Py_RETURN_NONE;
+    }} catch (std::exception const& error) {{
+        PyErr_SetString(PyExc_RuntimeError, error.what());
+        return nullptr;
+    }}
+}}"""
+
+
+@contextmanager
+def quick_builds() -> Iterator[None]:
+    """Inside, what this thread compiles for a CPU is one translation unit per graph, and probes are remembered.
+
+    Another thread waits: what is patched must be put back in turn.
+    """
+    with _ONE_AT_A_TIME, _patched():
+        yield
+
+
+@contextmanager
+def _patched() -> Iterator[None]:
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.codecache import PyCodeCache
+    from torch._inductor.cpu_vec_isa import VecISA
+
+    unit, thread = Unit(), threading.get_ident()
+    inner, wait, write = AsyncCompile.cpp_pybinding, AsyncCompile.wait, PyCodeCache.write
+
+    def written(source: str, extra: str = "") -> tuple[str, str]:
+        return write(chained(source) if threading.get_ident() == thread else source, extra)
+
+    def cpp_pybinding(self: Any, argtypes: list[str], source_code: str, *rest: Any, **options: Any) -> Any:
+        whole = threading.get_ident() == thread and not rest and not options
+        if not whole or len(KERNEL_NAME.findall(source_code)) != 1:
+            return inner(self, argtypes, source_code, *rest, **options)
+        return unit.add(tuple(argtypes), source_code)
+
+    def resolved(self: Any, scope: dict[str, Any]) -> None:
+        for name, value in scope.items():
+            if isinstance(value, Pending):
+                scope[name] = value.unit.built()[value.number]
+        wait(self, scope)
+
+    with (
+        mock.patch.object(AsyncCompile, "cpp_pybinding", cpp_pybinding),
+        mock.patch.object(AsyncCompile, "wait", resolved),
+        mock.patch.object(PyCodeCache, "write", written),
+        mock.patch.object(VecISA, "check_build", _remembered(VecISA.check_build)),
+    ):
+        yield
+
+
+def _remembered(check_build: Callable[[Any, str], bool]) -> Callable[[Any, str], bool]:
+    """A probe that is not repeated where it succeeded before: on this CPU, with this compiler and this torch."""
+
+    def probe(isa: Any, code: str) -> bool:
+        from torch._inductor.cpu_vec_isa import _get_isa_dry_compile_fingerprint
+
+        named = f"{_get_isa_dry_compile_fingerprint(isa.build_arch_flags())} {_cpu()} {code}"
+        seen = _folder() / hashlib.sha256(named.encode()).hexdigest()
+        if seen.exists():
+            return True
+        found = check_build(isa, code)
+        if found:
+            seen.parent.mkdir(parents=True, exist_ok=True)
+            seen.touch()
+        return found
+
+    return probe
+
+
+def _folder() -> Path:
+    """Beside what inductor keeps on disk, and gone with it."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return Path(cache_dir()) / "reroll-probes"
+
+
+def _cpu() -> str:
+    """What tells one kind of CPU from another."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    told = [line for line in lines if line.startswith(("model name", "flags", "Features"))]
+    return " ".join([platform.machine(), *dict.fromkeys(told)])

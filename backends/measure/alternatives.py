@@ -1,0 +1,90 @@
+"""What other schedules would take in place of the one that was chosen, for a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from reroll.backends.build.plan import Built, cost, passes_of
+from reroll.errors import RerollError
+from reroll.planning.alternative import Alternative
+from reroll.planning.candidates import may_move
+from reroll.planning.choice import Choice
+from reroll.program.program import pieces, store_all
+from reroll.program.registry import run
+from reroll.program.tally import Tally
+from reroll.schedules.costs import Costs
+from reroll.schedules.interval import best_chunk, best_slots
+from reroll.schedules.named import Problem, find, least_memory
+
+_LEVELS = 5
+_MANY = 2_000  # pieces of a sequence from which on an alternative is not worth the time to look at it
+
+
+def alternatives(built: Built, costs: Costs) -> tuple[Alternative, ...]:
+    """The chosen plan, and what plain BPTT, standard and the optimum for several sizes of memory would take; where
+    carries may be moved, remote, double and the optimum over two tiers too."""
+    found = [_alternative(built, built.choice, built.tally, built.prediction.peak, costs)]
+    chosen = built.choice.describe()
+    for name, choice in {each.describe(): each for each in _choices(built, costs)}.items():
+        if name == chosen or len(choice.root.children) > _MANY:
+            continue
+        start = store_all(choice.steps, choice.segment)
+        try:
+            program = run(passes_of(built.options), start, replace(built.context, root=choice.root))
+        except RerollError:  # a pass of the user's own may be made for another schedule
+            continue
+        tally, prediction = cost(program, built.needs)
+        other = _alternative(built, choice, tally, prediction.peak, costs)
+        found += [other] if other.tiers or "remote" not in find(choice.schedule).numbers else []  # revolve's, else
+    return tuple(found)
+
+
+def may_move_carries(built: Built) -> bool:
+    """Whether the chosen plan, or others that were weighed against it, move carries to a tier."""
+    return "remote" in find(built.choice.schedule).numbers or may_move(built.options)
+
+
+def _choices(built: Built, costs: Costs) -> Iterator[Choice]:
+    chosen, moving = built.choice, may_move_carries(built)
+    problem, tape = chosen.problem, max(chosen.problem.tape // chosen.segment, 1)
+    chunk = best_chunk(problem.steps, problem.carry, tape)
+    yield Choice("store_all", problem)
+    yield Choice("standard", replace(problem, chunk=chunk))
+    if moving:
+        slots = min(best_slots(chunk, problem.carry, tape), chunk)
+        yield Choice("remote", replace(problem, chunk=chunk))
+        yield Choice("double", replace(problem, chunk=chunk, slots=slots))
+    for memory in _memories(problem):
+        yield Choice("revolve", replace(problem, memory=memory, slots=None))
+    if moving and problem.tier != "local":
+        moved = problem.moving(costs.machine.tier(problem.tier), costs.of(chosen.segment).forward)
+        for memory in _memories(problem):
+            yield Choice("hrevolve", replace(moved, memory=memory, slots=None))
+
+
+def _memories(problem: Problem) -> Iterator[int]:
+    """Sizes of memory from the least to nearly all tapes, each the same factor larger."""
+    low, high = least_memory(problem), problem.segments * problem.tape
+    for level in range(_LEVELS):
+        yield round(low * (high / low) ** (level / _LEVELS))
+
+
+def _alternative(built: Built, choice: Choice, tally: Tally, peak: int, costs: Costs) -> Alternative:
+    tiers = {tier: nbytes for tier, nbytes in tally.tier_peaks.items() if tier not in ("local", "remote")}
+    seconds = _seconds(built, tally, costs)
+    return Alternative(choice.describe(), peak, seconds, tally.reforward_steps, tiers, chosen=choice is built.choice)
+
+
+def _seconds(built: Built, tally: Tally, costs: Costs) -> float:
+    """Of all runs, backwards and transfers, one after another."""
+    steps, lengths = built.executable.recurrence.steps, built.executable.segments
+    ahead = sum(costs.of(length).forward * count for length, count in pieces(steps, lengths))
+    back = sum(costs.of(length).backward * count for length, count in pieces(steps, lengths))
+    moved = 0.0
+    for tier in tally.tier_peaks:
+        if tier not in ("local", "remote"):
+            place, carry = costs.machine.tier(tier), built.choice.problem.carry
+            moved += tally.remote_writes * place.latency + tally.carries_written * carry / place.write
+            moved += tally.remote_reads * place.latency + tally.carries_read * carry / place.read
+    return ahead * tally.forward_steps / steps + back + moved

@@ -1,0 +1,135 @@
+"""``reroll.explain``: what a compiled model will do, without doing it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from reroll.backends.build.bytes import operand_gradients
+from reroll.backends.build.plan import Built, passes_of
+from reroll.backends.build.timing import clocked
+from reroll.backends.dynamo.entry import EXPLAINING, Graph, Reached
+from reroll.backends.measure.alternatives import alternatives, may_move_carries
+from reroll.backends.runtime.randomness import random_numbers_kept
+from reroll.backends.runtime.values import expected_nbytes
+from reroll.backends.tiers.calibrate import calibrate
+from reroll.backends.tiers.device import background_of
+from reroll.errors import OptionError, UnsupportedError
+from reroll.report.report import CarryLine, Loop, Report
+from reroll.schedules.costs import Costs
+from reroll.schedules.machine import Machine
+from reroll.segment.facts import kept_as
+from reroll.segment.sparsity import Fact
+
+
+def explain(compiled_model: Any, *inputs: Any, **kwargs: Any) -> Report:
+    """The plan of ``torch.compile(model, backend="reroll", ...)`` or ``reroll.compile(model, ...)`` for these inputs.
+
+    The model is compiled if it was not yet, and that stays; the graph itself does not run, only segments on numbers
+    that are made up for it, to measure their seconds. So nothing is trained, and
+    neither parameters, gradients, buffers, attributes of modules nor random numbers change. If Dynamo breaks the graph,
+    the plan is that of the first part, and says so. Raises UnsupportedError if no graph of the backend "reroll" is
+    reached; a model that was compiled by another one has run then. Raises OptionError without inputs.
+    """
+    return plan(reached(compiled_model, inputs, kwargs))
+
+
+def reached(compiled_model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Graph:
+    """The graph that a call would run, which it does not. Raises as ``explain`` does."""
+    if not _is_compiled(compiled_model):
+        raise UnsupportedError(
+            f"explain was given {_name(compiled_model)}, which was not compiled. Give it what "
+            'reroll.compile(model, ...) or torch.compile(model, backend="reroll") returned.'
+        )
+    if hasattr(compiled_model, "reroll_caller") and not inputs and not kwargs:
+        raise OptionError(
+            f"explain was given no inputs of {_name(compiled_model.reroll_caller.model)}. Give it those of a call too."
+        )
+    graphs: list[Graph] = []
+    token = EXPLAINING.set(graphs)
+    try:
+        with random_numbers_kept():
+            compiled_model(*inputs, **kwargs)
+    except Reached:
+        return graphs[-1]
+    finally:
+        EXPLAINING.reset(token)
+    raise UnsupportedError(
+        f"explain ran {_name(compiled_model)}, and no graph compiled by reroll was reached. Compile it with "
+        'torch.compile(model, backend="reroll"), and check that Dynamo is not disabled. A graph break in the loop '
+        "(print, .item(), a branch on values) makes Dynamo run it uncompiled: fullgraph=True says where."
+    )
+
+
+def _is_compiled(model: Any) -> bool:
+    marks = ("_torchdynamo_orig_callable", "reroll_caller")
+    return any(hasattr(model, mark) for mark in marks) or getattr(model, "_compiled_call_impl", None) is not None
+
+
+def _name(model: Any) -> str:
+    return str(getattr(model, "__name__", type(model).__name__))
+
+
+def plan(graph: Graph) -> Report:
+    """The report on a compiled graph."""
+    outer = graph.module.graph
+    broken = f"Dynamo broke the model's graph ({graph.broken}); only the part before is shown."
+    notes = (*graph.notes, *((broken,) if graph.broken else ()))
+    if not graph.built:
+        return Report((), outer, reason=graph.reason, notes=notes)
+    around = graph.around()
+    costs = {built.name: _costs_or_why_not(built) for built in graph.built}
+    notes += tuple(each for each in costs.values() if isinstance(each, str))
+    loops = tuple(_loop(built, around.during(built.name), costs[built.name]) for built in graph.built)
+    return Report(loops, outer, around.outputs, around.saved, notes=notes)
+
+
+def costs_of(built: Built) -> Costs:
+    """Seconds of the segments of a recurrence, and of transfers if its program makes any."""
+    moving = may_move_carries(built)
+    machine = calibrate(folder=built.options.spill_folder) if moving else Machine("this machine")
+    return Costs(clocked(built.executable, built.tally), machine)
+
+
+def _costs_or_why_not(built: Built) -> Costs | str:
+    try:
+        return costs_of(built)
+    except UnsupportedError as error:
+        return f"No times are predicted. {error}"
+
+
+def _loop(built: Built, around: int, costs: Costs | str) -> Loop:
+    executable, segment = built.executable, built.executable.segments[built.choice.segment]
+    recurrence, width = executable.recurrence, len(executable.recurrence.carries)
+    facts = built.program.facts or tuple(Fact() for _ in recurrence.carries)
+    coded = bool(built.program.facts)
+    lines = []
+    for name, value, fact in zip(recurrence.carries, segment.output_examples[:width], facts, strict=True):
+        codec = kept_as(fact, built.options.codec) if coded else "raw"
+        dtype = str(value.dtype).removeprefix("torch.")
+        kept = expected_nbytes(value, codec)
+        lines.append(CarryLine(name, tuple(value.shape), dtype, value.nbytes, codec, kept, fact.describe()))
+    ledger = built.executable.ledger
+    return Loop(
+        recurrence=recurrence,
+        program=built.program,
+        choice=built.choice,
+        carries=tuple(lines),
+        saved=built.needs.segments[built.choice.segment].saved,
+        outputs=sum(value.nbytes for value in built.results()[width:]),
+        around=around,
+        gradients=operand_gradients(segment, recurrence),
+        tally=built.tally,
+        prediction=built.prediction,
+        needs=built.needs,
+        costs=None if isinstance(costs, str) else costs,
+        budget=built.choice.allowed,
+        alternatives=() if isinstance(costs, str) else alternatives(built, costs),
+        measured_seconds=None if background_of(recurrence.examples) else executable.clock.seconds,
+        lowering=built.options.lowering,
+        kept=(ledger.carries, ledger.plain_nbytes, ledger.kept_nbytes),
+        events=executable.watch.lines,
+        taped=segment.tape,
+        gradient_error=ledger.gradient_error,
+        prefetched="prefetch" in passes_of(built.options) and built.choice.ahead,
+    )

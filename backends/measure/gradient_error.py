@@ -1,0 +1,104 @@
+"""``reroll.gradient_error``: how far a codec that rounds moves the gradients, measured on the user's own model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from reroll.backends.codecs.rounding import exactly
+from reroll.backends.front.state import State
+from reroll.backends.measure.explain import reached
+from reroll.backends.runtime.randomness import random_numbers_kept
+from reroll.errors import UnsupportedError
+from reroll.graph.nested import tensors_of
+
+
+@dataclass(frozen=True, slots=True)
+class GradientError:
+    """Relative errors of gradients: the norm of the difference over the norm of the exact gradient.
+
+    ``total`` is that of all gradients as one vector, ``tensors`` that of each, by the name of its parameter or input.
+    """
+
+    total: float
+    tensors: Mapping[str, float]
+
+    def __str__(self) -> str:
+        lines = [f"{error:.2e}  {name}" for name, error in sorted(self.tensors.items(), key=lambda item: -item[1])]
+        return "\n".join([f"{self.total:.2e}  all gradients", *lines])
+
+
+def gradient_error(
+    compiled_model: Any, *inputs: Any, loss: Callable[[Any], Tensor] | None = None, **kwargs: Any
+) -> GradientError:
+    """Run forward and backward twice, with the kept carries as they are and rounded, and compare the gradients.
+
+    loss: from the model's result to a number; without one the mean square of each tensor in the result. The error
+    stands in ``reroll.explain`` of the same call from then on. Parameters, gradients, buffers, attributes of modules
+    and random numbers are afterwards as they were. Without a codec that rounds the error is 0. Raises UnsupportedError
+    if nothing needs a gradient.
+    """
+    graph = reached(compiled_model, inputs, kwargs)
+    model = _model(compiled_model)
+    names = dict(_leaves(model, inputs, kwargs))
+
+    def gradients() -> list[Tensor | None]:
+        state = State.of(model, parameters=False)
+        try:
+            with random_numbers_kept():
+                value = (loss or _mean_squares)(compiled_model(*inputs, **kwargs))
+                return list(torch.autograd.grad(value, list(names), allow_unused=True))
+        finally:
+            state.restore()
+
+    if not names:
+        raise UnsupportedError("gradient_error found no parameter and no input that needs a gradient.")
+    with exactly():
+        exact = gradients()
+    found = _compared(list(names.values()), exact, gradients())
+    for built in graph.built:
+        built.executable.ledger.gradient_error = found.total
+    return found
+
+
+def _model(compiled_model: Any) -> Any:
+    """What was compiled."""
+    if hasattr(compiled_model, "reroll_caller"):
+        return compiled_model.reroll_caller.model
+    return getattr(compiled_model, "_orig_mod", getattr(compiled_model, "_torchdynamo_orig_callable", compiled_model))
+
+
+def _leaves(model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[Tensor, str]]:
+    """The tensors that gradients are for, and their names."""
+    named = {id(value): name for name, value in model.named_parameters()} if isinstance(model, nn.Module) else {}
+    state = State.of(model, inputs, kwargs, parameters=False, values=False)
+    for number, (tensor, _, _) in enumerate(state.tensors):
+        if tensor.requires_grad and tensor.is_leaf:
+            yield tensor, named.get(id(tensor), f"tensor {number}")
+
+
+def _mean_squares(result: Any) -> Tensor:
+    values = [value for value in tensors_of(result) if value.requires_grad]
+    if not values:
+        raise UnsupportedError("gradient_error: the model's result needs no gradient. Give a loss that does.")
+    return torch.stack([value.abs().square().mean() for value in values]).sum()
+
+
+def _compared(names: list[str], exact: list[Tensor | None], rounded: list[Tensor | None]) -> GradientError:
+    squares = dict[str, tuple[float, float]]()
+    for name, before, after in zip(names, exact, rounded, strict=True):
+        if before is not None and after is not None:
+            squares[name] = float((after - before).norm()) ** 2, float(before.norm()) ** 2
+    total = [sum(pair[at] for pair in squares.values()) for at in (0, 1)]
+    return GradientError(_ratio(*total), {name: _ratio(*pair) for name, pair in squares.items()})
+
+
+def _ratio(difference: float, norm: float) -> float:
+    """The relative error, of squared norms; of a gradient of zeros 0 or infinite."""
+    if difference == 0:
+        return 0.0
+    return float((difference / norm) ** 0.5) if norm else float("inf")

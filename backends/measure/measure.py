@@ -1,0 +1,146 @@
+"""What a call costs, measured: local memory and time.
+
+Memory is read from the allocator: on a CPU the events of ``torch.profiler`` (every allocation of the calling thread,
+inductor's included; torch 2.13 reports memory per thread, and autograd runs a CPU backward in the thread that asks for
+it), on CUDA ``max_memory_allocated``. What bypasses torch's allocators (numpy, the scratch of a BLAS) is not seen.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from reroll.backends.progress import telling_of_compilation
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler of torch 2.13 announces its starts and stops below that
+
+
+_RECURRENCES = ("_Reversible", "_ReversibleBackward")  # the autograd node of ``reroll.backends.runtime.node``
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """``local_peak`` in bytes; ``seconds`` of CPU time of the whole process and ``wall_seconds``, each of one call;
+    ``result`` is what the timed call gave."""
+
+    local_peak: int
+    seconds: float
+    wall_seconds: float
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An allocation (positive bytes) or a release (negative) at an address; ``inside`` of a compiled recurrence?"""
+
+    nanoseconds: int
+    address: int
+    nbytes: int
+    inside: bool
+
+
+def measure(fn: Callable[[], Any], exclude: Iterable[nn.Module | Tensor] = ()) -> Measurement:
+    """Call ``fn`` twice, once for memory and once for time, as a profiler would disturb the clock.
+
+    The peak counts the bytes that the call allocates and has not freed yet, on all CUDA devices if there is one that is
+    in use, else on the CPU. What was alive before does not count, nor does freeing it. ``exclude`` names modules and
+    tensors (parameters, inputs) whose ``.grad`` does not count where the call makes it: clear those gradients first,
+    ``optimizer.zero_grad()``, as gradients that are there already are added to, and what is added is local memory.
+    Warm up before: compilation at the first call would count, of which a RerollWarning tells.
+    """
+    tensors = list(_tensors(exclude))
+    on_gpu = any(torch.cuda.memory_allocated(device) for device in _devices())
+    with telling_of_compilation("reroll.measure"):
+        peak = (_cuda_peak if on_gpu else _cpu_peak)(fn, tensors)
+    wall, seconds = time.perf_counter(), time.process_time()
+    result = fn()
+    _settle()
+    return Measurement(peak, time.process_time() - seconds, time.perf_counter() - wall, result)
+
+
+def _tensors(given: Iterable[nn.Module | Tensor]) -> Iterator[Tensor]:
+    for each in given:
+        yield from each.parameters() if isinstance(each, nn.Module) else (each,)
+
+
+def _cpu_peak(fn: Callable[[], Any], exclude: list[Tensor]) -> int:
+    result, events = traced(fn)
+    grads = [tensor.grad for tensor in exclude if tensor.grad is not None]
+    del result
+    return sum(peak_of(events, addresses(grads)))
+
+
+def traced(fn: Callable[[], Any]) -> tuple[Any, list[Event]]:
+    """What a call gives, and the memory events of the CPU during it, in order of time."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        result = fn()
+    profiler: Any = profile.profiler
+    events = _events(profiler.kineto_results.experimental_event_tree())
+    return result, sorted(events, key=lambda event: event.nanoseconds)
+
+
+def addresses(tensors: Iterable[Tensor]) -> set[int]:
+    """Where the memory of tensors begins."""
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
+
+
+def _events(tree: Iterable[Any]) -> Iterator[Event]:
+    todo = [(event, False) for event in tree]
+    while todo:
+        event, inside = todo.pop()
+        inside = inside or event.name in _RECURRENCES
+        todo.extend((child, inside) for child in event.children)
+        if event.name == "[memory]" and event.extra_fields.device.type == "cpu":
+            yield Event(event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size, inside)
+
+
+def peak_of(events: Sequence[Event], excluded: set[int]) -> tuple[int, int]:
+    """The most bytes that were allocated and not freed: of compiled recurrences, and of all else.
+
+    Without the last block at each of the excluded addresses.
+    """
+    final = {event.address: index for index, event in enumerate(events) if event.nbytes > 0}
+    live: dict[int, Event] = {}
+    held, peak = {True: 0, False: 0}, (0, 0)
+    for index, event in enumerate(events):
+        if event.nbytes < 0:
+            known = live.pop(event.address, None)
+            held[bool(known and known.inside)] -= known.nbytes if known else 0
+        elif not (event.address in excluded and final[event.address] == index):
+            live[event.address] = event
+            held[event.inside] += event.nbytes
+            peak = max(peak, (held[True], held[False]), key=sum)
+    return peak
+
+
+def _cuda_peak(fn: Callable[[], Any], exclude: list[Tensor]) -> int:
+    """Gradients that are excluded are taken off the peak, as if they had been there when it was reached."""
+    before = {id(tensor): tensor.grad for tensor in exclude}
+    devices = _devices()
+    _settle()
+    start = sum(torch.cuda.memory_allocated(device) for device in devices)
+    for device in devices:
+        torch.cuda.reset_peak_memory_stats(device)
+    fn()
+    _settle()
+    peak = sum(torch.cuda.max_memory_allocated(device) for device in devices)
+    made = [tensor.grad for tensor in exclude if tensor.grad is not None and tensor.grad is not before[id(tensor)]]
+    return peak - start - sum(grad.nbytes for grad in made if grad.is_cuda)
+
+
+def _devices() -> range:
+    """The CUDA devices, if this process uses any."""
+    return range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
+
+
+def _settle() -> None:
+    """Wait for what was left to CUDA devices."""
+    for device in _devices():
+        torch.cuda.synchronize(device)

@@ -1,0 +1,185 @@
+"""All of a compiled recurrence that does not change from call to call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from torch import Tensor, fx
+
+from reroll.backends.build.timing import Clock
+from reroll.backends.inductor.event_counts import Watch
+from reroll.backends.inductor.lower import Segment
+from reroll.backends.processes.together import Together
+from reroll.backends.runtime.gradients import Routes
+from reroll.backends.runtime.recordings import Graphs
+from reroll.backends.runtime.values import Ledger
+from reroll.backends.tiers.tier import Tier
+from reroll.program.program import Node, Program, backward, pieces, reverse, tape, turn
+from reroll.program.writing import RUNS
+from reroll.recurrence import Items, Numbers, Recurrence
+from reroll.segment.invariants import Once
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Instruction:
+    """A node of the program, and the nodes whose last use it is."""
+
+    node: Node
+    dead: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartInstructions:
+    """A part as it is played: what it is given, its instructions, and the node of its result."""
+
+    carry: Node
+    grad: Node
+    instructions: tuple[Instruction, ...]
+    result: Node
+
+    @classmethod
+    def of(cls, graph: fx.Graph) -> PartInstructions:
+        """Note where the values of a part die."""
+        carry, grad = graph.find_nodes(op="placeholder")
+        (result,) = graph.output_node().all_input_nodes
+        return cls(carry, grad, _instructions(graph), result)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Executable:
+    """A recurrence with its program and compiled segments: all that does not change from call to call."""
+
+    recurrence: Recurrence
+    program: Program
+    segments: Mapping[int, Segment]
+    routes: Mapping[int, Routes]
+    tiers: Mapping[str, Tier]
+    verify: bool
+    watch: Watch
+    once: Once
+    forward: tuple[Instruction, ...]
+    backward: tuple[Instruction, ...]
+    parts: Mapping[str, PartInstructions]
+    graphs: Graphs
+    passing: frozenset[Node]
+    together: Together | None = None
+    ledger: Ledger = field(default_factory=Ledger)
+    clock: Clock = field(default_factory=Clock)
+
+    @classmethod
+    def of(
+        cls,
+        recurrence: Recurrence,
+        program: Program,
+        segments: Mapping[int, Segment],
+        tiers: Mapping[str, Tier],
+        verify: bool,
+        watch: Watch,
+        once: Once,
+        graphs: Graphs,
+    ) -> Executable:
+        """Split a program at its turn, and note where values die, and which tapes pass right on."""
+        instructions = _instructions(program.graph)
+        at = next(i for i, each in enumerate(instructions) if each.node.target is turn)
+        halves = instructions[: at + 1], instructions[at + 1 :]
+        routes = {steps: Routes.of(segment, recurrence) for steps, segment in segments.items()}
+        parts = {name: PartInstructions.of(part.graph) for name, part in program.parts.items()}
+        runs = (*halves, *(part.instructions for part in parts.values()))
+        passing = frozenset(node for each in runs for node in _passing(each, segments))
+        together = Together.of(recurrence, program, segments)
+        return cls(
+            recurrence,
+            program,
+            segments,
+            routes,
+            tiers,
+            verify,
+            watch,
+            once,
+            *halves,
+            parts,
+            graphs,
+            passing,
+            together,
+        )
+
+    def run_forward(self, segment: Segment, inputs: list[Tensor], lasting: bool) -> list[Tensor]:
+        """Run a segment; with ``lasting`` its tape stays what it is while others run. Empties the list of inputs."""
+        carried, outputs = len(self.recurrence.carries), segment.outputs
+        return self.graphs.play(
+            (segment.steps, "forward"), segment.forward, inputs, lambda n: n < carried or (lasting and n >= outputs)
+        )
+
+    def run_backward(self, segment: Segment, inputs: list[Tensor]) -> list[Tensor | None]:
+        """Run the backward of a segment. Gradients of carries stay what they are, others until the next call."""
+        if segment.backward is None:
+            raise AssertionError("a segment through which no gradient goes is not reversed")
+        forward, routes = (segment.steps, "forward"), self.routes[segment.steps]
+        return self.graphs.play(
+            (segment.steps, "backward"),
+            segment.backward,
+            inputs,
+            routes.carries.__contains__,
+            lambda: self.graphs.results(forward)[segment.outputs :],
+        )
+
+    def lengths(self, start: int, stop: int) -> list[int]:
+        """The lengths of the segments of a range of steps."""
+        return [length for length, count in pieces(stop - start, self.segments) for _ in range(count)]
+
+    def empty_outputs(self) -> list[Tensor]:
+        """Buffers for the stacked outputs, of the shapes that the first segment gives."""
+        segment, carried = next(iter(self.segments.values())), len(self.recurrence.carries)
+        rows = segment.output_examples[carried:]
+        sizes = ((self.recurrence.steps, *like.shape[1:]) for like in rows)
+        return [torch.empty(size, dtype=like.dtype, device=like.device) for size, like in zip(sizes, rows, strict=True)]
+
+
+def _instructions(graph: fx.Graph) -> tuple[Instruction, ...]:
+    last: dict[Node, Node] = {}
+    nodes = [node for node in graph.nodes if node.op == "call_function"]
+    for node in nodes:
+        for source in node.all_input_nodes:
+            last[source] = node
+    dead: dict[Node, list[Node]] = {}
+    for source, user in last.items():
+        dead.setdefault(user, []).append(source)
+    unused = {node: (node,) for node in nodes if not node.users}
+    return tuple(Instruction(node, (*dead.get(node, ()), *unused.get(node, ()))) for node in nodes)
+
+
+def _passing(instructions: Sequence[Instruction], segments: Mapping[int, Segment]) -> Iterator[Node]:
+    """Tapes of one segment that are used up before any other segment runs forward."""
+    last: Node | None = None
+    for node in (each.node for each in instructions):
+        if last and node.target is backward and node.args[0] is last and len(last.users) == 1:
+            yield last
+        if node.target in (*RUNS, reverse, backward):
+            last = node if node.target is tape and _is_one_segment(node, segments) else None
+
+
+def _is_one_segment(node: Node, segments: Mapping[int, Segment]) -> bool:
+    _, start, stop = cast(tuple[Node, int, int], node.args)
+    return sum(count for _, count in pieces(stop - start, segments)) == 1
+
+
+def live_operands(executable: Executable, grads: Sequence[Tensor | None]) -> set[int]:
+    """Operands that the given gradients reach. The others get no gradient, as in eager, rather than one of zeros."""
+    recurrence, segment = executable.recurrence, executable.segments[executable.program.segment]
+    outputs = {index for index, grad in enumerate(grads) if grad is not None}
+    inputs: set[int] = set()
+    grown = True
+    while grown:
+        inputs = {i for i, outs in zip(segment.inputs, segment.reaches, strict=True) if outs & outputs}
+        carried = {i for i in inputs if i < len(recurrence.carries)}
+        grown, outputs = not carried <= outputs, outputs | carried
+    operands, at = {i for i in inputs if i < len(recurrence.carries)}, len(recurrence.carries)
+    for x in recurrence.xs:
+        width = segment.steps if isinstance(x, Items) else 1
+        if any(i in inputs for i in range(at, at + width)) and not isinstance(x, Numbers):
+            operands.update(x.operands if isinstance(x, Items) else [x.operand])
+        at += width
+    return operands | {operand for offset, operand in enumerate(recurrence.constants) if at + offset in inputs}

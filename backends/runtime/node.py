@@ -1,0 +1,201 @@
+"""A recurrence as one node of the autograd graph."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from reroll.backends.runtime.executable import Executable
+from reroll.backends.runtime.run import Run, again
+from reroll.backends.runtime.start import Start
+from reroll.backends.runtime.unused import Unused
+from reroll.errors import ShortageError, UnsupportedError
+from reroll.recurrence import Recurrence
+from reroll.shortages import is_shortage
+
+
+class Rolled(nn.Module):
+    """Calls a compiled recurrence: ``(initial carry..., operands...) -> (last carry..., ys...)``.
+
+    ``executable`` may be replaced between calls. ``cheaper`` replaces it by one that needs less memory, where memory
+    ran out: it is told in which half, and the error. It raises ShortageError if there is none. ``own_functions``:
+    whether loops of its graph have functions of the user's own.
+    """
+
+    def __init__(
+        self, executable: Executable, cheaper: Callable[[str, str], None] | None = None, own_functions: bool = False
+    ) -> None:
+        super().__init__()
+        self.executable = executable
+        self.cheaper = cheaper
+        self.unused = Unused(own_functions)
+
+    def forward(self, *operands: Tensor) -> tuple[Tensor, ...]:
+        """Run it. Raises UnsupportedError under ``torch.func`` transforms, and where processes do not play together."""
+        where = self.executable.recurrence.where
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise UnsupportedError(
+                f"torch.func transforms (grad, vmap, jacrev, ...) cannot go through the compiled recurrence at "
+                f"{where}. Apply them to the plain model, outside of torch.compile."
+            )
+        if self.executable.together:
+            self.executable.together.agree(self.executable.recurrence.examples[0].device)
+        training = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
+        result: tuple[Tensor, ...] = _Reversible.apply(self, training, *operands)  # type: ignore[no-untyped-call]
+        return result
+
+    def played(self, start: Start, training: bool) -> tuple[Run, tuple[list[Tensor], list[Tensor]]]:
+        """The forward half of a call, and what it gives. Where memory runs out it starts anew with a cheaper plan."""
+        refusal: ShortageError | None = None
+        while True:
+            executable = self.executable
+            run = Run(executable, start)
+            try:
+                return run, run.forward(training)
+            except (RuntimeError, MemoryError) as error:
+                if not training or not is_shortage(error):
+                    raise
+                shortage = str(error)
+            del run
+            start.rewind()
+            refusal = self._shorten(executable, "forward", shortage, refusal)
+
+    def reversed(
+        self, start: Start, held: list[Run], grads: Sequence[Tensor | None], keep: bool
+    ) -> tuple[Run, list[Tensor | None]]:
+        """The backward half of the run that is ``held``, which is taken out, and what it gives.
+
+        Where memory runs out all that the run holds is freed, and the call is played again from its start with a
+        cheaper plan, as it is where no run is held; gradients are handed on only once all are there.
+        """
+        refusal: ShortageError | None = None
+        while True:
+            run = held.pop() if held else None
+            executable = run.executable if run else self.executable
+            try:
+                run = run or again(executable, start)
+                return run, run.backward(grads, keep)
+            except (RuntimeError, MemoryError) as error:
+                if not is_shortage(error):
+                    raise
+                shortage = str(error)
+            run = None
+            refusal = self._shorten(executable, "backward", shortage, refusal)
+
+    def _shorten(
+        self, failed: Executable, half: str, shortage: str, refusal: ShortageError | None
+    ) -> ShortageError | None:
+        """Take a cheaper plan than the one with which memory ran out, unless there is another one since.
+
+        If there is none, gives the refusal, to be raised when memory runs out once more: now Python's collector has
+        freed what only it frees, such as an earlier call in the frames of an exception.
+        """
+        if failed.together:
+            raise ShortageError(
+                f"Memory ran out in the {half} of the loop at {failed.recurrence.where} ({shortage.splitlines()[0]}). "
+                "Its steps speak with other processes, so this one cannot play it again. End all, and begin anew with "
+                "a smaller batch, or with a memory_budget in bytes, the same for all."
+            )
+        if failed is not self.executable:
+            return refusal
+        if refusal is not None:
+            raise refusal
+        if self.cheaper is None:
+            raise torch.OutOfMemoryError(shortage)
+        try:
+            self.cheaper(half, shortage)
+        except ShortageError as error:
+            refusal = error.with_traceback(None)
+        gc.collect()
+        return refusal
+
+
+class Idle(nn.Module):
+    """A recurrence of no steps: its last carry is its first, and there are no outputs.
+
+    ``results`` are those of a segment.
+    """
+
+    def __init__(self, recurrence: Recurrence, results: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.carries = len(recurrence.carries)
+        self.rows = results[self.carries :]
+
+    def forward(self, *operands: Tensor) -> tuple[Tensor, ...]:
+        """The first carry, and no rows."""
+        empty = (torch.empty((0, *row.shape[1:]), dtype=row.dtype, device=row.device) for row in self.rows)
+        return (*operands[: self.carries], *empty)
+
+
+class _Reversible(torch.autograd.Function):
+    """The forward plays the first half of the program, the backward the second."""
+
+    @staticmethod
+    def forward(ctx: Any, rolled: Rolled, training: bool, *operands: Tensor) -> tuple[Tensor, ...]:
+        executable = rolled.executable
+        carried = len(executable.recurrence.carries)
+        plain = [operand.detach() for operand in operands]
+        plain[:carried] = [carry.contiguous() for carry in plain[:carried]]
+        loose = executable.recurrence.loose
+        examples = enumerate(executable.recurrence.examples)
+        laid_out = [plain[i] if i in loose else conform(plain[i], like) for i, like in examples]
+        start = Start.of(executable, laid_out)
+        with _as_traced(plain):
+            run, (last, ys) = rolled.played(start, training)
+        ctx.set_materialize_grads(False)
+        ctx.rolled, ctx.start, ctx.run = rolled, start, run
+        ctx.used_rows = {} if rolled.unused.asked else None  # which ``rows`` then fills
+        ctx.save_for_backward(*operands)
+        results = (*last, *ys)
+        ctx.mark_non_differentiable(
+            *(r for i, r in enumerate(results) if i not in next(iter(executable.segments.values())).tangents)
+        )
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        start: Start | None = ctx.start
+        if torch.is_grad_enabled():
+            where = ctx.rolled.executable.recurrence.where
+            raise UnsupportedError(
+                f"Double backward (create_graph=True) through the compiled recurrence at {where} is not supported. "
+                "Use the plain model for it, outside of torch.compile."
+            )
+        operands = ctx.saved_tensors  # raises if an operand was changed in place since the forward
+        if start is None:
+            raise UnsupportedError(
+                "This recurrence was reversed already, and its tape is gone. Call backward(retain_graph=True) the "
+                "first time."
+            )
+        used = dict(ctx.used_rows or {})
+        if used:
+            ctx.used_rows.clear()
+        dead = ctx.rolled.unused.check(ctx.rolled.executable, operands, start.operands, grads, used)
+        keep = torch._C._autograd._get_current_graph_task_keep_graph()
+        held, ctx.run = [ctx.run] if ctx.run else [], None
+        with _as_traced(operands):
+            run, results = ctx.rolled.reversed(start, held, grads, keep)
+        ctx.run, ctx.start = (run, start) if keep else (None, None)
+        given = enumerate(zip(results, ctx.needs_input_grad[2:], strict=True))
+        return (None, None, *(grad if need and i not in dead else None for i, (grad, need) in given))
+
+
+def conform(value: Tensor, like: Tensor) -> Tensor:
+    """The value in the layout that the segments were compiled for; itself where it has that layout."""
+    if value.stride() == like.stride():
+        return value
+    return torch.empty_strided(value.shape, like.stride(), dtype=value.dtype, device=value.device).copy_(value)
+
+
+@contextmanager
+def _as_traced(operands: Sequence[Tensor]) -> Iterator[None]:
+    """Without autocast, on all devices of the operands: what it does is in the segments already."""
+    with ExitStack() as stack:
+        for kind in sorted({operand.device.type for operand in operands}):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield

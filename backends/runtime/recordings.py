@@ -1,0 +1,278 @@
+"""Halves of segments recorded as CUDA graphs: one launch in place of one for every kernel.
+
+A recorded half reads and writes the same memory each time: its inputs are copied there, and of its results what lasts
+beyond the next call is copied out. Operands that are the same for all segments of a call are copied once (``hold``).
+All recordings of a device share one pool of memory. A replay takes random numbers from torch's generator.
+
+A recording is used only if its first replay gives, bit for bit, what the same kernels gave one by one. Why not torch's
+own cudagraph trees: they record anew for every set of results that are still alive, so for every step of a schedule.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from reroll.backends.codecs.codec import is_dense
+from reroll.backends.runtime.randomness import random_state, set_random_state
+from reroll.backends.tiers.device import device_of
+from reroll.errors import RerollWarning
+from reroll.shortages import is_shortage
+
+if TYPE_CHECKING:
+    from reroll.backends.inductor.lower import Boxed
+    from reroll.backends.tiers.device import Event
+
+Lasts = Callable[[int], bool]
+"""Whether a result, by its number, is needed when the same half runs next."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recording:
+    """A half as it was recorded. ``aliases``: results that are memory of an input, and of which.
+    ``fixed``: inputs that are memory of a held value, where nothing else may be copied."""
+
+    inputs: tuple[Tensor, ...]
+    results: tuple[Tensor | None, ...]
+    aliases: dict[int, int]
+    fixed: frozenset[int]
+    again: Callable[[], None]
+
+    def takes(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether it can run on these: they are laid out as those it was recorded with, or even where those were."""
+        pairs = enumerate(zip(self.inputs, inputs, strict=True))
+        return all((_same_place if n in self.fixed else _alike)(own, value) for n, (own, value) in pairs)
+
+    def replay(self, inputs: list[Any], lasts: Lasts) -> list[Any]:
+        """Run it on other inputs, which are taken out of the list."""
+        given = list(inputs)
+        inputs.clear()
+        for own, value in zip(self.inputs, given, strict=True):
+            if not _same_place(own, value):
+                own.copy_(value)
+        self.again()
+        shared: dict[Any, Tensor] = {}
+        return [self._result(number, given, lasts, shared) for number in range(len(self.results))]
+
+    def _result(self, number: int, given: Sequence[Tensor], lasts: Lasts, shared: dict[Any, Tensor]) -> Tensor | None:
+        result = self.results[number]
+        if result is None:
+            return None
+        if number in self.aliases:
+            own, value = self.inputs[self.aliases[number]], given[self.aliases[number]]
+            start = result.storage_offset() - own.storage_offset() + value.storage_offset()
+            return value.as_strided(result.shape, result.stride(), start)
+        return _copied(result, shared) if lasts(number) else result
+
+
+def _copied(result: Tensor, shared: dict[Any, Tensor]) -> Tensor:
+    """A copy that is laid out as the result is: what reads it is compiled for that. Results with gaps or overlaps are
+    most often views of one value, whose memory is copied once (``shared``)."""
+    if is_dense(result):
+        return result.clone()
+    storage = result.untyped_storage()
+    key = storage.data_ptr(), result.dtype, result.is_conj(), result.is_neg()
+    if key not in shared:
+        shared[key] = result.as_strided((storage.nbytes() // result.itemsize,), (1,), 0).clone()
+    return shared[key].as_strided(result.shape, result.stride(), result.storage_offset())
+
+
+@dataclass(slots=True)
+class _Turns:
+    """Recordings share memory, so those of a device run one after another. ``last``: the end of the last turn."""
+
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    last: Event | None = None
+
+
+@cache
+def _turns_of(_device: torch.device | None) -> _Turns:
+    return _Turns()
+
+
+class Graphs:
+    """The recordings of all halves of a recurrence's segments. Without a ``device`` halves just run."""
+
+    def __init__(self, device: torch.device | None, where: str = "", random: bool = False) -> None:
+        self.device = None if device is None else device_of(device)
+        self._turns = _turns_of(device)
+        self._where, self._random = where, random
+        self._recordings: dict[Hashable, Recording | None] = {}
+        self._held: dict[Hashable, tuple[Callable[[], Tensor | None], Tensor]] = {}  # what was held last, and our copy
+
+    @contextmanager
+    def using(self) -> Iterator[None]:
+        """Use the memory of the device's recordings alone, behind those who have used it, be it on other streams."""
+        if self.device is None:
+            yield
+            return
+        with self._turns.lock:
+            present = self.device.present()
+            if self._turns.last:
+                present.wait_event(self._turns.last)
+            try:
+                yield
+            finally:
+                self._turns.last = present.record_event()
+
+    def hold(self, kind: str, values: Sequence[Tensor]) -> list[Tensor]:
+        """The values where recordings find them, until others of this kind are held."""
+        if self.device is None:
+            return list(values)
+        return [self._hold((kind, number), v) if is_dense(v) else v for number, v in enumerate(values)]
+
+    def play(
+        self, key: Hashable, run: Boxed, inputs: list[Any], lasts: Lasts, onto: Callable[[], Sequence[Any]] = tuple
+    ) -> list[Any]:
+        """The results of a half, recorded the first time. Takes the inputs out of the list.
+
+        onto: for the first inputs memory where they may be copied, if they are not in one place each time.
+        """
+        if self.device is None:
+            return list(run(inputs))
+        if key not in self._recordings:
+            return self._record(key, run, inputs, onto())
+        recording = self._recordings[key]
+        if recording is None:
+            return list(run(inputs))
+        if not recording.takes(inputs):
+            self._recordings[key] = None
+            self._say("they are given operands that are laid out in several ways")
+            return list(run(inputs))
+        return recording.replay(inputs, lasts)
+
+    def results(self, key: Hashable) -> Sequence[Any]:
+        """The memory of a recorded half's results; those that are memory of its inputs are None."""
+        recording = self._recordings.get(key)
+        if recording is None:
+            return ()
+        return [None if number in recording.aliases else each for number, each in enumerate(recording.results)]
+
+    def forget(self) -> None:
+        """Free all recordings, and what is held for them. They are made anew where they are played again."""
+        with self._turns.lock:
+            self._recordings.clear()
+            self._held.clear()
+
+    def _hold(self, key: Hashable, value: Tensor) -> Tensor:
+        known = self._held.get(key)
+        own = known[1] if known and _alike(known[1], value) else torch.empty_like(value)
+        if known is None or known[0]() is not value or known[1] is not own:
+            self._held[key] = _nothing, own  # until all is copied, should this thread be interrupted
+            own.copy_(value)
+        self._held[key] = weakref.ref(value), own
+        return own
+
+    def _record(self, key: Hashable, run: Boxed, inputs: list[Any], onto: Sequence[Any]) -> list[Any]:
+        """Run a half, and record it if it can be. Gives what it gave before it was recorded."""
+        given = list(inputs)
+        before = random_state(given) if self._random else None
+        expected = list(run(inputs))
+        after = random_state(given) if self._random else None
+        self._recordings[key] = None
+        reason = _unrecordable([*given, *expected])
+        if reason is None:
+            try:
+                self._recordings[key], reason = self._recorded(run, given, expected, onto, before)
+            except RuntimeError as error:
+                reason = str(error).splitlines()[0]
+                if is_shortage(error):
+                    reason = f"memory ran out while they were recorded ({reason})"
+        if after is not None:
+            set_random_state(after)
+        if reason:
+            self._say(reason)
+        return expected
+
+    def _say(self, reason: str) -> None:
+        text = (
+            f"Segments of the loop at {self._where} are launched kernel by kernel, as they cannot be recorded as a "
+            f"CUDA graph: {reason}. That is slower, nothing else; cuda_graphs=False says that it is meant."
+        )
+        warnings.warn(text, RerollWarning, stacklevel=2)
+
+    def _recorded(
+        self, run: Boxed, given: Sequence[Tensor], expected: Sequence[Any], onto: Sequence[Any], before: Any
+    ) -> tuple[Recording | None, str | None]:
+        assert self.device is not None
+        places = [*onto, *[None] * (len(given) - len(onto))]
+        inputs = tuple(self._place(value, place) for value, place in zip(given, places, strict=True))
+        results, again = self.device.record(lambda: list(run(list(inputs))))
+        starts = {own.untyped_storage().data_ptr(): number for number, own in enumerate(inputs) if own.numel()}
+        found = {n: starts.get(each.untyped_storage().data_ptr()) for n, each in enumerate(results) if each is not None}
+        aliases = {number: of for number, of in found.items() if of is not None}
+        if not all(_same_kind(results[number], inputs[of]) for number, of in aliases.items()):
+            return None, "a result is the memory of an input, read as another type"
+        for own, value in zip(inputs, given, strict=True):
+            if not _same_place(own, value):
+                own.copy_(value)
+        if before is not None:
+            set_random_state(before)
+        again()
+        if not all(_same_bits(*pair) for pair in zip(results, expected, strict=True)):
+            return None, "its kernels do not give the same bits each time"
+        fixed = frozenset(number for number, own in enumerate(inputs) if self._is_held(own))
+        return Recording(inputs, tuple(results), aliases, fixed, again), None
+
+    def _is_held(self, value: Tensor) -> bool:
+        """Whether it is memory of a held value."""
+        storage = value.untyped_storage().data_ptr()
+        return any(own.untyped_storage().data_ptr() == storage for _, own in self._held.values() if own.numel())
+
+    def _place(self, value: Tensor, place: Tensor | None) -> Tensor:
+        """Where a recording reads an input."""
+        if self._is_held(value):
+            return value
+        if place is not None and _alike(place, value):
+            return place
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
+def _nothing() -> None:
+    """What is referred to weakly, and is gone."""
+
+
+def _unrecordable(values: Sequence[Any]) -> str | None:
+    """Why a half cannot be recorded, if what it takes or gives says that."""
+    tensors = [value for value in values if value is not None]
+    if not all(isinstance(value, Tensor) for value in tensors):
+        return "it takes or gives numbers"
+    devices = sorted({str(value.device) for value in tensors})
+    return f"its values are on {' and '.join(devices)}" if len(devices) > 1 else None
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
+
+
+def _same_place(one: Tensor, other: Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr() and _alike(one, other)
+
+
+def _same_bits(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.dtype == other.dtype and torch.equal(_bytes_of(one), _bytes_of(other))
+
+
+def _same_kind(one: Tensor | None, other: Tensor) -> bool:
+    """Whether the same bytes say the same."""
+    if one is None:
+        return False
+    return (one.dtype, one.is_conj(), one.is_neg()) == (other.dtype, other.is_conj(), other.is_neg())
+
+
+def _bytes_of(value: Tensor) -> Tensor:
+    """The bytes of the elements, in their order."""
+    value = value.resolve_conj().resolve_neg()
+    value = torch.view_as_real(value) if value.is_complex() else value
+    return value.contiguous().view(-1).view(torch.uint8)

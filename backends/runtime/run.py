@@ -1,0 +1,294 @@
+"""Plays a training program: the forward half up to ``turn``, later the backward half.
+
+One ``Run`` is one call of one recurrence. It holds the values that the program keeps, and nothing of it outlives the
+autograd graph of the call. A carry is made in the forward register and is gone when the next segment runs, unless it
+was saved; random number states travel with the carries that are kept.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from reroll.backends.codecs.codec import Encoded, encode
+from reroll.backends.inductor.lower import Given, Segment
+from reroll.backends.runtime.executable import Executable, Instruction, live_operands
+from reroll.backends.runtime.gradients import Gradients
+from reroll.backends.runtime.profiled import named
+from reroll.backends.runtime.randomness import random_state, set_random_state
+from reroll.backends.runtime.start import Start
+from reroll.backends.runtime.values import Carry, Kept, Stored, Tape
+from reroll.program.program import Node, advance, backward, offload, recompute, reload, reverse, save, tape, turn
+from reroll.program.writing import name_at
+from reroll.segment.trace import step_inputs
+
+_FIRST, _AGAIN, _REVERSED = "forward of steps {} to {}", "replay of steps {} to {}", "backward of steps {} to {}"
+
+
+class Run:
+    """One call of a recurrence."""
+
+    def __init__(self, executable: Executable, start: Start) -> None:
+        self.executable, self.start = executable, start
+        self.loop = executable.recurrence.name
+        self.operands = start.operands
+        self.values: dict[Node, Any] = {}
+        self.register: tuple[Node, Carry] | None = None
+        self.last = Carry(())
+        self.frontier = 0
+        self.origin = 0
+        self.keep = False
+        self.ys: list[Tensor] = []
+        self.output_grads: Sequence[Tensor | None] = ()
+        self.grads = Gradients(self.operands, executable.routes)
+        self.fixed: Mapping[int, tuple[list[Tensor], list[Tensor]]] = {}
+
+    # The two halves.
+
+    def forward(self, training: bool) -> tuple[list[Tensor], list[Tensor]]:
+        """Play the forward half, or only run the steps if not ``training``. Gives the last carry and the outputs."""
+        recurrence = self.executable.recurrence
+        self.ys = [] if self.frontier else self.executable.empty_outputs()
+        initial = Carry(self.operands[: len(recurrence.carries)])
+        placeholder = self.executable.program.graph.find_nodes(op="placeholder")[0]
+        self.register = (placeholder, initial)
+        with self.executable.graphs.using(), self.executable.watch.counting(afresh=True):
+            self.fixed = self._fixed()
+            if training:
+                with self.executable.clock.timing("forward"):
+                    for instruction in self.executable.forward:
+                        self._play(instruction)
+            else:
+                self.last = self._run(placeholder, 0, recurrence.steps, None)
+            last, ys = [tensor.clone() for tensor in self.last.tensors], self.ys
+        self.ys, self.fixed, self.register, self.last = [], {}, None, Carry(())
+        return last, ys
+
+    def backward(self, grads: Sequence[Tensor | None], keep: bool) -> list[Tensor | None]:
+        """Play the backward half. Gives one gradient per operand. With ``keep`` the run can be reversed again."""
+        run = self._fork() if keep else self
+        run.keep = keep
+        carried = len(self.executable.recurrence.carries)
+        run.output_grads = grads[carried:]
+        here = random_state(self.operands) if self.executable.recurrence.random else None
+        graphs = self.executable.graphs
+        turned = self.executable.forward[-1].node
+        run.values[turned] = list(grads[:carried])
+        watch, clock = self.executable.watch, self.executable.clock
+        try:
+            with graphs.using(), watch.counting(afresh=False), clock.timing("backward"):
+                for tier in self.executable.tiers.values():
+                    tier.settle()
+                run.fixed = self._fixed()
+                for instruction in self.executable.backward:
+                    run._play(instruction)
+            final = run.values[self.executable.backward[-1].node]
+        finally:
+            run.values.clear()
+            run.register, run.output_grads, run.fixed, run.origin = None, (), {}, 0
+            if here is not None:
+                set_random_state(here)
+        alive = live_operands(self.executable, grads)
+        found = [*final, *(run.grads.pop(i) for i in range(carried, len(self.operands)))]
+        return [grad if operand in alive else None for operand, grad in enumerate(found)]
+
+    def _fixed(self) -> Mapping[int, tuple[list[Tensor], list[Tensor]]]:
+        """For each length of segments the last operands of its halves, the same for all: constants of the loop (given
+        to the forward alone), rows to count in, and what is made of constants; it is not kept between the halves."""
+        graphs, counts = self.executable.graphs, self.executable.watch.rows
+        constants = [self.operands[i] for i in self.executable.recurrence.constants]
+        once = graphs.hold("once", self.executable.once.values(constants))
+        constants = graphs.hold("constant", constants)
+
+        def given(numbers: Given) -> list[Tensor]:
+            return [*counts(numbers.counts), *(once[place] for place in numbers.once)]
+
+        return {
+            steps: ([*constants, *given(segment.given_forward)], given(segment.given_backward))
+            for steps, segment in self.executable.segments.items()
+        }
+
+    def _fork(self) -> Run:
+        fork = Run(self.executable, self.start)
+        fork.values, fork.frontier = dict(self.values), self.frontier
+        return fork
+
+    def _play(self, instruction: Instruction) -> None:
+        node = instruction.node
+        if node.target is reverse:
+            self._reverse(instruction)
+            return
+        with named(self.loop, name_at, node, self.origin):
+            result = _HANDLERS[node.target](self, node, *node.args, **node.kwargs)  # type: ignore[index]
+        if result is not None:
+            self.values[node] = result
+        for dead in instruction.dead:
+            self.values.pop(dead, None)
+
+    def _reverse(self, instruction: Instruction) -> None:
+        """Play a part. Steps are counted from its start, and what nobody needs afterwards it holds alone."""
+        source, grad, name, at = cast(tuple[Any, ...], instruction.node.args)
+        part = self.executable.parts[name]
+        self.values[part.carry], self.values[part.grad] = self.values[source], self.values[grad]
+        for dead in instruction.dead:
+            self.values.pop(dead, None)
+        self.origin += at
+        for each in part.instructions:
+            self._play(each)
+        self.origin -= at
+        self.values[instruction.node] = self.values.pop(part.result)
+
+    # Instructions: each is given its own node, then its operands, which are nodes of the program.
+
+    def _advance(self, node: Node, source: Node, start: int, stop: int) -> None:
+        self.register = (node, self._run(source, start, stop, None))
+
+    def _tape(self, node: Node, source: Node, start: int, stop: int) -> Tape:
+        taped = Tape(passing=node in self.executable.passing)
+        self.register = (node, self._run(source, start, stop, taped))
+        return taped
+
+    def _save(self, node: Node, source: Node, codec: tuple[str, ...] = ()) -> Kept:
+        carry = self._carry(source)
+        return Kept(self._encoded(carry, codec), self._random(carry))
+
+    def _offload(self, node: Node, sources: Sequence[Node], tier: str, codec: tuple[str, ...] = ()) -> Stored:
+        carries = [self._carry(source) for source in sources]
+        values = [tensor for carry in carries for tensor in self._encoded(carry, codec)]
+        block = self.executable.tiers[tier].write(values)
+        return Stored(block, len(carries[0].tensors), tuple(self._random(carry) for carry in carries))
+
+    def _reload(self, node: Node, source: Node) -> Stored:
+        stored: Stored = self.values[source]
+        stored.block.prefetch()
+        return stored
+
+    def _pick(self, node: Node, source: Node, index: int) -> Kept:
+        stored = self.values[source]
+        if isinstance(stored, Stored):
+            self.values[source] = stored = (stored.block.read(), stored.width, stored.randoms)
+        values, width, randoms = stored
+        kept = Kept(tuple(values[index * width : (index + 1) * width]), randoms[index])
+        if sum(user.args[1] == index for user in source.users) == 1:
+            values[index * width : (index + 1) * width] = [None] * width  # freed as soon as this carry is
+        return kept
+
+    def _turn(self, node: Node, source: Node) -> None:
+        self.last = self._carry(source)
+
+    # Running segments.
+
+    def _carry(self, source: Any) -> Carry:
+        if self.register is not None and self.register[0] is source:
+            return self.register[1]
+        kept: Kept = self.values[source]
+        return kept.carry()
+
+    def _random(self, carry: Carry) -> tuple[Tensor, ...] | None:
+        if not self.executable.recurrence.random:
+            return None
+        return carry.random if carry.random is not None else random_state(self.operands)
+
+    def _encoded(self, carry: Carry, codec: tuple[str, ...]) -> tuple[Encoded, ...]:
+        names = codec or ("raw",) * len(carry.tensors)
+        pairs = zip(carry.tensors, names, strict=True)
+        kept = tuple(encode(tensor, name, copy=False, proved=carry.made) for tensor, name in pairs)
+        self.executable.ledger.enter(kept)
+        return kept
+
+    def _run(self, source: Node, start: int, stop: int, taped: Tape | None) -> Carry:
+        carry, start, stop = self._carry(source), self.origin + start, self.origin + stop
+        if carry.random is not None:
+            set_random_state(carry.random)
+        tensors, width, self.register = carry.tensors, len(carry.tensors), None
+        del carry
+        for steps in self.executable.lengths(start, stop):
+            segment = self.executable.segments[steps]
+            inputs = [*tensors, *step_inputs(self.executable.recurrence, self.operands, start, steps)]
+            inputs += self.fixed[steps][0]
+            del tensors
+            lasting = taped is not None and not taped.passing
+            with named(self.loop, (_FIRST if start >= self.frontier else _AGAIN).format, start, start + steps):
+                results = self.executable.run_forward(segment, inputs, lasting)
+            tensors = tuple(results[:width])
+            if start >= self.frontier:
+                self._emit(start, steps, results[width : segment.outputs])
+            saved = results[segment.outputs :]
+            del results
+            start += steps
+            if self.start.witness is not None:
+                self.start.witness.see(start, tensors)
+            if taped is not None:
+                taped.segments.append((start - steps, steps, saved))
+            del saved
+        return Carry(tensors, made=True)
+
+    def _emit(self, start: int, steps: int, rows: Sequence[Tensor]) -> None:
+        for buffer, row in zip(self.ys, rows, strict=True):
+            buffer[start : start + steps].copy_(row)
+        self.frontier = start + steps
+
+    def _backward(self, node: Node, source: Node, grad: Node) -> list[Tensor | None]:
+        taped: Tape = self.values[source]
+        carried: list[Tensor | None] = list(self.values[grad])
+        segments = list(taped.segments) if self.keep else taped.segments
+        while segments:
+            start, steps, saved = segments.pop()
+            segment = self.executable.segments[steps]
+            if segment.backward is None:
+                return [None] * len(carried)
+            tangents = self._tangents(segment, carried, start, steps)
+            arguments = [*saved, *tangents, *self.fixed[steps][1]]
+            if not self.keep:
+                saved.clear()
+            del tangents, saved
+            with named(self.loop, _REVERSED.format, start, start + steps):
+                results = self.executable.run_backward(segment, arguments)
+            carried = self.grads.collect(results, start, steps)
+            del results  # the gradients of constants have been added: free them before the next segment runs
+        return carried
+
+    def _tangents(self, segment: Segment, carried: Sequence[Tensor | None], start: int, steps: int) -> list[Tensor]:
+        found = []
+        for index in segment.tangents:
+            if index < len(carried):
+                grad = carried[index]
+            else:
+                whole = self.output_grads[index - len(carried)]
+                grad = None if whole is None else whole[start : start + steps]
+            like = segment.output_examples[index]
+            found.append(
+                torch.zeros(like.shape, dtype=like.dtype, device=like.device) if grad is None else grad.contiguous()
+            )
+        return found
+
+
+_HANDLERS: Mapping[Callable[..., Any], Callable[..., Any]] = {
+    advance: Run._advance,
+    recompute: Run._advance,
+    tape: Run._tape,
+    save: Run._save,
+    offload: Run._offload,
+    reload: Run._reload,
+    operator.getitem: Run._pick,
+    turn: Run._turn,
+    backward: Run._backward,
+}
+
+
+def again(executable: Executable, start: Start) -> Run:
+    """A run of a call that has given its results already, with its forward half played once more."""
+    run = Run(executable, start)
+    run.frontier = executable.recurrence.steps
+    here = random_state(start.operands) if start.random is not None else None
+    start.rewind()
+    try:
+        run.forward(training=True)
+    finally:
+        if here is not None:
+            set_random_state(here)
+    return run

@@ -1,0 +1,82 @@
+"""What instructions make and keep while a program is played."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from reroll.backends.codecs.codec import Encoded, decode
+from reroll.backends.codecs.rounding import rounded_nbytes
+from reroll.backends.tiers.tier import Block
+from reroll.segment.facts import LOSSY
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Carry:
+    """A carry as it is run from: tensors, and the random number state before its step (None: the present one).
+
+    ``made`` by a segment, so that the facts about carries hold, or by whoever calls.
+    """
+
+    tensors: tuple[Tensor, ...]
+    random: tuple[Tensor, ...] | None = None
+    made: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """A carry that is kept locally, encoded."""
+
+    tensors: tuple[Encoded, ...]
+    random: tuple[Tensor, ...] | None
+
+    def carry(self) -> Carry:
+        """The carry, decoded."""
+        return Carry(tuple(decode(tensor) for tensor in self.tensors), self.random)
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What all calls together have kept so far: carries, and their bytes before and after compression.
+
+    ``gradient_error``: what was measured last of a codec that rounds.
+    """
+
+    carries: int = 0
+    plain_nbytes: int = 0
+    kept_nbytes: int = 0
+    gradient_error: float | None = None
+
+    def enter(self, tensors: tuple[Encoded, ...]) -> None:
+        """Add one carry."""
+        self.carries += 1
+        self.plain_nbytes += sum(tensor.numel * tensor.dtype.itemsize for tensor in tensors)
+        self.kept_nbytes += sum(tensor.nbytes for tensor in tensors)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stored:
+    """A block of carries in a remote tier."""
+
+    block: Block
+    width: int
+    randoms: tuple[tuple[Tensor, ...] | None, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Tape:
+    """Saved tensors of taped segments, in order: (first step, steps, saved). ``passing``: no segment runs forward
+    before they are used, so they may stay where the next one would put its own."""
+
+    passing: bool = False
+    segments: list[tuple[int, int, list[Any]]] = field(default_factory=list)
+
+
+def expected_nbytes(value: Tensor, codec: str) -> int:
+    """Bytes that a tensor is expected to take: what its codec promises, or its own size where that depends on data."""
+    if codec in LOSSY:
+        return min(rounded_nbytes(value.numel(), value.dtype, codec), value.nbytes)
+    bits = {"bits": 1, "two": 1, "small": 8 * min(value.element_size(), 2)}.get(codec)
+    return value.nbytes if bits is None else -(-value.numel() * bits // 8)

@@ -1,0 +1,120 @@
+"""From Dynamo's graph to recurrences, and the graph around them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx
+
+from reroll.capture.given.regions import take_given
+from reroll.capture.normal.functional import where
+from reroll.capture.normal.normal import normalise
+from reroll.capture.normal.sizes import pin
+from reroll.capture.steps.colours import Sequence
+from reroll.capture.steps.extract import extract
+from reroll.capture.steps.operands import MIN_STEPS, Region, why_not
+from reroll.capture.steps.outer import Outer
+from reroll.capture.steps.search import find_steps, repeats
+from reroll.capture.steps.step import Step
+from reroll.errors import CaptureError
+from reroll.graph.effects import has_effect, in_transform
+from reroll.recurrence import Recurrence
+
+_SMALL_COVERAGE = 0.6
+_CLEARLY_MORE = 1.5
+_FEW_STEPS = 8
+_TINY = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Capture:
+    """The recurrences of a graph, and ``outer``: the graph around them, which calls each as a module of its name.
+
+    ``reason`` says what was looked for and where the repetition broke, if there is no recurrence. ``notes`` say which
+    recurrences were not fused, and why.
+    """
+
+    outer: fx.Graph
+    recurrences: tuple[Recurrence, ...]
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def capture(module: fx.GraphModule, *, maps: bool = False) -> Capture:
+    """Find and take out the recurrences of a captured graph. The graph itself stays as it is.
+
+    maps: also take out steps that carry nothing, so that no operation is left once for every step.
+    """
+    transform = next((node for node in module.graph.nodes if in_transform(node)), None)
+    if transform is not None:
+        return Capture(module.graph, (), f"it contains a torch.func transform, at {where(transform)}")
+    try:
+        plain, given = take_given(module)
+        normal = normalise(module, plain)
+    except CaptureError as error:
+        return Capture(module.graph, (), f"the graph cannot be brought to a normal form: {error}")
+    sequence, steps = _steps(module, normal, maps)
+    if not steps and not given:
+        return Capture(normal, (), _explain(sequence))
+    pin(module.graph)
+    outer = Outer()
+    recurrences = list(given)
+    starts = {step.node(0, 0): step for step in steps}
+    inside = {node for step in steps for node in step.sequence.nodes[step.region.start : step.region.stop]}
+    for node in normal.nodes:
+        if node in starts:
+            recurrences.append(extract(outer, starts[node], f"recurrence_{len(recurrences)}"))
+        if node.op == "output":
+            outer.graph.output(fx.map_arg(node.args[0], outer.value))
+        elif node not in inside:
+            outer.copy(node)
+    outer.graph.eliminate_dead_code(has_effect)
+    outer.graph.lint()
+    return Capture(outer.graph, tuple(recurrences))
+
+
+def _steps(module: fx.GraphModule, normal: fx.Graph, maps: bool) -> tuple[Sequence, list[Step]]:
+    """Steps in program order; numbers that change are looked for only where the plain search finds little."""
+    sequence = Sequence(module, normal, abstract=False, maps=maps)
+    steps = find_steps(sequence)
+    covered, size = _covered(steps), len(sequence.nodes)
+    if size - covered < MIN_STEPS * 2:
+        return sequence, steps
+    abstract = Sequence(module, normal, abstract=True, maps=maps)
+    if covered < _SMALL_COVERAGE * size:
+        others = find_steps(abstract)
+        if _covered(others) > _CLEARLY_MORE * covered:
+            return abstract, _worthwhile(others)
+    borders = [0, *(at for step in steps for at in (step.region.start, step.region.stop)), size]
+    for low, high in zip(borders[::2], borders[1::2], strict=True):
+        steps = [*steps, *find_steps(abstract, low, high)]
+    return sequence, _worthwhile(sorted(steps, key=lambda step: step.region.start))
+
+
+def _worthwhile(steps: list[Step]) -> list[Step]:
+    """Without repetitions that are both short and tiny beside the largest: they cost more to compile than they save."""
+    largest = max((step.region.size for step in steps), default=0)
+    return [s for s in steps if s.region.steps >= _FEW_STEPS or s.region.size * _TINY >= largest]
+
+
+def _covered(steps: list[Step]) -> int:
+    return sum(step.region.size for step in steps)
+
+
+def _explain(sequence: Sequence) -> str:
+    """What was looked for, and where the repetition broke."""
+    size = len(sequence.nodes)
+    looked = f"looked for a step that repeats at least {MIN_STEPS} times and carries a value, in {size} operations"
+    runs = repeats(sequence.colour)
+    if not runs:
+        return (
+            f"{looked}; no sequence of operations repeats three times. If the model has a loop over time, Dynamo may "
+            "have broken the graph in it, which fullgraph=True shows"
+        )
+    covered, period, start, stop = runs[0]
+    first = where(sequence.nodes[start])
+    broke = f"up to {where(sequence.nodes[stop])}" if stop < size else "up to the end of the graph"
+    return (
+        f"{looked}; the longest repetition is {period} operations, {covered // period} times, from {first}, {broke}; "
+        f"but {why_not(sequence, Region(start, period, covered // period))}"
+    )

@@ -1,0 +1,132 @@
+"""Row-wise operations on the model's input in front of a loop become part of its step.
+
+``fc(x)`` over all steps before the loop is an example: with it in the step, neither it nor its gradient is held for all
+steps; the input is the user's in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from reroll.capture.capture import Capture
+from reroll.capture.fusion.hoist import add_examples, copy_with_examples, row_read, settle_fills
+from reroll.capture.fusion.peel import Emitter, outer_emitter
+from reroll.capture.fusion.row_analysis import Illegal, follow, timed
+from reroll.capture.fusion.row_rules import WHOLE_VIEWS, Rows
+from reroll.capture.fusion.step_builder import StepBuilder
+from reroll.graph.effects import example, has_effect, spelled
+from reroll.recurrence import Recurrence, Slices
+
+_VIEWS = (*WHOLE_VIEWS, "select", "narrow", "getitem", "expand")
+
+
+def feed(found: Capture) -> Capture:
+    """A capture in which each recurrence reads the model's input itself, where that is legal."""
+    settled = replace(found, outer=copy_with_examples(found.outer))
+    settle_fills(settled.outer)
+    for name in [each.name for each in found.recurrences]:
+        while (fed := _fed(settled, name)) is not None:
+            found = settled = fed
+    return found
+
+
+def _fed(found: Capture, name: str) -> Capture | None:
+    """A capture with one more of the values that a recurrence reads made in its step; None where none can be."""
+    recurrence = next(each for each in found.recurrences if each.name == name)
+    for place in range(len(recurrence.xs)):
+        try:
+            _reads(found.outer, recurrence, place)  # on the graph itself first: a copy takes as long as all else
+            graph = copy_with_examples(found.outer)
+            fed = _without(graph, recurrence, place)
+        except Illegal:
+            continue
+        recurrences = tuple(fed if each.name == name else each for each in found.recurrences)
+        return replace(found, outer=graph, recurrences=recurrences)
+    return None
+
+
+def _reads(
+    graph: fx.Graph, recurrence: Recurrence, place: int
+) -> tuple[fx.Node, Mapping[fx.Node, Rows], list[tuple[fx.Node, int]]]:
+    """A recurrence's call, how a value that it reads follows from an input, and who else reads which row of the value.
+
+    Raises Illegal.
+    """
+    call, x = next(node for node in graph.nodes if node.target == recurrence.name), recurrence.xs[place]
+    if not isinstance(x, Slices) or x.operand in recurrence.constants:
+        raise Illegal("it is read whole")
+    source: Any = call.args[x.operand]
+    if source.op == "placeholder" or source in call.args[: len(recurrence.carries)]:
+        raise Illegal("it is an input, or read whole")
+    rows = next(_sources(graph, call, source, x.dim), None)
+    reads = [(user, row_read(user)) for user in source.users if user is not call]
+    if rows is None or any(read is not source or dim != x.dim for _, (read, dim, _) in reads):
+        raise Illegal("it is read whole, or is no input's row by row")
+    return call, rows, [(user, at % rows[source].length) for user, (_, _, at) in reads]
+
+
+def _without(graph: fx.Graph, recurrence: Recurrence, place: int) -> Recurrence:
+    """The recurrence that makes one of its per-step inputs itself; the graph is changed. Raises Illegal."""
+    call, rows, reads = _reads(graph, recurrence, place)
+    x: Any = recurrence.xs[place]
+    source: Any = call.args[x.operand]
+    fed = _fused(call, recurrence, place, x, rows)
+    around = outer_emitter(graph, rows)
+    for user, at in reads:
+        with graph.inserting_before(source.next):
+            made = around.row(source, at)
+        user.replace_all_uses_with(made)
+    graph.eliminate_dead_code(has_effect)
+    add_examples(graph)
+    settle_fills(graph)
+    graph.lint()
+    return fed
+
+
+def _sources(graph: fx.Graph, call: fx.Node, source: fx.Node, dim: int) -> Iterator[Mapping[fx.Node, Rows]]:
+    """How a value follows row by row from an input of the graph, for each input from which it does."""
+    value = example(source)
+    if value is None or source.op == "placeholder":
+        return
+    for node in graph.find_nodes(op="placeholder"):
+        given = example(node)
+        if given is None or isinstance(given, torch.nn.Parameter) or _is_written(node):
+            continue
+        for at, size in enumerate(given.shape):
+            if size != value.shape[dim]:
+                continue
+            rows = timed(follow(graph, call, {node: Rows(at, 1, size, 0, 0, size)}))
+            found = rows.get(source)
+            whole = found is not None and (found.dim, found.inner, found.length) == (dim, 1, size) and found.shift == 0
+            if whole and not _is_view(source, node):
+                yield rows
+
+
+def _is_written(node: fx.Node) -> bool:
+    """Whether an input is updated at the end: its old value is then read off a copy, which must not be made later."""
+    return any(user.target == "copy_" and user.args[0] is node for user in node.users)
+
+
+def _is_view(node: Any, source: fx.Node) -> bool:
+    """Whether a value is only another view of an input."""
+    return node is source or (spelled(node) in _VIEWS and _is_view(node.args[0], source))
+
+
+def _fused(call: fx.Node, recurrence: Recurrence, place: int, x: Slices, rows: Mapping[fx.Node, Rows]) -> Recurrence:
+    width = len(recurrence.carries)
+    step = StepBuilder(width, x.stride)
+    olds = recurrence.step.graph.find_nodes(op="placeholder")
+    carries = [step.placeholder(old.name, example(old)) for old in olds[:width]]
+    env = {**dict(zip(olds, carries, strict=False)), **step.inputs(call, recurrence, (place,))}
+
+    def leaf(node: fx.Node) -> fx.Node:
+        raise AssertionError(f"{node} is no input")
+
+    emitter = Emitter(step.graph, rows, leaf, step.spread, step.constant)
+    env[olds[width + place]] = emitter.row(call.args[x.operand], x.start)  # type: ignore[arg-type]
+    return step.extend(call, recurrence, carries, step.body(recurrence.step, env))

@@ -1,0 +1,111 @@
+"""Row-wise operations behind a loop become part of its step, where that makes what is held for all steps smaller.
+
+A readout of the stacked states, (steps, batch, neurons) to (steps, batch, classes), is an example: the states are then
+not held for all steps.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import fx
+
+from reroll.capture.capture import Capture
+from reroll.capture.fusion.hoist import add_examples, copy_with_examples, hoist
+from reroll.capture.fusion.peel import Emitter, outer_emitter
+from reroll.capture.fusion.row_analysis import Illegal, rows_of, timed
+from reroll.capture.fusion.row_rules import Rows
+from reroll.capture.fusion.step_builder import StepBuilder, prune
+from reroll.graph.effects import example, has_effect
+from reroll.recurrence import Recurrence
+
+_OUTSIDE = 4  # rows of a value that are not made in the loop, at most
+
+
+def fold(found: Capture) -> Capture:
+    """A capture with the readouts of each recurrence in its step. The graph has examples for all tensors."""
+    for recurrence in found.recurrences:
+        try:
+            _readouts(found.outer, recurrence)  # on the graph itself first: a copy takes as long as all else
+            found = _folded(found, recurrence)
+        except Illegal:
+            continue
+    return found
+
+
+def _readouts(graph: fx.Graph, recurrence: Recurrence) -> tuple[fx.Node, dict[fx.Node, Rows | str], list[fx.Node]]:
+    """A recurrence's call, what depends on it, and what is read of that in place of its outputs. Raises Illegal."""
+    call = next(node for node in graph.nodes if node.target == recurrence.name)
+    analysed = rows_of(graph, call, recurrence)
+    rows = timed(analysed)
+    ends = [node for node in rows if not _is_pick(node, call) and any(user not in rows for user in node.users)]
+    gone = [node for node in rows if _is_pick(node, call) and all(user in rows for user in node.users)]
+    for at in (rows[end] for end in ends):
+        if at.last - at.first < recurrence.steps or at.length > recurrence.steps + _OUTSIDE:
+            raise Illegal("what is read is not what the steps make")
+    if sum(_row_bytes(n, rows) for n in ends) >= sum(_row_bytes(n, rows) for n in gone):
+        raise Illegal("nothing would be smaller")
+    return call, analysed, ends
+
+
+def _folded(found: Capture, recurrence: Recurrence) -> Capture:
+    graph = copy_with_examples(found.outer)
+    call, analysed, ends = _readouts(graph, recurrence)
+    rows = timed(analysed)
+    extended, needs = _extend(call, recurrence, ends, rows)
+    hoist(graph, call, needs, {each.name for each in found.recurrences if each.random}, analysed)
+    first = len(recurrence.carries) + len(recurrence.ys)
+    whole = [_restored(graph, call, end, first + at, rows) for at, end in enumerate(ends)]
+    for end, made in zip(ends, whole, strict=True):
+        end.replace_all_uses_with(made)
+    graph.eliminate_dead_code(has_effect)
+    extended = prune(call, extended)
+    add_examples(graph)
+    graph.lint()
+    return replace(found, outer=graph, recurrences=tuple(extended if r is recurrence else r for r in found.recurrences))
+
+
+def _is_pick(node: fx.Node, call: fx.Node) -> bool:
+    return node.target is operator.getitem and node.args[0] is call
+
+
+def _row_bytes(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> int:
+    value = example(node)
+    if value is None:
+        raise Illegal(f"{node.name} is no tensor")
+    return value.numel() * value.element_size() // rows[node].length
+
+
+def _extend(
+    call: fx.Node, recurrence: Recurrence, ends: list[fx.Node], rows: Mapping[fx.Node, Rows]
+) -> tuple[Recurrence, list[fx.Node]]:
+    """The recurrence with the row of each end as one more output."""
+    step, width = StepBuilder(len(recurrence.carries)), len(recurrence.carries)
+    olds = recurrence.step.graph.find_nodes(op="placeholder")[:width]
+    carries = [step.placeholder(old.name, example(old)) for old in olds]
+    given = step.body(recurrence.step, {**dict(zip(olds, carries, strict=True)), **step.inputs(call, recurrence, ())})
+    emitter = Emitter(step.graph, rows, lambda node: given[int(node.args[1])], step.spread, step.constant)  # type: ignore[arg-type]
+    made = []
+    for end in ends:
+        start = rows[end].shift  # the row that is made in step 0
+        made.append(emitter.row(end, start) if rows[end].inner == 1 else emitter.emit(end, start))
+    return step.extend(call, recurrence, carries, [*given, *made]), list(step.operands)
+
+
+def _restored(graph: fx.Graph, call: fx.Node, end: fx.Node, index: int, rows: Mapping[fx.Node, Rows]) -> fx.Node:
+    """The value of all steps from its rows: those that the loop gives stacked, and those before and behind."""
+    at, value = rows[end], example(end)
+    assert value is not None
+    around = outer_emitter(graph, rows)
+    with graph.inserting_before(end.next):
+        made = graph.call_function(operator.getitem, (call, index))
+        made = graph.call_function(torch.movedim, (made, 0, at.dim)) if at.dim else made
+        made = made if at.inner == 1 else graph.call_function(torch.flatten, (made, at.dim, at.dim + 1))
+        head = [around.emit(end, r) for r in range(at.first)]
+        tail = [around.emit(end, r) for r in range(at.last, at.length)]
+        made = graph.call_function(torch.cat, ([*head, made, *tail], at.dim)) if head or tail else made
+    made.meta = dict(end.meta)
+    return made

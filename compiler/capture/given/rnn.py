@@ -1,0 +1,177 @@
+"""The calls behind ``nn.RNN``, ``nn.GRU`` and ``nn.LSTM`` as loops, one per layer and direction.
+
+With ``torch._dynamo.config.allow_rnn`` each of these modules is one node of Dynamo's graph. The order of layers,
+directions and dropout is torch's own (``aten/src/ATen/native/RNN.cpp``), so that dropout draws what eager draws under
+the same seed. A step is torch's own cell, or its formula where the state is projected (LSTM with ``proj_size``).
+Results have the dtypes that Dynamo says they have: under autocast on a CPU these are not always eager's.
+
+Shapes: B batch, T time, I inputs, H hidden values, R hidden values handed on (H, or the size of the projection).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from reroll.capture.given.emitter import Body, Emitter, contiguous
+from reroll.capture.normal.functional import where
+from reroll.errors import UnsupportedError
+
+CELLS: dict[Any, Any] = {
+    torch.rnn_tanh: torch.rnn_tanh_cell,
+    torch.rnn_relu: torch.rnn_relu_cell,
+    torch.gru: torch.gru_cell,
+    torch.lstm: torch.lstm_cell,
+}
+_ARGUMENTS = ("input", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional", "batch_first")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rnn:
+    """One call: the input [T, B, I], the states [layers * ways, B, R or H], and the weights of each layer and way."""
+
+    cell: Any
+    x_TBI: fx.Node
+    states: tuple[fx.Node, ...]
+    weights: tuple[tuple[fx.Node, ...], ...]
+    ways: int
+    dropout: float
+    projected: bool
+
+
+def expand(emitter: Emitter, node: fx.Node, env: Any, live: set[int]) -> list[fx.Node]:
+    """Write a call out as loops; ``env`` maps old nodes to new ones, ``live`` are the results that anybody reads."""
+    given = _arguments(node)
+    batch_first = bool(given["batch_first"])
+    rnn = _read(emitter, node, fx.map_arg(given, env), batch_first)
+    out_TBR, finals = _layers(emitter, rnn, outputs=0 in live)
+    out = [emitter.call(torch.transpose, out_TBR, 0, 1) if batch_first else out_TBR, *finals]
+    likes: Any = node.meta["example_value"]
+    results = [emitter.to(value, like.dtype) for value, like in zip(out, likes, strict=True)]
+    shapes = [emitter.fake(value).shape for value in results]
+    if any(shapes[index] != likes[index].shape for index in live):
+        raise UnsupportedError(
+            f"{where(node)}: this call gives the shapes {[tuple(shape) for shape in shapes]}, but Dynamo says "
+            f"{[tuple(like.shape) for like in likes]} and traces what follows wrongly, as torch 2.11 does for the last "
+            "states of nn.LSTM. Use a newer torch, or read the outputs only."
+        )
+    return results
+
+
+def _arguments(node: fx.Node) -> dict[str, Any]:
+    packed = "batch_sizes" in node.kwargs or (len(node.args) > 3 and not isinstance(node.args[3], bool))
+    if packed:
+        raise UnsupportedError(
+            f"{where(node)}: a packed sequence has another batch size at every step, which a rolled loop cannot have. "
+            "Pad the batch and mask what is behind each end, or keep this module out of the compiled function by "
+            "torch.compiler.disable."
+        )
+    return dict(zip(_ARGUMENTS, node.args, strict=False)) | dict(node.kwargs)
+
+
+def _read(emitter: Emitter, node: fx.Node, given: dict[str, Any], batch_first: bool) -> Rnn:
+    hx = given["hx"]
+    states = (hx,) if isinstance(hx, fx.Node) else tuple(hx)
+    sizes = [emitter.fake(state).shape[-1] for state in states]
+    projected = len(set(sizes)) > 1
+    each = (4 if given["has_biases"] else 2) + projected
+    weights = [tuple(given["params"][at : at + each]) for at in range(0, len(given["params"]), each)]
+    return Rnn(
+        cell=CELLS[node.target],
+        x_TBI=emitter.call(torch.transpose, given["input"], 0, 1) if batch_first else given["input"],
+        states=states,
+        weights=tuple(weights),
+        ways=2 if given["bidirectional"] else 1,
+        dropout=float(given["dropout"]) if given["train"] else 0.0,
+        projected=projected,
+    )
+
+
+def _layers(emitter: Emitter, rnn: Rnn, outputs: bool) -> tuple[fx.Node, list[fx.Node]]:
+    """The outputs of the last layer [T, B, ways * R], and the last states of all."""
+    x_TBI, finals = rnn.x_TBI, []
+    layers = len(rnn.weights) // rnn.ways
+    for layer in range(layers):
+        last_layer, rows = layer == layers - 1, []
+        for way in range(rnn.ways):
+            at = layer * rnn.ways + way
+            initial = [emitter.call(torch.select, state, 0, at) for state in rnn.states]
+            wanted = outputs or not last_layer
+            last, ys = _loop(emitter, rnn, x_TBI, initial, rnn.weights[at], back=way == 1, outputs=wanted)
+            finals.append(last)
+            rows += ys
+        if rows:
+            x_TBI = rows[0] if rnn.ways == 1 else emitter.call(torch.cat, rows, -1)
+        if rnn.dropout and not last_layer:
+            x_TBI = emitter.call(torch.dropout, x_TBI, rnn.dropout, True)
+    return x_TBI, [emitter.call(torch.stack, list(column)) for column in zip(*finals, strict=True)]
+
+
+def _loop(
+    emitter: Emitter,
+    rnn: Rnn,
+    x_TBI: fx.Node,
+    initial: Sequence[fx.Node],
+    weights: tuple[fx.Node, ...],
+    *,
+    back: bool,
+    outputs: bool,
+) -> tuple[list[fx.Node], list[fx.Node]]:
+    """One layer in one direction. States start in the dtype that a step gives them, which autocast may lower."""
+    body = _body(emitter, rnn, [*initial, x_TBI, *weights], outputs)
+    dtypes = [result.meta["example_value"].dtype for result in body.results]
+    cast = [emitter.to(state, dtype) for state, dtype in zip(initial, dtypes, strict=False)]
+    if cast != list(initial):
+        body = _body(emitter, rnn, [*cast, x_TBI, *weights], outputs)
+    return emitter.loop(body, cast, [x_TBI], weights, back)
+
+
+def _body(emitter: Emitter, rnn: Rnn, operands: Sequence[fx.Node], outputs: bool) -> Body:
+    """One step: ``(state..., x, weight...) -> (state'..., h')``. Calls on operands that look alike share it."""
+    fakes, carried = [emitter.fake(operand) for operand in operands], len(rnn.states)
+    values = [*(contiguous(fake) for fake in fakes[:carried]), fakes[carried].select(0, 0), *fakes[carried + 1 :]]
+    looks = tuple((v.shape, v.stride(), v.dtype, v.device, v.requires_grad) for v in values)
+    key = (rnn.cell, outputs, emitter.mode, looks)
+    if key not in emitter.bodies:
+        graph = fx.Graph()
+        inner = Emitter(emitter.root, graph, rolled=False, mode=emitter.mode)
+        inputs = [graph.placeholder(name) for name in _names(rnn, len(values))]
+        for node, value in zip(inputs, values, strict=True):
+            node.meta["example_value"] = value
+        state = _projected(inner, inputs) if rnn.projected else _plain(inner, rnn.cell, inputs, carried)
+        graph.output((*state, *([state[0]] if outputs else [])))
+        emitter.bodies[key] = Body(fx.GraphModule({}, graph))
+    return emitter.bodies[key]
+
+
+def _names(rnn: Rnn, count: int) -> tuple[str, ...]:
+    biases = count - len(rnn.states) - 3 - rnn.projected
+    return (*("h", "c")[: len(rnn.states)], "x", "w_ih", "w_hh", *("b_ih", "b_hh")[:biases], *("w_hr",) * rnn.projected)
+
+
+def _plain(emitter: Emitter, cell: Any, inputs: list[fx.Node], carried: int) -> list[fx.Node]:
+    state, x_BI, weights = inputs[:carried], inputs[carried], inputs[carried + 1 :]
+    if carried == 1:
+        return [emitter.call(cell, x_BI, state[0], *weights)]
+    both = emitter.call(cell, x_BI, tuple(state), *weights)
+    return [emitter.call(operator.getitem, both, index) for index in range(2)]
+
+
+def _projected(emitter: Emitter, inputs: list[fx.Node]) -> list[fx.Node]:
+    """An LSTM step whose output is ``w_hr (o * tanh(c'))``: Sak, Senior, Beaufays, 2014, arXiv 1402.1128."""
+    h_BR, c_BH, x_BI, w_ih, w_hh, *biases, w_hr = inputs
+    linear = torch.nn.functional.linear
+    b_ih, b_hh = ([bias] for bias in biases) if biases else ([], [])
+    gates = emitter.call(operator.add, emitter.call(linear, x_BI, w_ih, *b_ih), emitter.call(linear, h_BR, w_hh, *b_hh))
+    pieces = emitter.call(torch.chunk, gates, 4, 1)
+    i, f, g, o = (emitter.call(operator.getitem, pieces, index) for index in range(4))
+    kept = emitter.call(operator.mul, emitter.call(torch.sigmoid, f), c_BH)
+    new = emitter.call(operator.mul, emitter.call(torch.sigmoid, i), emitter.call(torch.tanh, g))
+    c_next_BH = emitter.call(operator.add, kept, new)
+    h_BH = emitter.call(operator.mul, emitter.call(torch.sigmoid, o), emitter.call(torch.tanh, c_next_BH))
+    return [emitter.call(linear, h_BH, w_hr), c_next_BH]

@@ -1,0 +1,216 @@
+"""Captures of one model at several short lengths as one template: the same nodes, with numbers that may vary.
+
+The outer graphs must have the same nodes in the same order. Where numbers differ between the lengths, the template
+holds all of them (``Varies``); three and more rows of one stacked output that follow each other in a list are one
+``RowRun``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import fx
+
+from reroll.capture.capture import Capture
+from reroll.capture.lengths.lift import lift
+from reroll.capture.lengths.template import ADVICE, LoopTemplate, Progression, RowRun, Template, Varies
+from reroll.capture.normal.functional import where
+from reroll.capture.steps.colours import content_of
+from reroll.errors import LengthError
+from reroll.graph.effects import attribute
+from reroll.recurrence import Items, Numbers, PerStep, Recurrence, Slices
+
+_RUN = 3
+
+
+def align(lengths: Sequence[int], modules: Sequence[fx.GraphModule], found: Sequence[Capture]) -> Template:
+    """The template of captures of ``modules`` at ``lengths``, shortest first. Raises LengthError."""
+    for length, each in zip(lengths, found, strict=True):
+        if not each.recurrences:
+            raise LengthError(f"reroll.compile found no recurrence in a trace of {length} steps: {each.reason}.")
+    graphs = [each.outer for each in found]
+    kept = [_without_rows(graph) for graph in graphs]
+    walk = _Walk(lengths, modules)
+    walk.graphs(kept)
+    loops = zip(*(each.recurrences for each in found), strict=False)
+    if len({len(each.recurrences) for each in found}) > 1:
+        counts = ", ".join(str(len(each.recurrences)) for each in found)
+        raise LengthError(f"Traces of {walk.spelled} steps hold {counts} loops. {ADVICE}")
+    return Template(tuple(lengths), tuple(walk.merged), tuple(_loop(lengths, each) for each in loops))
+
+
+class _Walk:
+    """Merges graphs node by node."""
+
+    def __init__(self, lengths: Sequence[int], modules: Sequence[torch.nn.Module]) -> None:
+        self.lengths, self.modules = lengths, modules
+        self.places: list[dict[fx.Node, int]] = [{} for _ in lengths]
+        self.merged: list[tuple[fx.Node, Any, Any]] = []
+
+    @property
+    def spelled(self) -> str:
+        return ", ".join(map(str, self.lengths))
+
+    def graphs(self, nodes: Sequence[list[fx.Node]]) -> None:
+        """Merge lists of nodes: all must have the same operations in the same order."""
+        for at, each in enumerate(zip(*nodes, strict=False)):
+            last = each[-1]
+            if len({self._operation(node, module) for node, module in zip(each, self.modules, strict=True)}) > 1:
+                raise LengthError(f"Traces of {self.spelled} steps differ at {where(last)}. {ADVICE}")
+            args, kwargs = self.merge([n.args for n in each], last), self.merge([n.kwargs for n in each], last)
+            self.merged.append((last, args, kwargs))
+            for places, node in zip(self.places, each, strict=True):
+                places[node] = at
+        if len({len(each) for each in nodes}) > 1:
+            shortest = min(len(each) for each in nodes)
+            line = where(next(each[shortest] for each in nodes if len(each) > shortest))
+            raise LengthError(f"Traces of {self.spelled} steps differ from {line} on. {ADVICE}")
+
+    def _operation(self, node: fx.Node, module: torch.nn.Module) -> Any:
+        if node.op == "get_attr":
+            return node.op, content_of(attribute(module, node))
+        return node.op, None if node.op == "placeholder" else node.target
+
+    def merge(self, values: Sequence[Any], node: fx.Node) -> Any:
+        """One operand of all graphs."""
+        first, kinds = values[-1], {type(value) for value in values}
+        if isinstance(first, fx.Node):
+            places = {p.get(v) if isinstance(v, fx.Node) else None for p, v in zip(self.places, values, strict=True)}
+            if len(places) == 1 and None not in places:
+                return first
+        elif isinstance(first, list | tuple) and all(isinstance(value, list | tuple) for value in values):
+            return self._merge_lists([list(_runs(value)) for value in values], values, node)
+        elif isinstance(first, dict) and all(list(value) == list(first) for value in values):
+            return {key: self.merge([value[key] for value in values], node) for key in first}
+        elif isinstance(first, slice) and len(kinds) == 1:
+            parts = [self.merge([getattr(v, name) for v in values], node) for name in ("start", "stop", "step")]
+            return slice(*parts)
+        elif isinstance(first, RowRun) and len(kinds) == 1:
+            names = ("rows", "start", "stride", "count")
+            return RowRun(*(self.merge([getattr(v, name) for v in values], node) for name in names))
+        elif type(first) in (int, float) and len(kinds) == 1:
+            return first if len(set(values)) == 1 else Varies(tuple(values))
+        elif all(value == first for value in values):
+            return first
+        raise LengthError(f"Traces of {self.spelled} steps have other operands at {where(node)}. {ADVICE}")
+
+    def _merge_lists(self, runs: Sequence[list[Any]], values: Sequence[Any], node: fx.Node) -> Any:
+        if len({len(each) for each in runs}) == 1:
+            merged = [self.merge(items, node) for items in zip(*runs, strict=True)]
+            return type(values[-1])(merged) if not isinstance(values[-1], torch.Size) else tuple(merged)
+        found = [_progression(value) for value in values]
+        if any(each is None for each in found):
+            raise LengthError(
+                f"The list at {where(node)} does not grow evenly: it has {', '.join(str(len(v)) for v in values)} "
+                f"items at {self.spelled} steps. {ADVICE}"
+            )
+        return Progression(*(self.merge([each[i] for each in found if each], node) for i in range(3)))
+
+
+def _progression(values: Any) -> tuple[int, int, int] | None:
+    if len(values) < 2 or not all(type(value) is int for value in values):
+        return None
+    stride = values[1] - values[0]
+    even = all(b - a == stride for a, b in pairwise(values))
+    return (values[0], stride, len(values)) if even else None
+
+
+def _row(node: Any) -> tuple[fx.Node, int] | None:
+    """(unbound stacked output, index) of a node that is one row of it."""
+    if not isinstance(node, fx.Node) or node.target is not operator.getitem or node.op != "call_function":
+        return None
+    base, index = node.args
+    unbound = isinstance(base, fx.Node) and base.op == "call_function" and base.target is torch.unbind
+    return (base, index) if unbound and isinstance(index, int) else None  # type: ignore[return-value]
+
+
+def _runs(items: Sequence[Any]) -> Iterator[Any]:
+    """The items of a list, with three and more rows that follow each other evenly as one ``RowRun``."""
+    rows = [_row(item) for item in items]
+    at = 0
+    while at < len(items):
+        first, stop = rows[at], at + 1
+        if first is not None and stop < len(items) and (second := rows[stop]) is not None and second[0] is first[0]:
+            stride = second[1] - first[1]
+            while stop < len(items) and rows[stop] == (first[0], first[1] + stride * (stop - at)):
+                stop += 1
+            if stop - at >= _RUN and stride:
+                yield RowRun(first[0], first[1], stride, stop - at)
+                at = stop
+                continue
+        yield items[at]
+        at += 1
+
+
+def _without_rows(graph: fx.Graph) -> list[fx.Node]:
+    """The nodes of a graph without the rows that are only read in runs."""
+    read: set[fx.Node] = set()
+
+    def note(value: Any) -> None:
+        if isinstance(value, fx.Node):
+            read.add(value)
+        elif isinstance(value, list | tuple):
+            for item in _runs(value):
+                note(item)
+        elif isinstance(value, dict):
+            for item in value.values():
+                note(item)
+
+    for node in graph.nodes:
+        note(node.args)
+        note(node.kwargs)
+    return [node for node in graph.nodes if _row(node) is None or node in read]
+
+
+def _loop(lengths: Sequence[int], found: tuple[Recurrence, ...]) -> LoopTemplate:
+    """The template of one recurrence."""
+    last = found[-1]
+    kinds = {
+        (r.name, len(r.carries), r.constants, len(r.ys), r.autocast, r.grad_enabled, r.random, len(r.xs), r.operands)
+        for r in found
+    }
+    if len(kinds) > 1:
+        raise LengthError(f"The loop at {last.where} differs at {', '.join(map(str, lengths))} steps. {ADVICE}")
+    _check_shapes(found)
+    walk = _Walk(lengths, [each.step for each in found])
+    walk.graphs([list(each.step.graph.nodes) for each in found])
+    xs = tuple(_per_step(walk, each, last) for each in zip(*(r.xs for r in found), strict=True))
+    recurrence, lifted = lift(last, walk.merged)
+    counts = tuple(each.steps for each in found)
+    return LoopTemplate(recurrence, counts[0] if len(set(counts)) == 1 else Varies(counts), (*xs, *lifted))
+
+
+def _check_shapes(found: tuple[Recurrence, ...]) -> None:
+    sliced = {x.operand for x in found[-1].xs if isinstance(x, Slices)} - set(found[-1].constants)
+    for operand, examples in enumerate(zip(*(each.examples for each in found), strict=True)):
+        if operand not in sliced and len({tuple(example.shape) for example in examples}) > 1:
+            shapes = " and ".join(str(list(example.shape)) for example in (examples[0], examples[-1]))
+            raise LengthError(
+                f"Every step of the loop at {found[-1].where} reads a whole value whose size depends on the number of "
+                f"steps: {shapes}. A step is compiled once for one size. If that is no dimension of time, say in "
+                f"time_dim which is. {ADVICE}"
+            )
+
+
+def _per_step(walk: _Walk, xs: tuple[PerStep, ...], recurrence: Recurrence) -> PerStep:
+    """One per-step input of all lengths."""
+    last = xs[-1]
+    if isinstance(last, Slices) and all(isinstance(x, Slices) for x in xs):
+        fixed = {(x.operand, x.dim, x.stride) for x in xs if isinstance(x, Slices)}
+        starts = tuple(x.start for x in xs if isinstance(x, Slices))
+        if len(fixed) == 1:
+            start: Any = starts[0] if len(set(starts)) == 1 else Varies(starts)
+            return Slices(last.operand, last.dim, start, last.stride)
+    if isinstance(last, Items) and all(x == last for x in xs):
+        return last
+    if isinstance(last, Numbers) and all(isinstance(x, Numbers) for x in xs):
+        values: Any = tuple(x.values for x in xs if isinstance(x, Numbers))
+        return Numbers(values)
+    raise LengthError(
+        f"What the steps of the loop at {recurrence.where} read one after another does not grow evenly with the number "
+        f"of steps. {ADVICE}"
+    )

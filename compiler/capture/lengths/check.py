@@ -1,0 +1,112 @@
+"""Whether a run of a model at some length follows a pattern, event by event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from reroll.capture.lengths.forms import Form
+from reroll.capture.lengths.pattern import Literal, Pattern, Slot
+from reroll.capture.recorder.events import Numbers
+
+
+class Departure(BaseException):
+    """Raised inside a model that leaves its pattern; no ``except Exception`` of a model catches it."""
+
+
+@dataclass
+class Check:
+    """Follows one run of a model at ``length`` steps, and raises ``Departure`` where it leaves the pattern.
+
+    ``line`` gives the user's line that is running. ``values`` collects the numbers of the user's, by literal.
+    """
+
+    pattern: Pattern
+    length: int
+    line: Callable[[], str]
+    values: dict[tuple[int, int, int], list[int | float]] = field(default_factory=dict)
+    stretch: int = 0
+    run: int = 0
+    place: int = 0
+    departed: str = ""
+
+    def __post_init__(self) -> None:
+        self.counts = [stretch.count(self.length) for stretch in self.pattern.stretches]
+        colours = list(self.pattern.palette)
+        self.colours = [[colours[slot.colour] for slot in stretch.slots] for stretch in self.pattern.stretches]
+        self.steady = [
+            [_steady(slot, count, self.length) for slot in stretch.slots]
+            for stretch, count in zip(self.pattern.stretches, self.counts, strict=True)
+        ]
+        self._skip()
+
+    @property
+    def possible(self) -> bool:
+        """Whether the pattern has a run of this length: below it, first and last steps would overlap."""
+        return min(self.counts, default=0) >= 0
+
+    def _skip(self) -> None:
+        while self.stretch < len(self.counts) and self.counts[self.stretch] <= 0:
+            self.stretch += 1
+
+    def see(self, colour: tuple[Any, ...], numbers: Numbers) -> None:
+        """The next event. Raises Departure if it is not the one that the pattern predicts, and ever after."""
+        if self.departed:
+            raise Departure(self.departed)
+        if self.stretch == len(self.counts):
+            self._depart("has no operation left here")
+        place, colours = self.place, self.colours[self.stretch]
+        if colour != colours[place]:
+            self._depart("has another operation here, or one on other operands")
+        steady, first, last = self.steady[self.stretch][place]
+        if numbers != steady or not first <= self.run < last:
+            slot = self.pattern.stretches[self.stretch].slots[place]
+            self._compare(numbers, *slot.form(self.run, self.counts[self.stretch]))
+        self.place = place + 1
+        if self.place == len(colours):
+            self.place, self.run = 0, self.run + 1
+            if self.run == self.counts[self.stretch]:
+                self.run, self.stretch = 0, self.stretch + 1
+                self._skip()
+
+    def _compare(self, numbers: Numbers, form: Form, run: int) -> None:
+        expected = form(run, self.length)
+        if numbers != expected and any(
+            a != b and column not in form.free for column, (a, b) in enumerate(zip(numbers, expected, strict=True))
+        ):
+            self._depart("reads another step's value here, or has another number")
+        for column in form.free:
+            self.values.setdefault((self.stretch, self.place, column), []).append(numbers[column])
+
+    def _depart(self, how: str) -> None:
+        lengths = ", ".join(map(str, self.pattern.lengths))
+        self.departed = (
+            f"At {self.length} steps the model does not go on as at {lengths} steps: what was seen there {how}: "
+            f"{self.line()}."
+        )
+        raise Departure(self.departed)
+
+    def finish(self) -> None:
+        """The end of the run. Raises Departure if the pattern goes on, or was left."""
+        if self.departed:
+            raise Departure(self.departed)
+        if self.stretch != len(self.counts):
+            self._depart("has more operations")
+
+    def values_of(self, literal: Literal) -> tuple[int | float, ...]:
+        """The values of a number of the user's at every run of its loop, once the run is over."""
+        slot = self.pattern.stretches[literal.stretch].slots[literal.slot]
+        count = self.counts[literal.stretch]
+        seen = iter(self.values.get((literal.stretch, literal.slot, literal.column), ()))
+        forms = (slot.form(run, count) for run in range(count))
+        return tuple(
+            next(seen) if literal.column in form.free else form(at, self.length)[literal.column] for form, at in forms
+        )
+
+
+def _steady(slot: Slot, count: int, length: int) -> tuple[Numbers | None, int, int]:
+    """(numbers, first run, first run behind) of the runs that are no edges, or None where numbers differ there."""
+    form = slot.middle
+    steady = None if form.free or any(form.b) else form(0, length)
+    return steady, len(slot.head), count - len(slot.tail)

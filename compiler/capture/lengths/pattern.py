@@ -1,0 +1,181 @@
+"""The pattern of a model's operations in the number of steps T, and whether a run at some T follows it.
+
+Three recordings at short lengths give the pattern: stretches that are run once, and loops whose number of runs is
+affine in T. Every number of every event is then ``a + b r + c T`` at run r of its loop, but for a few first and last
+runs, which have numbers of their own. A recording at the full length must be what the pattern predicts, event by event.
+Numbers of the user's that are no such function (``1 / T``, ``0.9 ** t``) are *free*: they are read from the recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from reroll.capture.lengths.forms import Affine, Form, Rows, find_forms
+from reroll.capture.recorder.events import LITERALS, markers
+from reroll.capture.steps.operands import MIN_STEPS
+from reroll.capture.steps.search import repeats
+from reroll.errors import LengthError
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One event of a stretch: its colour, and its numbers in the first runs, the last ones (last first), the others."""
+
+    colour: int
+    kinds: tuple[str, ...]
+    head: tuple[Form, ...]
+    tail: tuple[Form, ...]
+    middle: Form
+
+    def form(self, run: int, count: int) -> tuple[Form, int]:
+        """The form that holds at a run of ``count``, and the run to apply it to."""
+        if run < len(self.head):
+            return self.head[run], 0
+        if count - run <= len(self.tail):
+            return self.tail[count - run - 1], 0
+        return self.middle, run
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Events that are run ``count(T)`` times, one after another."""
+
+    slots: tuple[Slot, ...]
+    count: Affine
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A recording at a short length: colours and numbers of all events, and the user's line of each.
+
+    ``given``: the event that made each tensor of the result, by its place in it.
+    """
+
+    length: int
+    colours: list[int]
+    numbers: Rows
+    lines: list[str]
+    given: dict[tuple[Any, ...], int | None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pattern:
+    """What a model does at every length that it follows.
+
+    ``anchors`` says of tensors of the result, by their place in it, whether the run of the loop that makes them counts
+    from the ``first`` or from the ``last``.
+    """
+
+    lengths: tuple[int, ...]
+    stretches: tuple[Stretch, ...]
+    palette: dict[Any, int]
+    literals: tuple[Literal, ...]
+    anchors: dict[tuple[Any, ...], str]
+    changes_inputs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A number of the user's: where it is, and its values at every run, at each of the pattern's lengths."""
+
+    stretch: int
+    slot: int
+    column: int
+    values: tuple[tuple[int | float, ...], ...]
+    line: str
+
+
+def find_pattern(
+    traces: Sequence[Trace], palette: dict[Any, int], free: tuple[str, ...] = (), multiple: int = 1
+) -> Pattern:
+    """The pattern of three recordings, shortest first. Raises LengthError if there is none.
+
+    free: kinds of the user's numbers that may be no affine function of run and length. multiple: how many repetitions
+    of equal operations are one run of a loop, for loops whose numbers have a period.
+    """
+    names = {number: colour for colour, number in palette.items()}
+    lengths = tuple(trace.length for trace in traces)
+    layout = list(_layout(np.array(traces[-1].colours, np.int32), 0, multiple))
+    parsed = [_parse(trace, traces[-1].colours, layout) for trace in traces]
+    stretches, literals = [], []
+    for at, (start, period, repeated) in enumerate(layout):
+        counts = [starts[at][1] for starts in parsed]
+        count = Affine.through(lengths, counts)
+        if count is None or (not repeated and counts != [1] * len(traces)):
+            raise LengthError(
+                f"The loop at {traces[-1].lines[start]} is run {', '.join(map(str, counts))} times at lengths "
+                f"{', '.join(map(str, lengths))}, which is no affine function of the length."
+            )
+        slots = []
+        for place in range(period):
+            event = start + place
+            colour = traces[-1].colours[event]
+            kinds = tuple(markers(names[colour]))
+            rows = [
+                [trace.numbers[starts[at][0] + place + period * r] for r in range(starts[at][1])]
+                for trace, starts in zip(traces, parsed, strict=True)
+            ]
+            head, tail, middle = find_forms(lengths, rows, kinds, free, traces[-1].lines[event])
+            slots.append(Slot(colour, kinds, head, tail, middle))
+            line = traces[-1].lines[event]
+            for column, kind in enumerate(kinds):
+                if kind in LITERALS:
+                    values = tuple(tuple(row[column] for row in each) for each in rows)
+                    literals.append(Literal(at, place, column, values, line))
+        stretches.append(Stretch(tuple(slots), count))
+    anchors = dict(_anchors(traces, parsed, [period for _, period, _ in layout]))
+    return Pattern(lengths, tuple(stretches), palette, tuple(literals), anchors)
+
+
+def _anchors(
+    traces: Sequence[Trace], parsed: Sequence[list[tuple[int, int]]], periods: list[int]
+) -> Iterator[tuple[tuple[Any, ...], str]]:
+    """Of each tensor that every run gives at the same place: from where the run of the loop that makes it counts."""
+    for place in set.intersection(*(set(trace.given) for trace in traces)):
+        first, last = set(), set()
+        for trace, stretches in zip(traces, parsed, strict=True):
+            event = trace.given[place]
+            for at, ((start, count), period) in enumerate(zip(stretches, periods, strict=True)):
+                if event is not None and start <= event < start + count * period:
+                    run, slot = divmod(event - start, period)
+                    first.add((at, slot, run))
+                    last.add((at, slot, count - run))
+        if len(first) == 1 or len(last) == 1:
+            yield place, "first" if len(first) == 1 else "last"
+
+
+def _layout(colours: Any, offset: int, multiple: int) -> Iterator[tuple[int, int, bool]]:
+    """(start, period, whether it repeats) of the stretches of a sequence of colours, in order."""
+    runs = repeats(colours)
+    if not runs:
+        if len(colours):
+            yield offset, len(colours), False
+        return
+    _, period, start, stop = runs[0]
+    count = (stop - start) // period
+    if count >= MIN_STEPS * multiple:
+        period, count = period * multiple, count // multiple
+    yield from _layout(colours[:start], offset, multiple)
+    yield offset + start, period, True
+    rest = start + count * period
+    yield from _layout(colours[rest:], offset + rest, multiple)
+
+
+def _parse(trace: Trace, model: list[int], layout: list[tuple[int, int, bool]]) -> list[tuple[int, int]]:
+    """(start, runs) of each stretch in a recording."""
+    found, at = [], 0
+    for start, period, repeated in layout:
+        template, first = model[start : start + period], at
+        while trace.colours[at : at + period] == template and (repeated or at == first):
+            at += period
+        found.append((first, (at - first) // period))
+        if not repeated and at == first:
+            break
+    if at != len(trace.colours):
+        line = trace.lines[min(at, len(trace.lines) - 1)]
+        raise LengthError(f"What the model does at {trace.length} steps differs from other lengths, at {line}.")
+    return found

@@ -1,0 +1,190 @@
+"""In-place code becomes values: every update makes a new node, and later uses read that node.
+
+Aliases are read off Dynamo's example values: two nodes alias when their fake tensors share a storage. A *root* is the
+first node of a storage; the others are *views* of it. An update of a view becomes an update of the root, after which
+stale views are taken again from the new root. Graph inputs that were updated are written back once, at the end.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from reroll.errors import CaptureError
+from reroll.graph.inplace import Place, operand, out_of_place, spell, storage_of, updated_places
+from reroll.graph.private import set_grad_enabled, storage_id
+
+
+def functionalise(graph: fx.Graph) -> fx.Graph:
+    """A graph in which no node changes another one's value, but for final write-backs to inputs."""
+    updates = {node: places for node in graph.nodes if (places := updated_places(node))}
+    touched = {storage_of(operand(node, place)) for node, places in updates.items() for place in places}
+    if not touched:
+        new = fx.Graph()
+        new.output(new.graph_copy(graph, {}))
+        return new
+    return _Rewriter(touched - {None}).run(graph, updates)
+
+
+def where(node: fx.Node) -> str:
+    """The line of the user's code that made a node, for messages."""
+    trace = (node.stack_trace or "").strip().splitlines()
+    files = [index for index, line in enumerate(trace) if line.lstrip().startswith("File ")]
+    if not files:
+        return f"node {node.name}"
+    code = trace[files[-1] + 1].strip() if files[-1] + 1 < len(trace) else ""
+    return f"{trace[files[-1]].strip()}: {code}".rstrip(": ")
+
+
+@dataclass
+class _Rewriter:
+    """One functionalisation: old nodes to new ones, with the current version of each updated storage."""
+
+    touched: set[int | None]
+    new: fx.Graph = field(default_factory=fx.Graph)
+    env: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    roots: dict[int, fx.Node] = field(default_factory=dict)
+    first: dict[int, fx.Node] = field(default_factory=dict)
+    versions: dict[int, int] = field(default_factory=dict)
+    taken: dict[fx.Node, int] = field(default_factory=dict)
+    parents: dict[fx.Node, tuple[fx.Node, bool]] = field(default_factory=dict)
+
+    def run(self, graph: fx.Graph, updates: dict[fx.Node, tuple[Place, ...]]) -> fx.Graph:
+        for node in graph.nodes:
+            if node.op == "output":
+                self._write_back()
+                self.new.output(fx.map_arg(node.args[0], self._current))
+            elif node in updates:
+                self._update(node, updates[node])
+            else:
+                self._copy(node)
+        return self.new
+
+    def _copy(self, node: fx.Node) -> None:
+        self.env[node] = self.new.node_copy(node, self._current)
+        storage = storage_of(node)
+        if storage is None or storage not in self.touched:
+            return
+        if storage not in self.roots:
+            self.roots[storage], self.versions[storage] = node, 0
+            self.first[storage] = self.env[node]
+            return
+        bases = [base for base in node.all_input_nodes if storage_of(base) == storage]
+        bases = bases or [base for base in node.all_input_nodes if _holds(base, storage)]
+        if not bases:
+            raise CaptureError(
+                f"{where(node)}: the value shares memory with one that is updated in place, in a way that reroll "
+                "cannot follow. Write the update out of place."
+            )
+        self.parents[node] = (bases[0], False)
+        self.taken[node] = self.versions[storage]
+
+    def _current(self, old: fx.Node) -> fx.Node:
+        """The new node that holds the present value of an old one."""
+        storage = storage_of(old)
+        if storage not in self.touched or storage is None or self.roots.get(storage) is old:
+            return self.env[old]
+        if self.taken[old] != self.versions[storage]:
+            base, same = self.parents[old]
+            self.env[old] = self._current(base) if same else self.new.node_copy(old, self._current)
+            self.taken[old] = self.versions[storage]
+        return self.env[old]
+
+    def _update(self, node: fx.Node, places: tuple[Place, ...]) -> None:
+        values = [operand(node, place) for place in places]
+        storages = [storage_of(value) for value in values]
+        if len(set(storages)) < len(storages):
+            raise CaptureError(f"{where(node)}: one operation updates the same memory twice. Write it out of place.")
+        chains = tuple(self._chain(value, node) for value in values)
+        swap = {value: self.env[self.roots[_known(storage)]] for value, storage in zip(values, storages, strict=True)}
+        args, kwargs = list(fx.map_arg(node.args, self._current)), dict(fx.map_arg(node.kwargs, self._current))
+        for place, value in zip(places, values, strict=True):
+            if isinstance(place, int):
+                args[place] = swap[value]
+            else:
+                kwargs[place] = swap[value]
+        changed = self.new.call_function(out_of_place, (_spelled(node), places, chains, *args), kwargs)
+        changed.meta = {key: value for key, value in node.meta.items() if key != "example_value"}
+        self._bind(node, changed, values)
+
+    def _bind(self, node: fx.Node, changed: fx.Node, values: list[Any]) -> None:
+        own = len(values) > 1 or (storage_of(node) is not None and storage_of(node) != storage_of(values[0]))
+        for index, value in enumerate(values):
+            storage = _known(storage_of(value))
+            root = self.roots[storage]
+            result = self.new.call_function(operator.getitem, (changed, index + 1)) if own else changed
+            result.meta = dict(changed.meta, example_value=root.meta["example_value"])
+            self.env[root] = result
+            self.versions[storage] += 1
+        if own:
+            self.env[node] = self.new.call_function(operator.getitem, (changed, 0))
+            self.env[node].meta = dict(node.meta)
+            made = storage_of(node)
+            if made is not None and made in self.touched:
+                self.roots[made], self.versions[made] = node, 0
+        elif storage_of(node) is not None:
+            self.parents[node] = (values[0], True)
+            self.taken[node] = -1
+
+    def _chain(self, value: fx.Node, update: fx.Node) -> tuple[Any, ...]:
+        """View operations from the root to a value, as (operation, operands, keywords), outermost first."""
+        chain: list[Any] = []
+        root = self.roots[_known(storage_of(value))]
+        while value is not root:
+            base, same = self.parents[value]
+            if not same:
+                extra = value.args[1:]
+                if value.args[:1] != (base,) or any(
+                    isinstance(x, fx.Node) for x in value.all_input_nodes if x is not base
+                ):
+                    raise CaptureError(
+                        f"{where(update)}: an update through this view cannot be followed. Write it out of place."
+                    )
+                chain.append((_spelled(value), tuple(extra), dict(value.kwargs)))
+            value = base
+        return tuple(reversed(chain))
+
+    def _write_back(self) -> None:
+        """Write new values of inputs back, after all else; what is computed reads a copy of the old value."""
+        for storage, root in self.roots.items():
+            if root.op not in ("placeholder", "get_attr") or self.versions[storage] == 0:
+                continue
+            original = self.first[storage]
+            before = (
+                next(n for n in self.new.nodes if n.op != "placeholder") if root.op == "placeholder" else original.next
+            )
+            with self.new.inserting_before(before):
+                copy = self.new.call_method("clone", (original,))
+            copy.meta = dict(root.meta)
+            original.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)  # type: ignore[misc]
+            value = root.meta["example_value"]
+            leaf = value.requires_grad and value.is_leaf
+            if leaf:
+                self.new.call_function(set_grad_enabled, (False,))
+            self.new.call_method("copy_", (original, self.env[root]))
+            if leaf:
+                self.new.call_function(set_grad_enabled, (True,))
+            self.env[root] = original
+            self.versions[storage] += 1
+
+
+def _known(storage: int | None) -> int:
+    assert storage is not None
+    return storage
+
+
+def _holds(node: fx.Node, storage: int) -> bool:
+    values = node.meta.get("example_value")
+    items = values if isinstance(values, tuple | list) else ()
+    return any(isinstance(item, torch.Tensor) and storage_id(item) == storage for item in items)
+
+
+def _spelled(node: fx.Node) -> str:
+    name = spell(node)
+    if name is None:
+        raise CaptureError(f"{where(node)}: the operation {node.target} has no importable name. Write it out of place.")
+    return name

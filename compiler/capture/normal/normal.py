@@ -1,0 +1,60 @@
+"""The normal form in which the repeating step is looked for.
+
+After functionalisation: every integer index is a ``torch.select`` beside its only user, rows that are written one by
+one into a tensor are one ``torch.stack``, a tensor that grows by ``torch.cat`` is one ``torch.cat``, and nodes that
+neither have users nor effects are gone. Common subexpressions stay: merging them would blur the borders between steps.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from reroll.capture.normal.functional import functionalise
+from reroll.capture.normal.row_writes import collect_cat, collect_rows, forward_read, update_rows
+from reroll.capture.normal.selects import open_windows, to_select
+from reroll.capture.normal.sequence_operators import show_loops
+from reroll.graph.effects import has_effect, mark_random
+from reroll.graph.names import take_names
+
+
+def normalise(module: fx.GraphModule, graph: fx.Graph) -> fx.Graph:
+    """The normal form of a graph of a module, as a new graph with the same inputs and outputs."""
+    new = functionalise(show_loops(graph))
+    take_names(new)
+    mark_random(module, new)
+    _drop_dead(new)
+    for node in list(new.nodes):
+        update_rows(new, node)
+    open_windows(new)
+    for node in list(new.nodes):
+        to_select(new, node)
+    for node in list(new.nodes):
+        forward_read(new, node)
+    _drop_dead(new)
+    for node in reversed(list(new.nodes)):
+        collect_rows(new, node)
+        collect_cat(new, node)
+    _sink_selects(new)
+    _drop_dead(new)
+    new.lint()
+    return new
+
+
+def _drop_dead(graph: fx.Graph) -> None:
+    for node in reversed(list(graph.nodes)):
+        if not node.users and not has_effect(node):
+            graph.erase_node(node)
+
+
+def _sink_selects(graph: fx.Graph) -> None:
+    """Every user gets a select of its own, right before it: a step then holds its own slice of time."""
+    for node in reversed(list(graph.nodes)):
+        if node.target is not torch.select or node.op != "call_function":
+            continue
+        for user in list(node.users):
+            if user.op != "output":
+                with graph.inserting_before(user):
+                    user.replace_input_with(node, graph.node_copy(node))
+        if not node.users:
+            graph.erase_node(node)

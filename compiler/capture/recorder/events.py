@@ -1,0 +1,280 @@
+"""What a model does, operation by operation, while Python really runs it at its full length.
+
+Dynamo is only shown short inputs, and no short trace tells what a loop does later on (``if t % 8 == 7: detach``). So a
+model is also run as it is, without a tape, under a ``TorchFunctionMode`` that turns every operation into an *event*: a
+colour (the operation, the structure of its operands, which inputs and parameters they are) and its numbers (how many
+events ago each operand was made, and all integers and floats). Nothing of an event is kept but that.
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from reroll.capture.recorder.history import History
+from reroll.capture.recorder.identity import Same, fingerprint
+from reroll.capture.steps.runs import Item, longest, slopes
+from reroll.errors import UnsupportedError
+from reroll.graph.names import LABEL
+from reroll.graph.private import any_autocast, applied_functions, autocast_dtypes
+
+Numbers = tuple[int | float, ...]
+Sink = Callable[[tuple[Any, ...], Numbers], None]
+LITERALS = ("int", "float")
+"""Markers in a colour where it has a number of the user's; ``made`` and ``count`` mark numbers of the recording."""
+_PLAIN = (int, float, bool, str, complex, type(None), np.generic, torch.Size, torch.dtype, torch.device, torch.layout)
+_GETTERS = frozenset(
+    {
+        getattr(Tensor, name).__get__
+        for name in ("shape", "dtype", "device", "requires_grad", "is_leaf", "ndim", "layout")
+    }
+    | {getattr(Tensor, name) for name in ("size", "dim", "numel", "stride", "is_floating_point", "is_contiguous")}
+    | {LABEL}  # gives the tensor itself
+)
+SCAN = torch.ops.higher_order.scan
+_LIST = 4
+_OURS = ("torch", "reroll")
+
+
+class Recorder(TorchFunctionMode):
+    """Tells ``sink(colour, numbers)`` of every operation that makes or changes a tensor.
+
+    inputs: names of the tensors that are passed to the model. Other tensors from outside are known by their identity.
+    """
+
+    def __init__(self, sink: Sink, inputs: Mapping[int, str]) -> None:
+        super().__init__()
+        self.sink, self.inputs = sink, inputs
+        self.made: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
+        self.history = History()
+        self.count, self.muted = 0, False
+
+    def __torch_function__(
+        self, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.muted or func in _GETTERS:
+            return func(*args, **kwargs)
+        if func is SCAN:
+            with self:
+                return step_by_step(*args)
+        colour, numbers = self._operands(func, args, kwargs)
+        if _updates(func) or "out" in kwargs:  # told of before it happens, so that a departure comes before any harm
+            self._tell(colour, numbers)
+            return self._made(self._muted(func, args, kwargs))
+        result = self._muted(func, args, kwargs)
+        if isinstance(result, Tensor) or not _is_plain(result) or result is None:
+            self._tell(colour, numbers)
+            self._made(result)
+        return result
+
+    def _muted(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What an operation gives; those inside of it are no events."""
+        self.muted = True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self.muted = False
+
+    def apply(self, function: Any, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An ``autograd.Function`` is an event, as are the operations of its forward, and what it notes at the end."""
+        if self.muted:
+            return inner(*args, **kwargs)
+        self._tell(*self._operands(fingerprint(function), args, kwargs))
+        result = inner(*args, **kwargs)
+        noted = next((vars(t.grad_fn) for t in _tensors(result) if hasattr(t.grad_fn, "__dict__")), {})
+        self._tell(*self._operands("noted for backward", (noted,), {}))
+        return self._muted(self._made, (result,), {})
+
+    def give(self, name: str, value: Any) -> None:
+        """The event that the model gives a value, or leaves it in an attribute."""
+        self._tell(*self._operands(f"gives {name}", (value,), {}))
+
+    def event_of(self, value: Tensor) -> int | None:
+        """The number of the event that made a tensor."""
+        entry = self.made.get(id(value))
+        return entry[1] if entry is not None and entry[0]() is value else None
+
+    def _tell(self, colour: list[Any], numbers: list[int | float]) -> None:
+        self.sink(tuple(colour), tuple(numbers))
+        self.count += 1
+
+    def _made(self, result: Any) -> Any:
+        """Note which event made the tensors of a result."""
+        for index, item in enumerate((result,) if type(result) is Tensor else _tensors(result)):
+            known = weakref.ref(item)
+            self.made[id(item)] = (known, self.count - 1, index)
+            self.history.made(item, known)
+        return result
+
+    def _operands(
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], list[int | float]]:
+        """Colour and numbers of an event."""
+        colour: list[Any] = [function, autocast_dtypes() if any_autocast() else None]
+        numbers: list[int | float] = []
+        for value in args:
+            self._flatten(value, colour, numbers)
+        if kwargs:
+            self._flatten(kwargs, colour, numbers)
+        return colour, numbers
+
+    def _flatten(self, value: Any, colour: list[Any], numbers: list[int | float]) -> None:
+        if isinstance(value, Tensor):
+            self._tensor(value, colour, numbers)
+        elif type(value) is int or (type(value) is float and value == value and str(value) != "-0.0"):
+            colour.append("int" if type(value) is int else "float")
+            numbers.append(value)
+        elif isinstance(value, list | tuple):
+            self._list(value, colour, numbers)
+        elif isinstance(value, Mapping):
+            colour.append(("keys", *value))
+            for item in value.values():
+                self._flatten(item, colour, numbers)
+        elif isinstance(value, slice):
+            colour.append("slice")
+            for item in (value.start, value.stop, value.step):
+                self._flatten(item, colour, numbers)
+        elif isinstance(value, _PLAIN):
+            colour.append((type(value), str(value)))
+        else:
+            self._object(value, colour, numbers)
+
+    def _object(self, value: Any, colour: list[Any], numbers: list[int | float]) -> None:
+        colour.append(type(value))
+        if hasattr(type(value), "__dataclass_fields__"):
+            self._flatten(vars(value), colour, numbers)
+        elif isinstance(value, range):
+            self._flatten((value.start, value.stop, value.step), colour, numbers)
+        elif isinstance(value, types.FunctionType):
+            colour.append(fingerprint(value))
+        elif value.__hash__ is not None:
+            colour.append(Same(value))
+        else:
+            colour.append(repr(value))
+
+    def _tensor(self, value: Tensor, colour: list[Any], numbers: list[int | float]) -> None:
+        entry = self.made.get(id(value))
+        if entry is not None and entry[0]() is value:
+            colour.append("made")
+            numbers += (self.count - entry[1], entry[2])
+        else:
+            self.history.keep(value)
+            colour.append(("from outside", self.inputs.get(id(value), id(value))))
+
+    def _list(self, values: Sequence[Any], colour: list[Any], numbers: list[int | float]) -> None:
+        """The items of a list; three and more, or blocks of them, that differ evenly in their numbers are one run."""
+        colour.append("(")
+        if len(values) < _LIST:
+            for value in values:
+                self._flatten(value, colour, numbers)
+        else:
+            self._runs(values, colour, numbers)
+        colour.append(")")
+
+    def _runs(self, values: Sequence[Any], colour: list[Any], numbers: list[int | float]) -> None:
+        items: list[Item] = []
+        for value in values:
+            own: tuple[list[Any], list[int | float]] = ([], [])
+            self._flatten(value, *own)
+            items.append((tuple(own[0]), tuple(own[1])))
+        at = 0
+        while at < len(items):
+            period, count = longest(items, at)
+            block = items[at : at + period]
+            numbers += [n for _, first in block for n in first]
+            if count > 1:
+                colour.append(("run", *(key for key, _ in block)))
+                numbers += [n for slope in slopes(items, at, period) for n in slope]
+                numbers.append(count)
+            else:
+                colour += block[0][0]
+            at += count * period
+
+
+def markers(colour: tuple[Any, ...]) -> list[str]:
+    """What each number of an event of this colour is: ``int``, ``float``, or of the recording."""
+    found: list[str] = []
+    for item in colour:
+        if item in LITERALS:
+            found.append(item)
+        elif item == "made":
+            found += ["made", "made"]
+        elif isinstance(item, tuple) and item and item[0] == "run":
+            inner = [marker for key in item[1:] for marker in markers(key)]
+            found += ["count"] * (2 * len(inner) + 1)
+    return found
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    items = result if isinstance(result, tuple | list) else (result,)
+    return [item for item in items if isinstance(item, Tensor)]
+
+
+@functools.cache
+def _updates(function: Any) -> bool:
+    """Whether an operation is known by its name to update an operand in place."""
+    name = getattr(function, "__name__", "")
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return not isinstance(value, torch.Size) and all(_is_plain(item) for item in value)
+    return isinstance(value, _PLAIN)
+
+
+@contextmanager
+def recording(recorder: Recorder) -> Iterator[None]:
+    """Record what runs inside: with gradients if they are on, as models ask for that, but without a tape."""
+    eager = torch.compiler.set_stance("force_eager")  # torch.scan compiles itself
+    no_tape = torch.autograd.graph.saved_tensors_hooks(lambda _: None, _no_backward)
+    with applied_functions(recorder.apply), eager, no_tape, recorder:
+        yield
+
+
+def _no_backward(_: None) -> Tensor:
+    raise UnsupportedError(
+        "reroll.compile: the model calls backward in its forward, which a run that checks it cannot do. Use "
+        "torch.compile(backend='reroll') for this model."
+    )
+
+
+def step_by_step(
+    combine: Callable[..., Any], initial: Sequence[Tensor], xs: Sequence[Tensor], constants: Sequence[Tensor]
+) -> list[Tensor]:
+    """What ``torch.scan`` does, as the operations of its steps."""
+    carry, rows = list(initial), []
+    for t in range(xs[0].shape[0]):
+        results = combine(*carry, *(x[t] for x in xs), *constants)
+        carry = list(results[: len(initial)])
+        rows.append(results[len(initial) :])
+    return [*carry, *(torch.stack(column) for column in zip(*rows, strict=True))]
+
+
+def user_trace() -> str:
+    """The line of the user's code that is running: the innermost one outside of torch and reroll; as in a traceback."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OURS:
+        frame = frame.f_back
+    if frame is None:
+        return "the model"
+    name, number = frame.f_code.co_filename, frame.f_lineno
+    code = linecache.getline(name, number).strip()
+    return f'File "{name}", line {number}, in {frame.f_code.co_name}\n    {code}'.rstrip()
+
+
+def user_line() -> str:
+    """The same in one line."""
+    return ": ".join(map(str.strip, user_trace().split("\n")))

@@ -1,0 +1,240 @@
+"""The graph of a model that Dynamo cannot read, written down while Python really runs the model.
+
+A ``TorchFunctionMode`` sees every operation and writes it as Dynamo writes it: a placeholder for each tensor from
+outside, then calls, with the tensors that were made as examples. It sees no Python: what the model decided while it ran
+stays decided. So whatever shows Python the values of a tensor is refused, and so is a tensor of which nobody saw where
+it came from.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
+
+from reroll.capture.recorder.events import SCAN, step_by_step, user_line, user_trace
+from reroll.capture.recorder.spelling import METADATA, Spelled, spelled
+from reroll.errors import CaptureError
+from reroll.graph.effects import draws
+from reroll.graph.inplace import STATISTICS, operand, updated_places
+from reroll.graph.private import (
+    any_autocast,
+    applied_functions,
+    is_higher_order,
+    map_aggregate,
+    set_grad_enabled,
+    storage_id,
+)
+
+_NUMBERS = (int, float, bool, str, complex, type(None), type(...))
+_LITERALS = (*_NUMBERS, torch.dtype, torch.device, torch.layout, torch.memory_format)
+_REFUSED = ("detach_", "requires_grad_", "set_", "resize_", "resize_as_", "as_strided_", "register_hook", "backward")
+
+
+class Unrecordable(CaptureError):
+    """A model does something that a record of its operations does not tell."""
+
+
+class GraphRecorder(TorchFunctionMode):
+    """Writes the operations that run under it into ``graph``.
+
+    outside: all tensors that may be read without having been made here. functions: what stands in a graph for the
+    application of each ``autograd.Function``, the same in every graph of a model.
+    """
+
+    def __init__(self, outside: Sequence[Tensor], functions: dict[Any, Callable[..., Any]]) -> None:
+        super().__init__()
+        self.graph, self.functions = fx.Graph(), functions
+        self.known: dict[int, tuple[Tensor, fx.Node]] = {}
+        self.inference = torch.is_inference_mode_enabled()
+        self.calling = self.writing = False
+        self.refusal: Unrecordable | None = None
+        for index, value in enumerate(outside):
+            node = self.graph.placeholder(f"outside_{index}")
+            node.meta["example_value"] = value
+            self.known[id(value)] = value, node
+        self.inputs = list(self.graph.nodes)
+        self.memory = {storage_id(value) for value in outside if value.layout == torch.strided}
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record what runs inside. Raises Unrecordable, also if the model has caught it."""
+        with applied_functions(self._apply), torch.compiler.set_stance("force_eager"), self:
+            yield
+        if self.refusal is not None:
+            raise self.refusal
+
+    def finish(self, results: Sequence[Any]) -> tuple[fx.GraphModule, list[int]]:
+        """The graph that gives ``results``, and which of the tensors from outside it reads, in order."""
+        self.graph.output(self._operand(tuple(results)))
+        for node in self.graph.nodes:
+            value = node.meta.get("example_value")
+            if node.op == "placeholder":
+                node.meta["example_value"] = _example(value, value.is_leaf)
+            else:
+                node.meta["example_value"] = map_aggregate(value, _example)
+        read = [index for index, node in enumerate(self.inputs) if node.users]
+        for node in self.inputs:
+            if not node.users:
+                self.graph.erase_node(node)
+        return fx.GraphModule(nn.Module(), self.graph), read
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.writing:
+            return func(*args, **kwargs)
+        if func is SCAN:
+            with self:
+                return step_by_step(*args)
+        result_of = Spelled("call_function", func, args, kwargs)
+        if self.calling:
+            return self._inside(result_of)
+        if func in METADATA:
+            result = func(*args, **kwargs)
+            return result if not isinstance(result, Tensor) else self._refuse(f"{func} gave a tensor")
+        name = getattr(func, "__name__", "")
+        if name == "requires_grad_" and args[0].requires_grad is all((*args[1:], *kwargs.values())):
+            return args[0]
+        module = getattr(func, "__module__", None) or ""
+        if name in _REFUSED or is_higher_order(func) or module.startswith("torch.autograd"):
+            self._refuse(f"{name or func} cannot be recorded")
+        written = spelled(func, args, kwargs)
+        if written is not None:
+            return self._call(written, result_of.run)
+        return self._refuse(f"{getattr(func, '__self__', func)} cannot be recorded")
+
+    def _inside(self, call: Spelled) -> Any:
+        """An operation of the forward of an ``autograd.Function``, which a graph applies as a whole."""
+        if draws(getattr(call.target, "__name__", "")):
+            self._refuse("an autograd.Function draws random numbers")
+        result = call.run()
+        made = isinstance(result, Tensor | tuple | list) or result is None or result is NotImplemented
+        if not made and call.target not in METADATA:
+            self._refuse("an autograd.Function reads the values of a tensor")
+        return result
+
+    def _apply(self, function: Any, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.calling:
+            return inner(*args, **kwargs)
+        target = self.functions.setdefault(function, _application(function))
+
+        def run() -> Any:
+            self.writing = False
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                self.writing = True
+
+        self.writing = True
+        try:
+            return self._call(Spelled("call_function", target, args, kwargs), run)
+        finally:
+            self.writing = False
+
+    def _call(self, call: Spelled, run: Callable[[], Any]) -> Any:
+        """Write one operation down, and run it."""
+        if any_autocast() or torch.is_inference_mode_enabled() is not self.inference:
+            self._refuse("autocast and inference mode cannot be recorded")
+        node = self.graph.create_node(call.op, call.target, self._operand(call.args), self._operand(call.kwargs))
+        node.meta["stack_trace"] = user_trace()
+        updated = [operand(node, place) for place in updated_places(node)]
+        self._check_updates(updated, node)
+        operands = [leaf.meta["example_value"] for leaf in _tensors_among(node.all_input_nodes)]
+        before = [(value, value._version) for value in operands if not value.is_inference()]
+        self.calling = True
+        try:
+            result = run()
+        except BaseException:
+            self.graph.erase_node(node)
+            raise
+        finally:
+            self.calling = False
+        if result is NotImplemented:  # comparisons with what is no tensor
+            self.graph.erase_node(node)
+            return result
+        memory = {storage_id(leaf.meta["example_value"]) for leaf in updated}
+        for value, version in before:
+            if value._version != version and storage_id(value) not in memory:
+                self._refuse(f"{node.target} updates an operand in place, which cannot be seen from outside")
+        if result is not None or not (updated or call.target is set_grad_enabled):
+            self._bind(result, node)
+        return result
+
+    def _bind(self, result: Any, node: fx.Node) -> None:
+        """Remember what a node gave. A tensor that is known already stays what it was."""
+        if isinstance(result, Tensor):
+            if result.layout != torch.strided or type(result) not in (Tensor, nn.Parameter):
+                self._refuse(f"{type(result).__name__} ({result.layout}) is no plain tensor")
+            node.meta["example_value"] = result
+            self.known.setdefault(id(result), (result, node))
+        elif isinstance(result, tuple | list):
+            node.meta["example_value"] = tuple(result)
+            for index, item in enumerate(result):
+                if item is not None:
+                    picked = self.graph.call_function(operator.getitem, (node, index))
+                    picked.meta["stack_trace"] = node.meta["stack_trace"]
+                    self._bind(item, picked)
+        else:
+            self._refuse(f"{node.target} shows Python the values of a tensor ({type(result).__name__})")
+
+    def _check_updates(self, updated: Sequence[fx.Node], node: fx.Node) -> None:
+        """Values from outside may be updated, but autograd's record of them stays as it is."""
+        outside = any(storage_id(leaf.meta["example_value"]) in self.memory for leaf in updated)
+        tensors = [leaf.meta["example_value"] for leaf in _tensors_among(node.all_input_nodes)]
+        if not outside or node.target in STATISTICS or not torch.is_grad_enabled():
+            return
+        if any(value.requires_grad for value in tensors):
+            self._refuse("a tensor of the model's or an argument is updated in place with gradients")
+
+    def _operand(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if id(value) not in self.known:
+                self._refuse("a tensor is used that no recorded operation made, and no attribute or argument holds")
+            return self.known[id(value)][1]
+        if isinstance(value, slice):
+            return slice(*(self._operand(each) for each in (value.start, value.stop, value.step)))
+        if isinstance(value, tuple | list):
+            items = [self._operand(item) for item in value]
+            return items if isinstance(value, list) else tuple(items)
+        if isinstance(value, Mapping):
+            return {key: self._operand(item) for key, item in value.items()}
+        if isinstance(value, np.generic):
+            return value.item()
+        return value if isinstance(value, _LITERALS) else self._refuse(f"{type(value).__name__} is no plain operand")
+
+    def _refuse(self, reason: str) -> Any:
+        self.refusal = Unrecordable(f"{user_line()}: {reason}.")
+        raise self.refusal
+
+
+def _application(function: Any) -> Callable[..., Any]:
+    """A function that applies an ``autograd.Function``."""
+
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        return function.apply(*args, **kwargs)
+
+    apply.__name__ = apply.__qualname__ = f"{function.__name__}_apply"
+    return apply
+
+
+def _tensors_among(nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    return [node for node in nodes if isinstance(node.meta.get("example_value"), Tensor)]
+
+
+def _example(value: Any, leaf: bool = False) -> Any:
+    """An example in the same memory without autograd's record of it, which would keep what made it alive."""
+    if not isinstance(value, Tensor) or isinstance(value, nn.Parameter):
+        return value
+    made = value.detach().requires_grad_(value.requires_grad)
+    if leaf or not value.requires_grad:
+        return made
+    with torch.enable_grad():
+        return made.view_as(made)

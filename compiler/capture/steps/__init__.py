@@ -1,0 +1,1 @@
+"""compiler/capture/steps."""

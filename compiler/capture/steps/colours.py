@@ -1,0 +1,190 @@
+"""The calls of a graph in program order, as tables of numbers: colours, operands, indices, modes.
+
+The *colour* of a node is its operation, its literals, the structure and shapes of its operands, the identity of the
+inputs it reads and the structure of its submodules; integers that index are left out. An *abstract* sequence leaves out
+numbers of arithmetic and the identity of inputs that are no parameters too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import fx
+
+from reroll.graph.effects import attribute, example, modes
+from reroll.graph.private import map_aggregate
+
+Ints = npt.NDArray[np.int64]
+OUTSIDE = 1 << 40
+_SMALL_TENSOR = 1 << 16
+_NAMES = ("add", "sub", "mul", "truediv", "pow", "lt", "le", "gt", "ge", "eq", "ne")
+MOVING_ARITHMETIC = frozenset(
+    {*(getattr(operator, name) for name in _NAMES), torch.add, torch.sub, torch.mul, torch.div, torch.pow}
+)
+MOVING_METHODS = frozenset({"add", "sub", "mul", "div", "pow"})
+FILLS: dict[Any, int] = {torch.tensor: 0, torch.full: 1, torch.full_like: 1, "new_full": 2}
+_CALLS = ("call_function", "call_method", "call_module")
+_MOVING = ("moving",)
+
+
+class Sequence:
+    """The calls of a normal-form graph in program order, with their colours and operand tables.
+
+    ``operands[i]`` are node i's operands, flattened. ``code`` holds, for all nodes one after another, the position of
+    each operand that is a call, or ``OUTSIDE`` + an identity for any other; ``number`` the value of moving integers.
+    ``modes[i]`` are the gradient and autocast modes before node i. ``maps``: steps that carry nothing count as steps.
+    """
+
+    def __init__(self, module: torch.nn.Module, graph: fx.Graph, abstract: bool, maps: bool = False) -> None:
+        self.module, self.graph, self.abstract, self.maps = module, graph, abstract, maps
+        self.nodes: list[fx.Node] = [
+            node for node in graph.nodes if node.op in ("call_function", "call_method", "call_module")
+        ]
+        self.position = {node: index for index, node in enumerate(self.nodes)}
+        self.operands = [flatten(node) for node in self.nodes]
+        self.modes = modes(self.nodes)
+        self._hashes: dict[Any, str] = {}
+        colours: dict[Any, int] = {}
+        self.colour = np.array([colours.setdefault(self._colour(node), len(colours)) for node in self.nodes], np.int32)
+        self._tables()
+
+    def _tables(self) -> None:
+        outside: dict[Any, int] = {}
+        code, number, index = [], [], []
+        for node, leaves in zip(self.nodes, self.operands, strict=True):
+            select = node.target is torch.select
+            for place, leaf in enumerate(leaves):
+                if isinstance(leaf, fx.Node):
+                    at = self.position.get(leaf)
+                    if at is None:
+                        at = OUTSIDE + outside.setdefault(self._identity(leaf), len(outside))
+                    code.append(at)
+                    number.append(0.0)
+                else:
+                    code.append(-1)
+                    number.append(float(leaf) if self._moves(node, place, leaf) else 0.0)
+                index.append(select and place == 2)
+        self.offset = np.concatenate(([0], np.cumsum([len(leaves) for leaves in self.operands]))).astype(np.int64)
+        self.code: Ints = np.array(code, dtype=np.int64)
+        self.number = np.array(number, dtype=np.float64)
+        self.index = np.array(index, dtype=bool)
+
+    def _identity(self, node: fx.Node) -> Any:
+        """Two outside nodes are one value if they are the same node, or submodules or constants of equal content."""
+        return self.content(node) if node.op == "get_attr" else node
+
+    def content(self, node: fx.Node) -> str:
+        """A text that is equal for get_attr nodes of equal content."""
+        if any(user.target == "copy_" and user.args[0] is node for user in node.users):
+            return f"updated {node.name}"
+        value = attribute(self.module, node)
+        key = id(value)
+        if key not in self._hashes:
+            self._hashes[key] = content_of(value)
+        return self._hashes[key]
+
+    def _moves(self, node: fx.Node, place: int, leaf: Any) -> bool:
+        if isinstance(leaf, bool) or not isinstance(leaf, int | float):
+            return False
+        if node.target is torch.select:
+            return place == 2
+        return self.abstract and may_move(node, place)
+
+    def _colour(self, node: fx.Node) -> Any:
+        place = -1
+
+        def leaf_colour(leaf: Any) -> Any:
+            nonlocal place
+            place += 1
+            if isinstance(leaf, fx.Node):
+                return self._operand_colour(leaf)
+            return _MOVING if self._moves(node, place, leaf) else leaf
+
+        operands = map_aggregate((node.args, node.kwargs), leaf_colour)
+        target = id(node.target) if node.op == "call_function" else node.target
+        return (node.op, target, repr(operands), _kind(node))
+
+    def _operand_colour(self, leaf: fx.Node) -> Any:
+        if leaf.op == "get_attr":
+            value = attribute(self.module, leaf)
+            plain = isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
+            return ("*", tuple(value.shape), value.dtype) if self.abstract and plain else self.content(leaf)
+        if leaf.op == "placeholder" and not (self.abstract and _is_input(leaf)):
+            return ("in", leaf.name)
+        return ("*", _kind(leaf))
+
+
+def _kind(node: fx.Node) -> Any:
+    value = example(node)
+    return None if value is None else (tuple(value.shape), value.dtype, value.device)
+
+
+def _is_input(node: fx.Node) -> bool:
+    """Whether a placeholder is a tensor that the user passes at each call, not a parameter."""
+    value = example(node)
+    return value is not None and not isinstance(value, torch.nn.Parameter)
+
+
+def may_move(node: fx.Node, place: int) -> bool:
+    """Whether leaf ``place`` of a node may be another number at each step: one side of arithmetic, or a filling."""
+    if node.target in FILLS:
+        at = FILLS[node.target]
+        return len(node.args) > at and not isinstance(node.args[at], list | tuple) and place == _leaves(node.args[:at])
+    if len(node.args) != 2 or node.kwargs or place > 1:
+        return False
+    known = node.target in (MOVING_ARITHMETIC if node.op == "call_function" else MOVING_METHODS)
+    return known and example(node.args[1 - place]) is not None
+
+
+def _leaves(operands: tuple[Any, ...]) -> int:
+    found: list[Any] = []
+    map_aggregate(operands, found.append)
+    return len(found)
+
+
+def flatten(node: fx.Node) -> list[Any]:
+    """All leaves of a node's operands, in the order of ``rebuild``."""
+    leaves: list[Any] = []
+    map_aggregate((node.args, node.kwargs), leaves.append)
+    return leaves
+
+
+def rebuild(node: fx.Node, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A node's operands with other leaves."""
+    rest = iter(leaves)
+    args, kwargs = map_aggregate((node.args, node.kwargs), lambda _: next(rest))
+    return args, kwargs
+
+
+def content_of(value: Any) -> str:
+    """A text that is equal for submodules of equal graphs and for small tensors of equal values."""
+    if isinstance(value, fx.GraphModule):
+        return module_content(value)
+    if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter) and value.numel() <= _SMALL_TENSOR:
+        digest = hashlib.sha256(repr(value.tolist()).encode()).hexdigest()
+        return repr((tuple(value.shape), value.dtype, value.device, value.requires_grad, digest))
+    return f"object {id(value)}"
+
+
+def module_content(module: fx.GraphModule) -> str:
+    """A text that is equal for modules that do the same to their inputs."""
+    names: dict[fx.Node, str] = {}
+    text = []
+    for place, node in enumerate(module.graph.nodes):
+        names[node] = f"%{place}"
+        if node.op == "get_attr":
+            text.append(content_of(attribute(module, node)))
+            continue
+        operands = map_aggregate((node.args, node.kwargs), _namer(names))
+        text.append(repr((node.op, "" if node.op == "placeholder" else str(node.target), operands)))
+    return hashlib.sha256("\n".join(text).encode()).hexdigest()
+
+
+def _namer(names: dict[fx.Node, str]) -> Callable[[Any], Any]:
+    return lambda leaf: names[leaf] if isinstance(leaf, fx.Node) else leaf

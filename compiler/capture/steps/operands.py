@@ -1,0 +1,218 @@
+"""The relation of every operand of a candidate region to its step.
+
+Each operand column of a candidate must keep one relation over its steps: the same distance back (a value of this step,
+or a carry of d steps ago), one value from outside, a list of values from outside, or an index that moves evenly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import fx
+
+from reroll.capture.normal.functional import where
+from reroll.capture.steps.colours import OUTSIDE, Ints, Sequence
+
+MIN_STEPS = 3
+_MAP_STEPS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Nodes [start, start + period * steps) of the sequence are ``steps`` runs of one step of ``period`` nodes."""
+
+    start: int
+    period: int
+    steps: int
+
+    @property
+    def stop(self) -> int:
+        """The first node after the region."""
+        return self.start + self.period * self.steps
+
+    @property
+    def size(self) -> int:
+        """Nodes that it covers."""
+        return self.period * self.steps
+
+
+def columns(sequence: Sequence, region: Region) -> tuple[Ints, npt.NDArray[np.float64]]:
+    """Operand codes and moving numbers of a region, one row a step."""
+    first, last = sequence.offset[region.start], sequence.offset[region.stop]
+    return (
+        sequence.code[first:last].reshape(region.steps, -1),
+        sequence.number[first:last].reshape(region.steps, -1),
+    )
+
+
+def relations(sequence: Sequence, region: Region) -> Ints:
+    """Each operand's relation: the distance back from the first node of its step, or ``OUTSIDE`` + identity."""
+    code, _ = columns(sequence, region)
+    base = region.start + region.period * np.arange(region.steps)[:, None]
+    return np.where(code >= OUTSIDE, code, np.where(code < 0, OUTSIDE - 1, base - code))
+
+
+def delay(relation: int, period: int) -> int:
+    """How many steps ago a value at this distance was made; 0 for a value of the same step."""
+    return -(-relation // period) if relation > 0 else 0
+
+
+def window(sequence: Sequence, region: Region) -> Region | None:
+    """The longest stretch of steps over which every operand keeps its relation."""
+    if region.steps < MIN_STEPS:
+        return None
+    code, number = columns(sequence, region)
+    relation = relations(sequence, region)
+    if not sequence.maps and not np.any((relation > 0) & (code >= region.start) & (code < OUTSIDE)):
+        return None  # nothing is carried, whatever the window
+    first = sequence.offset[region.start]
+    moving = number[:, sequence.index[first : first + number.shape[1]]]
+    breaks = sorted({*_relation_breaks(relation, code, region), *_index_breaks(moving)})
+    best = _longest_stretch(breaks, region.steps)
+    found = Region(region.start + best[0] * region.period, region.period, best[1] - best[0])
+    return found if found.steps >= MIN_STEPS and classify(sequence, found) else None
+
+
+def _longest_stretch(breaks: list[tuple[int, int]], steps: int) -> tuple[int, int]:
+    """The longest [low, high) in which each break (step, delay) is among the first ``delay`` steps, or outside."""
+    best = (0, 0)
+    ats = np.array([at for at, _ in breaks], np.int64)
+    backs = np.array([back for _, back in breaks], np.int64)
+    for low in sorted({0, *(at - back + 1 for at, back in breaks), *(at for at, _ in breaks)}):
+        after = ats[ats >= low + backs]
+        high = int(after.min()) if len(after) else steps
+        if low >= 0 and high - low > best[1] - best[0]:
+            best = (low, high)
+    return best
+
+
+def _relation_breaks(relation: Ints, code: Ints, region: Region) -> Iterator[tuple[int, int]]:
+    """(step, delay): a window [l, h) may hold the step only among its first ``delay`` ones."""
+    outside = (code < region.start) | (code >= OUTSIDE)
+    for at_column in np.flatnonzero(np.any(relation != relation[:1], axis=0)):
+        column = relation[:, at_column]
+        identity = np.where(outside[:, at_column], code[:, at_column], -1)
+        repeated = np.count_nonzero(identity[1:] == identity[:-1]) >= len(column) // 2
+        if np.all(outside[:, at_column]) and not repeated:
+            continue  # another value from outside at every step: a list
+        kept = code[:, at_column] if np.count_nonzero(outside[:, at_column]) > len(column) // 2 else column
+        steady = _longest_run_value(kept)
+        back = 0 if kept is not column else delay(steady, region.period)
+        for at in np.flatnonzero(kept != steady).tolist():
+            yield at, back
+
+
+def _longest_run_value(column: Ints) -> int:
+    edges = np.flatnonzero(np.concatenate(([True], column[1:] != column[:-1], [True])))
+    return int(column[edges[int(np.argmax(np.diff(edges)))]])
+
+
+def _index_breaks(number: npt.NDArray[np.float64]) -> Iterator[tuple[int, int]]:
+    """Steps at which an index leaves its even movement; a break of the slope excludes what is before or after it."""
+    slopes = np.diff(number, axis=0)
+    for column in slopes.T[np.any(np.abs(slopes - slopes[:1]) > 1e-9, axis=0)]:
+        rounded = np.round(column * 2**32).astype(np.int64)
+        steady = _longest_run_value(rounded)
+        for at in np.flatnonzero(rounded != steady).tolist():
+            yield at + 1, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """The relation of one operand of a step: its ``kind``, and what belongs to it.
+
+    ``step``: the value of node ``node`` of the same step. ``carry``: that of ``delay`` steps ago, before which it is
+    ``outside[0], outside[1], ...`` at steps 0, 1, ... ``constant``: ``outside[0]``. ``items``: ``outside[r]`` at step
+    r. ``index``: ``start + stride * r`` at step r. ``numbers``: ``values[r]``. ``literal``: as it stands.
+    """
+
+    kind: str
+    node: int = 0
+    delay: int = 0
+    outside: tuple[fx.Node, ...] = ()
+    start: int = 0
+    stride: int = 0
+    values: tuple[float, ...] = ()
+
+
+def classify(sequence: Sequence, region: Region) -> list[list[Operand]] | None:
+    """The relation of every operand, one list a node of the step.
+
+    None if one has none, or if nothing is carried by a step that has to.
+    """
+    found: list[list[Operand]] = []
+    for place, _, operand, _ in _operands(sequence, region):
+        if operand is None:
+            return None
+        found += [[] for _ in range(place + 1 - len(found))]
+        found[place].append(operand)
+    found += [[] for _ in range(region.period - len(found))]
+    kinds = {operand.kind for operands in found for operand in operands}
+    maps = sequence.maps and region.steps >= _MAP_STEPS and not kinds.isdisjoint(("index", "items"))
+    return found if maps or "carry" in kinds else None
+
+
+def why_not(sequence: Sequence, region: Region) -> str:
+    """Why a run of equal operations is no recurrence: the first operand that keeps no relation, or what else."""
+    carried = False
+    for place, index, operand, values in _operands(sequence, region):
+        line = where(sequence.nodes[region.start + place])
+        if operand is None and index:
+            return f"the index at {line} does not move evenly: {', '.join(f'{v:g}' for v in values[:6])}, ..."
+        if operand is None:
+            return f"an operand at {line} is now a value of the steps, now one from outside, or from varying steps ago"
+        carried = carried or operand.kind == "carry"
+    if not carried:
+        return "no value is carried from step to step, so the steps can be one batched operation instead"
+    return "its steps differ in their gradient modes or effects, or what they hand on is not all tensors"
+
+
+def _operands(sequence: Sequence, region: Region) -> Iterator[tuple[int, bool, Operand | None, list[float]]]:
+    """(place in the step, whether it is an index, its relation, its numbers) of every operand of the step."""
+    code, number = columns(sequence, region)
+    relation = relations(sequence, region)
+    leaves = [sequence.operands[at] for at in range(region.start, region.stop)]
+    column = 0
+    for place in range(region.period):
+        for slot in range(len(leaves[place])):
+            nodes = tuple(leaves[r * region.period + place][slot] for r in range(region.steps))
+            index = bool(sequence.index[sequence.offset[region.start] + column])
+            values = number[:, column]
+            yield (
+                place,
+                index,
+                _operand(region, nodes, code[:, column], relation[:, column], values, index),
+                values.tolist(),
+            )
+            column += 1
+
+
+def _moving(values: Any, number: npt.NDArray[np.float64], index: bool) -> Operand | None:
+    slopes = np.diff(number)
+    if not np.any(slopes):
+        return Operand("literal")
+    if not index:
+        return Operand("numbers", values=tuple(values))
+    even = bool(np.all(slopes == slopes[0]))
+    return Operand("index", start=int(number[0]), stride=int(slopes[0])) if even else None
+
+
+def _operand(
+    region: Region, nodes: Any, code: Ints, relation: Ints, number: npt.NDArray[np.float64], index: bool
+) -> Operand | None:
+    if not isinstance(nodes[-1], fx.Node):
+        return _moving(nodes, number, index)
+    outside = (code < region.start) | (code >= OUTSIDE)
+    if outside[-1]:
+        if not np.all(outside):
+            return None
+        return Operand("constant", outside=nodes[:1]) if np.all(code == code[0]) else Operand("items", outside=nodes)
+    back = delay(int(relation[-1]), region.period)
+    if np.any(relation[back:] != relation[-1]) or not np.all(outside[:back]):
+        return None
+    place = int(back * region.period - relation[-1])
+    return Operand("carry", place, back, nodes[:back]) if back else Operand("step", place)

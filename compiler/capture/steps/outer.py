@@ -1,0 +1,162 @@
+"""The graph around the recurrences: copied from the captured one, with stacked outputs taken whole where possible."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from reroll.capture.steps.runs import Item, longest, slopes
+from reroll.graph.effects import example
+
+Group = list[list[fx.Node]]
+"""Columns of items, to be read row by row; several rows only where all follow each other evenly."""
+
+
+@dataclass
+class Outer:
+    """The graph around the recurrences while it is built, and where values of the old graph are found in it."""
+
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    env: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    emitted: dict[fx.Node, tuple[fx.Node, int]] = field(default_factory=dict)
+    unbound: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    repeated: dict[fx.Node, fx.Node] = field(default_factory=dict)
+
+    def value(self, old: fx.Node) -> fx.Node:
+        """The new node of an old one; one step's output is taken from the stacked outputs.
+
+        ``repeated`` says which loop-invariant value of the first step a later step's equals.
+        """
+        old = self.repeated.get(old, old)
+        if old not in self.env and old in self.emitted:
+            self.env[old] = self._row(old)
+        return self.env[old]
+
+    def _row(self, old: fx.Node) -> fx.Node:
+        """One step's output, taken right behind the recurrence: in the gradient mode of the loop, not of its reader."""
+        stacked, at = self.emitted[old]
+        if stacked not in self.unbound:
+            with self.graph.inserting_after(stacked):
+                self.unbound[stacked] = self.graph.call_function(torch.unbind, (stacked, 0))
+        with self.graph.inserting_after(self.unbound[stacked]):
+            row = self.graph.call_function(operator.getitem, (self.unbound[stacked], at))
+        row.meta |= {"example_value": example(old), "stack_trace": old.meta.get("stack_trace")}
+        return row
+
+    def hoist(self, old: fx.Node) -> fx.Node:
+        """The new node of a constant; loop-invariant work is done once, before the loop."""
+        old = self.repeated.get(old, old)
+        if old not in self.env and old not in self.emitted:
+            for node in old.all_input_nodes:
+                self.hoist(node)
+            self.env[old] = self.graph.node_copy(old, self.value)
+        return self.value(old)
+
+    def copy(self, old: fx.Node) -> None:
+        """Copy an old node; a stack or cat of stacked outputs takes them whole."""
+        if old.op == "call_function" and old.target in (torch.stack, torch.cat):
+            gathered = self._gather(old)
+            if gathered is not None:
+                self.env[old] = gathered
+                gathered.meta = dict(old.meta)
+                return
+        self.env[old] = self.graph.node_copy(old, self.value)
+
+    def run_of(self, olds: Iterable[fx.Node]) -> tuple[fx.Node, int, int] | None:
+        """(stacked outputs, start, stride) if the nodes are outputs of steps that move evenly."""
+        places = [self.emitted.get(old) for old in olds]
+        first, last = places[0], places[-1]
+        if first is None or last is None or len(places) < 2:
+            return None
+        stride, rest = divmod(last[1] - first[1], len(places) - 1)
+        even = all(p is not None and p[0] is first[0] and p[1] == first[1] + i * stride for i, p in enumerate(places))
+        return (first[0], first[1], stride) if even and rest == 0 and stride != 0 else None
+
+    def _gather(self, old: fx.Node) -> fx.Node | None:
+        items = old.args[0] if old.args else old.kwargs.get("tensors")
+        dim = old.args[1] if len(old.args) > 1 else old.kwargs.get("dim", 0)
+        if not isinstance(items, list | tuple) or not isinstance(dim, int) or set(old.kwargs) - {"dim", "tensors"}:
+            return None
+        nodes = [item for item in items if isinstance(item, fx.Node)]
+        if len(nodes) < len(items):
+            return None
+        groups = list(self._groups(nodes))
+        value = example(old)
+        if all(map(_single, groups)) or value is None:
+            return None
+        dim %= value.dim()
+        pieces = [self._piece(group, dim, old.target is torch.stack) for group in groups]
+        return pieces[0] if len(pieces) == 1 else self.graph.call_function(torch.cat, (pieces, dim))
+
+    def stacked(self, olds: Iterable[fx.Node]) -> fx.Node | None:
+        """Nodes stacked along a new first dimension, if some are rows that follow each other evenly."""
+        nodes = list(olds)
+        groups = list(self._groups(nodes))
+        if all(map(_single, groups)):
+            return None
+        for old in (group[0][0] for group in groups if _single(group)):
+            self.hoist(old)
+        pieces = [self._piece(group, 0, True) for group in groups]
+        made = pieces[0] if len(pieces) == 1 else self.graph.call_function(torch.cat, (pieces, 0))
+        row, count = example(nodes[0]), len(nodes)
+        if row is not None:
+            needs = any(value is not None and value.requires_grad for value in map(example, nodes))
+            made.meta["example_value"] = row.new_empty((count, *row.shape)).requires_grad_(needs)
+        return made
+
+    def _groups(self, items: list[fx.Node]) -> Iterator[Group]:
+        """The items in order: rows that follow each other evenly as one group, all others by themselves."""
+        places: list[Item] = [(stacked, (row,)) for stacked, row in (self.emitted.get(i, (i, 0)) for i in items)]
+        at = 0
+        while at < len(items):
+            period, count = longest(places, at)
+            if count == 1 and self._neighbours(items[at : at + 2]):
+                count = 2
+            block = items[at : at + period]
+            if count > 1 and ((0,) in slopes(places, at, period) or not _same_shape(block)):
+                period, count = 1, 1
+            stop = at + period * count
+            yield [items[at + column : stop : period] for column in range(period)]
+            at = stop
+
+    def _neighbours(self, items: list[fx.Node]) -> bool:
+        """Whether two nodes are rows of one stacked output, one next to the other."""
+        places = [self.emitted[item] for item in items if item in self.emitted]
+        return len(places) == 2 and places[0][0] is places[1][0] and abs(places[0][1] - places[1][1]) == 1
+
+    def _piece(self, group: Group, dim: int, stack: bool) -> fx.Node:
+        """A group stacked along ``dim``, or concatenated there."""
+        call = self.graph.call_function
+        if _single(group):
+            node = self.value(group[0][0])
+            return call(torch.unsqueeze, (node, dim)) if stack else node
+        columns = [self._column(rows, dim) for rows in group]
+        if len(columns) == 1:
+            return columns[0] if stack else call(torch.flatten, (columns[0], dim, dim + 1))
+        return call(torch.flatten, (call(torch.stack, (columns, dim + 1)), dim, dim + (1 if stack else 2)))
+
+    def _column(self, group: list[fx.Node], dim: int) -> fx.Node:
+        """Rows of one stacked output stacked along ``dim``."""
+        call, method = self.graph.call_function, self.graph.call_method
+        stacked, first = self.emitted[group[0]]
+        step = self.emitted[group[1]][1] - first
+        if step < 0:
+            stacked, first = call(torch.flip, (stacked, [0])), example(stacked).shape[0] - 1 - first  # type: ignore[union-attr]
+        rows = example(self.emitted[group[0]][0])
+        if abs(step) > 1:
+            stacked = call(operator.getitem, (stacked, slice(first, first + abs(step) * len(group), abs(step))))
+        elif rows is None or rows.shape[0] != len(group):
+            stacked = call(torch.narrow, (stacked, 0, first, len(group)))
+        return method("contiguous", (call(torch.movedim, (stacked, 0, dim)),)) if dim else stacked
+
+
+def _same_shape(items: list[fx.Node]) -> bool:
+    return len({value.shape if value is not None else None for value in map(example, items)}) == 1
+
+
+def _single(group: Group) -> bool:
+    return len(group) == 1 and len(group[0]) == 1

@@ -1,0 +1,112 @@
+"""Find the steps that repeat: runs of equal colours in program order whose operands keep one relation.
+
+A run of colours that equals itself shifted by P nodes is a candidate for a step of P nodes. Longest coverage wins, then
+the shortest period; a step starts where the fewest bytes cross from step to step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import numpy.typing as npt
+
+from reroll.capture.steps.colours import Sequence
+from reroll.capture.steps.operands import MIN_STEPS, Region, window
+from reroll.capture.steps.step import Step, analyse
+from reroll.graph.effects import example
+
+_CANDIDATES = 400
+_MULTIPLES = 16
+_HUGE = 1e12
+_PEELED = 5
+Run = tuple[int, int, int, int]
+
+
+def find_steps(sequence: Sequence, low: int = 0, high: int | None = None) -> list[Step]:
+    """All steps in a part of the sequence, in program order: the best one, then what is left and right of it."""
+    found: list[Step] = []
+    ranges = [(low, len(sequence.nodes) if high is None else high)]
+    while ranges:
+        low, high = ranges.pop()
+        best = _best(sequence, low, high)
+        if best is not None:
+            found.append(best)
+            ranges += [(low, best.region.start), (best.region.stop, high)]
+    return sorted(found, key=lambda step: step.region.start)
+
+
+def _best(sequence: Sequence, low: int, high: int) -> Step | None:
+    best: Step | None = None
+    spans: Counter[tuple[int, int]] = Counter()
+    for tried, (covered, period, start, stop) in enumerate(repeats(sequence.colour[low:high])):
+        size = best.region.size if best else 0
+        if tried >= _CANDIDATES or size + period >= covered:
+            break
+        spans[start, stop] += 1
+        if spans[start, stop] > _MULTIPLES:
+            continue
+        first = rotation(sequence, low + start, low + stop, period)
+        for at in dict.fromkeys((first, low + start)):
+            region = window(sequence, Region(at, period, (low + stop - at) // period))
+            step = analyse(sequence, region) if region is not None else None
+            if step is not None and step.region.size > _to_beat(best, period):
+                best = step
+                break
+    return best
+
+
+def _to_beat(best: Step | None, period: int) -> int:
+    """Nodes that a step must cover more than: several steps in one only if what both peel does not decide.
+
+    Otherwise two steps would be taken for one at some lengths and not at others.
+    """
+    if best is None:
+        return 0
+    single = best.region.period
+    return best.region.size + (max(period, _PEELED * single) if period > single and period % single == 0 else 0)
+
+
+def repeats(colour: npt.NDArray[np.int32]) -> list[Run]:
+    """(covered nodes, period, start, stop) of maximal runs that repeat; longest first, then shortest period."""
+    found: list[Run] = []
+    size = len(colour)
+    colour = colour.astype(np.int16) if size and colour.max() < 2**15 else colour
+    for period in range(1, size // MIN_STEPS + 1):
+        same = colour[:-period] == colour[period:]
+        if np.count_nonzero(same) < 2 * period:
+            continue
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], same, [False])).view(np.int8)))
+        lengths = edges[1::2] - edges[::2]
+        for at in np.flatnonzero(lengths >= 2 * period).tolist():
+            start, stop = int(edges[2 * at]), int(edges[2 * at + 1])
+            found.append((stop - start + period, period, start, stop + period))
+    return sorted(found, key=lambda run: (-run[0], run[1]))
+
+
+def rotation(sequence: Sequence, start: int, stop: int, period: int) -> int:
+    """The first node of a step: the fewest bytes cross from step to step, and no ``no_grad`` is open if it can be."""
+    middle = start + max((stop - start) // period // 2, 1) * period
+    low, high = max(start, middle - 2 * period), min(stop, middle + 3 * period)
+    live = np.zeros(high - low + 1)
+    for at in range(low, high):
+        node = sequence.nodes[at]
+        uses = [p for user in node.users if (p := sequence.position.get(user)) is not None and at < p < stop]
+        if uses:
+            value = example(node)
+            weight = float(value.numel() * value.element_size()) if value is not None else _HUGE
+            live[at + 1 - low] += weight
+            live[min(max(uses) + 1, high) - low] -= weight
+    crossing = np.cumsum(live)
+    costs = [
+        (crossing[at - low] + _HUGE * _opened(sequence, at), at - middle)
+        for at in range(middle, min(middle + period, high))
+        if stop - start - (at - middle) >= MIN_STEPS * period
+    ]
+    return start + (min(costs)[1] if costs else 0)
+
+
+def _opened(sequence: Sequence, at: int) -> int:
+    """How many ``no_grad``, autocast and inference regions are open before a node."""
+    grad, regions = sequence.modes[at]
+    return len(regions) + (not grad)

@@ -1,0 +1,178 @@
+"""What each value of a region's step is to the step and to the outside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from reroll.capture.steps.colours import Sequence
+from reroll.capture.steps.operands import MIN_STEPS, Operand, Region, classify
+from reroll.graph.effects import attribute, example, has_effect, in_transform, spelled
+
+_TAIL = 3
+_NOT_IN_A_STEP = ("copy_", "_assert_async", "set_stream", "_enter_inference_mode", "_exit_inference_mode")
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """One value of the step that is carried for ``delay`` steps; ``initial[j]`` is the value of j + 1 steps ago."""
+
+    place: int
+    initial: tuple[fx.Node, ...]
+
+
+@dataclass(slots=True)
+class Step:
+    """The analysis of one region: what each node of the step is, and what the outside wants of it."""
+
+    sequence: Sequence
+    region: Region
+    operands: list[list[Operand]]
+    invariant: set[int] = field(default_factory=set)
+    registers: list[Register] = field(default_factory=list)
+    finals: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    ys: list[int] = field(default_factory=list)
+
+    def node(self, place: int, step: int) -> fx.Node:
+        """Node ``place`` of step ``step``."""
+        return self.sequence.nodes[self.region.start + step * self.region.period + place]
+
+    def moves(self, place: int) -> bool:
+        """Whether a node is a select whose index moves from step to step."""
+        return self.node(place, 0).target is torch.select and self.operands[place][2].kind == "index"
+
+    def moving_base(self, place: int) -> fx.Node | None:
+        """The tensor from outside along which a moving select moves."""
+        base = self.operands[place][0]
+        if base.kind == "step" and base.node in self.invariant:
+            return self.node(base.node, 0)
+        return base.outside[0] if base.kind == "constant" else None
+
+
+def analyse(sequence: Sequence, region: Region) -> Step | None:
+    """The analysis of a region, shortened at its end where only the last steps' values are used; None if it fails."""
+    if not _uniform(sequence, region):
+        return None
+    for _ in range(_TAIL + 1):
+        operands = classify(sequence, region)
+        if operands is None:
+            return None
+        step = Step(sequence, region, operands)
+        registers = _registers(step)
+        if registers is None:
+            return None
+        step.registers = registers
+        step.invariant = _invariants(step)
+        peel = _outside_uses(step)
+        if peel == 0:
+            return step if _carriable(step) and _selectable(step) and _readable(step) else None
+        region = Region(region.start, region.period, region.steps - peel)
+    return None
+
+
+def _uniform(sequence: Sequence, region: Region) -> bool:
+    """Whether every step begins and ends in the same modes, and has only effects that may be repeated."""
+    borders = range(region.start, region.stop + 1, region.period)
+    nodes = sequence.nodes[region.start : region.start + region.period]
+    return all(sequence.modes[at] == sequence.modes[region.start] for at in borders) and not any(
+        node.op == "call_module" or in_transform(node) or (has_effect(node) and spelled(node) in _NOT_IN_A_STEP)
+        for node in nodes
+    )
+
+
+def _invariants(step: Step) -> set[int]:
+    """Work that is the same at every step, in the modes around the loop, so that it may be done before it."""
+    found: set[int] = set()
+    carried = {register.place for register in step.registers}
+    modes = step.sequence.modes[step.region.start : step.region.start + step.region.period]
+    for place, operands in enumerate(step.operands):
+        node = step.node(place, 0)
+        same = all(o.kind in ("constant", "literal") or (o.kind == "step" and o.node in found) for o in operands)
+        if same and place not in carried and modes[place] == modes[0] and not has_effect(node):
+            found.add(place)
+    return found
+
+
+def _registers(step: Step) -> list[Register] | None:
+    """Carried values, grouped by the value and its initial ones."""
+    groups: list[tuple[int, dict[int, fx.Node]]] = []
+    for operands in step.operands:
+        for operand in operands:
+            if operand.kind != "carry":
+                continue
+            initial = {operand.delay - r: operand.outside[r] for r in range(operand.delay)}
+            for place, known in groups:
+                agree = all(known.get(ago, node) is node for ago, node in initial.items())
+                if place == operand.node and agree:
+                    known.update(initial)
+                    break
+            else:
+                groups.append((operand.node, initial))
+    if any(set(known) != set(range(1, len(known) + 1)) for _, known in groups):
+        return None
+    return [Register(place, tuple(known[ago] for ago in sorted(known))) for place, known in groups]
+
+
+def _carriable(step: Step) -> bool:
+    """Whether all that crosses the border of the step is tensors."""
+    places = {register.place for register in step.registers} | set(step.ys)
+    initial = [node for register in step.registers for node in register.initial]
+    return all(example(step.node(place, 0)) is not None for place in places) and all(
+        tensor_of(step.sequence, node) is not None for node in initial
+    )
+
+
+def _readable(step: Step) -> bool:
+    """Whether all that the step reads from outside is tensors and submodules."""
+    operands = [o for place, row in enumerate(step.operands) if place not in step.invariant for o in row]
+    outside = {node for o in operands if o.kind in ("constant", "items") for node in o.outside}
+    hoisted = {o.node for o in operands if o.kind == "step" and o.node in step.invariant}
+    return all(example(step.node(place, 0)) is not None for place in hoisted) and all(
+        node.op == "get_attr" or example(node) is not None for node in outside
+    )
+
+
+def tensor_of(sequence: Sequence, node: fx.Node) -> torch.Tensor | None:
+    """The example of a node, or the tensor that it names."""
+    value = example(node)
+    if value is None and node.op == "get_attr":
+        value = attribute(sequence.module, node)
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _selectable(step: Step) -> bool:
+    """Whether every index that moves from step to step moves along a tensor from outside."""
+    return all(step.moving_base(place) is not None for place in range(step.region.period) if step.moves(place))
+
+
+def _outside_uses(step: Step) -> int:
+    """Fill ``finals`` and ``ys``; give how many last steps to peel instead, if only they are used outside."""
+    region, sequence = step.region, step.sequence
+    register_of: dict[tuple[int, int], tuple[int, int]] = {}
+    for index, register in enumerate(step.registers):
+        for ago in range(len(register.initial)):
+            register_of.setdefault((register.place, region.steps - 1 - ago), (index, ago))
+    wanted: dict[int, set[int]] = {}
+    for r in range(region.steps):
+        for place in range(region.period):
+            users = step.node(place, r).users
+            if place in step.invariant or all(_inside(sequence, region, user) for user in users):
+                continue
+            if (place, r) in register_of:
+                step.finals[place, r] = register_of[place, r]
+            wanted.setdefault(place, set()).add(r)
+    tails = []
+    for place, steps in wanted.items():
+        if all((place, r) in step.finals for r in steps):
+            continue
+        if min(steps) >= max(region.steps - _TAIL, MIN_STEPS):
+            tails.append(region.steps - min(steps))
+        step.ys.append(place)
+    return max(tails, default=0)
+
+
+def _inside(sequence: Sequence, region: Region, node: fx.Node) -> bool:
+    at = sequence.position.get(node)
+    return at is not None and region.start <= at < region.stop

@@ -1,0 +1,110 @@
+"""What a node does besides giving a value: random numbers, effects, and the modes that it runs in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from reroll.graph.inplace import out_of_place
+from reroll.graph.private import is_overload, set_grad_enabled, tagged_random
+
+_RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "gumbel", "fractional_max_pool", "multi_head_attention")
+DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+_EFFECTS = ("copy_", "_set_grad_enabled", "_enter_autocast", "_exit_autocast", "_assert_async", "set_stream")
+_TRANSFORMS = ("torch._functorch", "torch._C._functorch")
+_ENTER, _EXIT = ("_enter_autocast", "_enter_inference_mode"), ("_exit_autocast", "_exit_inference_mode")
+Mode = tuple[bool, tuple[tuple[str, tuple[object, ...]], ...]]
+
+
+def spelled(node: fx.Node) -> str:
+    """The name of what a node calls."""
+    if node.op == "call_function" and node.target is out_of_place:
+        return str(node.args[0]).rpartition(":")[2]
+    return str(node.target) if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+
+
+def mark_random(module: torch.nn.Module, graph: fx.Graph) -> bool:
+    """Note at each node whether it draws random numbers, itself or in a submodule; whether any does."""
+    for node in graph.nodes:
+        node.meta["random"] = _draws(module, node)
+    return any(node.meta["random"] for node in graph.nodes)
+
+
+def draws(name: str) -> bool:
+    """Whether an operation of this name draws random numbers."""
+    return tagged_random(name) or any(word in name for word in _RANDOM)
+
+
+def _draws(module: torch.nn.Module, node: fx.Node) -> bool:
+    if node.op not in ("call_function", "call_method", "call_module"):
+        return False
+    if node.op == "call_module":
+        return True
+    name = spelled(node).split(".")[0]
+    if name in DROPOUTS and _switched_off(node):
+        return False
+    if is_overload(node.target) and torch.Tag.nondeterministic_seeded in node.target.tags:  # type: ignore[union-attr]
+        return True
+    if draws(name):
+        return True
+    inner = [attribute(module, leaf) for leaf in node.all_input_nodes if leaf.op == "get_attr"]
+    return any(mark_random(each, each.graph) for each in inner if isinstance(each, fx.GraphModule))
+
+
+def _switched_off(node: fx.Node) -> bool:
+    """Whether a dropout is not training, so that it draws nothing: its third argument says."""
+    operands = node.args[3:] if node.target is out_of_place else node.args
+    return (operands[2] if len(operands) > 2 else node.kwargs.get("training", True)) is False
+
+
+def attribute(module: torch.nn.Module, node: fx.Node) -> Any:
+    """The object that a get_attr node names."""
+    found: Any = module
+    for part in str(node.target).split("."):
+        found = getattr(found, part)
+    return found
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether a node of a normal form draws random numbers."""
+    return bool(node.meta.get("random", False))
+
+
+def has_effect(node: fx.Node) -> bool:
+    """Whether a node does more than give a value, so that it stays even if nobody uses it."""
+    if node.op in ("placeholder", "output", "call_module") or is_random(node):
+        return True
+    if node.op == "get_attr" or node.target is out_of_place:
+        return False
+    return spelled(node) in (*_EFFECTS, *_ENTER, *_EXIT) or in_transform(node)
+
+
+def in_transform(node: fx.Node) -> bool:
+    """Whether a node is part of a ``torch.func`` transform inside of the graph: it acts on an interpreter stack."""
+    module = getattr(node.target, "__module__", None) or ""
+    return node.op == "call_function" and module.startswith(_TRANSFORMS)
+
+
+def modes(nodes: list[fx.Node]) -> list[Mode]:
+    """Before each node and after the last: whether gradients are on, and the autocast and inference regions open."""
+    grad, opened = True, dict[fx.Node, tuple[str, tuple[object, ...]]]()
+    found: list[Mode] = [(grad, ())]
+    for node in nodes:
+        name = spelled(node)
+        if node.target is set_grad_enabled:
+            grad = bool(node.args[0])
+        elif name in _ENTER:
+            opened[node] = (name, tuple(node.args))
+        elif name in _EXIT:
+            opened.pop(node.args[0], None)  # type: ignore[arg-type]
+        changed = node.target is set_grad_enabled or name in _ENTER or name in _EXIT
+        found.append((grad, tuple(opened.values())) if changed else found[-1])
+    return found
+
+
+def example(node: Any) -> torch.Tensor | None:
+    """The example tensor of a node, if it has one."""
+    value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+    return value if isinstance(value, torch.Tensor) else None

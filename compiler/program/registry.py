@@ -1,0 +1,218 @@
+"""Passes by name: those of reroll.passes, those registered by users, those of the entry-point group "reroll.passes"."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import gc
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal, Protocol, TypeVar, get_args
+
+from torch import Tensor, fx
+
+from reroll.errors import IllegalProgramError, PassError
+from reroll.program.context import Context
+from reroll.program.program import Program
+from reroll.program.verifier import check
+
+GROUP = "reroll.passes"
+On = Literal["program", "step", "half"]
+T = TypeVar("T")
+
+
+class Pass(Protocol):
+    """From a legal training program to a legal training program with the same results."""
+
+    def __call__(self, program: Program, context: Context, /) -> Program:
+        """A new program; the given one is left as it is."""
+
+
+class HalfPass(Protocol):
+    """From the forward or the backward of a segment to a graph with the same operands and results, but for rounding."""
+
+    def __call__(self, half: fx.GraphModule, context: Context, /) -> fx.GraphModule:
+        """The rewritten half, which may be the given one, edited; nodes have their values' examples in meta["val"]."""
+
+
+class StepPass(Protocol):
+    """From the graph of one step to a graph of one step with the same results."""
+
+    def __call__(self, step: fx.GraphModule, context: Context, /) -> fx.GraphModule:
+        """The rewritten step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A registered pass: ``target`` is the function, or the class whose instances are called."""
+
+    name: str
+    on: On
+    target: Any
+    origin: str
+
+    def make(self) -> Callable[..., Any]:
+        """The callable pass; a class is instantiated without arguments."""
+        made: Callable[..., Any] = self.target() if isinstance(self.target, type) else self.target
+        return made
+
+
+_ENTRIES: dict[str, Entry] = {}
+
+
+def register_pass(name: str, on: On = "program") -> Callable[[T], T]:
+    """Register a function ``(program, context) -> program``, or a dataclass whose instances are such functions.
+
+    With ``on="step"`` it is ``(step: fx.GraphModule, context) -> fx.GraphModule``, and so with ``on="half"``, for the
+    forward and the backward of a segment. Raises PassError for a name that is taken, except in ``__main__``, where a
+    notebook may run a cell again.
+    """
+    if on not in get_args(On):
+        raise PassError(f"Pass {name!r} is registered on {on!r}, but passes work on {', '.join(get_args(On))}.")
+
+    def register(target: T) -> T:
+        origin = f"{getattr(target, '__module__', '?')}:{getattr(target, '__qualname__', repr(target))}"
+        taken = _ENTRIES.get(name)
+        if taken and not (taken.origin == origin and origin.startswith("__main__:")):
+            raise PassError(f"Pass name {name!r} of {origin} is taken by {taken.origin}. Choose another name.")
+        _ENTRIES[name] = Entry(name, on, target, origin)
+        return target
+
+    return register
+
+
+@functools.cache
+def _plugins() -> dict[str, EntryPoint]:
+    """The entry points of installed packages, not loaded yet."""
+    found: dict[str, EntryPoint] = {}
+    for point in entry_points(group=GROUP):
+        taken = found.setdefault(point.name, point)
+        if taken.value != point.value:
+            raise PassError(
+                f"Pass name {point.name!r} is declared by two installed packages, as {taken.value} and as "
+                f"{point.value}. Uninstall one of them."
+            )
+    return found
+
+
+def _load(point: EntryPoint) -> None:
+    """Import a plug-in; the import may register the pass, else it is registered as a pass on programs."""
+    try:
+        target = point.load()
+    except Exception as error:
+        raise PassError(f"Pass {point.name!r} of the entry point {point.value} cannot be imported: {error}") from error
+    if point.name not in _ENTRIES:
+        register_pass(point.name)(target)
+
+
+def find(name: str) -> Entry:
+    """The entry of a pass. Plug-ins are loaded when they are asked for. Raises PassError."""
+    importlib.import_module("reroll.passes")
+    point = _plugins().get(name)
+    if point and name not in _ENTRIES:
+        _load(point)
+    entry = _ENTRIES.get(name)
+    if entry is None:
+        known = sorted({*_ENTRIES, *_plugins()})
+        near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)[0]
+        raise PassError(f"There is no pass {name!r}; did you mean {near!r}? Known are {', '.join(known)}.")
+    if point and point.value != entry.origin:
+        raise PassError(f"Pass name {name!r} of {entry.origin} is taken by the entry point {point.value}.")
+    return entry
+
+
+def entries() -> tuple[Entry, ...]:
+    """All passes that are known, those of plug-ins loaded. Raises PassError where one cannot be."""
+    importlib.import_module("reroll.passes")
+    return tuple(find(name) for name in sorted({*_ENTRIES, *_plugins()}))
+
+
+def lookup(name: str) -> Callable[..., Any]:
+    """The pass of that name, ready to be called. Raises PassError, naming the nearest valid name."""
+    return find(name).make()
+
+
+def pass_names(passes: Sequence[str] | str) -> tuple[str, ...]:
+    """Names from a tuple, or from a comma-separated string; the order is as written."""
+    if isinstance(passes, str):
+        return tuple(name.strip() for name in passes.split(",") if name.strip())
+    return tuple(passes)
+
+
+def _apply(entry: Entry, subject: T, context: Context, expected: type[T]) -> T:
+    """Run one pass. Raises PassError if it raises, or returns another type than it was given."""
+    try:
+        result = entry.make()(subject, context)
+    except Exception as error:
+        raise PassError(f"Pass {entry.name!r} raised {type(error).__name__}: {error}") from error
+    if not isinstance(result, expected):
+        wanted, found = expected.__name__, type(result).__name__
+        raise PassError(f"Pass {entry.name!r} must return a {wanted}, but it returned a {found}. Return the result.")
+    return result
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Pause Python's cycle collector: passes make many objects and no garbage, and it takes half of their time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_no_collection()
+def run(passes: Sequence[str] | str, program: Program, context: Context) -> Program:
+    """Run the passes on a program, in order, and check it after each; passes on the step are skipped.
+
+    Raises PassError, which names the pass and, for an illegal program, the node and the rule.
+    """
+    check(program)
+    for entry in [find(name) for name in pass_names(passes)]:
+        if entry.on != "program":
+            continue
+        result = _apply(entry, program, context, Program)
+        if (result.steps, result.segment) != (program.steps, program.segment):
+            raise PassError(f"Pass {entry.name!r} changed the steps or the segment of the program. Keep them.")
+        try:
+            check(result)
+        except IllegalProgramError as error:
+            raise PassError(f"Pass {entry.name!r} returned an illegal program. {error}") from error
+        program = result
+    return program
+
+
+def run_on_step(passes: Sequence[str] | str, step: fx.GraphModule, context: Context) -> fx.GraphModule:
+    """Run those of the passes that are declared for the step graph, in order. Raises PassError."""
+    for entry in [find(name) for name in pass_names(passes)]:
+        if entry.on == "step":
+            step = _apply(entry, step, context, fx.GraphModule)
+    return step
+
+
+def run_on_half(passes: Sequence[str] | str, half: fx.GraphModule, context: Context) -> fx.GraphModule:
+    """Run those of the passes that are declared for halves of segments, in order.
+
+    Raises PassError, also where a pass left a graph with other operands or results than it was given.
+    """
+    for entry in [find(name) for name in pass_names(passes)]:
+        if entry.on == "half":
+            before = _signature(half)
+            half = _apply(entry, half, context, fx.GraphModule)
+            half.graph.lint()
+            if _signature(half) != before:
+                raise PassError(f"Pass {entry.name!r} changed the operands or results of a segment. Keep them.")
+    return half
+
+
+def _signature(half: fx.GraphModule) -> Any:
+    """Names of the operands; shapes, dtypes and devices of the results."""
+    names = [node.name for node in half.graph.find_nodes(op="placeholder")]
+    results: Any = half.graph.output_node().args[0]
+    values = [getattr(node, "meta", {}).get("val") for node in results]
+    return names, [isinstance(value, Tensor) and (tuple(value.shape), value.dtype, value.device) for value in values]

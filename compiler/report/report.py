@@ -1,0 +1,285 @@
+"""What ``reroll.explain`` gives: the plan of a compiled model, in bytes and steps, to be printed or read."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+from torch import fx
+
+from reroll.planning.alternative import Alternative
+from reroll.planning.choice import Choice
+from reroll.program.memory import Needs, Prediction
+from reroll.program.program import Program, store_all
+from reroll.program.tally import Tally
+from reroll.program.timeline import Trace, trace
+from reroll.recurrence import Recurrence
+from reroll.report.by_formula import ByFormula, by_formula
+from reroll.report.export import as_json, chrome_trace
+from reroll.report.page.page import framed, page
+from reroll.report.plots import plot
+from reroll.report.tables import loop_tables, nbytes_text, seconds_text, summary
+from reroll.schedules.costs import Costs
+from reroll.segment.policy import StepValue
+
+WIDTH = 100  # columns, where there is no terminal that says its own
+
+
+@dataclass(frozen=True, slots=True)
+class CarryLine:
+    """A tensor of the carry: ``nbytes`` of its values, ``kept`` as held under ``codec``, and what is proved of them."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    codec: str
+    kept: int
+    fact: str
+
+
+_PARAMETER = re.compile(r"[lL]_\w+?_(?:modules_(\w+?)_)?parameters_(\w+)_")
+
+
+@dataclass(frozen=True, slots=True)
+class EventLine:
+    """Products of one kind with operands of ``k`` columns and results of ``n``, in the last call.
+
+    ``kind`` is "product" with ``weight``, or "gradient" of it. Of ``elements`` of the operands ``events`` were not
+    zero; of ``calls``, ``by_events`` were few enough.
+    """
+
+    kind: str
+    weight: str
+    k: int
+    n: int
+    calls: int
+    by_events: int
+    elements: int
+    events: int
+
+    def describe(self) -> str:
+        """One line: what it is, the density, and what was chosen."""
+        which = f"{'with' if self.kind == 'product' else 'of'} {parameter_name(self.weight) or 'a value'}"
+        what = f"{self.kind} {which}, {self.k} x {self.n}"
+        if not self.calls:
+            return f"{what}: not run yet"
+        chosen = f"{self.by_events:,} of {self.calls:,} in the last call by events"
+        return f"{what}: {100 * self.events / max(self.elements, 1):.3g} % are not zero, {chosen}"
+
+
+def parameter_name(name: str) -> str:
+    """The name that a parameter has in its module, of Dynamo's name of it; another name as it is."""
+    found = _PARAMETER.fullmatch(name)
+    return ".".join([*filter(None, (found[1] or "").split("_modules_")), found[2]]) if found else name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loop:
+    """One recurrence and its plan.
+
+    Bytes: ``saved`` of the tape of ``choice.segment`` steps, ``outputs`` of the outputs of all steps, ``around`` of
+    what is held outside of the recurrence while it runs, ``gradients`` of the gradients that are added up for operands.
+    ``kept`` is (carries, bytes before, bytes after compression) of all calls so far. ``events``: products of spikes,
+    and what was seen of them. ``needs`` and ``costs``: bytes and seconds of its segments (no costs: no machine was
+    calibrated). ``why`` the plan was chosen, among ``alternatives``, under a ``budget`` in bytes for this recurrence.
+    ``measured_peak`` and ``measured_seconds`` of a training step, once there was one.
+    ``taped``: the values that the tape of a segment keeps, before what is 0 or 1 is packed. ``gradient_error``: what
+    ``reroll.gradient_error`` found last of a codec that rounds, relative to the norm of the gradients.
+    ``prefetched``: whether blocks are read one chunk ahead.
+    """
+
+    recurrence: Recurrence
+    program: Program
+    choice: Choice
+    carries: tuple[CarryLine, ...]
+    saved: int
+    outputs: int
+    around: int
+    gradients: int
+    tally: Tally
+    prediction: Prediction
+    needs: Needs
+    lowering: str
+    kept: tuple[int, int, int] = (0, 0, 0)
+    events: tuple[EventLine, ...] = ()
+    costs: Costs | None = None
+    why: str = ""
+    alternatives: tuple[Alternative, ...] = ()
+    budget: int | None = None
+    measured_peak: int | None = None
+    measured_seconds: float | None = None
+    taped: tuple[StepValue, ...] = ()
+    gradient_error: float | None = None
+    prefetched: bool = True
+
+    @property
+    def tape_step(self) -> int:
+        """Bytes of the tape of one step."""
+        return -(-self.saved // self.choice.segment)
+
+    @property
+    def reforward(self) -> float:
+        """Steps that are run again, per step."""
+        return self.tally.reforward_steps / self.recurrence.steps
+
+    def by_formula(self) -> ByFormula:
+        """What the formulas of the schedule say, with the numbers of this plan."""
+        return by_formula(self)
+
+    def trace(self) -> Trace:
+        """The training program in time."""
+        return trace(self.program, self.needs, self.costs)
+
+    def plain(self) -> Trace:
+        """Plain BPTT with the same segments in time: every tape is kept, and no step runs again."""
+        return trace(store_all(self.program.steps, self.program.segment), self.needs, self.costs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Report:
+    """The plan of one graph.
+
+    ``outer`` is the graph around the recurrences. Between forward and backward it holds ``outputs`` and, for its own
+    backward, ``outside`` bytes. ``reason`` says why no recurrence was found, ``notes`` what else should be known. Local
+    memory does not count inputs, parameters and their gradients. ``measured_peak`` (bytes) and ``measured_seconds`` are
+    those of a whole training step, once there was one.
+    """
+
+    loops: tuple[Loop, ...]
+    outer: fx.Graph
+    outputs: int = 0
+    outside: int = 0
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+    measured_peak: int | None = None
+    measured_seconds: float | None = None
+
+    @property
+    def graphs(self) -> tuple[fx.Graph, ...]:
+        """The rewritten graphs: for each recurrence its training program, then the parts of that program."""
+        return tuple(graph for loop in self.loops for graph in loop.program.graphs)
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The rewritten graph of the first recurrence; without one, the graph as it was captured."""
+        return self.loops[0].program.graph if self.loops else self.outer
+
+    @property
+    def step(self) -> fx.GraphModule | None:
+        """The step of the first recurrence."""
+        return self.loops[0].recurrence.step if self.loops else None
+
+    @property
+    def predicted_peak(self) -> int:
+        """Predicted local peak of a training step in bytes, the graph around included.
+
+        Recurrences run one after another and are reversed in the opposite order: while one runs, those before it hold
+        what they keep for their backward.
+        """
+        return sum(self.parts.values())
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """What is held at the predicted peak, in bytes by name."""
+        found, kept = dict[str, int](), 0
+        for loop in self.loops:
+            here = {
+                "carries and tapes": loop.prediction.held,
+                "the running segment": loop.prediction.scratch,
+                "kept by other recurrences": kept,
+                "outputs of the model": self.outputs,
+                "held around the recurrences": loop.around - self.outputs,
+            }
+            found = max(found, here, key=lambda parts: sum(parts.values()))
+            kept += loop.prediction.turned
+        return found
+
+    @property
+    def remote_peaks(self) -> dict[str, int]:
+        """Predicted bytes in each remote tier at its peak, those of all recurrences together."""
+        found: dict[str, int] = {}
+        for loop in self.loops:
+            for tier, nbytes in loop.tally.tier_peaks.items():
+                if tier not in ("local", "remote"):
+                    found[tier] = found.get(tier, 0) + nbytes
+        return found
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, width: int | None = None) -> str:
+        """The tables as plain text, as wide as the terminal or ``width`` columns."""
+        buffer = io.StringIO()
+        detected = Console().size.width if Console().is_terminal else WIDTH
+        console = Console(file=buffer, width=width or min(detected, 140), force_terminal=False, highlight=False)
+        for piece in self._pieces():
+            console.print(piece)
+        return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
+
+    def save_html(self, path: str | Path) -> None:
+        """Write all of this as one page that loads nothing: memory and schedule over time, plans, carries, graphs."""
+        Path(path).write_text(page(self), "utf-8")
+
+    def _repr_html_(self) -> str:
+        """The page in a frame of its own, for notebooks."""
+        return framed(self)
+
+    def plot(self, path: str | Path) -> None:
+        """Write a picture: memory of each tier, the schedule, the alternatives. The ending of ``path`` is the format.
+
+        Raises UnsupportedError where matplotlib is not installed, or no recurrence was found.
+        """
+        plot(self, path)
+
+    def save_trace(self, path: str | Path) -> None:
+        """Write a trace in Chrome's format, for ui.perfetto.dev: segments, transfers, and the memory of each tier.
+
+        A process for each recurrence, each from time zero. Where no costs are known 1 ms stands for one forward step.
+        Long programs are summed up: at most about 20,000 events of a track, and no peak is lost. Raises
+        UnsupportedError if no recurrence was found.
+        """
+        Path(path).write_text(json.dumps(chrome_trace(self)), "utf-8")
+
+    def to_json(self, most: int = 2_000) -> dict[str, Any]:
+        """Everything as dicts, lists, texts and numbers; no list is longer than about ``most``.
+
+        Names of figures end in their unit; None is what is not known. Of the training step: ``predicted_peak_bytes``
+        and the ``parts_bytes`` that make it up; ``plain_peak_bytes`` of plain BPTT with the same segments;
+        ``remote_peaks_bytes``, ``outputs_bytes``, ``outside_bytes``; ``predicted_seconds``, ``plain_seconds``,
+        ``measured_peak_bytes``, ``measured_seconds``; ``reason``, ``notes``, ``outer_graph``; ``reroll``, the version.
+
+        Of each of ``recurrences``: ``name``, ``where``, ``steps``, its ``plan``; ``budget_bytes``; ``peak_bytes``
+        reached at ``peak_at``, of which ``held_bytes`` are carries and tapes and ``scratch_bytes`` the rest;
+        ``turned_bytes`` between forward and backward; ``tier_peaks_bytes``; ``tape_bytes`` of a segment;
+        ``gradients_bytes`` that are added up; ``seconds``; ``rerun_steps``, ``depth`` (how often a step runs again);
+        ``remote_writes``, ``remote_reads``; ``kept`` so far; ``carries``, ``event_products``, ``alternatives``;
+        ``formulas``: the ``lines``, ``letters`` and ``note`` of
+        ``Loop.by_formula``; ``trace``: columns of instructions, or of bins of equal time with their most; the nodes of
+        the ``step``; the ``program``: its first and last rows, and how many are left out.
+        """
+        return as_json(self, most)
+
+    def __rich_console__(self, console: Console, options: object) -> Iterator[RenderableType]:
+        yield from self._pieces()
+
+    def _pieces(self) -> list[RenderableType]:
+        notes = [Text(f"Note: {note}") for note in self.notes]
+        if not self.loops:
+            return [Text(f"No recurrence was found: {self.reason}."), *notes]
+        pieces: list[RenderableType] = []
+        for loop in self.loops:
+            pieces += loop_tables(loop)
+        if self.measured_seconds is not None:
+            notes.insert(0, Text(f"measured time of a training step: {seconds_text(self.measured_seconds)}"))
+        return [*pieces, summary(self.predicted_peak, self.parts, self.remote_peaks, self.measured_peak), *notes]
+
+
+__all__ = ["CarryLine", "EventLine", "Loop", "Report", "nbytes_text"]

@@ -1,0 +1,139 @@
+"""What a plan must know of a machine: its remote tiers, their capacity, bandwidth and latency."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from reroll.errors import MachineError, nearest
+from reroll.units import parse_bandwidth, parse_seconds, parse_size
+
+REMOTE_TIERS = ("host", "disk")
+_SPEEDS = ("write", "read", "latency", "capacity")
+
+
+@dataclass(frozen=True, slots=True)
+class MachineTier:
+    """A tier of memory outside of the device.
+
+    ``capacity`` in bytes (None: as much as is asked for), ``write`` and ``read`` in bytes a second, ``latency`` in
+    seconds for each transfer. Raises MachineError for numbers that no tier has.
+    """
+
+    name: str
+    write: float
+    read: float
+    latency: float = 0.0
+    capacity: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in REMOTE_TIERS:
+            raise MachineError(f"There is no remote tier {self.name!r}. {nearest(str(self.name), REMOTE_TIERS)}")
+        for way in ("write", "read"):
+            rate = getattr(self, way)
+            if not _is_number(rate) or rate <= 0:
+                raise MachineError(
+                    f"Tier {self.name!r} has {way}={rate!r}: bytes a second are finite and above zero. "
+                    "Leave out a tier that moves nothing."
+                )
+        if not _is_number(self.latency) or self.latency < 0:
+            raise MachineError(
+                f"Tier {self.name!r} has latency={self.latency!r}: seconds are finite and not negative. "
+                "Give 0 for none."
+            )
+        if self.capacity is not None and (not _is_number(self.capacity) or self.capacity < 1):
+            raise MachineError(
+                f"Tier {self.name!r} has capacity={self.capacity!r}: a tier holds at least one byte. "
+                "Leave out a tier that holds nothing, and give None for one without end."
+            )
+
+    @classmethod
+    def of(cls, name: str, given: str | float | Mapping[str, Any]) -> MachineTier:
+        """A tier from a bandwidth, in bytes a second or as "2GB/s", or from a mapping with ``write``, ``read`` (one of
+        them will do), ``latency`` ("50us") and ``capacity`` ("1TiB"). Raises MachineError and OptionError."""
+        numbers = dict(given) if isinstance(given, Mapping) else {"write": given}
+        for key in numbers:
+            if key not in _SPEEDS:
+                raise MachineError(f"Tier {name!r} has no number {key!r}. {nearest(str(key), _SPEEDS)}")
+        rates = {
+            way: parse_bandwidth(numbers[way], f"Tier {name!r}: {way}")
+            for way in ("write", "read")
+            if numbers.get(way) is not None
+        }
+        if not rates:
+            raise MachineError(f"Tier {name!r} has no bandwidth. Give write or read, or both, such as '2GB/s'.")
+        capacity = numbers.get("capacity")
+        return cls(
+            name,
+            rates.get("write", rates.get("read", math.nan)),
+            rates.get("read", rates.get("write", math.nan)),
+            parse_seconds(numbers.get("latency", 0.0), f"Tier {name!r}: latency"),
+            None if capacity is None else parse_size(capacity, f"Tier {name!r}: capacity"),
+        )
+
+    def write_seconds(self, nbytes: int) -> float:
+        """Seconds that writing one block takes."""
+        return self.latency + nbytes / self.write
+
+    def read_seconds(self, nbytes: int) -> float:
+        """Seconds that reading one block takes."""
+        return self.latency + nbytes / self.read
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine by name, with its tiers by name. ``origin`` is "measured" or "given"."""
+
+    name: str
+    tiers: Mapping[str, MachineTier] = field(default_factory=dict)
+    origin: str = "given"
+
+    def __post_init__(self) -> None:
+        for name, tier in self.tiers.items():
+            if not isinstance(tier, MachineTier) or tier.name != name:
+                raise MachineError(f"Machine {self.name!r} has {tier!r} as its tier {name!r}. Use Machine.of.")
+        if self.origin not in ("measured", "given"):
+            raise MachineError(f"Machine {self.name!r} is neither 'measured' nor 'given', but {self.origin!r}.")
+
+    @classmethod
+    def of(cls, tiers: Mapping[str, Any], name: str = "elsewhere") -> Machine:
+        """A machine from tiers by name, each a bandwidth or a mapping: ``Machine.of({"disk": "2GB/s"})``.
+
+        Raises MachineError and OptionError, each a sentence on the tier that is wrong.
+        """
+        if not isinstance(tiers, Mapping):
+            raise MachineError(
+                f"A machine is made of a mapping of tiers, such as {{'disk': '2GB/s'}}, not of {tiers!r}."
+            )
+        return cls(name, {tier: MachineTier.of(tier, given) for tier, given in tiers.items()})
+
+    def tier(self, name: str) -> MachineTier:
+        """The tier of that name. Raises MachineError if there is none."""
+        if name not in self.tiers:
+            known = ", ".join(self.tiers) or "none"
+            raise MachineError(f"Nothing is known of the tier {name!r} of machine {self.name!r}; known: {known}.")
+        return self.tiers[name]
+
+    def to_json(self) -> str:
+        """The machine as JSON, numbers in bytes and seconds."""
+        tiers = {name: asdict(tier) for name, tier in self.tiers.items()}
+        return json.dumps({"name": self.name, "origin": self.origin, "tiers": tiers}, indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> Machine:
+        """A machine as ``to_json`` wrote it. Raises MachineError for anything else."""
+        try:
+            read = json.loads(text)
+            tiers = {name: MachineTier(**numbers) for name, numbers in read["tiers"].items()}
+            return cls(str(read["name"]), tiers, read["origin"])
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            if isinstance(error, MachineError):
+                raise
+            raise MachineError(f"This is not the JSON of a machine ({type(error).__name__}: {error}).") from error
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,126 @@
+"""Forward and backward of a function as one functional graph of ATen operations.
+
+Private torch API, tried on 2.11 and 2.13: ``aot_export_joint_simple``, for what writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._functorch.aot_autograd import aot_export_joint_simple
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from reroll.errors import CaptureError
+from reroll.graph.inplace import out_of_place
+from reroll.graph.private import is_higher_order, is_overload
+from reroll.recurrence import Recurrence
+
+Function = Callable[..., tuple[Tensor, ...]]
+_CHECK = "_linalg_check_errors"
+_SEEN_THROUGH = {"autograd_function_apply"}  # it runs its functions before modes are asked
+
+
+def joint_graph(
+    function: Function,
+    primals: list[Tensor],
+    ends: Sequence[Tensor],
+    recurrence: Recurrence,
+    *,
+    decompose: bool,
+    look: Look,
+) -> fx.GraphModule:
+    """Results of a function of fake ``primals``, then the gradient of each primal, None where there is none.
+
+    function: some steps of ``recurrence``; no result shares memory with a primal. ends: those of its results that have
+    gradients, of which the graph takes the tangents behind the primals; without any it is the forward alone.
+    decompose: into what inductor knows. look: what was seen in a run of the function. Raises CaptureError.
+    """
+    table = _decompositions() if decompose else None
+    try:
+        graph = _traced(function, primals, ends, table) if not look.writes else None
+        if graph is None:
+            made = aot_export_joint_simple(function, tuple(primals), trace_joint=bool(ends), decompositions=table)
+            assert isinstance(made, fx.GraphModule)
+            graph = made
+    except RuntimeError as error:
+        raise CaptureError(
+            f"The step at {recurrence.where} could not be traced with its gradient: {error}. Simplify the step, or "
+            "leave this model to another backend."
+        ) from error
+    if look.checks or any(_CHECK in str((node.target, node.args)) for node in graph.graph.nodes):
+        raise CaptureError(
+            f"The step at {recurrence.where} raises an error for some values of a matrix, which a loop here cannot. "
+            "Use the function of torch.linalg that does not check: inv_ex, solve_ex, cholesky_ex, lu_factor_ex."
+        )
+    graph.graph.eliminate_dead_code()
+    return graph
+
+
+class Look(TorchDispatchMode):
+    """Sees whether an operation inside may change an operand, or raises an error for some values of a matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.writes = self.checks = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.writes = self.writes or _may_write(func)
+        self.checks = self.checks or _CHECK in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def looked_at(step: fx.GraphModule) -> Iterator[Look]:
+    """Look at runs of a step inside. A step that updates copies writes, and one that calls functions which no mode sees
+    through may; such runs are not looked at."""
+    look = Look()
+    targets = _targets(step)
+    called = {target.name() for target in targets if is_higher_order(target)}
+    look.writes = out_of_place in targets or not called <= _SEEN_THROUGH
+    with enable_python_dispatcher(), look if called <= _SEEN_THROUGH else nullcontext():
+        yield look
+
+
+def _traced(function: Function, primals: list[Tensor], ends: Sequence[Tensor], table: Any) -> fx.GraphModule | None:
+    """What ``aot_export_joint_simple`` makes, in less than half its time, as nothing is made functional; None where
+    something would have to be: what a custom function does inside may write.
+    """
+    mode: Any = primals[0].fake_mode  # type: ignore[attr-defined]
+
+    def run(primals: list[Tensor], tangents: list[Tensor]) -> tuple[Tensor | None, ...]:
+        results = function(*primals)
+        if not tangents:
+            return tuple(results)
+        inputs = [primal for primal in primals if primal.requires_grad]
+        reached = [result for result in results if result.requires_grad]
+        gradients = iter(torch.autograd.grad(reached, inputs, tangents, allow_unused=True))
+        return (*results, *(next(gradients) if primal.requires_grad else None for primal in primals))
+
+    with mode, enable_python_dispatcher(), torch.set_grad_enabled(torch.is_grad_enabled() and bool(ends)):
+        tangents = [torch.empty_like(end) for end in ends]
+        graph = make_fx(run, decomposition_table=table, _allow_non_fake_inputs=True)(primals, tangents)
+    return None if any(_may_write(node.target) for node in graph.graph.nodes) else graph
+
+
+def _targets(step: fx.GraphModule) -> set[Any]:
+    """What a step calls, and what the functions in it call."""
+    graphs = [module.graph for module in step.modules() if isinstance(module, fx.GraphModule)]
+    return {node.target for graph in graphs for node in graph.nodes if node.op == "call_function"}
+
+
+def _may_write(target: Any) -> bool:
+    """Whether an operation may change an operand: normalisations of batches do, though their schemas do not say so."""
+    return is_overload(target) and (bool(target._schema.is_mutable) or "batch_norm" in target.name())
+
+
+def _decompositions() -> Any:
+    import torch._inductor.lowering  # noqa: F401  # those of pooling read it, and nothing else may have loaded it yet
+    from torch._inductor.decomposition import select_decomp_table
+
+    return select_decomp_table()

@@ -1,0 +1,257 @@
+"""The functional joint graph of a segment of k steps.
+
+Private torch API, tried on 2.11 and 2.13: ``TracingContext`` (keeps this trace apart from Dynamo's).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from reroll.graph.editing import primals_and_tangents
+from reroll.recurrence import Items, Numbers, PerStep, Recurrence, Slices
+from reroll.segment.joint import joint_graph, looked_at
+from reroll.segment.sparsity import Fact, infer_carries
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Traced:
+    """The joint graph of a segment, before it is cut and compiled.
+
+    ``reaches[i]`` are the outputs from which autograd reaches ``inputs[i]``: the joint graph does not tell, as a
+    gradient may depend on no other (a penalty that adds a constant).
+    """
+
+    steps: int
+    graph: fx.GraphModule
+    mode: FakeTensorMode
+    outputs: int
+    tangents: tuple[int, ...]
+    inputs: tuple[int, ...]
+    inputs_total: int
+    reaches: tuple[frozenset[int], ...]
+    results: tuple[torch.Tensor, ...]
+    carries: int
+
+    @property
+    def random(self) -> bool:
+        """Whether the segment draws random numbers."""
+        tag = torch.Tag.nondeterministic_seeded
+        return any(tag in getattr(node.target, "tags", ()) for node in self.graph.graph.nodes)
+
+    def facts(self) -> tuple[Fact, ...]:
+        """What is proved of each tensor of the carry."""
+        placeholders = self.graph.graph.find_nodes(op="placeholder")
+        results: Any = self.graph.graph.output_node().args[0]
+        return infer_carries(self.graph.graph, placeholders[: self.carries], results[: self.carries])
+
+
+def segment_inputs(recurrence: Recurrence, operands: Sequence[Any], start: int, steps: int) -> list[Any]:
+    """The per-step inputs and constants of steps [start, start + steps)."""
+    return [*step_inputs(recurrence, operands, start, steps), *(operands[i] for i in recurrence.constants)]
+
+
+def step_inputs(recurrence: Recurrence, operands: Sequence[Any], start: int, steps: int) -> list[Any]:
+    """The per-step inputs of steps [start, start + steps): views of the operands, numbers as tensors."""
+    inputs: list[Any] = []
+    for x in recurrence.xs:
+        if isinstance(x, Slices):
+            taken = time_slice(operands[x.operand], x, start, steps)
+            inputs.append(packed(taken) if recurrence.any_length else taken)
+        elif isinstance(x, Items):
+            inputs += [operands[i] for i in x.operands[start : start + steps]]
+        else:
+            inputs.append(torch.tensor(x.values[start : start + steps], dtype=x.dtype))
+    return inputs
+
+
+def time_slice(base: torch.Tensor, x: Slices, start: int, steps: int) -> torch.Tensor:
+    """Steps [start, start + steps) of a tensor, in rising order of the index."""
+    if x.stride == 1:
+        return base.narrow(x.dim, x.start + start, steps)
+    ends = (x.start + x.stride * start, x.start + x.stride * (start + steps - 1))
+    index = slice(min(ends), max(ends) + 1, abs(x.stride))
+    return base[(slice(None),) * x.dim + (index,)]
+
+
+def dense(sizes: Sequence[int], strides: Sequence[int]) -> list[int]:
+    """Strides without gaps, in the order of the given ones; an expanded dimension stays so."""
+    found, step = [0] * len(sizes), 1
+    for at in sorted(range(len(sizes)), key=lambda at: (strides[at], -at)):
+        if strides[at] or sizes[at] == 1:
+            found[at] = step
+            step *= max(sizes[at], 1)
+    return found
+
+
+def packed(value: torch.Tensor) -> torch.Tensor:
+    """The value in a layout without gaps; itself where it has that."""
+    if value.is_contiguous():
+        return value
+    strides = dense(value.shape, value.stride())
+    if list(value.stride()) == strides:
+        return value
+    return value.new_empty_strided(value.shape, strides).copy_(value)
+
+
+def _at(recurrence: Recurrence, inputs: Sequence[Any], t: int, steps: int) -> list[Any]:
+    """Step t's per-step inputs and constants, out of those of a segment."""
+    found, at = [], 0
+    for x in recurrence.xs:
+        if isinstance(x, Slices):
+            found.append(inputs[at].select(x.dim, t if x.stride > 0 else steps - 1 - t))
+        elif isinstance(x, Numbers):
+            found.append(inputs[at][t])
+        else:
+            found.append(inputs[at + t])
+        at += steps if isinstance(x, Items) else 1
+    return [*found, *inputs[at:]]
+
+
+def first_step(recurrence: Recurrence, operands: Sequence[torch.Tensor]) -> list[Any]:
+    """What the step of a recurrence takes when it runs first."""
+    inputs = segment_inputs(recurrence, operands, 0, 1)
+    return [*operands[: len(recurrence.carries)], *_at(recurrence, inputs, 0, 1)]
+
+
+def trace(recurrence: Recurrence, steps: int, *, decompose: bool) -> Traced:
+    """The functional joint graph of ``steps`` steps."""
+    mode = FakeTensorMode(shape_env=_static_shapes(), static_shapes=True)
+    carried = len(recurrence.carries)
+    with tracing(TracingContext(mode)), mode_of(recurrence):
+        examples = [_fake(mode, example) for example in recurrence.examples]
+        inputs = segment_inputs(*_long_enough(recurrence, examples, steps), 0, steps)
+        fakes = [_fake(mode, value) for value in [*(e.contiguous() for e in examples[:carried]), *inputs]]
+        function = _segment_function(recurrence, steps)
+        with mode, looked_at(recurrence.step) as look:
+            _settle_gradients(recurrence, fakes, steps)
+            results = function(*fakes)
+        tangents = tuple(i for i, value in enumerate(results) if value.requires_grad)
+        reached = [_leaves_of(results[i]) for i in tangents]
+        ends = [results[i] for i in tangents]
+        graph = joint_graph(function, fakes, ends, recurrence, decompose=decompose, look=look)
+    _mark(primals_and_tangents(graph.graph)[0], recurrence)
+    grads: Any = graph.graph.output_node().args[0][len(results) :]  # type: ignore[index]
+    inputs_with_grad = tuple(i for i, grad in enumerate(grads) if grad is not None)
+    reaches = tuple(
+        frozenset(output for output, leaves in zip(tangents, reached, strict=True) if id(fakes[i]) in leaves)
+        for i in inputs_with_grad
+    )
+    sizes = (len(results), tangents, inputs_with_grad, len(fakes))
+    return Traced(steps, graph, mode, *sizes, reaches, tuple(results), carried)
+
+
+def _mark(primals: list[fx.Node], recurrence: Recurrence) -> None:
+    """Say what inputs are: number i of the carry, read at each step, or a constant of the loop, by its name."""
+    names = constant_names(recurrence)
+    for number, node in enumerate(primals):
+        if number < len(recurrence.carries):
+            node.meta["carry"] = number
+        elif number < len(primals) - len(names):
+            node.meta["per_step"] = True
+        else:
+            node.meta["constant"] = names[number - len(primals)]
+
+
+def constant_names(recurrence: Recurrence) -> list[str]:
+    """The names of the constants of the loop, in their order."""
+    names = [node.name for node in recurrence.step.graph.find_nodes(op="placeholder")]
+    return names[len(names) - len(recurrence.constants) :]
+
+
+def _long_enough(
+    recurrence: Recurrence, examples: list[torch.Tensor], steps: int
+) -> tuple[Recurrence, list[torch.Tensor]]:
+    """The recurrence and examples with at least ``steps`` steps, if its segments are to serve any number of them."""
+    if not recurrence.any_length:
+        return recurrence, examples
+    xs, longer = list[PerStep](), list(examples)
+    for x in recurrence.xs:
+        if isinstance(x, Slices):
+            old = longer[x.operand]
+            sizes = [*old.shape]
+            sizes[x.dim] = abs(x.stride) * steps
+            with old.fake_mode:  # type: ignore[attr-defined]
+                new = torch.empty_strided(sizes, dense(sizes, old.stride()), dtype=old.dtype, device=old.device)
+            longer[x.operand] = new.requires_grad_(old.requires_grad)
+            xs.append(replace(x, start=0 if x.stride > 0 else abs(x.stride) * steps - 1))
+        else:
+            xs.append(Numbers((x.values or (0.0,))[:1] * steps) if isinstance(x, Numbers) else x)
+    return replace(recurrence, xs=tuple(xs)), longer
+
+
+def _leaves_of(result: torch.Tensor) -> set[int]:
+    """Identities of the leaves that autograd reaches from a result, as it walks: whatever gradients it will find."""
+    found: set[int] = set()
+    todo: list[Any] = [torch.autograd.graph.get_gradient_edge(result).node]
+    seen = set(todo)
+    while todo:
+        node = todo.pop()
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        fresh = {source for source, _ in node.next_functions if source is not None} - seen
+        seen |= fresh
+        todo += fresh
+    return found
+
+
+def mode_of(recurrence: Recurrence) -> contextlib.ExitStack:
+    """The gradient and autocast modes around the loop, as they were in the user's code."""
+    stack = contextlib.ExitStack()
+    stack.enter_context(torch.set_grad_enabled(recurrence.grad_enabled))
+    for device, dtype, enabled, cache in recurrence.autocast:
+        stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache))  # type: ignore[arg-type]
+    return stack
+
+
+def _static_shapes() -> ShapeEnv:
+    """Without one, inductor keeps no graph on disk; none of its shapes may depend on data."""
+    return ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+
+
+def _fake(mode: FakeTensorMode, example: torch.Tensor) -> torch.Tensor:
+    """A fake of ``mode`` with the layout of an example (which may be another mode's fake)."""
+    with mode:
+        fake = torch.empty_strided(example.shape, example.stride(), dtype=example.dtype, device=example.device)
+    return fake.requires_grad_(example.requires_grad)
+
+
+def _settle_gradients(recurrence: Recurrence, fakes: list[torch.Tensor], steps: int) -> None:
+    """A carry needs a gradient if its initial value does or the step makes one that does: a fixpoint."""
+    carried = len(recurrence.carries)
+    for _ in range(carried + 1):
+        results = recurrence.step(*fakes[:carried], *_at(recurrence, fakes[carried:], 0, steps))
+        grown = False
+        for fake, result in zip(fakes[:carried], results[:carried], strict=True):
+            if result.requires_grad and not fake.requires_grad:
+                fake.requires_grad_(True)
+                grown = True
+        if not grown:
+            return
+
+
+def _segment_function(recurrence: Recurrence, steps: int) -> Callable[..., tuple[torch.Tensor, ...]]:
+    carried = len(recurrence.carries)
+
+    def segment(*args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        carries, ys = list(args[:carried]), []
+        for t in range(steps):
+            results = recurrence.step(*carries, *_at(recurrence, args[carried:], t, steps))
+            carries = list(results[:carried])
+            ys.append(results[carried:])
+        return (*_own(carries), *(torch.stack(rows) for rows in zip(*ys, strict=True)))
+
+    return segment
+
+
+def _own(carries: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Contiguous carries that share memory with nothing."""
+    return [carry.clone(memory_format=torch.contiguous_format) for carry in carries]
