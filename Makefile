@@ -17,7 +17,7 @@ PY    := $(VENV)/bin/python
 EMPTY :=
 # The stamp carries the torch it was made with, so that another TORCH sets up again.
 STAMP := $(VENV)/.ready-$(subst /,_,$(subst $(EMPTY) ,_,$(TORCH)))
-TYPED := $(sort $(dir $(wildcard tests/*.py demos/*.py benchmarks/*.py)))
+TYPED := tests demos benchmarks
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1

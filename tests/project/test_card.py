@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 SMALL = ["--steps", "14", "--batch", "2", "--neurons", "8", "--lowerings", "eager", "--rounds", "1"]
 LONG = ["--long-steps", "20", "--short-steps", "16"]
 

@@ -8,7 +8,7 @@ import torch
 
 from processes import PROCESSES, torchrun
 
-WORKER = Path(__file__).with_name("distributed_worker.py")
+WORKER = Path(__file__).resolve().parents[2] / "support" / "processes" / "distributed_worker.py"
 
 
 @pytest.mark.slow

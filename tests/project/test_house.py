@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("compiler", "passes", "backends")
 FOLDERS = (*PACKAGES, "tests", "demos", "benchmarks")
 

@@ -17,7 +17,7 @@ from reroll.planning.choice import Choice, steps_run
 from reroll.planning.choose import Beside, Demand, choose
 from reroll.program.verifier import verify
 from reroll.recurrence import Recurrence
-from test_plan import needs, program_of
+from planned import needs, program_of
 
 
 class Loop:

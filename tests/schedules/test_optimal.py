@@ -1,16 +1,14 @@
 """One tier: revolve in closed form, and carries and tapes that share bytes, against searches through all schedules."""
 
-import json
 import random
 from functools import lru_cache
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oracle import ORACLE
 from reroll.errors import BudgetError, OptionError
 from reroll.schedules.optimal.best import farthest, optimum
 from reroll.schedules.optimal.blend import blend
@@ -18,8 +16,6 @@ from reroll.schedules.optimal.problem import OneTier, Piece, Slots, SlowTier, ga
 from reroll.schedules.optimal.revolve import least_extra, parts, reach, reach_sum, taped_slots
 from reroll.schedules.optimal.tabled import tabled
 from reversals import LONG, least_runs, played, problems
-
-ORACLE: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "schedule_counts.json").read_text())
 
 
 def test_revolve_meets_the_oracle() -> None:

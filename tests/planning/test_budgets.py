@@ -1,6 +1,5 @@
 """Budgets are met by the fastest schedule that is known; the optimum is the optimum; schedules of one's own."""
 
-import json
 import operator
 from pathlib import Path
 from typing import Any
@@ -14,25 +13,21 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import reroll
 from networks import RecurrentLIF, spikes
+from oracle import ORACLE
+from planned import gradients, needs, program_of
 from reroll.backends.dynamo.around import around
 from reroll.errors import BudgetError, OptionError, ScheduleError
 from reroll.options import Options
 from reroll.planning.choice import Choice
 from reroll.planning.choose import Beside, Demand, choose
-from reroll.program.context import Context
-from reroll.program.memory import Needs, SegmentBytes, predict
-from reroll.program.program import Program, store_all
-from reroll.program.registry import run
-from reroll.program.tally import Sizes
+from reroll.program.memory import predict
 from reroll.program.verifier import verify
 from reroll.schedules import named as schedules
 from reroll.schedules.interval import Interval
 from reroll.schedules.named import Problem, register_schedule, tree
 from reroll.schedules.optimal.best import farthest
 from reroll.schedules.optimal.problem import Slots
-from toy import DECIDE, play, reference
-
-ORACLE: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "schedule_counts.json").read_text())
+from toy import play, reference
 
 
 @pytest.mark.parametrize("row", ORACLE["revolve"]["rows"], ids=lambda row: "-".join(map(str, row)))
@@ -64,23 +59,11 @@ def test_hrevolve_plays_the_oracle(row: list[Any]) -> None:
     assert play(program) == reference(numbers["steps"])
 
 
-def program_of(schedule: str, problem: Problem) -> Program:
-    start = store_all(problem.steps, problem.segment)
-    return run(DECIDE, start, Context(tree(schedule, problem)))
-
-
 @given(steps=st.integers(1, 60), segment=st.integers(1, 3), slots=st.integers(2, 9))
 @settings(max_examples=60, deadline=None)
 def test_revolve_keeps_every_result(steps: int, segment: int, slots: int) -> None:
     program = program_of("revolve", Problem(steps, segment, slots=slots))
     assert play(program) == reference(steps)
-
-
-def needs(segment: int, carry: int, tape: int, scratch: int) -> Needs:
-    held = SegmentBytes(tape, tape + scratch, tape + scratch, tape + 2 * scratch)
-    return Needs(
-        {segment: held, 1: held}, Sizes(carry, taped=lambda low, high: -(-(high - low) // segment) * tape), carry, carry
-    )
 
 
 @given(
@@ -124,10 +107,6 @@ def test_budgets_are_met_and_more_bytes_are_never_slower(
         assert peak(choice) <= beside.allowed(budget)
         work.append(verify(program_of(choice.schedule, choice.problem)).reforward_steps)
     assert work == sorted(work, reverse=True)
-
-
-def gradients(run: Any, x_TBI: Tensor, model: nn.Module) -> list[Tensor]:
-    return list(torch.autograd.grad(run(x_TBI).square().mean(), list(model.parameters())))
 
 
 class Cell(nn.Module):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 FOLDERS = {"compiler": "reroll", "passes": "reroll/passes", "backends": "reroll/backends"}
 PACKED = ("*.py", "*.cpp", "*.h", "*.html", "*.css", "*.js")

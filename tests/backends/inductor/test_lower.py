@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from captured import captured
 from networks import RecurrentLIF, spikes
 from pairs import compiled
 from reroll.backends.build.fitting import build
@@ -131,19 +132,6 @@ def test_what_is_around_the_loop_is_compiled_where_it_is_large() -> None:
         assert float((found - expected).abs().max()) <= 2e-5 * float(expected.abs().max())
     assert len(compiled) == 2
     assert float(twin.seen) == 1.0
-
-
-def captured(model: nn.Module, x: Tensor) -> Any:
-    from reroll.capture.capture import capture
-
-    found: list[Any] = []
-
-    def backend(gm: Any, _: Any) -> Any:
-        found.append(capture(gm).recurrences[0])
-        return gm.forward
-
-    torch.compile(model, backend=backend)(x)
-    return found[0]
 
 
 def test_spikes_are_kept_in_bits_and_the_tape_is_small() -> None:

@@ -1,13 +1,11 @@
 """Several tiers: the exact optimum for two, tables and bounds for more, against searches through all schedules."""
 
-import json
 import math
 import random
-from pathlib import Path
-from typing import Any
 
 import pytest
 
+from oracle import ORACLE
 from reroll.errors import OptionError
 from reroll.schedules.optimal.best import optimum
 from reroll.schedules.optimal.blend import blend
@@ -17,7 +15,6 @@ from reroll.schedules.optimal.tabled import tabled
 from reroll.schedules.optimal.two_level import two_level
 from reversals import LONG, least_cost, played, problems
 
-ORACLE: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "schedule_counts.json").read_text())
 COSTS = (0, 0.25, 0.5, 1, 2, 3.5, 7, 12)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import reroll
+from bits import DTYPES, same
 from named_networks import EAGER, B, Captured, H, I, Lstm, Odd, Tanh
 from reroll.backends.build.fitting import build
 from reroll.backends.codecs.codec import decode, encode
@@ -21,7 +22,6 @@ from reroll.errors import OptionError, UnsupportedError
 from reroll.options import Options
 from reroll.program.program import offload, save
 from reroll.segment.facts import FLOATS, LOSSY
-from test_codecs import DTYPES, same
 
 NAN, INFINITY, LARGE, TINY = float("nan"), float("inf"), 3.4028234e38, 1e-45
 

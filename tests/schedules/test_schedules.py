@@ -1,15 +1,14 @@
 """Schedules reproduce the exact counts of the oracles, and chunks are the best ones."""
 
-import json
 import math
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oracle import ORACLE
 from reroll.errors import IllegalProgramError, OptionError
 from reroll.program.context import Context
 from reroll.program.program import store_all
@@ -19,8 +18,6 @@ from reroll.schedules import interval as schedule
 from reroll.schedules.interval import Interval, best_chunk, best_local_double, best_slots
 from reroll.schedules.named import Problem, schedule_names, tree
 from toy import DECIDE, built, play, reference, root_of
-
-ORACLE: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "schedule_counts.json").read_text())
 
 
 def counts(tally: Tally) -> list[int]:

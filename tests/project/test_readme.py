@@ -14,7 +14,7 @@ from reroll.program.program import INSTRUCTIONS
 from reroll.program.registry import lookup
 from reroll.schedules.named import find, schedule_names
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
 
 

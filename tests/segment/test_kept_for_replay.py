@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from captured import captured
 from halves import BOTH, CONTEXT, B, H, N, kinds
 from networks import RecurrentLIF, Spike, spikes
 from reroll.backends.inductor.lower import _cut, _halves, prepare, replays
 from reroll.program.registry import run_on_half
 from reroll.segment.trace import Traced, trace
-from test_lowering import captured
 
 
 def segment(model: Any, x: Tensor, steps: int) -> Traced:

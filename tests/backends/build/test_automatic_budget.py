@@ -10,7 +10,7 @@ from reroll.backends.build import fitting
 from reroll.backends.front import entries as anylength
 from reroll.backends.tiers import available
 from reroll.errors import BudgetError, OptionError
-from test_adaptive import B, Gru, I, T, compiled, gradients, same, schedule_of
+from gru import B, Gru, I, T, compiled, gradients, same, schedule_of
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 

@@ -63,7 +63,7 @@ def test_the_table_of_the_issue(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_table_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
-    readme = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8")
     command = readme.split("\npython -m reroll ")[1].splitlines()[0]
     shown = readme.split("\nfits  schedule")[1].split("```")[0].splitlines()[1:]
     assert main(command.split()) == 0

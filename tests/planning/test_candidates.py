@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import reroll
 from networks import RecurrentLIF, spikes
+from planned import gradients, needs
 from reroll.backends.runtime.executable import Executable
 from reroll.backends.tiers.disk import DiskTier
 from reroll.errors import BudgetError
@@ -27,7 +28,6 @@ from reroll.program.verifier import verify
 from reroll.schedules import named as schedules
 from reroll.schedules.interval import Interval
 from reroll.schedules.named import Problem, register_schedule, tree
-from test_plan import gradients, needs
 
 PASSES = "sparsity,save,recompute,offload,prefetch,trim"
 SIZES = {

@@ -15,25 +15,15 @@ from torch import Tensor, nn
 
 import reroll
 from capacity import Capacity
+from gru import B, Gru, H, I, T, compiled, gradients, same, schedule_of
 from reroll.errors import RerollWarning, ShortageError
 from reroll.shortages import is_shortage
 
-T, B, I, H = 60, 4, 3, 8  # noqa: E741  # steps, batch, inputs, neurons
 ALL = 1 << 40
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
 
-class Gru(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell, self.out = nn.GRUCell(I, H), nn.Linear(H, 2)
-
-    def forward(self, x_TBI: Tensor) -> Tensor:
-        h_BH = x_TBI.new_zeros(x_TBI.shape[1], H)
-        for t in range(x_TBI.shape[0]):
-            h_BH = self.cell(x_TBI[t], h_BH)
-        return self.out(h_BH)  # type: ignore[no-any-return]
 
 
 class Noisy(Gru):
@@ -65,25 +55,12 @@ class There(Gru):
         return self.out(h_BH)  # type: ignore[no-any-return]
 
 
-def gradients(model: nn.Module, call: Any, x: Tensor) -> dict[str, Tensor]:
-    model.zero_grad()
-    torch.manual_seed(5)
-    call(x).square().mean().backward()
-    return {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
 
 
-def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, grad in found.items():
-        torch.testing.assert_close(grad, expected[name], rtol=1e-10, atol=1e-13)
 
 
-def compiled(model: nn.Module, **options: Any) -> Any:
-    return reroll.compile(model, time_dim=0, **{"lowering": "eager", "verify": True, **options})
 
 
-def schedule_of(model: Any, x: Tensor) -> str:
-    return reroll.explain(model, x).loops[0].choice.schedule
 
 
 @pytest.mark.parametrize("make", [Gru, Noisy])
@@ -249,7 +226,7 @@ LIMITED = """
 import resource, warnings
 import torch, reroll
 from reroll.backends.tiers.available import free_memory
-from test_adaptive import Gru, gradients, same, compiled
+from gru import Gru, gradients, same, compiled
 
 torch.set_num_threads(1)
 torch.set_default_dtype(torch.float64)

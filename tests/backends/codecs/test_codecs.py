@@ -6,22 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
+from bits import DTYPES, same
 from reroll.backends.codecs import codec as codecs
 from reroll.backends.codecs.codec import ENCODERS, decode, encode
 from reroll.errors import StorageError, UnsupportedError
-
-DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
-DTYPES += [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128]
-
-
-def same(left: Tensor, right: Tensor) -> bool:
-    """Equal in shape, dtype and every bit."""
-    if left.shape != right.shape or left.dtype != right.dtype:
-        return False
-    pair = [tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in (left, right)]
-    return torch.equal(*pair)
 
 
 @pytest.fixture(params=["host", "device"])

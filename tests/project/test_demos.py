@@ -12,7 +12,7 @@ from reroll.program import registry
 from reroll.program.registry import lookup
 from reroll.schedules import named as schedules
 
-DEMOS = Path(__file__).resolve().parent.parent / "demos"
+DEMOS = Path(__file__).resolve().parents[2] / "demos"
 FLOAT = r"([0-9.]+(?:e[+-]?\d+)?)"
 
 

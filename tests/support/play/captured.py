@@ -1,0 +1,21 @@
+"""The recurrence that Dynamo and the capture find in a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from reroll.capture.capture import capture
+
+
+def captured(model: nn.Module, x: Tensor) -> Any:
+    found: list[Any] = []
+
+    def backend(gm: Any, _: Any) -> Any:
+        found.append(capture(gm).recurrences[0])
+        return gm.forward
+
+    torch.compile(model, backend=backend)(x)
+    return found[0]

@@ -1,0 +1,10 @@
+"""Exact counts of schedules, made apart from this project (tests/data)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+DATA = Path(__file__).resolve().parents[2] / "data"
+ORACLE: dict[str, Any] = json.loads((DATA / "schedule_counts.json").read_text())
