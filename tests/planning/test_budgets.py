@@ -24,9 +24,10 @@ from reroll.program.memory import predict
 from reroll.program.verifier import verify
 from reroll.schedules import named as schedules
 from reroll.schedules.interval import Interval
-from reroll.schedules.named import Problem, register_schedule, tree
+from reroll.schedules.named import register_schedule, tree
 from reroll.schedules.optimal.best import farthest
 from reroll.schedules.optimal.problem import Slots
+from reroll.schedules.problem import Problem
 from toy import play, reference
 
 

@@ -27,7 +27,8 @@ from reroll.program.registry import run
 from reroll.program.verifier import verify
 from reroll.schedules import named as schedules
 from reroll.schedules.interval import Interval
-from reroll.schedules.named import Problem, register_schedule, tree
+from reroll.schedules.named import register_schedule, tree
+from reroll.schedules.problem import Problem
 
 PASSES = "sparsity,save,recompute,offload,prefetch,trim"
 SIZES = {

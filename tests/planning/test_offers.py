@@ -19,10 +19,10 @@ from reroll.program.program import store_all
 from reroll.program.registry import run
 from reroll.program.tally import Sizes
 from reroll.program.verifier import verify
-from reroll.schedules.costs import Costs, SegmentSeconds
 from reroll.schedules.formulas import formula
-from reroll.schedules.machine import Machine, MachineTier
-from reroll.schedules.named import Problem, tree
+from reroll.schedules.machine import Costs, Machine, MachineTier, SegmentSeconds
+from reroll.schedules.named import tree
+from reroll.schedules.problem import Problem
 from streams import Seconds, makespan
 from toy import DECIDE
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import reroll
 from reroll.options import Options
-from reroll.planning.choose import any_lengths, usual_segment
+from reroll.planning.segments import any_lengths, usual_segment
 from reroll.recurrence import Recurrence
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from captured import captured
 from networks import RecurrentLIF, spikes
 from pairs import compiled
-from reroll.backends.build.fitting import build
+from reroll.backends.construct.share import build
 from reroll.backends.inductor.lower import _halves
 from reroll.backends.runtime.values import Carry, Kept
 from reroll.backends.runtime.witness import Witness
