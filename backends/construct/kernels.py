@@ -20,8 +20,8 @@ from reroll.backends.runtime.recordings import Graphs
 from reroll.backends.tiers.device import background_of, home_of
 from reroll.graph.editing import module_content
 from reroll.graph.names import names_of, show_names
-from reroll.options import Options
 from reroll.passes import DEFAULT_PASSES
+from reroll.planning.options import Options
 from reroll.program.context import Context
 from reroll.program.registry import pass_names, run_on_half, run_on_step
 from reroll.recurrence import Recurrence

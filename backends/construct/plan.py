@@ -20,10 +20,10 @@ from reroll.backends.tiers.disk import DiskTier
 from reroll.backends.tiers.host import HostTier
 from reroll.backends.tiers.tier import STAGING, Tier
 from reroll.errors import BudgetError, RerollWarning
-from reroll.options import Options
 from reroll.passes import DEFAULT_PASSES
 from reroll.planning.choice import Choice
 from reroll.planning.choose import ALONE, Beside, Demand, choose
+from reroll.planning.options import Options
 from reroll.program.context import Context
 from reroll.program.memory import Needs, Prediction, predict
 from reroll.program.program import Program, pieces, store_all

@@ -22,9 +22,9 @@ from reroll.backends.construct.plan import Built, plan
 from reroll.backends.tiers.available import free_bytes, total_bytes
 from reroll.backends.tiers.device import home_of
 from reroll.errors import BudgetError, OptionError, RerollWarning
-from reroll.options import Options, parse_budget
 from reroll.planning.choice import Choice, steps_run
 from reroll.planning.choose import ALONE, Beside
+from reroll.planning.options import Options, parse_budget
 from reroll.planning.segments import segment_lengths
 from reroll.recurrence import Recurrence
 from reroll.units import nbytes_text

@@ -36,8 +36,8 @@ from reroll.capture.capture import capture
 from reroll.capture.fusion.fuse import fuse
 from reroll.capture.given.regions import without_regions
 from reroll.errors import NoRecurrenceError, OptionError, RerollError, RerollWarning
-from reroll.options import Options
 from reroll.planning.choose import Beside
+from reroll.planning.options import Options
 
 Compiled = Callable[..., Any]
 _LONG = 512

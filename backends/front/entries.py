@@ -36,8 +36,8 @@ from reroll.capture.lengths.align import align
 from reroll.capture.lengths.instantiate import Instance, instantiate
 from reroll.errors import LengthError
 from reroll.graph.fakes import new_fake_mode
-from reroll.options import Options
 from reroll.planning.choose import Beside
+from reroll.planning.options import Options
 from reroll.planning.segments import any_lengths, segment_length
 from reroll.recurrence import Numbers, Recurrence
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from reroll.options import Options
+from reroll.planning.options import Options
 from reroll.schedules.interval import Interval, best_chunk, best_local_double, best_slots
 from reroll.schedules.named import extra_runs, find, least_memory, tree
 from reroll.schedules.problem import Problem

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 
 from reroll.errors import BudgetError
-from reroll.options import Options, parse_budget
 from reroll.planning.choice import OPTIMAL, Choice, candidates, may_move, preferred
+from reroll.planning.options import Options, parse_budget
 from reroll.schedules.counts import counted
 from reroll.schedules.named import least_memory
 from reroll.schedules.problem import Problem

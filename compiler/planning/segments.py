@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from reroll.graph.memory import result_nbytes
-from reroll.options import Options
+from reroll.planning.options import Options
 from reroll.recurrence import Recurrence
 
 _SEGMENT = {"inductor": 8, "eager": 4}

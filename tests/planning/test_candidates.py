@@ -17,9 +17,9 @@ from planned import gradients, needs
 from reroll.backends.runtime.executable import Executable
 from reroll.backends.tiers.disk import DiskTier
 from reroll.errors import BudgetError
-from reroll.options import Options
 from reroll.planning.choice import Choice, steps_run
 from reroll.planning.choose import Demand, choose
+from reroll.planning.options import Options
 from reroll.program.context import Context
 from reroll.program.memory import predict
 from reroll.program.program import store_all

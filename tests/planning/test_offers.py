@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reroll.errors import MachineError, OptionError
-from reroll.options import Options
 from reroll.planning import offers
 from reroll.planning.offers import OFFERS, Priced, least, plan_rows, recommended
+from reroll.planning.options import Options
 from reroll.program.context import Context
 from reroll.program.program import store_all
 from reroll.program.registry import run

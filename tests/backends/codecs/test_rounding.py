@@ -19,7 +19,7 @@ from reroll.backends.construct.share import build
 from reroll.backends.runtime.node import Rolled
 from reroll.backends.runtime.values import expected_nbytes
 from reroll.errors import OptionError, UnsupportedError
-from reroll.options import Options
+from reroll.planning.options import Options
 from reroll.program.program import offload, save
 from reroll.segment.facts import FLOATS, LOSSY
 

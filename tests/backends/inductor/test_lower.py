@@ -20,7 +20,7 @@ from reroll.backends.inductor.lower import _halves
 from reroll.backends.runtime.values import Carry, Kept
 from reroll.backends.runtime.witness import Witness
 from reroll.errors import CompilerMissingError, ReplayMismatchError
-from reroll.options import Options
+from reroll.planning.options import Options
 from reroll.segment.trace import trace
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")

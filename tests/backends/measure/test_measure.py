@@ -17,7 +17,7 @@ from reroll.backends.measure.explain import plan
 from reroll.backends.runtime.node import Rolled
 from reroll.capture.capture import capture
 from reroll.graph.memory import graph_peak
-from reroll.options import Options
+from reroll.planning.options import Options
 from reroll.recurrence import Capture
 
 SCHEMES: tuple[dict[str, Any], ...] = (

@@ -18,7 +18,7 @@ from reroll.backends.dynamo.entry import Graph, assemble
 from reroll.backends.measure.explain import plan
 from reroll.backends.runtime.node import Rolled
 from reroll.capture.capture import capture
-from reroll.options import Options
+from reroll.planning.options import Options
 from reroll.recurrence import Capture
 from reroll.report.report import Loop
 
