@@ -13,9 +13,6 @@ from reroll.schedules.optimal.best import farthest, optimum
 from reroll.schedules.optimal.problem import OneTier, Piece, Schedule, Slots, SlowTier
 from reroll.schedules.problem import Problem
 
-_LARGEST = 1 << 50
-
-
 NUMBERS = ("chunk", "slots", "memory", "remote")
 Builder = Callable[[Problem], Interval]
 

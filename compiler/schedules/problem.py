@@ -7,7 +7,8 @@ from typing import Self
 
 from reroll.errors import OptionError
 from reroll.schedules.machine import MachineTier
-from reroll.schedules.named import _LARGEST
+
+_LARGEST = 1 << 50
 
 
 @dataclass(frozen=True, slots=True)
