@@ -15,11 +15,11 @@ from multiprocessing import Pool
 import numpy as np
 from rich.console import Console
 
+from reroll.formulas import formula
 from reroll.program.context import Context
 from reroll.program.program import store_all
 from reroll.program.registry import run
 from reroll.program.verifier import verify
-from reroll.schedules.formulas import formula
 from reroll.schedules.named import tree
 from reroll.schedules.problem import Problem
 

@@ -5,6 +5,10 @@ for every length; ``explain`` shows the plan; ``measure`` the cost of one call, 
 ``gradient_error`` what rounded carries do; ``calibrate`` what this machine moves in a second; ``name`` names a value of
 a step; ``register_pass`` adds a pass of one's own, ``register_schedule`` a schedule; ``register_with_accelerate`` lets
 the Trainer of transformers take the name of the backend.
+
+What these take and give: ``Options``; a ``Report`` of ``Plan`` s; a pass maps a ``Program`` under a ``Context``, a
+schedule a ``Problem`` to a tree of ``Interval`` s; ``StepValue`` is what ``keep`` and ``recompute`` are asked about.
+Further doors: ``reroll.program`` (the instructions), ``reroll.schedules`` and ``reroll.formulas``.
 """
 
 from __future__ import annotations
@@ -13,11 +17,32 @@ import importlib
 import random
 from typing import TYPE_CHECKING, Any
 
-from reroll.errors import RerollError, RerollWarning
+from reroll.errors import (
+    BudgetError,
+    CaptureError,
+    CompilerMissingError,
+    IllegalProgramError,
+    LengthError,
+    MachineError,
+    NoRecurrenceError,
+    OptionError,
+    PassError,
+    ReplayMismatchError,
+    RerollError,
+    RerollWarning,
+    ScheduleError,
+    ShortageError,
+    StorageError,
+    UnsupportedError,
+)
 from reroll.graph.names import name
 from reroll.planning.options import Options
+from reroll.program.context import Context
+from reroll.program.program import Program
 from reroll.program.registry import register_pass
+from reroll.schedules.interval import Interval
 from reroll.schedules.named import register_schedule
+from reroll.schedules.problem import Problem
 from reroll.segment.policy import StepValue
 
 if TYPE_CHECKING:
@@ -30,14 +55,34 @@ if TYPE_CHECKING:
     from reroll.backends.tiers.available import total_memory as total_memory
     from reroll.backends.tiers.calibrate import calibrate as calibrate
     from reroll.passes import DEFAULT_PASSES as DEFAULT_PASSES
+    from reroll.report.report import Report as Report
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "DEFAULT_PASSES",
+    "BudgetError",
+    "CaptureError",
+    "CompilerMissingError",
+    "Context",
+    "IllegalProgramError",
+    "Interval",
+    "LengthError",
+    "MachineError",
+    "NoRecurrenceError",
+    "OptionError",
     "Options",
+    "PassError",
+    "Problem",
+    "Program",
+    "ReplayMismatchError",
+    "Report",
     "RerollError",
     "RerollWarning",
+    "ScheduleError",
+    "ShortageError",
     "StepValue",
+    "StorageError",
+    "UnsupportedError",
     "breakdown",
     "calibrate",
     "compile",
@@ -52,6 +97,7 @@ __all__ = [
 
 _LAZY = {
     "DEFAULT_PASSES": "reroll.passes",
+    "Report": "reroll.report.report",
     "breakdown": "reroll.backends.measure.breakdown",
     "calibrate": "reroll.backends.tiers.calibrate",
     "compile": "reroll.backends.front.compile",
@@ -61,6 +107,7 @@ _LAZY = {
     "register_with_accelerate": "reroll.backends.dynamo.trainers",
     "total_memory": "reroll.backends.tiers.available",
 }
+"""Where the names are that load much: they are loaded when they are asked for."""
 
 
 def __getattr__(name: str) -> Any:
@@ -71,3 +118,7 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(_LAZY[name]), name)
     finally:
         random.setstate(state)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,7 +1,7 @@
 """What each schedule offers for a problem whose costs are known: its best chunk and slots, and what they cost.
 
 Nothing is built. The trees of revolve and hrevolve are counted (``reroll.schedules.counts``). For the others the
-formulas (``reroll.schedules.formulas``) are evaluated for all chunks and slots that can differ. Where there are many,
+formulas (``reroll.formulas``) are evaluated for all chunks and slots that can differ. Where there are many,
 these are the shortest chunks that give each number of chunks, with all sub-chunks that differ, the chunks that are a
 whole number of equal sub-chunks, and all near the smooth optimum.
 """
@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from reroll.errors import OptionError
+from reroll.formulas import formula
 from reroll.schedules.counts import Counts, counted
-from reroll.schedules.formulas import formula
 from reroll.schedules.machine import Costs
 from reroll.schedules.named import least_memory, tree
 from reroll.schedules.problem import Problem

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import sympy
 from sympy import Expr, ceiling
 
-from reroll.schedules.formulas import (
+from reroll.formulas import (
     FORMULATED,
     LEGEND,
     SYMBOLS,

@@ -187,7 +187,7 @@ class Costs:
         return self.segments[length]
 
     def numbers(self, length: int, tier: str | None = None) -> dict[str, float]:
-        """What formulas (``reroll.schedules.formulas``) ask of segments of ``length`` steps and of a remote tier."""
+        """What formulas (``reroll.formulas``) ask of segments of ``length`` steps and of a remote tier."""
         each = self.of(length)
         found = {"segment": length, "forward": each.forward, "taping": each.tape, "backward": each.backward}
         if tier is None:

@@ -12,12 +12,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from reroll.errors import OptionError
+from reroll.formulas import COUNTED, LEGEND, SYMBOLS, C, Figures, K, T, a, formula, p, s
 from reroll.program.context import Context
 from reroll.program.program import Program, offload, store_all
 from reroll.program.registry import run
 from reroll.program.tally import Sizes
 from reroll.program.verifier import verify
-from reroll.schedules.formulas import COUNTED, LEGEND, SYMBOLS, C, Figures, K, T, a, formula, p, s
 from reroll.schedules.interval import best_chunk, best_local_double, best_slots
 from reroll.schedules.named import tree
 from reroll.schedules.problem import Problem
