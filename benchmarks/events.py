@@ -29,7 +29,7 @@ from reroll import event_ops  # noqa: F401  # defines the operations
 from reroll.backends.inductor import event_counts as events
 from reroll.backends.inductor.native_products import edition, register
 from reroll.backends.inductor.unit import quick_builds
-from reroll.segment.packed_ops import PACK, PACKED_EVENTS, PACKED_PRODUCT
+from reroll.segment.ops import PACK, PACKED_EVENTS, PACKED_PRODUCT
 
 RESULT = Path(__file__).resolve().parent / "results" / "events.json"
 SHAPES = [(32, 256, 256), (256, 256, 256), (256, 64, 256), (32, 512, 512), (32, 1024, 1024), (256, 256, 1024)]

@@ -20,7 +20,8 @@ from reroll.program.program import store_all
 from reroll.program.registry import run
 from reroll.program.verifier import verify
 from reroll.schedules.formulas import formula
-from reroll.schedules.named import Problem, tree
+from reroll.schedules.named import tree
+from reroll.schedules.problem import Problem
 
 SCHEMES = (
     ("store_all", "local"),

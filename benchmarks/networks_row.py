@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from wider import enlarged, wider
 
 import reroll
-import reroll.backends.build.plan as build
+import reroll.backends.construct.kernels as build
 import reroll.backends.front.compile as front
 import reroll.backends.front.entries as anylength
 from reroll.errors import RerollError

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from reroll.errors import RerollError, RerollWarning
 from reroll.graph.names import name
-from reroll.options import Options
+from reroll.planning.options import Options
 from reroll.program.registry import register_pass
 from reroll.schedules.named import register_schedule
 from reroll.segment.policy import StepValue

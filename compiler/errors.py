@@ -1,4 +1,7 @@
-"""Every error that reroll raises on purpose. Messages are sentences: where, which rule, what was found, what to do."""
+"""Every error that reroll raises on purpose. Messages are sentences: where, which rule, what was found, what to do.
+
+``is_shortage`` says what an allocation that failed looks like.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import difflib
 from collections.abc import Sequence
 
 import torch
+
+_WORDS = ("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
 
 class RerollError(Exception):
@@ -79,3 +84,10 @@ def nearest(name: str, valid: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, valid, n=1, cutoff=0.4)
     hint = f"Did you mean {close[0]!r}? " if close else ""
     return f"{hint}Valid are: {', '.join(valid)}."
+
+
+def is_shortage(error: Exception) -> bool:
+    """Whether an error says that memory could not be allocated; on a CPU torch raises a RuntimeError."""
+    if isinstance(error, ShortageError):
+        return False
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in str(error) for word in _WORDS)

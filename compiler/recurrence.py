@@ -84,3 +84,17 @@ class Recurrence:
         calls = sum(node.op.startswith("call") for node in self.step.graph.nodes)
         size = f"{self.steps} steps of {calls} operations, {len(self.carries)} carried values"
         return f"{self.name}: {size}, at {self.where}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Capture:
+    """The recurrences of a graph, and ``outer``: the graph around them, which calls each as a module of its name.
+
+    ``reason`` says what was looked for and where the repetition broke, if there is no recurrence. ``notes`` say which
+    recurrences were not fused, and why.
+    """
+
+    outer: fx.Graph
+    recurrences: tuple[Recurrence, ...]
+    reason: str = ""
+    notes: tuple[str, ...] = ()

@@ -84,3 +84,13 @@ def _amount(given: int | float | str, units: Mapping[str, float], *, bytes_too: 
         return None
     found = float(match[1]) * units[unit]
     return found if math.isfinite(found) else None
+
+
+def nbytes_text(nbytes: int) -> str:
+    """Bytes with the unit that leaves up to four digits: 512 B, 33.2 KiB, 1.24 MiB."""
+    size = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.3g} {unit}" if size < 1000 else f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.3g} TiB"

@@ -12,7 +12,7 @@ from spiking import Network, spike_trains
 import reroll
 from reroll.program.program import save
 from reroll.schedules.interval import Interval
-from reroll.schedules.named import Problem
+from reroll.schedules.problem import Problem
 
 
 @reroll.register_schedule("growing", numbers=("chunk",))

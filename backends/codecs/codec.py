@@ -10,7 +10,8 @@ sparse    anything; only where it is smaller: mask and nonzero bit patterns     
 raw       anything                                                               n s
 ========  =====================================================================  ===========================
 
-"bfloat16" and "int8" round (``reroll.backends.codecs.rounding``) where "sparse" takes more bytes and all values are finite.
+"bfloat16" and "int8" round (``reroll.backends.codecs.rounding``) where "sparse" takes more bytes and all values are
+finite.
 
 Elements are taken in memory order, so a dense tensor keeps its strides (transposed, channels_last); one with gaps or
 overlaps comes back contiguous. On a CPU temporaries stay below 1 MiB; on other devices a check waits for the device, so

@@ -14,7 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from reroll.planning.choose import Beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,3 +184,21 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, tuple | list):
         for item in value:
             yield from _tensors(item)
+
+
+def around_of(module: fx.GraphModule, results: Mapping[str, tuple[Tensor, ...]], tokens: int = 0) -> Around:
+    """What a graph holds around its recurrences, which give ``results``, by their names, beside ``tokens`` bytes."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def fake(like: Tensor) -> Tensor:
+        made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+        return made.requires_grad_(like.requires_grad)
+
+    with mode:
+        return around(module, results, fake).and_besides(tokens)
+
+
+def beside_of(module: fx.GraphModule, results: Mapping[str, tuple[Tensor, ...]], tokens: int = 0) -> Beside:
+    """What shares a budget with each of the recurrences of a graph, which give ``results``, by their names."""
+    held = around_of(module, results, tokens)
+    return Beside(max(held.during(name) for name in results), len(results))

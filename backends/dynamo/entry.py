@@ -22,15 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._dynamo.exc import ShortenTraceback, TorchRuntimeError, Unsupported
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from reroll.backends.build.kernels import check_policy
-from reroll.backends.build.plan import Built
-from reroll.backends.build.replan import Plans
-from reroll.backends.build.share import build_all
-from reroll.backends.dynamo.around import Around, around
-from reroll.backends.dynamo.checkpoints import run_by_torch
-from reroll.backends.dynamo.surroundings import compile_surroundings
+from reroll.backends.construct.kernels import check_policy
+from reroll.backends.construct.plan import Built
+from reroll.backends.construct.replan import Plans
+from reroll.backends.construct.share import build_all
+from reroll.backends.dynamo.around import Around, around_of, beside_of
+from reroll.backends.dynamo.surroundings import compile_surroundings, run_by_torch
 from reroll.backends.processes.apart import refuse_pieces
 from reroll.backends.processes.together import check_together, refuse_in_place
 from reroll.backends.runtime.unused import one_by_one
@@ -38,8 +36,8 @@ from reroll.capture.capture import capture
 from reroll.capture.fusion.fuse import fuse
 from reroll.capture.given.regions import without_regions
 from reroll.errors import NoRecurrenceError, OptionError, RerollError, RerollWarning
-from reroll.options import Options
 from reroll.planning.choose import Beside
+from reroll.planning.options import Options
 
 Compiled = Callable[..., Any]
 _LONG = 512
@@ -85,18 +83,6 @@ class Graph:
     def around(self) -> Around:
         """What is held around the recurrences."""
         return around_of(self.module, {each.name: each.results() for each in self.built}, self.tokens)
-
-
-def around_of(module: fx.GraphModule, results: Mapping[str, tuple[Tensor, ...]], tokens: int = 0) -> Around:
-    """What a graph holds around its recurrences, which give ``results``, by their names, beside ``tokens`` bytes."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-
-    def fake(like: Tensor) -> Tensor:
-        made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
-        return made.requires_grad_(like.requires_grad)
-
-    with mode:
-        return around(module, results, fake).and_besides(tokens)
 
 
 class Reached(BaseException):
@@ -173,12 +159,6 @@ def _say_how_to_unroll_less() -> None:
         "steps once, whatever their number."
     )
     warnings.warn(text, RerollWarning, stacklevel=2)
-
-
-def beside_of(module: fx.GraphModule, results: Mapping[str, tuple[Tensor, ...]], tokens: int = 0) -> Beside:
-    """What shares a budget with each of the recurrences of a graph, which give ``results``, by their names."""
-    held = around_of(module, results, tokens)
-    return Beside(max(held.during(name) for name in results), len(results))
 
 
 def _break(gm: fx.GraphModule) -> str:

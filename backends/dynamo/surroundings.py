@@ -4,6 +4,10 @@ Inductor takes seconds for the smallest graph, and what is around a loop is most
 the outer graph (before, between or after recurrences) is compiled only if it makes at least a tenth of the bytes that
 the recurrences make. Private torch API, tried on 2.13: ``compile_fx`` (what the inductor backend calls),
 ``TracingContext``.
+
+The operator that Dynamo makes of ``torch.utils.checkpoint`` is meant to be compiled: run as it is, it does not put back
+random numbers before it runs its function again, so dropout in it gets wrong gradients (torch 2.11 and 2.13). So
+torch's own checkpoint stands in its place where torch runs what Dynamo captured as it is.
 """
 
 from __future__ import annotations
@@ -14,12 +18,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.passes.split_module import split_module
+from torch.utils.checkpoint import checkpoint
 
-from reroll.backends.dynamo.checkpoints import checkpointed
 from reroll.backends.inductor.unit import quick_builds
 from reroll.backends.runtime.unused import rows
 from reroll.errors import RerollWarning
@@ -119,3 +123,16 @@ def _distinct(mode: FakeTensorMode, value: Any) -> Any:
         made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
     made.requires_grad_(value.requires_grad)
     return made if value.is_leaf else made.clone()
+
+
+def checkpointed(function: Any, *args: Any, **options: Any) -> Any:
+    """``function(*args)`` as torch's checkpoint runs it, random numbers put back unless it was asked not to."""
+    plain = all(type(each) in (Tensor, nn.Parameter) for each in args if isinstance(each, Tensor))
+    preserve = plain and options.get("preserve_rng_state", True)  # fakes have no random numbers
+    return checkpoint(function, *args, **{**options, "preserve_rng_state": preserve, "use_reentrant": False})
+
+
+def run_by_torch(graph: fx.Graph) -> None:
+    """Let the checkpoints of a graph that is run as it is keep their random numbers."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.higher_order.tag_activation_checkpoint):
+        node.target = checkpointed

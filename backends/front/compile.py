@@ -21,7 +21,7 @@ from reroll.backends.front.recorded import Recorded
 from reroll.backends.processes.apart import alone, forward_of, spoken_around
 from reroll.capture.recorder.graph import Unrecordable
 from reroll.errors import LengthError, OptionError, RerollWarning, UnsupportedError
-from reroll.options import Options
+from reroll.planning.options import Options
 
 _ONE_CALL_AT_A_TIME = threading.RLock()  # torch's stance and Dynamo's settings, which a first call sets, are global
 _WITHIN = (

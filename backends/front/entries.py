@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from reroll.backends.build.fitting import fitting_all
-from reroll.backends.build.kernels import check_policy
-from reroll.backends.build.plan import Kernels, compile_kernels
-from reroll.backends.build.replan import Plans
-from reroll.backends.dynamo.entry import EXPLAINING, Graph, HandedOn, Reached, assemble, beside_of
+from reroll.backends.construct.kernels import Kernels, check_policy, compile_kernels
+from reroll.backends.construct.replan import Plans
+from reroll.backends.construct.share import fitting_all
+from reroll.backends.dynamo.around import beside_of
+from reroll.backends.dynamo.entry import EXPLAINING, Graph, HandedOn, Reached, assemble
 from reroll.backends.front.arguments import Call, token
 from reroll.backends.front.keys import key_of
 from reroll.backends.front.observe import Observed, observe
@@ -35,9 +35,10 @@ from reroll.capture.fusion.fuse import fuse
 from reroll.capture.lengths.align import align
 from reroll.capture.lengths.instantiate import Instance, instantiate
 from reroll.errors import LengthError
-from reroll.graph.private import new_fake_mode
-from reroll.options import Options
-from reroll.planning.choose import Beside, any_lengths, segment_length
+from reroll.graph.fakes import new_fake_mode
+from reroll.planning.choose import Beside
+from reroll.planning.options import Options
+from reroll.planning.segments import any_lengths, segment_length
 from reroll.recurrence import Numbers, Recurrence
 
 _PROGRAMS = 64

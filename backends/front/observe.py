@@ -20,9 +20,10 @@ from reroll.backends.processes.apart import in_silence
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.capture.lengths.check import Check, Departure
 from reroll.capture.lengths.pattern import Pattern, Trace, find_pattern
-from reroll.capture.recorder.events import LITERALS, Numbers, Recorder, Sink, recording, user_line
+from reroll.capture.recorder.events import LITERALS, Numbers, Recorder, Sink, recording
 from reroll.capture.steps.runs import LONGEST_PERIOD
 from reroll.errors import LengthError, OptionError, UnsupportedError
+from reroll.graph.lines import user_line
 from reroll.graph.nested import places_of, tensors_of, with_leaves
 
 SHORT = ((8, 9, 11), (16, 17, 19), (32, 33, 35))

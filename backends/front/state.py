@@ -1,8 +1,8 @@
 """The Python state that a run of a model may change, kept and put back.
 
-A model is run to look at it (``reroll.capture.recorder.events``), and must be afterwards as if it had not been. Its state is what can
-be reached from it: attributes of modules and of other objects of the user's, lists, dicts and sets in them, variables
-of closures, and the tensors in all of these.
+A model is run to look at it (``reroll.capture.recorder.events``), and must be afterwards as if it had not been. Its
+state is what can be reached from it: attributes of modules and of other objects of the user's, lists, dicts and sets in
+them, variables of closures, and the tensors in all of these.
 """
 
 from __future__ import annotations

@@ -18,9 +18,7 @@ from torch import Tensor, fx
 
 from reroll.backends.inductor.unit import quick_builds
 from reroll.errors import RerollWarning
-from reroll.report.report import EventLine
-from reroll.segment.ops import OUTER, PRODUCT
-from reroll.segment.packed_ops import PACKED_EVENTS
+from reroll.segment.ops import OUTER, PACKED_EVENTS, PRODUCT, EventCount
 
 _FOLDER = Path(__file__).parent / "native"
 _INCLUDED = '#include "events.h"'
@@ -113,10 +111,10 @@ class Watch:
             torch.ops.reroll.event_count(counts.new_empty(0))
 
     @property
-    def lines(self) -> tuple[EventLine, ...]:
+    def lines(self) -> tuple[EventCount, ...]:
         """What was seen of each product in the last call."""
         rows: list[list[int]] = self._counts.tolist()
-        return tuple(EventLine(*key, *row) for key, row in zip(self._numbers, rows, strict=True))
+        return tuple(EventCount(*key, *row) for key, row in zip(self._numbers, rows, strict=True))
 
 
 def _key(node: fx.Node, gradients_of: Sequence[str]) -> tuple[str, str, int, int]:

@@ -1,8 +1,8 @@
 """A segment of k steps as two compiled functions: forward with its tape, and backward.
 
-The joint graph of the segment is cut into a forward and a backward by ``reroll.segment.partition``, and run either by torch
-(``eager``) or as inductor kernels. There is one forward only: first run, replay and taping call the same kernels on the
-same boundaries, so that what decides later steps is bit-identical in all of them.
+The joint graph of the segment is cut into a forward and a backward by ``reroll.segment.partition``, and run either by
+torch (``eager``) or as inductor kernels. There is one forward only: first run, replay and taping call the same kernels
+on the same boundaries, so that what decides later steps is bit-identical in all of them.
 
 Private torch API, tried on 2.11 and 2.13: ``joint_graph_passes`` (random numbers for inductor), ``compile_fx_inner``
 (inductor without AOTAutograd around it), ``_BoxedCodeGen`` (a graph's inputs are freed after their last use),

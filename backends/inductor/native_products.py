@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from reroll.backends.inductor.unit import quick_builds
-from reroll.segment.packed_ops import PACKED_EVENTS, PACKED_PRODUCT
+from reroll.segment.ops import PACKED_EVENTS, PACKED_PRODUCT
 
 _FOLDER = Path(__file__).parent / "native"
 _HEADERS = ("product.h", "events.h", "event_product.h")

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from reroll.backends.build.plan import Built, cost, passes_of
+from reroll.backends.construct.kernels import passes_of
+from reroll.backends.construct.plan import Built, cost
 from reroll.errors import RerollError
 from reroll.planning.alternative import Alternative
-from reroll.planning.candidates import may_move
-from reroll.planning.choice import Choice
+from reroll.planning.choice import Choice, may_move
 from reroll.program.program import pieces, store_all
 from reroll.program.registry import run
 from reroll.program.tally import Tally
-from reroll.schedules.costs import Costs
 from reroll.schedules.interval import best_chunk, best_slots
-from reroll.schedules.named import Problem, find, least_memory
+from reroll.schedules.machine import Costs
+from reroll.schedules.named import find, least_memory
+from reroll.schedules.problem import Problem
 
 _LEVELS = 5
 _MANY = 2_000  # pieces of a sequence from which on an alternative is not worth the time to look at it

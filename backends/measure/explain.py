@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reroll.backends.build.bytes import operand_gradients
-from reroll.backends.build.plan import Built, passes_of
-from reroll.backends.build.timing import clocked
+from reroll.backends.construct.bytes import operand_gradients
+from reroll.backends.construct.kernels import passes_of
+from reroll.backends.construct.plan import Built
+from reroll.backends.construct.timing import clocked
 from reroll.backends.dynamo.entry import EXPLAINING, Graph, Reached
 from reroll.backends.measure.alternatives import alternatives, may_move_carries
 from reroll.backends.runtime.randomness import random_numbers_kept
@@ -16,8 +17,7 @@ from reroll.backends.tiers.calibrate import calibrate
 from reroll.backends.tiers.device import background_of
 from reroll.errors import OptionError, UnsupportedError
 from reroll.report.report import CarryLine, Loop, Report
-from reroll.schedules.costs import Costs
-from reroll.schedules.machine import Machine
+from reroll.schedules.machine import Costs, Machine
 from reroll.segment.facts import kept_as
 from reroll.segment.sparsity import Fact
 

@@ -20,7 +20,7 @@ from torch import fx
 from reroll.backends.inductor.lower import Segment
 from reroll.backends.processes.apart import in_parts
 from reroll.errors import CaptureError, OptionError, UnsupportedError
-from reroll.options import Options
+from reroll.planning.options import Options
 from reroll.program.program import Program
 from reroll.recurrence import Recurrence
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import cast
 
 import torch
 from torch import Tensor, fx
 
-from reroll.backends.build.timing import Clock
 from reroll.backends.inductor.event_counts import Watch
 from reroll.backends.inductor.lower import Segment
 from reroll.backends.processes.together import Together
@@ -46,6 +47,26 @@ class PartInstructions:
         carry, grad = graph.find_nodes(op="placeholder")
         (result,) = graph.output_node().all_input_nodes
         return cls(carry, grad, _instructions(graph), result)
+
+
+@dataclass(slots=True)
+class Clock:
+    """Wall seconds of the last call of a recurrence: of its forward while training, and of its backward."""
+
+    forward: float | None = None
+    backward: float | None = None
+
+    @contextmanager
+    def timing(self, half: str) -> Iterator[None]:
+        """Clock what runs inside."""
+        start = time.perf_counter()
+        yield
+        setattr(self, half, time.perf_counter() - start)
+
+    @property
+    def seconds(self) -> float | None:
+        """Of both halves, once both have run."""
+        return None if self.forward is None or self.backward is None else self.forward + self.backward
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from reroll.backends.runtime.executable import Executable
-from reroll.backends.runtime.run import Run, again
-from reroll.backends.runtime.start import Start
+from reroll.backends.runtime.run import Run, Start, again
 from reroll.backends.runtime.unused import Unused
-from reroll.errors import ShortageError, UnsupportedError
+from reroll.errors import ShortageError, UnsupportedError, is_shortage
 from reroll.recurrence import Recurrence
-from reroll.shortages import is_shortage
 
 
 class Rolled(nn.Module):

@@ -25,8 +25,7 @@ from torch import Tensor
 from reroll.backends.codecs.codec import is_dense
 from reroll.backends.runtime.randomness import random_state, set_random_state
 from reroll.backends.tiers.device import device_of
-from reroll.errors import RerollWarning
-from reroll.shortages import is_shortage
+from reroll.errors import RerollWarning, is_shortage
 
 if TYPE_CHECKING:
     from reroll.backends.inductor.lower import Boxed

@@ -3,30 +3,41 @@
 One ``Run`` is one call of one recurrence. It holds the values that the program keeps, and nothing of it outlives the
 autograd graph of the call. A carry is made in the forward register and is gone when the next segment runs, unless it
 was saved; random number states travel with the carries that are kept.
+
+``Start`` is a call before its first step: from there it can be played as often as need be.
+
+torch.profiler shows what a program does under the names of its instructions, and of segments inside them. Whether a
+profiler runs is a flag of torch's Python modules, ``_is_profiler_enabled``, which is private but made for checks like
+this one (torch 2.11 and 2.13): ``record_function`` alone takes microseconds when none runs.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd import profiler
 
 from reroll.backends.codecs.codec import Encoded, encode
 from reroll.backends.inductor.lower import Given, Segment
 from reroll.backends.runtime.executable import Executable, Instruction, live_operands
 from reroll.backends.runtime.gradients import Gradients
-from reroll.backends.runtime.profiled import named
 from reroll.backends.runtime.randomness import random_state, set_random_state
-from reroll.backends.runtime.start import Start
 from reroll.backends.runtime.values import Carry, Kept, Stored, Tape
+from reroll.backends.runtime.witness import Witness
 from reroll.program.program import Node, advance, backward, offload, recompute, reload, reverse, save, tape, turn
 from reroll.program.writing import name_at
 from reroll.segment.trace import step_inputs
 
 _FIRST, _AGAIN, _REVERSED = "forward of steps {} to {}", "replay of steps {} to {}", "backward of steps {} to {}"
+
+
+_UNSEEN = nullcontext()
 
 
 class Run:
@@ -292,3 +303,33 @@ def again(executable: Executable, start: Start) -> Run:
         if here is not None:
             set_random_state(here)
     return run
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Start:
+    """The operands of a call, the random numbers with which it begins (None: it draws none), and who compares carries
+    that are reached again (``verify``)."""
+
+    operands: tuple[Tensor, ...]
+    random: tuple[Tensor, ...] | None
+    witness: Witness | None
+
+    @classmethod
+    def of(cls, executable: Executable, operands: Sequence[Tensor]) -> Start:
+        """A call that begins now."""
+        recurrence = executable.recurrence
+        random = random_state(operands) if recurrence.random else None
+        return cls(tuple(operands), random, Witness(recurrence) if executable.verify else None)
+
+    def rewind(self) -> None:
+        """Put back the random numbers with which the call began."""
+        if self.random is not None:
+            set_random_state(self.random)
+
+
+def named(loop: str, name: Callable[..., str], *args: Any) -> AbstractContextManager[Any]:
+    """A context that torch.profiler shows as "reroll: <loop> <name>", with the name that ``name`` makes of ``args``;
+    it is not asked for where no profiler runs."""
+    if not profiler._is_profiler_enabled:
+        return _UNSEEN
+    return profiler.record_function(f"reroll: {loop} {name(*args)}")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import fx
 
 from reroll.capture.given.regions import take_given
-from reroll.capture.normal.functional import where
 from reroll.capture.normal.normal import normalise
 from reroll.capture.normal.sizes import pin
 from reroll.capture.steps.colours import Sequence
@@ -18,26 +15,13 @@ from reroll.capture.steps.search import find_steps, repeats
 from reroll.capture.steps.step import Step
 from reroll.errors import CaptureError
 from reroll.graph.effects import has_effect, in_transform
-from reroll.recurrence import Recurrence
+from reroll.graph.lines import where
+from reroll.recurrence import Capture
 
 _SMALL_COVERAGE = 0.6
 _CLEARLY_MORE = 1.5
 _FEW_STEPS = 8
 _TINY = 8
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Capture:
-    """The recurrences of a graph, and ``outer``: the graph around them, which calls each as a module of its name.
-
-    ``reason`` says what was looked for and where the repetition broke, if there is no recurrence. ``notes`` say which
-    recurrences were not fused, and why.
-    """
-
-    outer: fx.Graph
-    recurrences: tuple[Recurrence, ...]
-    reason: str = ""
-    notes: tuple[str, ...] = ()
 
 
 def capture(module: fx.GraphModule, *, maps: bool = False) -> Capture:

@@ -1,22 +1,27 @@
-"""Editing the ATen graph of a segment: nodes with their values, equal nodes made one, nodes in a valid order."""
+"""Editing fx graphs: operands, nodes with their values, equal nodes made one, nodes in a valid order, equal content."""
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import itertools
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from reroll.graph.effects import attribute, has_effect, is_random
 from reroll.graph.names import add_names, names_of
-from reroll.graph.private import is_higher_order, is_overload
+from reroll.graph.private import is_higher_order, is_overload, map_aggregate
 
 aten = torch.ops.aten
 LAYOUTS = (aten.as_strided, aten.as_strided_copy, aten.as_strided_scatter)
 KNOWN = ("aten", "prims", "reroll")
+
+
+_SMALL_TENSOR = 1 << 16
 
 
 def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
@@ -151,3 +156,77 @@ def _frozen(value: Any) -> Iterator[Any]:
         yield from _frozen(tuple(value.items()))
     else:
         yield type(value), value if isinstance(value, fx.Node) else repr(value)
+
+
+def flatten(node: fx.Node) -> list[Any]:
+    """All leaves of a node's operands, in the order of ``rebuild``."""
+    leaves: list[Any] = []
+    map_aggregate((node.args, node.kwargs), leaves.append)
+    return leaves
+
+
+def rebuild(node: fx.Node, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A node's operands with other leaves."""
+    rest = iter(leaves)
+    args, kwargs = map_aggregate((node.args, node.kwargs), lambda _: next(rest))
+    return args, kwargs
+
+
+def content_of(value: Any) -> str:
+    """A text that is equal for submodules of equal graphs and for small tensors of equal values."""
+    if isinstance(value, fx.GraphModule):
+        return module_content(value)
+    if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter) and value.numel() <= _SMALL_TENSOR:
+        digest = hashlib.sha256(repr(value.tolist()).encode()).hexdigest()
+        return repr((tuple(value.shape), value.dtype, value.device, value.requires_grad, digest))
+    return f"object {id(value)}"
+
+
+def module_content(module: fx.GraphModule) -> str:
+    """A text that is equal for modules that do the same to their inputs."""
+    names: dict[fx.Node, str] = {}
+    text = []
+    for place, node in enumerate(module.graph.nodes):
+        names[node] = f"%{place}"
+        if node.op == "get_attr":
+            text.append(content_of(attribute(module, node)))
+            continue
+        operands = map_aggregate((node.args, node.kwargs), _namer(names))
+        text.append(repr((node.op, "" if node.op == "placeholder" else str(node.target), operands)))
+    return hashlib.sha256("\n".join(text).encode()).hexdigest()
+
+
+def _namer(names: dict[fx.Node, str]) -> Callable[[Any], Any]:
+    return lambda leaf: names[leaf] if isinstance(leaf, fx.Node) else leaf
+
+
+def merge_duplicates(graph: fx.Graph) -> None:
+    """Equal work of one step is done once: same operation, operands, submodules and modes, no random numbers."""
+    seen: dict[Any, fx.Node] = {}
+    scope = 0
+    for node in list(graph.nodes):
+        if has_effect(node):
+            scope += not is_random(node)
+            continue
+        if node.op == "get_attr":
+            continue
+        parts = [_part(leaf) for leaf in flatten(node)]
+        args, kwargs = rebuild(node, parts)
+        key = (node.op, node.target, repr((args, kwargs)), scope)
+        if key in seen:
+            add_names(seen[key], names_of(node))
+            node.replace_all_uses_with(seen[key])
+            graph.erase_node(node)
+        else:
+            seen[key] = node
+
+
+def _part(leaf: Any) -> Any:
+    return ("node", leaf.name) if isinstance(leaf, fx.Node) else leaf
+
+
+def drop_dead(graph: fx.Graph) -> None:
+    """Erase nodes that nobody uses and that have no effect."""
+    for node in reversed(list(graph.nodes)):
+        if not node.users and not has_effect(node):
+            graph.erase_node(node)

@@ -1,9 +1,9 @@
 """Private torch API that the capture needs, tried on 2.11 and 2.13, under plain names.
 
 ``torch._C._set_grad_enabled`` is the node by which Dynamo writes ``no_grad`` and ``enable_grad``; ``OpOverload`` is the
-type of ``torch.ops`` functions, whose schemas say what they update; ``FakeTensorMode`` makes examples. Through
-``_SingleLevelFunction`` every ``autograd.Function`` is applied; ``_is_any_autocast_enabled`` asks once for all devices.
-``_LazyGraphModule`` writes the Python code of a graph when it is called first: passes edit graphs that never are.
+type of ``torch.ops`` functions, whose schemas say what they update. Through ``_SingleLevelFunction`` every
+``autograd.Function`` is applied; ``_is_any_autocast_enabled`` asks once for all devices. ``_LazyGraphModule`` writes
+the Python code of a graph when it is called first: passes edit graphs that never are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.function import _SingleLevelFunction
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_aggregate as map_aggregate
@@ -54,44 +53,6 @@ def tagged_random(name: str) -> bool:
 def hint(value: Any) -> Any:
     """The number that a symbolic one stands for in this call, without a guard; None if it depends on data."""
     return value.node.hint if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) else value
-
-
-def fake_like(
-    value: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...], offset: int, bases: dict[Any, torch.Tensor]
-) -> torch.Tensor:
-    """A fake tensor of a layout, in the original's mode, so that it goes with parameters, which stay as they are.
-
-    ``bases`` holds the memory of each storage, by the original's identity.
-    """
-    key, width = storage_id(value), value.element_size()
-    last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if 0 not in size else offset
-    nbytes = -(-(last + 1) * width // 16) * 16
-    mode = value.fake_mode if isinstance(value, FakeTensor) else FakeTensorMode()
-    with mode, torch.no_grad():
-        base = bases.setdefault(key, torch.empty(nbytes, dtype=torch.uint8, device=value.device))
-        if base.untyped_storage().nbytes() < nbytes:
-            base.untyped_storage().resize_(nbytes)
-        flat = torch.as_strided(base, (nbytes,), (1,), 0).view(value.dtype)
-        found = torch.as_strided(flat, size, stride, offset)
-    found.requires_grad_(value.requires_grad)
-    if value.requires_grad and not value.is_leaf:
-        with mode, torch.enable_grad():
-            return found.view_as(found)
-    return found
-
-
-def new_fake_mode() -> FakeTensorMode:
-    """A mode of its own for fake tensors."""
-    return FakeTensorMode()
-
-
-def fake_alike(mode: FakeTensorMode, value: Any) -> Any:
-    """A fake tensor of a mode with the layout of a tensor; what is none as it is."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    with mode:
-        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-    return made.requires_grad_(value.requires_grad)
 
 
 def storage_id(value: torch.Tensor) -> int:

@@ -1,12 +1,20 @@
-"""A schedule with its numbers, and what it costs in runs of a step."""
+"""A schedule with its numbers and its cost in runs of a step; the choices that a planner weighs, in order of cost."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from reroll.report.tables import nbytes_text
-from reroll.schedules.interval import Interval
-from reroll.schedules.named import Problem, extra_runs, find, tree
+from reroll.planning.options import Options
+from reroll.schedules.interval import Interval, best_chunk, best_local_double, best_slots
+from reroll.schedules.named import extra_runs, find, least_memory, tree
+from reroll.schedules.problem import Problem
+from reroll.units import nbytes_text
+
+OPTIMAL = ("revolve", "hrevolve")
+_BACKWARD = 2.0  # a backward in runs of a forward
+_CALL = 0.5  # what a call of a segment costs beside its steps, in runs of a step
+_UNHIDDEN = 1.1  # reading blocks when they are needed must save a tenth, as nothing hides the transfers
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +66,105 @@ class Choice:
         return f"{self.schedule} ({', '.join(texts)})"
 
 
-OPTIMAL = ("revolve", "hrevolve")
-_BACKWARD = 2.0  # a backward in runs of a forward
-_CALL = 0.5  # what a call of a segment costs beside its steps, in runs of a step
-
-
 def steps_run(choice: Choice) -> float:
     """The time of a choice in runs of a step, so that segments of other lengths can be compared. The same for the same
     network on every machine, but for what transfers cost there."""
     runs = (1 + _BACKWARD) * choice.steps + choice.extra_runs * choice.segment
     return runs * (1 + _CALL / choice.segment)
+
+
+def preferred(problem: Problem, options: Options, replay: bool) -> Choice:
+    """What is chosen without a budget. ``replay``: tapes are so small that no step need run again."""
+    schedule = "standard" if options.schedule == "auto" else options.schedule
+    if replay and options.schedule == "auto" and options.chunk is None:
+        schedule = "store_all"
+    numbers = find(schedule).numbers
+    steps, carry, tape = problem.steps, problem.carry, max(problem.tape // problem.segment, 1)
+    chunk, slots = best_chunk(steps, carry, tape), options.slots
+    if "chunk" in numbers and "slots" in numbers:
+        if problem.tier == "local":
+            chunk, slots = best_local_double(steps, carry, tape)
+        chunk = min(options.chunk or chunk, steps)
+        if options.chunk is not None or problem.tier != "local":
+            slots = best_slots(chunk, carry, tape)
+        slots = min(options.slots or slots or 1, chunk)
+    return Choice(schedule, replace(problem, chunk=min(options.chunk or chunk, steps), slots=slots))
+
+
+def may_move(options: Options) -> bool:
+    """Whether a budget may be met by moving carries to a tier that was named."""
+    moving = bool(options.tiers) and "local" not in options.tiers
+    return options.schedule == "auto" and options.chunk is None and moving
+
+
+def candidates(first: Choice, options: Options, memory: int, waiting: int, carry: int) -> Iterator[Choice]:
+    """Choices in the order of their cost, ``first`` that without a budget.
+
+    ``memory``: bytes for carries and tapes, and for carries on their way: ``waiting`` of them, of which one ``carry``
+    is not held where blocks are not read ahead.
+    """
+    schedule, problem = first.schedule, replace(first.problem, memory=memory)
+    unread = max(waiting - carry, 0)
+    if options.schedule == "auto" and options.chunk is None:
+        free = replace(problem, slots=None)
+        yield Choice("store_all", free)
+        yield from _cheapest((*OPTIMAL, "remote") if may_move(options) else ("revolve",), free, waiting, unread)
+    elif schedule in OPTIMAL and problem.slots is None:
+        yield from _cheapest([schedule], problem, waiting, unread)
+    else:
+        numbered = list(_numbered(Choice(schedule, problem), options))
+        yield from numbered
+        yield from (late for each in numbered for late in list(_both(each))[1:])
+
+
+def _both(choice: Choice) -> Iterator[Choice]:
+    """A choice, and if it moves carries, the same without reading ahead."""
+    yield choice
+    if "remote" in find(choice.schedule).numbers and choice.problem.tier != "local":
+        yield replace(choice, ahead=False)
+
+
+def _numbered(choice: Choice, options: Options) -> Iterator[Choice]:
+    """Choices of one schedule with several chunks and slots, unless these were asked for."""
+    problem, numbers = choice.problem, find(choice.schedule).numbers
+    if "chunk" not in numbers:
+        yield choice
+        return
+    chunk = problem.chunk or 1
+    chunks = [chunk] if options.chunk else _spread(chunk, problem.steps, problem.segment)
+    for chunk in chunks:
+        nested = "slots" in numbers and not options.slots
+        slots = _spread(problem.slots or 1, chunk, 1) if nested else [problem.slots or 1]
+        for number in slots:
+            yield replace(choice, problem=replace(problem, chunk=chunk, slots=min(number, chunk)))
+
+
+def _cheapest(schedules: Sequence[str], problem: Problem, waiting: int, unread: int) -> Iterator[Choice]:
+    """Optimal schedules for the memory of a problem, the cheapest first; then for the least memory that they need.
+
+    In "remote" no carry is held while a segment is reversed from it, which the optimal ones do not know of.
+    """
+    memory, usual, lowest = problem.memory or 0, list[Choice](), list[Choice]()
+    if "revolve" in schedules:
+        least = least_memory(problem)
+        lowest += [Choice("revolve", replace(problem, memory=least))]
+        usual += [Choice("revolve", problem)] if memory >= least else []
+    if "hrevolve" in schedules:
+        least = problem.carry + problem.tape
+        for choice in _both(Choice("hrevolve", replace(problem, memory=least))):
+            given = max(memory - (waiting if choice.ahead else unread), least)
+            usual += [replace(choice, problem=replace(problem, memory=given))]
+            lowest += [choice]
+    if "remote" in schedules:
+        usual += _both(Choice("remote", replace(problem, chunk=problem.segment)))
+    yield from dict.fromkeys([*sorted(usual, key=_cost), *lowest])
+
+
+def _cost(choice: Choice) -> float:
+    return steps_run(choice) * (1 if choice.ahead else _UNHIDDEN)
+
+
+def _spread(middle: int, most: int, least: int) -> list[int]:
+    """Numbers in [least, most], near ``middle`` first."""
+    factors = (1.0, 0.7, 1.4, 0.5, 2.0, 0.35, 2.8, 0.25, 4.0, 0.12, 8.0, 0.0)
+    return list(dict.fromkeys(min(max(round(middle * factor), least), most) for factor in factors))

@@ -6,73 +6,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
-from torch import fx
-
 from reroll.errors import BudgetError
-from reroll.graph.memory import result_nbytes
-from reroll.options import Options, parse_budget
-from reroll.planning.candidates import candidates, may_move, preferred
-from reroll.planning.choice import OPTIMAL, Choice
-from reroll.recurrence import Recurrence
+from reroll.planning.choice import OPTIMAL, Choice, candidates, may_move, preferred
+from reroll.planning.options import Options, parse_budget
 from reroll.schedules.counts import counted
-from reroll.schedules.named import Problem, least_memory
-
-_SEGMENT = {"inductor": 8, "eager": 4}
-_SMALL = ((4096, 32), (8192, 16))  # bytes that a step makes, and steps for which calling a segment no longer counts
-_MANY, _OPERATIONS = 512, 256  # steps from which on they are worth compiling, operations in one of them at most
-
-
-def usual_segment(recurrence: Recurrence, options: Options) -> int:
-    """Steps compiled together if nobody says otherwise: more where there are many that take less time than a call.
-
-    Not so for schedules that are chosen where every byte counts.
-    """
-    usual = _SEGMENT[options.lowering]
-    if options.lowering == "eager" or options.moves_carries or recurrence.steps < _MANY:
-        return usual
-    calls = [node for node in recurrence.step.graph.nodes if node.op.startswith("call")]
-    values = [node.meta.get("example_value") for node in calls]
-    if any(value is None for value in values):
-        return usual
-    weights = [_operations(node) for node in calls]
-    made = sum(weight * result_nbytes(value) for weight, value in zip(weights, values, strict=True))
-    fitting = (length for most, length in _SMALL if made <= most and length * sum(weights) <= _OPERATIONS)
-    return next(fitting, usual)
-
-
-def _operations(call: fx.Node) -> int:
-    """Operations that a call stands for: a cell of torch's is about a dozen."""
-    return 12 if getattr(call.target, "__name__", "").endswith("_cell") else 1
-
-
-def segment_length(recurrence: Recurrence, options: Options) -> int:
-    """Steps compiled together: as asked for, else a length near the usual one that leaves the shortest last segment.
-
-    Where the segments serve any number of steps it depends at most on whether these are many.
-    """
-    steps, usual = recurrence.steps, usual_segment(recurrence, options)
-    if recurrence.any_length:
-        return options.segment or usual
-    if options.segment is not None:
-        return min(options.segment, steps)
-    if steps <= usual:
-        return steps
-    lengths = range(usual // 2 + 1, min(usual + usual // 2, steps) + 1)
-    return min(lengths, key=lambda k: (steps % k, abs(k - usual)))
-
-
-def any_lengths(length: int, options: Options) -> tuple[int, ...]:
-    """The lengths of segments that make up any number of steps, few of them short, if most are of this length."""
-    usual = _SEGMENT[options.lowering]
-    return (length, *([usual] if length >= 2 * usual else []), *([1] if length > 1 else []))
-
-
-def segment_lengths(recurrence: Recurrence, options: Options) -> list[int]:
-    """Lengths to try in turn: under a budget also shorter ones, which need less at a time, down to one step."""
-    lengths = [segment_length(recurrence, options)]
-    while options.memory_budget is not None and options.segment is None and lengths[-1] > 1:
-        lengths.append(lengths[-1] // 2)
-    return lengths
+from reroll.schedules.named import least_memory
+from reroll.schedules.problem import Problem
 
 
 def default_tier(options: Options, device: str) -> str:

@@ -1,9 +1,9 @@
 """What each schedule offers for a problem whose costs are known: its best chunk and slots, and what they cost.
 
-Nothing is built. The trees of revolve and hrevolve are counted (``reroll.schedules.counts``). For the others the formulas
-(``reroll.schedules.formulas``) are evaluated for all chunks and slots that can differ. Where there are many, these are the
-shortest chunks that give each number of chunks, with all sub-chunks that differ, the chunks that are a whole number of
-equal sub-chunks, and all near the smooth optimum.
+Nothing is built. The trees of revolve and hrevolve are counted (``reroll.schedules.counts``). For the others the
+formulas (``reroll.schedules.formulas``) are evaluated for all chunks and slots that can differ. Where there are many,
+these are the shortest chunks that give each number of chunks, with all sub-chunks that differ, the chunks that are a
+whole number of equal sub-chunks, and all near the smooth optimum.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from reroll.errors import OptionError
-from reroll.schedules.costs import Costs
 from reroll.schedules.counts import Counts, counted
 from reroll.schedules.formulas import formula
-from reroll.schedules.named import Problem, least_memory, tree
+from reroll.schedules.machine import Costs
+from reroll.schedules.named import least_memory, tree
+from reroll.schedules.problem import Problem
 
 Integers = NDArray[np.int64]
 

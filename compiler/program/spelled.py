@@ -24,7 +24,8 @@ _KINDS: Mapping[Any, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """One instruction: ``kind`` is its name in ``reroll.program.program``, or "carry" (the first one), "pick", "output".
+    """One instruction: ``kind`` is its name in ``reroll.program.program``, or "carry" (the first one), "pick",
+    "output".
 
     ``reads`` are the numbers of the instructions whose values it takes, in its own order. Runs and backwards have the
     steps [start, stop); a pick the ``item`` of its block; an offload its ``tier``; saves and offloads a ``codec``.

@@ -1,7 +1,7 @@
 """A training program in time: what runs when, what every tier holds meanwhile, how often steps run again.
 
-The local bytes of an instruction are those of ``reroll.program.memory``, so that the peak of a trace is the predicted one.
-Two models of transfers (``Costs.overlapped``):
+The local bytes of an instruction are those of ``reroll.program.memory``, so that the peak of a trace is the predicted
+one. Two models of transfers (``Costs.overlapped``):
 
 - blocking, that of Bencheikh, Finkbeiner, Neftci (2024), arXiv 2412.11810: a transfer stops compute, and the program
   takes the sum of its instructions;
@@ -19,11 +19,10 @@ from functools import cache
 import numpy as np
 
 from reroll.errors import OptionError
-from reroll.program.holding import Hold, holds, memory
-from reroll.program.memory import Needs
+from reroll.program.memory import Hold, Needs, holds, memory
 from reroll.program.program import Program, pieces
 from reroll.program.spelled import RUNS, Played, spelled_out
-from reroll.schedules.costs import Costs
+from reroll.schedules.machine import Costs
 
 __all__ = ["Event", "Stay", "Trace", "spelled_out", "trace"]
 

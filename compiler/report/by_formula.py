@@ -13,12 +13,30 @@ from typing import TYPE_CHECKING
 import sympy
 from sympy import Expr, ceiling
 
-from reroll.report.tables import nbytes_text
-from reroll.schedules.formulas import FORMULATED, ZERO, Figures, Formula, formula, under_one_root
+from reroll.schedules.formulas import (
+    FORMULATED,
+    LEGEND,
+    SYMBOLS,
+    ZERO,
+    C,
+    F,
+    Figures,
+    Formula,
+    K,
+    L,
+    M,
+    N,
+    Q,
+    S,
+    T,
+    formula,
+    k,
+    n,
+    under_one_root,
+)
 from reroll.schedules.named import optimal
 from reroll.schedules.optimal.revolve import least_extra, most_runs
-from reroll.schedules.symbols import LEGEND, SYMBOLS, C, F, K, L, M, N, Q, S, T, k, n
-from reroll.units import seconds_text
+from reroll.units import nbytes_text, seconds_text
 
 if TYPE_CHECKING:
     from reroll.report.report import Loop

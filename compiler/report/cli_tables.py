@@ -10,9 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from reroll.planning.offers import Priced, Row, least
-from reroll.report.tables import nbytes_text
 from reroll.schedules.machine import Machine
-from reroll.units import seconds_text
+from reroll.units import nbytes_text, seconds_text
 
 _TRANSFERS = {
     False: "Transfers block. The pass prefetch, one of the default passes, holds one block more: see --overlap.",

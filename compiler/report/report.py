@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +24,11 @@ from reroll.report.by_formula import ByFormula, by_formula
 from reroll.report.export import as_json, chrome_trace
 from reroll.report.page.page import framed, page
 from reroll.report.plots import plot
-from reroll.report.tables import loop_tables, nbytes_text, seconds_text, summary
-from reroll.schedules.costs import Costs
+from reroll.report.tables import loop_tables, summary
+from reroll.schedules.machine import Costs
+from reroll.segment.ops import EventCount
 from reroll.segment.policy import StepValue
+from reroll.units import nbytes_text, seconds_text
 
 WIDTH = 100  # columns, where there is no terminal that says its own
 
@@ -43,42 +44,6 @@ class CarryLine:
     codec: str
     kept: int
     fact: str
-
-
-_PARAMETER = re.compile(r"[lL]_\w+?_(?:modules_(\w+?)_)?parameters_(\w+)_")
-
-
-@dataclass(frozen=True, slots=True)
-class EventLine:
-    """Products of one kind with operands of ``k`` columns and results of ``n``, in the last call.
-
-    ``kind`` is "product" with ``weight``, or "gradient" of it. Of ``elements`` of the operands ``events`` were not
-    zero; of ``calls``, ``by_events`` were few enough.
-    """
-
-    kind: str
-    weight: str
-    k: int
-    n: int
-    calls: int
-    by_events: int
-    elements: int
-    events: int
-
-    def describe(self) -> str:
-        """One line: what it is, the density, and what was chosen."""
-        which = f"{'with' if self.kind == 'product' else 'of'} {parameter_name(self.weight) or 'a value'}"
-        what = f"{self.kind} {which}, {self.k} x {self.n}"
-        if not self.calls:
-            return f"{what}: not run yet"
-        chosen = f"{self.by_events:,} of {self.calls:,} in the last call by events"
-        return f"{what}: {100 * self.events / max(self.elements, 1):.3g} % are not zero, {chosen}"
-
-
-def parameter_name(name: str) -> str:
-    """The name that a parameter has in its module, of Dynamo's name of it; another name as it is."""
-    found = _PARAMETER.fullmatch(name)
-    return ".".join([*filter(None, (found[1] or "").split("_modules_")), found[2]]) if found else name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,7 +74,7 @@ class Loop:
     needs: Needs
     lowering: str
     kept: tuple[int, int, int] = (0, 0, 0)
-    events: tuple[EventLine, ...] = ()
+    events: tuple[EventCount, ...] = ()
     costs: Costs | None = None
     why: str = ""
     alternatives: tuple[Alternative, ...] = ()
@@ -282,4 +247,4 @@ class Report:
         return [*pieces, summary(self.predicted_peak, self.parts, self.remote_peaks, self.measured_peak), *notes]
 
 
-__all__ = ["CarryLine", "EventLine", "Loop", "Report", "nbytes_text"]
+__all__ = ["CarryLine", "Loop", "Report", "nbytes_text"]

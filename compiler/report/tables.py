@@ -15,6 +15,7 @@ from rich.text import Text
 
 from reroll.planning.alternative import Alternative, pareto
 from reroll.segment.facts import LOSSY
+from reroll.units import nbytes_text, seconds_text
 
 if TYPE_CHECKING:
     from reroll.report.by_formula import ByFormula
@@ -23,24 +24,6 @@ if TYPE_CHECKING:
 _BARS = " ▁▂▃▄▅▆▇█"
 _COLUMNS = 60
 _KINDS = 6  # of values on a tape that are listed
-
-
-def nbytes_text(nbytes: int) -> str:
-    """Bytes with the unit that leaves up to four digits: 512 B, 33.2 KiB, 1.24 MiB."""
-    size = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.3g} {unit}" if size < 1000 else f"{size:.0f} {unit}"
-        size /= 1024
-    return f"{size:.3g} TiB"
-
-
-def seconds_text(seconds: float) -> str:
-    """Seconds with the unit that leaves up to four digits: 12.5 us, 340 ms, 2.1 s."""
-    for unit, size in (("us", 1e-6), ("ms", 1e-3)):
-        if seconds < 999.5 * size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"
 
 
 def compared(measured: float, predicted: float) -> str:

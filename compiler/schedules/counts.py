@@ -1,7 +1,7 @@
 """What a tree of intervals costs, without the program that plays it: equal intervals are one object, counted once.
 
-The counts are those of the verifier (``reroll.program.tally``) for the program that the passes save, recompute and offload
-make of the tree, if no two carries are moved together, and no first child of a local interval is remote.
+The counts are those of the verifier (``reroll.program.tally``) for the program that the passes save, recompute and
+offload make of the tree, if no two carries are moved together, and no first child of a local interval is remote.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from reroll.schedules.interval import Interval
-from reroll.schedules.named import Problem
+from reroll.schedules.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)

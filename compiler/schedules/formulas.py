@@ -1,13 +1,15 @@
 """What each scheme costs, as formulas: bytes per tier, steps, transfers and seconds.
 
 The schemes are those of Bencheikh, Finkbeiner, Neftci (2024), arXiv 2412.11810. A formula is exact, with its ceilings:
-it gives what the verifier counts (``reroll.program.tally``; the running carry and its gradient are not counted) for every T, C,
-K and k. Beside it stands the smooth form without rounding, from which the best chunk and slots are derived.
+it gives what the verifier counts (``reroll.program.tally``; the running carry and its gradient are not counted) for
+every T, C, K and k. Beside it stands the smooth form without rounding, from which the best chunk and slots are derived.
 
 Two models of time. Blocking is the paper's: transfers wait for segments and segments for transfers. Overlapped: one
 stream computes, one writes, one reads. Blocks are written as they are made, the first read starts after the turn, and
 every other block is read while the chunk behind it is reversed (the pass ``prefetch``). The formula is the makespan
 of these three streams, so it holds what cannot overlap: the first read, and the work of the chunk reversed last.
+
+The letters of the formulas, what they mean, and the abbreviations that formulas use stand first.
 """
 
 from __future__ import annotations
@@ -25,37 +27,48 @@ from numpy.typing import ArrayLike, NDArray
 from sympy import Expr, Integer, Max, Min, Symbol, ceiling
 
 from reroll.errors import OptionError
-from reroll.schedules.symbols import (
-    DEFAULTS,
-    LEGEND,
-    SHORT,
-    SYMBOLS,
-    C,
-    F,
-    K,
-    L,
-    M,
-    N,
-    Q,
-    S,
-    T,
-    a,
-    b,
-    f,
-    h,
-    k,
-    l,
-    n,
-    p,
-    r,
-    s,
-    w,
-)
 
 FORMULATED = ("store_all", "standard", "remote", "hierarchical", "double")
 """The schedules that have formulas."""
 ZERO, ONE = Integer(0), Integer(1)
 most, least = partial(Max, evaluate=False), partial(Min, evaluate=False)  # sympy would compare all pairs: 0.1 s each
+
+
+LEGEND: Mapping[str, tuple[str, str]] = {
+    "steps": ("T", "steps"),
+    "chunk": ("C", "steps of a chunk"),
+    "slots": ("K", "local carries of a chunk"),
+    "segment": ("k", "steps of a segment; chunks and sub-chunks are whole segments"),
+    "carry": ("s", "bytes of a carry as it is kept locally"),
+    "packed": ("p", "bytes of a carry in a block: written, kept remotely, read"),
+    "tape": ("a", "bytes of one taped step"),
+    "forward": ("f", "seconds of a segment that keeps no tape"),
+    "taping": ("h", "seconds of a segment that keeps its tape"),
+    "backward": ("b", "seconds of a segment reversed"),
+    "write": ("w", "bytes written in a second"),
+    "read": ("r", "bytes read in a second"),
+    "latency": ("l", "seconds of each transfer besides"),
+}
+"""The numbers of a formula by name: their letters and meanings. A short last segment counts as a whole one's time."""
+DEFAULTS: Mapping[str, float] = {
+    **dict.fromkeys(("chunk", "slots", "segment", "carry", "tape"), 1.0),
+    **dict.fromkeys(("forward", "taping", "backward", "latency"), 0.0),
+    **dict.fromkeys(("write", "read"), np.inf),
+}
+"""Of numbers that are not given: units for sizes, no seconds. ``packed`` is as ``carry``, ``steps`` has none."""
+SYMBOLS: Mapping[str, Symbol] = {name: Symbol(letter, positive=True) for name, (letter, _) in LEGEND.items()}
+T, C, K, k, s, p, a, f, h, b, w, r, l = SYMBOLS.values()  # noqa: E741  # the latency
+N, F, L, n, M, Q, S = (Symbol(letter, positive=True) for letter in ("N", "F", "L", "n", "M", "Q", "S"))
+SHORT: Mapping[Symbol, tuple[Expr, str]] = {
+    S: (ceiling(T / k), "segments"),
+    F: (Min(T, k * ceiling(C / k)), "steps of a chunk but the last"),
+    N: (ceiling(T / F), "chunks"),
+    L: (T - (N - 1) * F, "steps of the last chunk"),
+    n: (k * ceiling(ceiling(C / k) / K), "steps of a sub-chunk but the last of its chunk"),
+    M: (ceiling(F / n), "sub-chunks of a chunk but the last"),
+    Q: (ceiling(L / n), "sub-chunks of the last chunk"),
+}
+"""Abbreviations, each of the letters and of those before it. A chunk that is the only one is described by both."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from reroll.graph.editing import aten, call
 from reroll.segment.ops import OUTER, OUTER_ADD
-from reroll.segment.stacking import turned
+from reroll.segment.products import turned
 
 _NONE: tuple[list[fx.Node], Any, bool] = ([], None, False)
 

@@ -17,8 +17,7 @@ from torch import fx
 from reroll.graph.editing import aten, behind, call, in_order, levels, reads_memory, sort
 from reroll.program.context import Context
 from reroll.program.registry import register_pass
-from reroll.segment.products import places_of_rows, products, results, rows
-from reroll.segment.stacking import concatenated, in_time, within
+from reroll.segment.products import concatenated, in_time, places_of_rows, products, results, rows, within
 
 
 @register_pass("batch-products", on="half")

@@ -1,9 +1,9 @@
 """Event-driven products: ``z W`` with a z of spikes adds up the rows of W at the spikes, and so does ``z^T g``.
 
-A product is given to the kernels of ``reroll.segment.ops`` where an operand is proved to hold zeros and one other value,
-or -1, 0 and 1, or is made of such values by moves and scaling; or is an input of the model, which may be spikes. The
-kernels look at what is really there at each call, and multiply densely where that is faster; so what is chosen here is
-only worth a look. Method: gathers and scatters of event-driven simulators (Davies et al., Loihi, IEEE Micro 2018).
+A product is given to the kernels of ``reroll.segment.ops`` where an operand is proved to hold zeros and one other
+value, or -1, 0 and 1, or is made of such values by moves and scaling; or is an input of the model, which may be spikes.
+The kernels look at what is really there at each call, and multiply densely where that is faster; so what is chosen here
+is only worth a look. Method: gathers and scatters of event-driven simulators (Davies et al., Loihi, IEEE Micro 2018).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from reroll.graph.editing import aten, behind, call, primals_and_tangents, reads
 from reroll.program.context import Context
 from reroll.program.registry import register_pass
 from reroll.segment.ops import OUTER, PRODUCT, ROWS
+from reroll.segment.products import turned
 from reroll.segment.sparsity import MOVES, Fact, infer
-from reroll.segment.stacking import turned
 
 # Measured by benchmarks/events.py (one core, AVX-512): events are as fast as dense products at 0.25 to 0.5.
 CROSSOVER = 0.25

@@ -18,7 +18,7 @@ from torch import fx
 from reroll.graph.editing import aten, behind, call, constants, deduplicate, reads_memory, shape
 from reroll.program.context import Context
 from reroll.program.registry import register_pass
-from reroll.segment.stacking import concatenated, in_time, turned, within
+from reroll.segment.products import concatenated, in_time, turned, within
 
 _VIEWS = (aten.permute.default, aten.t.default, aten.transpose.int, aten.view.default, aten.reshape.default)
 

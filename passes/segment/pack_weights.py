@@ -15,8 +15,7 @@ from torch import fx
 from reroll.graph.editing import aten, behind, call, constants, reads_memory, shape
 from reroll.program.context import Context
 from reroll.program.registry import register_pass
-from reroll.segment.ops import PRODUCT, ROWS
-from reroll.segment.packed_ops import PACK, PACKED_EVENTS, PACKED_PRODUCT
+from reroll.segment.ops import PACK, PACKED_EVENTS, PACKED_PRODUCT, PRODUCT, ROWS
 
 _LEAST_COLUMNS = 8
 # Measured by benchmarks/events.py (one core, AVX-512): events in panels take as long as dense panels at 0.45 to 0.7.

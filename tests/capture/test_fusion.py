@@ -36,8 +36,8 @@ from layers import (
     spread,
     with_input,
 )
-from reroll.capture.capture import Capture
 from reroll.graph.effects import example
+from reroll.recurrence import Capture
 
 FUSED: dict[str, tuple[Net, int]] = {
     "two": (Net(chain, Layer(False), Layer(False)), 2),

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 
 from agreement import compare, sizes
 from pairs import spike
-from reroll.capture.normal.functional import where
+from reroll.graph.lines import where
 
 T, B, I, H = 9, 3, 5, 7  # noqa: E741
 STORE_ALL: dict[str, Any] = {"schedule": "store_all"}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import reroll.backends.build.plan as build
+import reroll.backends.construct.kernels as build
 from rnns import DOUBLE, B, H, I, Model, P, T, check, needs_final_states_of_lstm, sequence, state
 
 pytestmark = pytest.mark.usefixtures("double_precision", "rnn_layers")

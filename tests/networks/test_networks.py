@@ -12,8 +12,8 @@ import case_plain
 import case_snntorch
 import case_spikingjelly
 import case_torch
-from reroll.capture.capture import Capture
 from reroll.capture.capture import capture as capture_graph
+from reroll.recurrence import Capture
 from training import (
     SCHEDULES,
     Case,

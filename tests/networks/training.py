@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 import reroll
-import reroll.backends.build.plan as build
+import reroll.backends.construct.kernels as build
 import reroll.backends.dynamo.entry as dynamo
 from agreement import Results, differences, real
-from reroll.capture.capture import Capture
 from reroll.capture.capture import capture as capture_graph
 from reroll.capture.fusion.fuse import fuse
 from reroll.errors import RerollWarning
+from reroll.recurrence import Capture
 from reroll.segment.trace import trace as trace_segment
 
 Run = Callable[..., Any]

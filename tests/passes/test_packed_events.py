@@ -14,7 +14,7 @@ from halves import CONTEXT, compiled, kinds, traced
 from networks import Spike, spikes
 from reroll.backends.inductor.native_products import edition
 from reroll.program.registry import run_on_half
-from reroll.segment.packed_ops import PACK, PACKED_EVENTS
+from reroll.segment.ops import PACK, PACKED_EVENTS
 
 pytestmark = pytest.mark.inductor
 SIZES = [(1, 1, 1), (2, 5, 15), (3, 16, 16), (5, 33, 31), (70, 40, 33), (65, 300, 70), (130, 17, 100)]

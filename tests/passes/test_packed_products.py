@@ -14,7 +14,7 @@ import reroll
 from halves import CONTEXT, compiled, kinds, traced
 from reroll.backends.inductor.native_products import edition, vectors
 from reroll.program.registry import run_on_half
-from reroll.segment.packed_ops import PACK, PACKED_PRODUCT
+from reroll.segment.ops import PACK, PACKED_PRODUCT
 
 pytestmark = pytest.mark.inductor
 SIZES = [

@@ -17,16 +17,17 @@ from oracle import ORACLE
 from planned import gradients, needs, program_of
 from reroll.backends.dynamo.around import around
 from reroll.errors import BudgetError, OptionError, ScheduleError
-from reroll.options import Options
 from reroll.planning.choice import Choice
 from reroll.planning.choose import Beside, Demand, choose
+from reroll.planning.options import Options
 from reroll.program.memory import predict
 from reroll.program.verifier import verify
 from reroll.schedules import named as schedules
 from reroll.schedules.interval import Interval
-from reroll.schedules.named import Problem, register_schedule, tree
+from reroll.schedules.named import register_schedule, tree
 from reroll.schedules.optimal.best import farthest
 from reroll.schedules.optimal.problem import Slots
+from reroll.schedules.problem import Problem
 from toy import play, reference
 
 

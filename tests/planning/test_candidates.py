@@ -17,9 +17,9 @@ from planned import gradients, needs
 from reroll.backends.runtime.executable import Executable
 from reroll.backends.tiers.disk import DiskTier
 from reroll.errors import BudgetError
-from reroll.options import Options
 from reroll.planning.choice import Choice, steps_run
 from reroll.planning.choose import Demand, choose
+from reroll.planning.options import Options
 from reroll.program.context import Context
 from reroll.program.memory import predict
 from reroll.program.program import store_all
@@ -27,7 +27,8 @@ from reroll.program.registry import run
 from reroll.program.verifier import verify
 from reroll.schedules import named as schedules
 from reroll.schedules.interval import Interval
-from reroll.schedules.named import Problem, register_schedule, tree
+from reroll.schedules.named import register_schedule, tree
+from reroll.schedules.problem import Problem
 
 PASSES = "sparsity,save,recompute,offload,prefetch,trim"
 SIZES = {

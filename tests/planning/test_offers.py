@@ -11,18 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reroll.errors import MachineError, OptionError
-from reroll.options import Options
 from reroll.planning import offers
 from reroll.planning.offers import OFFERS, Priced, least, plan_rows, recommended
+from reroll.planning.options import Options
 from reroll.program.context import Context
 from reroll.program.program import store_all
 from reroll.program.registry import run
 from reroll.program.tally import Sizes
 from reroll.program.verifier import verify
-from reroll.schedules.costs import Costs, SegmentSeconds
 from reroll.schedules.formulas import formula
-from reroll.schedules.machine import Machine, MachineTier
-from reroll.schedules.named import Problem, tree
+from reroll.schedules.machine import Costs, Machine, MachineTier, SegmentSeconds
+from reroll.schedules.named import tree
+from reroll.schedules.problem import Problem
 from streams import Seconds, makespan
 from toy import DECIDE
 

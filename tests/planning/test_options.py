@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from reroll.errors import OptionError
-from reroll.options import Options, parse_budget
+from reroll.planning.options import Options, parse_budget
 
 WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"shedule": "double"}, r"Unknown option 'shedule'. Did you mean 'schedule'\?"),

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import reroll
-from reroll.options import Options
-from reroll.planning.choose import any_lengths, usual_segment
+from reroll.planning.options import Options
+from reroll.planning.segments import any_lengths, usual_segment
 from reroll.recurrence import Recurrence
 
 

@@ -19,7 +19,8 @@ from reroll.program.registry import lookup, register_pass, run
 from reroll.program.spelled import RUNS, Played, spelled_out
 from reroll.program.verifier import Sizes, verify
 from reroll.schedules.interval import Interval
-from reroll.schedules.named import Problem, tree
+from reroll.schedules.named import tree
+from reroll.schedules.problem import Problem
 from toy import play, reference
 
 LONG = Problem(100_000, 1, 1, 64, memory=1000)

@@ -20,8 +20,7 @@ from reroll.program.tally import Sizes
 from reroll.program.timeline import Event, Stay, Trace, trace
 from reroll.program.timeline_summary import coarser, summed
 from reroll.program.verifier import verify
-from reroll.schedules.costs import Costs, SegmentSeconds
-from reroll.schedules.machine import Machine, MachineTier
+from reroll.schedules.machine import Costs, Machine, MachineTier, SegmentSeconds
 from reroll.schedules.named import schedule_names
 from toy import root_of
 

@@ -12,7 +12,7 @@ from torch import fx
 from mutants import mutants
 from reroll.errors import IllegalProgramError
 from reroll.passes import DEFAULT_PASSES
-from reroll.program import rules, verifier
+from reroll.program import verifier
 from reroll.program.context import Context
 from reroll.program.program import (
     Node,
@@ -96,13 +96,13 @@ def harmful() -> list[Program]:
 @pytest.mark.parametrize("rule", ["register", "position", "frontier"])
 def test_without_a_rule_harmful_mutants_pass(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutation test can fail: it needs every one of these rules."""
-    refuse: Callable[..., NoReturn] = rules.refuse
+    refuse: Callable[..., NoReturn] = verifier.refuse
 
     def lenient(node: Node, broken: str, found: str, remedy: str) -> None:
         if broken != rule:
             refuse(node, broken, found, remedy)
 
-    monkeypatch.setattr(rules, "refuse", lenient)
+    monkeypatch.setattr(verifier, "refuse", lenient)
     assert any(refusal(mutant) is None for mutant in harmful())
 
 

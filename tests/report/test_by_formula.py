@@ -10,7 +10,7 @@ import pytest
 from reports import COSTS, loop, report
 from reroll.report.by_formula import Line
 from reroll.report.report import Loop
-from reroll.schedules.named import Problem
+from reroll.schedules.problem import Problem
 
 ALONE = replace(COSTS, segments={1: COSTS.segments[1]})
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import fx
 
 from reports import COSTS, NASTY, full, loop, report
+from reroll.report.page.charts import Scale, bytes_log_scale, bytes_scale, seconds_scale, steps_scale
 from reroll.report.page.markup import element, joined, script_data
 from reroll.report.page.page import page as page_of
-from reroll.report.page.scales import Scale, bytes_log_scale, bytes_scale, seconds_scale, steps_scale
 from reroll.report.report import Report
 
 VOID = {"meta", "input", "base", "img", "link"}

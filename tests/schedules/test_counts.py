@@ -16,7 +16,8 @@ from reroll.program.tally import Sizes
 from reroll.program.verifier import verify
 from reroll.schedules.counts import counted
 from reroll.schedules.interval import Interval
-from reroll.schedules.named import Problem, tree
+from reroll.schedules.named import tree
+from reroll.schedules.problem import Problem
 from streams import Seconds, makespan
 from toy import DECIDE
 

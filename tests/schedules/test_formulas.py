@@ -17,10 +17,10 @@ from reroll.program.program import Program, offload, store_all
 from reroll.program.registry import run
 from reroll.program.tally import Sizes
 from reroll.program.verifier import verify
-from reroll.schedules.formulas import COUNTED, Figures, formula
+from reroll.schedules.formulas import COUNTED, LEGEND, SYMBOLS, C, Figures, K, T, a, formula, p, s
 from reroll.schedules.interval import best_chunk, best_local_double, best_slots
-from reroll.schedules.named import Problem, tree
-from reroll.schedules.symbols import LEGEND, SYMBOLS, C, K, T, a, p, s
+from reroll.schedules.named import tree
+from reroll.schedules.problem import Problem
 from streams import Seconds, makespan
 from toy import DECIDE
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from reroll.errors import MachineError, OptionError
-from reroll.schedules.costs import Costs, SegmentSeconds
-from reroll.schedules.machine import Machine, MachineTier
+from reroll.schedules.machine import Costs, Machine, MachineTier, SegmentSeconds
 from reroll.units import parse_bandwidth, parse_seconds, parse_size, seconds_text
 
 WRONG_TIERS: tuple[tuple[dict[str, Any], str], ...] = (

@@ -16,7 +16,8 @@ from reroll.program.registry import run
 from reroll.program.verifier import Tally, verify
 from reroll.schedules import interval as schedule
 from reroll.schedules.interval import Interval, best_chunk, best_local_double, best_slots
-from reroll.schedules.named import Problem, schedule_names, tree
+from reroll.schedules.named import schedule_names, tree
+from reroll.schedules.problem import Problem
 from toy import DECIDE, built, play, reference, root_of
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-import reroll.segment.stacking
+import reroll.segment.products
 from halves import BOTH, CONTEXT, B, Function, H, N, T, kinds, rewritten, traced, weights
 from reroll.errors import PassError
 from reroll.program.registry import register_pass, run_on_half
@@ -125,7 +125,7 @@ def test_no_more_is_brought_together_than_a_cache_holds(monkeypatch: pytest.Monk
 
     values = weights((12, B, N), (N, H))
     assert rewritten(half, values, 1)["mm"] == 1
-    monkeypatch.setattr(reroll.segment.stacking, "LARGEST", 4 * 8 * B * (N + H))
+    monkeypatch.setattr(reroll.segment.products, "LARGEST", 4 * 8 * B * (N + H))
     assert rewritten(half, values, 1)["mm"] == 3
 
 

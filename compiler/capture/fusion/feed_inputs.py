@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.capture.capture import Capture
 from reroll.capture.fusion.hoist import add_examples, copy_with_examples, row_read, settle_fills
 from reroll.capture.fusion.peel import Emitter, outer_emitter
 from reroll.capture.fusion.row_analysis import Illegal, follow, timed
 from reroll.capture.fusion.row_rules import WHOLE_VIEWS, Rows
 from reroll.capture.fusion.step_builder import StepBuilder
 from reroll.graph.effects import example, has_effect, spelled
-from reroll.recurrence import Recurrence, Slices
+from reroll.recurrence import Capture, Recurrence, Slices
 
 _VIEWS = (*WHOLE_VIEWS, "select", "narrow", "getitem", "expand")
 

@@ -13,14 +13,13 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from reroll.capture.capture import Capture
 from reroll.capture.fusion.hoist import add_examples, copy_with_examples, hoist
 from reroll.capture.fusion.peel import Emitter, outer_emitter
 from reroll.capture.fusion.row_analysis import Illegal, rows_of, timed
 from reroll.capture.fusion.row_rules import Rows
 from reroll.capture.fusion.step_builder import StepBuilder, prune
 from reroll.graph.effects import example, has_effect
-from reroll.recurrence import Recurrence
+from reroll.recurrence import Capture, Recurrence
 
 _OUTSIDE = 4  # rows of a value that are not made in the loop, at most
 

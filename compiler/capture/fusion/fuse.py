@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
-from reroll.capture.capture import Capture
 from reroll.capture.fusion.feed_inputs import feed
 from reroll.capture.fusion.fold_readouts import fold
 from reroll.capture.fusion.hoist import add_examples, copy_with_examples, hoist, row_read, settle_fills
@@ -20,10 +19,10 @@ from reroll.capture.fusion.peel import outer_emitter, peel
 from reroll.capture.fusion.row_analysis import Illegal, rows_of, timed
 from reroll.capture.fusion.row_rules import Rows
 from reroll.capture.fusion.step_builder import merge, prune
-from reroll.capture.normal.functional import where
 from reroll.graph.editing import ancestors
 from reroll.graph.effects import has_effect, is_random, modes
-from reroll.recurrence import Recurrence, Slices
+from reroll.graph.lines import where
+from reroll.recurrence import Capture, Recurrence, Slices
 
 _PEELED = 2
 Refused = dict[tuple[Recurrence, Recurrence], str]  # pairs that cannot be fused, and why

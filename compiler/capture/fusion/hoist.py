@@ -10,8 +10,8 @@ from torch import fx
 
 from reroll.capture.fusion.row_analysis import Illegal
 from reroll.capture.fusion.row_rules import Rows
-from reroll.capture.normal.functional import where
 from reroll.graph.effects import example, has_effect, modes, spelled
+from reroll.graph.lines import where
 
 _FILLS = {"new_zeros": 0, "zeros_like": 0, "new_ones": 1, "ones_like": 1}
 

@@ -13,9 +13,9 @@ import torch
 from torch import fx
 
 from reroll.capture.fusion.row_rules import RULES, Rows, argument, pointwise, shape, updated
-from reroll.capture.normal.functional import where
 from reroll.graph.effects import example, is_random, modes, spelled
 from reroll.graph.inplace import out_of_place
+from reroll.graph.lines import where
 from reroll.recurrence import Recurrence
 
 

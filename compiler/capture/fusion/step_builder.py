@@ -13,7 +13,7 @@ from torch import fx
 from reroll.capture.fusion.peel import Emitter
 from reroll.capture.fusion.row_analysis import Illegal
 from reroll.capture.fusion.row_rules import Rows
-from reroll.capture.steps.extract import merge_duplicates
+from reroll.graph.editing import merge_duplicates
 from reroll.graph.effects import example, has_effect
 from reroll.graph.names import add_names, names_of
 from reroll.recurrence import Items, PerStep, Recurrence, Slices

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.capture.normal.functional import where
 from reroll.graph.effects import Mode, attribute, has_effect, mark_random
-from reroll.graph.private import fake_alike, fake_like, map_aggregate, new_fake_mode
+from reroll.graph.fakes import fake_alike, fake_like, new_fake_mode
+from reroll.graph.lines import where
+from reroll.graph.private import map_aggregate
 from reroll.recurrence import Recurrence, Slices
 
 

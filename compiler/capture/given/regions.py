@@ -16,11 +16,12 @@ from torch import fx
 
 from reroll.capture.given.emitter import Body, Emitter, sever
 from reroll.capture.given.rnn import CELLS, expand
-from reroll.capture.normal.functional import functionalise, where
+from reroll.capture.normal.functional import functionalise
 from reroll.capture.normal.sizes import concrete
 from reroll.errors import CaptureError
 from reroll.graph.effects import Mode, attribute, has_effect, is_random, mark_random, modes
 from reroll.graph.inplace import storage_of, updated_places
+from reroll.graph.lines import where
 from reroll.graph.names import LABEL, take_names
 from reroll.recurrence import Recurrence
 

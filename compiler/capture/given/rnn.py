@@ -19,8 +19,8 @@ import torch
 from torch import fx
 
 from reroll.capture.given.emitter import Body, Emitter, contiguous
-from reroll.capture.normal.functional import where
 from reroll.errors import UnsupportedError
+from reroll.graph.lines import where
 
 CELLS: dict[Any, Any] = {
     torch.rnn_tanh: torch.rnn_tanh_cell,

@@ -15,14 +15,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.capture.capture import Capture
 from reroll.capture.lengths.lift import lift
 from reroll.capture.lengths.template import ADVICE, LoopTemplate, Progression, RowRun, Template, Varies
-from reroll.capture.normal.functional import where
-from reroll.capture.steps.colours import content_of
 from reroll.errors import LengthError
+from reroll.graph.editing import content_of
 from reroll.graph.effects import attribute
-from reroll.recurrence import Items, Numbers, PerStep, Recurrence, Slices
+from reroll.graph.lines import where
+from reroll.recurrence import Capture, Items, Numbers, PerStep, Recurrence, Slices
 
 _RUN = 3
 

@@ -8,12 +8,11 @@ from typing import Any
 
 from torch import fx
 
-from reroll.capture.lengths.check import Check
+from reroll.capture.lengths.check import Check, Literals
 from reroll.capture.lengths.forms import Affine
-from reroll.capture.lengths.literals import Literals
 from reroll.capture.lengths.template import ADVICE, LoopTemplate, Progression, RowRun, Template, Varies
-from reroll.capture.normal.functional import where
 from reroll.errors import LengthError
+from reroll.graph.lines import where
 from reroll.recurrence import Numbers, PerStep, Recurrence, Slices
 
 

@@ -10,10 +10,12 @@ import torch
 from torch import fx
 
 from reroll.capture.lengths.template import ADVICE, Progression, RowRun, Varies
-from reroll.capture.normal.functional import where
-from reroll.capture.steps.colours import flatten, may_move, rebuild
+from reroll.capture.steps.colours import may_move
+from reroll.capture.steps.extract import promoted
 from reroll.errors import LengthError
+from reroll.graph.editing import flatten, rebuild
 from reroll.graph.effects import example
+from reroll.graph.lines import where
 from reroll.graph.private import map_aggregate
 from reroll.recurrence import Numbers, Recurrence
 
@@ -66,12 +68,3 @@ def _put(graph: fx.Graph, node: fx.Node, place: int, number: fx.Node, dtype: tor
     with graph.inserting_before(node):
         leaves[place] = promoted(graph, number, dtype, like, leaves[place])
     node.args, node.kwargs = rebuild(node, leaves)
-
-
-def promoted(graph: fx.Graph, number: fx.Node, dtype: torch.dtype, like: torch.Tensor, value: float) -> fx.Node:
-    """A number that is a tensor of ``dtype``, cast where it would promote ``like`` unlike the number ``value``."""
-    same = torch.empty((1,) * min(like.dim(), 1), dtype=like.dtype)
-    plain = torch.result_type(same, value)
-    if torch.result_type(same, torch.tensor(0, dtype=dtype)) == plain:
-        return number
-    return graph.call_method("to", (number, plain))

@@ -16,6 +16,7 @@ from torch import fx
 
 from reroll.errors import CaptureError
 from reroll.graph.inplace import Place, operand, out_of_place, spell, storage_of, updated_places
+from reroll.graph.lines import where
 from reroll.graph.private import set_grad_enabled, storage_id
 
 
@@ -28,16 +29,6 @@ def functionalise(graph: fx.Graph) -> fx.Graph:
         new.output(new.graph_copy(graph, {}))
         return new
     return _Rewriter(touched - {None}).run(graph, updates)
-
-
-def where(node: fx.Node) -> str:
-    """The line of the user's code that made a node, for messages."""
-    trace = (node.stack_trace or "").strip().splitlines()
-    files = [index for index, line in enumerate(trace) if line.lstrip().startswith("File ")]
-    if not files:
-        return f"node {node.name}"
-    code = trace[files[-1] + 1].strip() if files[-1] + 1 < len(trace) else ""
-    return f"{trace[files[-1]].strip()}: {code}".rstrip(": ")
 
 
 @dataclass

@@ -14,7 +14,8 @@ from reroll.capture.normal.functional import functionalise
 from reroll.capture.normal.row_writes import collect_cat, collect_rows, forward_read, update_rows
 from reroll.capture.normal.selects import open_windows, to_select
 from reroll.capture.normal.sequence_operators import show_loops
-from reroll.graph.effects import has_effect, mark_random
+from reroll.graph.editing import drop_dead
+from reroll.graph.effects import mark_random
 from reroll.graph.names import take_names
 
 
@@ -23,7 +24,7 @@ def normalise(module: fx.GraphModule, graph: fx.Graph) -> fx.Graph:
     new = functionalise(show_loops(graph))
     take_names(new)
     mark_random(module, new)
-    _drop_dead(new)
+    drop_dead(new)
     for node in list(new.nodes):
         update_rows(new, node)
     open_windows(new)
@@ -31,20 +32,14 @@ def normalise(module: fx.GraphModule, graph: fx.Graph) -> fx.Graph:
         to_select(new, node)
     for node in list(new.nodes):
         forward_read(new, node)
-    _drop_dead(new)
+    drop_dead(new)
     for node in reversed(list(new.nodes)):
         collect_rows(new, node)
         collect_cat(new, node)
     _sink_selects(new)
-    _drop_dead(new)
+    drop_dead(new)
     new.lint()
     return new
-
-
-def _drop_dead(graph: fx.Graph) -> None:
-    for node in reversed(list(graph.nodes)):
-        if not node.users and not has_effect(node):
-            graph.erase_node(node)
 
 
 def _sink_selects(graph: fx.Graph) -> None:

@@ -13,9 +13,10 @@ import torch
 from torch import fx
 from torch.fx.node import Argument
 
-from reroll.capture.normal.functional import where
 from reroll.errors import CaptureError
-from reroll.graph.private import fake_like, hint, map_aggregate
+from reroll.graph.fakes import fake_like
+from reroll.graph.lines import where
+from reroll.graph.private import hint, map_aggregate
 
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 

@@ -4,13 +4,16 @@ Dynamo is only shown short inputs, and no short trace tells what a loop does lat
 model is also run as it is, without a tape, under a ``TorchFunctionMode`` that turns every operation into an *event*: a
 colour (the operation, the structure of its operands, which inputs and parameters they are) and its numbers (how many
 events ago each operand was made, and all integers and floats). Nothing of an event is kept but that.
+
+A run that is only looked at never goes backward, but needs gradients on, as models ask for them. Its graph of nodes
+would grow with the run, and small nodes that stay among tensors that go break the heap into pieces: over 8,192 steps of
+network D2r (``benchmarks/network_d.py``) the process grew by 1.4 GB, in 2.5 times the time. So autograd's history of
+what a run makes is kept short.
 """
 
 from __future__ import annotations
 
 import functools
-import linecache
-import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +25,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from reroll.capture.recorder.history import History
 from reroll.capture.recorder.identity import Same, fingerprint
 from reroll.capture.steps.runs import Item, longest, slopes
 from reroll.errors import UnsupportedError
@@ -44,7 +46,9 @@ _GETTERS = frozenset(
 )
 SCAN = torch.ops.higher_order.scan
 _LIST = 4
-_OURS = ("torch", "reroll")
+
+
+_EVERY = 128
 
 
 class Recorder(TorchFunctionMode):
@@ -263,18 +267,44 @@ def step_by_step(
     return [*carry, *(torch.stack(column) for column in zip(*rows, strict=True))]
 
 
-def user_trace() -> str:
-    """The line of the user's code that is running: the innermost one outside of torch and reroll; as in a traceback."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OURS:
-        frame = frame.f_back
-    if frame is None:
-        return "the model"
-    name, number = frame.f_code.co_filename, frame.f_lineno
-    code = linecache.getline(name, number).strip()
-    return f'File "{name}", line {number}, in {frame.f_code.co_name}\n    {code}'.rstrip()
+class History:
+    """Cuts tensors that were made a while ago off their history; they stay non-leaves that require gradients.
+
+    Only tensors that the run made itself are cut, and none of which there are views: those look at its history.
+    """
+
+    def __init__(self) -> None:
+        self.recent: list[weakref.ref[Tensor]] = []
+        self.views: dict[int, list[weakref.ref[Tensor]]] = {}
+        self.foreign: set[int] = set()
+        self.leaf = torch.zeros(0, requires_grad=True)
+
+    def keep(self, value: Tensor) -> None:
+        """A tensor that the run did not make."""
+        self.foreign.add(id(value))
+
+    def made(self, value: Tensor, known: weakref.ref[Tensor]) -> None:
+        """A tensor that an operation gave."""
+        base = value._base
+        if base is not None:
+            if id(base) not in self.foreign:
+                self.views.setdefault(id(base), []).append(known)
+        elif value.requires_grad:
+            self.recent.append(known)
+            if len(self.recent) >= _EVERY:
+                self._cut()
+
+    def _cut(self) -> None:
+        alive = [value for known in self.recent if (value := known()) is not None]
+        self.recent.clear()
+        views = {base: [known for known in found if known() is not None] for base, found in self.views.items()}
+        self.views = {base: found for base, found in views.items() if found}
+        with torch.enable_grad():
+            for value in alive:
+                if id(value) not in self.views and id(value) not in self.foreign and _has_history(value):
+                    value.detach_()
+                    value.as_strided((0,), (1,)).copy_(self.leaf)  # a new history: that of nothing
 
 
-def user_line() -> str:
-    """The same in one line."""
-    return ": ".join(map(str.strip, user_trace().split("\n")))
+def _has_history(value: Tensor) -> bool:
+    return type(value) is Tensor and not value.is_leaf and value._base is None and value.layout == torch.strided

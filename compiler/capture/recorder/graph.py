@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
-from reroll.capture.recorder.events import SCAN, step_by_step, user_line, user_trace
+from reroll.capture.recorder.events import SCAN, step_by_step
 from reroll.capture.recorder.spelling import METADATA, Spelled, spelled
 from reroll.errors import CaptureError
 from reroll.graph.effects import draws
 from reroll.graph.inplace import STATISTICS, operand, updated_places
+from reroll.graph.lines import user_line, user_trace
 from reroll.graph.private import (
     any_autocast,
     applied_functions,

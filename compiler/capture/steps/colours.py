@@ -7,9 +7,7 @@ numbers of arithmetic and the identity of inputs that are no parameters too.
 
 from __future__ import annotations
 
-import hashlib
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,12 +15,12 @@ import numpy.typing as npt
 import torch
 from torch import fx
 
+from reroll.graph.editing import content_of, flatten
 from reroll.graph.effects import attribute, example, modes
 from reroll.graph.private import map_aggregate
 
 Ints = npt.NDArray[np.int64]
 OUTSIDE = 1 << 40
-_SMALL_TENSOR = 1 << 16
 _NAMES = ("add", "sub", "mul", "truediv", "pow", "lt", "le", "gt", "ge", "eq", "ne")
 MOVING_ARITHMETIC = frozenset(
     {*(getattr(operator, name) for name in _NAMES), torch.add, torch.sub, torch.mul, torch.div, torch.pow}
@@ -146,45 +144,3 @@ def _leaves(operands: tuple[Any, ...]) -> int:
     found: list[Any] = []
     map_aggregate(operands, found.append)
     return len(found)
-
-
-def flatten(node: fx.Node) -> list[Any]:
-    """All leaves of a node's operands, in the order of ``rebuild``."""
-    leaves: list[Any] = []
-    map_aggregate((node.args, node.kwargs), leaves.append)
-    return leaves
-
-
-def rebuild(node: fx.Node, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A node's operands with other leaves."""
-    rest = iter(leaves)
-    args, kwargs = map_aggregate((node.args, node.kwargs), lambda _: next(rest))
-    return args, kwargs
-
-
-def content_of(value: Any) -> str:
-    """A text that is equal for submodules of equal graphs and for small tensors of equal values."""
-    if isinstance(value, fx.GraphModule):
-        return module_content(value)
-    if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter) and value.numel() <= _SMALL_TENSOR:
-        digest = hashlib.sha256(repr(value.tolist()).encode()).hexdigest()
-        return repr((tuple(value.shape), value.dtype, value.device, value.requires_grad, digest))
-    return f"object {id(value)}"
-
-
-def module_content(module: fx.GraphModule) -> str:
-    """A text that is equal for modules that do the same to their inputs."""
-    names: dict[fx.Node, str] = {}
-    text = []
-    for place, node in enumerate(module.graph.nodes):
-        names[node] = f"%{place}"
-        if node.op == "get_attr":
-            text.append(content_of(attribute(module, node)))
-            continue
-        operands = map_aggregate((node.args, node.kwargs), _namer(names))
-        text.append(repr((node.op, "" if node.op == "placeholder" else str(node.target), operands)))
-    return hashlib.sha256("\n".join(text).encode()).hexdigest()
-
-
-def _namer(names: dict[fx.Node, str]) -> Callable[[Any], Any]:
-    return lambda leaf: names[leaf] if isinstance(leaf, fx.Node) else leaf

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.capture.lengths.lift import promoted
-from reroll.capture.normal.functional import where
-from reroll.capture.steps.colours import FILLS, flatten, rebuild
+from reroll.capture.steps.colours import FILLS
 from reroll.capture.steps.operands import Operand
 from reroll.capture.steps.outer import Outer
 from reroll.capture.steps.step import Step, tensor_of
+from reroll.graph.editing import flatten, merge_duplicates, rebuild
 from reroll.graph.effects import attribute, example, has_effect, is_random
+from reroll.graph.lines import where
 from reroll.graph.names import add_names, names_of
 from reroll.recurrence import Items, Numbers, PerStep, Recurrence, Slices
 
@@ -260,26 +260,10 @@ def _sizes(node: fx.Node) -> bool:
     return node.op == "call_method" and not any(isinstance(x, torch.dtype) for x in flatten(node)) and not node.kwargs
 
 
-def merge_duplicates(graph: fx.Graph) -> None:
-    """Equal work of one step is done once: same operation, operands, submodules and modes, no random numbers."""
-    seen: dict[Any, fx.Node] = {}
-    scope = 0
-    for node in list(graph.nodes):
-        if has_effect(node):
-            scope += not is_random(node)
-            continue
-        if node.op == "get_attr":
-            continue
-        parts = [_part(leaf) for leaf in flatten(node)]
-        args, kwargs = rebuild(node, parts)
-        key = (node.op, node.target, repr((args, kwargs)), scope)
-        if key in seen:
-            add_names(seen[key], names_of(node))
-            node.replace_all_uses_with(seen[key])
-            graph.erase_node(node)
-        else:
-            seen[key] = node
-
-
-def _part(leaf: Any) -> Any:
-    return ("node", leaf.name) if isinstance(leaf, fx.Node) else leaf
+def promoted(graph: fx.Graph, number: fx.Node, dtype: torch.dtype, like: torch.Tensor, value: float) -> fx.Node:
+    """A number that is a tensor of ``dtype``, cast where it would promote ``like`` unlike the number ``value``."""
+    same = torch.empty((1,) * min(like.dim(), 1), dtype=like.dtype)
+    plain = torch.result_type(same, value)
+    if torch.result_type(same, torch.tensor(0, dtype=dtype)) == plain:
+        return number
+    return graph.call_method("to", (number, plain))

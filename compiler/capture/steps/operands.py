@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import fx
 
-from reroll.capture.normal.functional import where
 from reroll.capture.steps.colours import OUTSIDE, Ints, Sequence
+from reroll.graph.lines import where
 
 MIN_STEPS = 3
 _MAP_STEPS = 5

@@ -11,7 +11,8 @@ from reroll.program.timeline_summary import coarser
 from reroll.report.listing import InstructionRow, NodeRow, instruction_rows, node_rows, source_line
 from reroll.report.page import charts
 from reroll.report.page.markup import Markup, element, joined, script_data
-from reroll.report.tables import FORMULA_COLUMNS, compared, facts, nbytes_text, seconds_text
+from reroll.report.tables import FORMULA_COLUMNS, compared, facts
+from reroll.units import nbytes_text, seconds_text
 
 if TYPE_CHECKING:
     from reroll.report.by_formula import ByFormula

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 import reroll
 from bits import DTYPES, same
 from named_networks import EAGER, B, Captured, H, I, Lstm, Odd, Tanh
-from reroll.backends.build.fitting import build
 from reroll.backends.codecs.codec import decode, encode
 from reroll.backends.codecs.rounding import exactly, rounded_nbytes
+from reroll.backends.construct.share import build
 from reroll.backends.runtime.node import Rolled
 from reroll.backends.runtime.values import expected_nbytes
 from reroll.errors import OptionError, UnsupportedError
-from reroll.options import Options
+from reroll.planning.options import Options
 from reroll.program.program import offload, save
 from reroll.segment.facts import FLOATS, LOSSY
 

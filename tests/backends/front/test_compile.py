@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import reroll
-import reroll.backends.build.plan as build
+import reroll.backends.construct.kernels as build
 import reroll.backends.front.entries as anylength
 from agreement import differences, results
 from length_networks import (

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from captured import captured
 from networks import RecurrentLIF, spikes
 from pairs import compiled
-from reroll.backends.build.fitting import build
+from reroll.backends.construct.share import build
 from reroll.backends.inductor.lower import _halves
 from reroll.backends.runtime.values import Carry, Kept
 from reroll.backends.runtime.witness import Witness
 from reroll.errors import CompilerMissingError, ReplayMismatchError
-from reroll.options import Options
+from reroll.planning.options import Options
 from reroll.segment.trace import trace
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")

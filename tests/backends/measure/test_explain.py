@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 import reroll
 from networks import RecurrentLIF, spikes
 from reroll.errors import UnsupportedError
-from reroll.report.report import parameter_name
+from reroll.segment.ops import parameter_name
 from walks import Shared
 
 EAGER = {"lowering": "eager", "segment": 2}

@@ -9,14 +9,16 @@ from torch import Tensor, fx, nn
 
 import reroll
 from networks import RecurrentLIF, spikes
-from reroll.backends.build.fitting import build
-from reroll.backends.build.replan import Plans
+from reroll.backends.construct.replan import Plans
+from reroll.backends.construct.share import build
 from reroll.backends.dynamo.entry import Graph, assemble
+from reroll.backends.inductor.wrapper import wrapper_peak
 from reroll.backends.measure.explain import plan
 from reroll.backends.runtime.node import Rolled
-from reroll.capture.capture import Capture, capture
-from reroll.graph.memory import graph_peak, wrapper_peak
-from reroll.options import Options
+from reroll.capture.capture import capture
+from reroll.graph.memory import graph_peak
+from reroll.planning.options import Options
+from reroll.recurrence import Capture
 
 SCHEMES: tuple[dict[str, Any], ...] = (
     {"schedule": "store_all"},

@@ -17,8 +17,7 @@ import torch
 import reroll
 from reroll.backends.tiers import calibrate as calibration
 from reroll.backends.tiers.available import free_memory, total_memory
-from reroll.backends.tiers.calibrate import fit, seconds_of
-from reroll.backends.tiers.remembered import cache_folder, path_of, recall, remember
+from reroll.backends.tiers.calibrate import cache_folder, fit, path_of, recall, remember, seconds_of
 from reroll.errors import OptionError, RerollWarning
 from reroll.schedules.machine import Machine
 

@@ -24,9 +24,8 @@ from reroll.backends.tiers import disk, transfers
 from reroll.backends.tiers.device import background_of
 from reroll.backends.tiers.disk import DiskTier
 from reroll.backends.tiers.host import HostTier
-from reroll.backends.tiers.pinned import Pool
 from reroll.backends.tiers.tier import Tier, payloads
-from reroll.backends.tiers.transfers import Transfers, transfers_of
+from reroll.backends.tiers.transfers import Pool, Transfers, transfers_of
 from reroll.errors import ShortageError, StorageError, UnsupportedError
 from simulated import SimulatedDevice
 from simulated_streams import Race

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 import reroll.backends.dynamo.entry as dynamo
-from reroll.capture.capture import Capture
 from reroll.capture.capture import capture as capture_graph
 from reroll.errors import RerollWarning
+from reroll.recurrence import Capture
 from walks import Shared
 
 Results = dict[str, Tensor]

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import reroll.backends.dynamo.entry as dynamo
 from agreement import compare
 from networks import Spike
-from reroll.capture.capture import Capture
 from reroll.capture.fusion.fuse import fuse
+from reroll.recurrence import Capture
 
 T, B, H = 9, 2, 4
 

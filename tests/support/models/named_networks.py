@@ -12,13 +12,14 @@ from torch import Tensor, fx, nn
 
 import reroll
 from networks import Spike
-from reroll.backends.build.fitting import build
-from reroll.backends.build.replan import Plans
+from reroll.backends.construct.replan import Plans
+from reroll.backends.construct.share import build
 from reroll.backends.dynamo.entry import Graph, assemble
 from reroll.backends.measure.explain import plan
 from reroll.backends.runtime.node import Rolled
-from reroll.capture.capture import Capture, capture
-from reroll.options import Options
+from reroll.capture.capture import capture
+from reroll.planning.options import Options
+from reroll.recurrence import Capture
 from reroll.report.report import Loop
 
 B, I, H = 3, 5, 7  # noqa: E741

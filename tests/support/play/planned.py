@@ -12,7 +12,8 @@ from reroll.program.memory import Needs, SegmentBytes
 from reroll.program.program import Program, store_all
 from reroll.program.registry import run
 from reroll.program.tally import Sizes
-from reroll.schedules.named import Problem, tree
+from reroll.schedules.named import tree
+from reroll.schedules.problem import Problem
 from toy import DECIDE
 
 

@@ -16,9 +16,8 @@ from reroll.program.tally import Sizes
 from reroll.program.verifier import verify
 from reroll.recurrence import Recurrence, Slices
 from reroll.report.report import CarryLine, Loop, Report
-from reroll.schedules.costs import Costs, SegmentSeconds
-from reroll.schedules.machine import Machine, MachineTier
-from reroll.schedules.named import Problem
+from reroll.schedules.machine import Costs, Machine, MachineTier, SegmentSeconds
+from reroll.schedules.problem import Problem
 
 PASSES = "sparsity,save,recompute,offload,compress,prefetch"
 NASTY = "a<b> & 'c' \"d\" </script><i>"

@@ -26,7 +26,8 @@ from reroll.program.program import (
 )
 from reroll.program.registry import run
 from reroll.schedules.interval import Interval
-from reroll.schedules.named import Problem, tree
+from reroll.schedules.named import tree
+from reroll.schedules.problem import Problem
 
 PRIME = 2_147_483_647
 RUNS = (advance, recompute, tape)

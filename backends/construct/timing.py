@@ -2,52 +2,29 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from reroll.backends.tiers.calibrate import calibrate, seconds_of
-from reroll.backends.runtime.gradients import Gradients
 from reroll.backends.inductor.lower import Segment
+from reroll.backends.runtime.gradients import Gradients
 from reroll.backends.runtime.randomness import random_numbers_kept
-from reroll.shortages import is_shortage
+from reroll.backends.tiers.calibrate import calibrate, seconds_of
 from reroll.backends.tiers.device import background_of
-from reroll.schedules.costs import SegmentSeconds
-from reroll.errors import UnsupportedError
+from reroll.errors import UnsupportedError, is_shortage
 from reroll.program.program import pieces
-from reroll.schedules.named import Problem
 from reroll.program.tally import Tally
+from reroll.schedules.machine import SegmentSeconds
+from reroll.schedules.problem import Problem
 
 if TYPE_CHECKING:
     from reroll.backends.runtime.executable import Executable
 
 
 _SHORT = 0.02  # seconds
-
-
-@dataclass(slots=True)
-class Clock:
-    """Wall seconds of the last call of a recurrence: of its forward while training, and of its backward."""
-
-    forward: float | None = None
-    backward: float | None = None
-
-    @contextmanager
-    def timing(self, half: str) -> Iterator[None]:
-        """Clock what runs inside."""
-        start = time.perf_counter()
-        yield
-        setattr(self, half, time.perf_counter() - start)
-
-    @property
-    def seconds(self) -> float | None:
-        """Of both halves, once both have run."""
-        return None if self.forward is None or self.backward is None else self.forward + self.backward
 
 
 def segment_seconds(executable: Executable) -> dict[int, SegmentSeconds]:

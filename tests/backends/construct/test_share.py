@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reroll.backends.build import fitting
-from reroll.backends.build.plan import Built
+from planned import needs, program_of
+from reroll.backends.construct import share as fitting
+from reroll.backends.construct.plan import Built
 from reroll.errors import BudgetError
-from reroll.options import Options
 from reroll.planning.choice import Choice, steps_run
 from reroll.planning.choose import Beside, Demand, choose
+from reroll.planning.options import Options
 from reroll.program.verifier import verify
 from reroll.recurrence import Recurrence
-from planned import needs, program_of
 
 
 class Loop:

@@ -1,46 +1,38 @@
-"""From a recurrence to an executable: trace and compile segments, choose a schedule, build and check the program."""
+"""From compiled segments to an executable: choose a schedule, make and check the program that plays it."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
-from torch import Tensor, fx
+from torch import Tensor
 
-from reroll.backends.tiers.disk import DiskTier
-from reroll.backends.inductor.event_counts import Watch
+from reroll.backends.construct.bytes import carry_gradients, footprint, output_gradients, recorded, turned_gradients
+from reroll.backends.construct.kernels import Kernels, passes_of, results_of, store_all_root
+from reroll.backends.construct.timing import with_transfers
 from reroll.backends.runtime.executable import Executable
-from reroll.backends.build.bytes import carry_gradients, footprint, output_gradients, recorded, turned_gradients
 from reroll.backends.runtime.recordings import Graphs
-from reroll.backends.tiers.host import HostTier
-from reroll.backends.inductor.lower import Segment, has_vectors, lower, prepare, replays
-from reroll.segment.invariants import Once
-from reroll.backends.progress import progress
-from reroll.backends.tiers.tier import STAGING, Tier
-from reroll.backends.tiers.device import background_of, home_of
-from reroll.backends.build.timing import with_transfers
-from reroll.backends.processes.together import groups_of
-from reroll.segment.trace import Traced, constant_names, trace
 from reroll.backends.runtime.values import expected_nbytes
-from reroll.planning.choice import Choice
-from reroll.program.context import Context
+from reroll.backends.tiers.device import home_of
+from reroll.backends.tiers.disk import DiskTier
+from reroll.backends.tiers.host import HostTier
+from reroll.backends.tiers.tier import STAGING, Tier
 from reroll.errors import BudgetError, RerollWarning
-from reroll.segment.facts import kept_as
-from reroll.graph.names import show_names
-from reroll.options import Options
 from reroll.passes import DEFAULT_PASSES
+from reroll.planning.choice import Choice
 from reroll.planning.choose import ALONE, Beside, Demand, choose
-from reroll.segment.policy import Policy
+from reroll.planning.options import Options
+from reroll.program.context import Context
 from reroll.program.memory import Needs, Prediction, predict
 from reroll.program.program import Program, pieces, store_all
-from reroll.recurrence import Recurrence
-from reroll.program.registry import pass_names, run, run_on_half, run_on_step
-from reroll.schedules.interval import Interval
-from reroll.schedules.named import Problem, tree
-from reroll.segment.sparsity import Fact
+from reroll.program.registry import run
 from reroll.program.tally import Sizes, Tally, count
+from reroll.recurrence import Recurrence
+from reroll.schedules.named import tree
+from reroll.schedules.problem import Problem
+from reroll.segment.facts import kept_as
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,83 +72,6 @@ class Built:
     def results(self) -> tuple[Tensor, ...]:
         """Examples of what the recurrence gives."""
         return results_of(self.executable.segments[self.choice.segment], self.executable.recurrence)
-
-
-def results_of(segment: Segment, recurrence: Recurrence) -> tuple[Tensor, ...]:
-    """Examples of what a recurrence gives: the last carry, and the outputs of all steps, stacked."""
-    carries = len(recurrence.carries)
-    rows = [like.new_empty((recurrence.steps, *like.shape[1:])) for like in segment.output_examples[carries:]]
-    return (*segment.output_examples[:carries], *rows)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Kernels:
-    """The compiled segments of a recurrence, the longest first, and what was proved of its carry.
-
-    ``replay``: their backwards repeat products from what is kept of spikes. ``watch`` counts their event products;
-    ``once`` makes what they need once per call; ``graphs`` records them, where a device can do that.
-    """
-
-    traced: Traced
-    segments: Mapping[int, Segment]
-    facts: tuple[Fact, ...]
-    step: fx.GraphModule
-    replay: bool
-    watch: Watch
-    once: Once
-    graphs: Graphs
-
-    @property
-    def random(self) -> bool:
-        """Whether a step draws random numbers."""
-        return self.traced.random
-
-
-def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[int]) -> Kernels:
-    """Segments of the given lengths, longest first, whatever the number of steps of the recurrence."""
-    context = Context(store_all_root(recurrence, lengths[0]), recurrence, codec=options.codec)
-    recurrence = replace(recurrence, step=run_on_step(passes_of(options), recurrence.step, context))
-    policy = options.policy(recurrence.where)
-    shown = replace(recurrence, step=show_names(recurrence.step)) if policy else recurrence
-    traced = {k: trace(shown, k, decompose=options.lowering == "inductor") for k in lengths}
-    facts = traced[lengths[0]].facts() if options.codec != "none" else ()
-    for each in traced.values():
-        prepare(each, options.lowering)
-    replay, watch = _replays(traced[lengths[0]], options, policy), Watch()
-    once = Once(constant_names(recurrence))
-    vectors = has_vectors(options.lowering, home_of(recurrence.examples))
-    context = replace(context, facts=facts, lowering=options.lowering, vectors=vectors)
-    lowered = partial(
-        lower,
-        lowering=options.lowering,
-        codec=options.codec,
-        policy=policy,
-        replay=replay,
-        rewrite=partial(run_on_half, passes_of(options), context=context),
-        watch=watch,
-        once=once,
-    )
-    with progress(f"compiling segments of {' and '.join(map(str, lengths))} steps of the loop at {recurrence.where}"):
-        segments = {k: lowered(each) for k, each in traced.items()}
-    recordable = options.cuda_graphs and not groups_of(recurrence.step)  # collectives are launched one by one
-    device = background_of(recurrence.examples) if recordable else None
-    graphs = Graphs(device, recurrence.where, traced[lengths[0]].random)
-    return Kernels(traced[lengths[0]], segments, facts, recurrence.step, replay, watch, once, graphs)
-
-
-def _replays(traced: Traced, options: Options, policy: Policy) -> bool:
-    """Whether backwards repeat products.
-
-    As asked for, else if a tape of all steps is small then and no schedule that runs steps again was asked for.
-    """
-    if isinstance(options.replay, bool):
-        return options.replay
-    return options.schedule in ("auto", "store_all") and replays(traced, options.lowering, options.codec, policy)
-
-
-def passes_of(options: Options) -> tuple[str, ...]:
-    """The names of the passes to run, in order."""
-    return DEFAULT_PASSES if options.passes is None else pass_names(options.passes)
 
 
 def plan(
@@ -248,17 +163,6 @@ def cost(program: Program, needs: Needs) -> tuple[Tally, Prediction]:
     """What a program takes that passes made, who left it checked: its tally in bytes, and its predicted peak."""
     tally = count(program, needs.sizes)
     return tally, predict(program, tally, needs)
-
-
-def store_all_root(recurrence: Recurrence, segment: int) -> Interval:
-    """The tree of plain BPTT, which stands until a schedule is chosen."""
-    return tree("store_all", Problem(recurrence.steps, segment))
-
-
-def lengths_of(recurrence: Recurrence, length: int) -> tuple[int, ...]:
-    """The lengths of the segments of a recurrence, if most are of this length."""
-    rest = recurrence.steps % length
-    return (length, rest) if rest else (length,)
 
 
 def _needs(kernels: Kernels, recurrence: Recurrence, graphs: Graphs) -> Needs:

@@ -1,25 +1,61 @@
-"""From recurrences to plans that meet a budget together: which segments are compiled, and what each gets."""
+"""From the recurrences of a graph to plans that meet a budget together.
+
+Recurrences that differ in their operands only share their kernels: chunks of a long sequence, equal layers. Which
+lengths of segments are compiled, and what each recurrence gets of the budget, is decided here, no more than the machine
+has.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from reroll.backends.tiers.available import free_bytes
-from reroll.backends.build.budgets import within_machine
-from reroll.backends.build.plan import Built, Kernels, compile_kernels, lengths_of, plan, results_of
+from reroll.backends.construct import kernels as compiling
+from reroll.backends.construct.kernels import Kernels, compile_kernels, kind, lengths_of, results_of
+from reroll.backends.construct.plan import Built, plan
+from reroll.backends.tiers.available import free_bytes, total_bytes
 from reroll.backends.tiers.device import home_of
+from reroll.errors import BudgetError, OptionError, RerollWarning
 from reroll.planning.choice import Choice, steps_run
-from reroll.errors import BudgetError, OptionError
-from reroll.options import Options
-from reroll.planning.choose import ALONE, Beside, segment_lengths
+from reroll.planning.choose import ALONE, Beside
+from reroll.planning.options import Options, parse_budget
+from reroll.planning.segments import segment_lengths
 from reroll.recurrence import Recurrence
+from reroll.units import nbytes_text
 
 SHARE = 0.8  # of what is free, for an automatic budget: gradients and the optimizer's state come later
 _WORTHWHILE = 0.9  # of the steps that are run now: shorter segments are compiled if they may come below
+
+
+def build_all(
+    recurrences: Sequence[Recurrence], options: Options, beside: Callable[[Mapping[str, tuple[Tensor, ...]]], Beside]
+) -> list[Built]:
+    """Compile recurrences as the options say, each kind of kernel once.
+
+    beside: from what they give, by their names, to what shares a budget with each of them.
+    """
+    known: dict[Any, Kernels] = {}
+
+    def kernels(recurrence: Recurrence, lengths: tuple[int, ...]) -> Kernels:
+        key = (kind(recurrence), lengths)
+        if key not in known:
+            known[key] = compiling.compile_kernels(recurrence, options, lengths)
+        return known[key]
+
+    kernels_of = [partial(_kernels_of_length, kernels, each) for each in recurrences]
+    return fitting_all(kernels_of, recurrences, options, beside)
+
+
+def _kernels_of_length(
+    kernels: Callable[[Recurrence, tuple[int, ...]], Kernels], recurrence: Recurrence, length: int
+) -> Kernels:
+    return kernels(recurrence, lengths_of(recurrence, length))
 
 
 def build(recurrence: Recurrence, options: Options) -> Built:
@@ -109,3 +145,26 @@ def _may_be_faster(built: Built, length: int, options: Options) -> bool:
         read=choice.problem.read / shorter,
     )
     return steps_run(Choice(choice.schedule, problem)) < _WORTHWHILE * steps_run(choice)
+
+
+def within_machine(options: Options, device: torch.device) -> Options:
+    """The options with a budget of no more bytes than the device has in total.
+
+    A RerollWarning says so where the budget is larger than that, or than what is free now. Fractions stay as they are.
+    """
+    budget = parse_budget(options.memory_budget)
+    if not isinstance(budget, int):
+        return options
+    free, total = free_bytes(device), total_bytes(device)
+    asked = f"memory_budget={options.memory_budget!r} ({nbytes_text(budget)})"
+    if total is not None and budget > total:
+        text = f"{asked} is more than the {nbytes_text(total)} of memory that this machine has. The plan keeps to that."
+        warnings.warn(text, RerollWarning, stacklevel=2)
+        return replace(options, memory_budget=total)
+    if free is not None and budget > free:
+        text = (
+            f"{asked} is more than the {nbytes_text(free)} of memory that are free now. The plan keeps to the budget, "
+            "so it may need memory that others hold. Give a smaller budget."
+        )
+        warnings.warn(text, RerollWarning, stacklevel=2)
+    return options

@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor, fx
 
 from reroll.backends.inductor.lower import Segment
-from reroll.graph.memory import graph_peak, origin, storage_nbytes, wrapper_peak
+from reroll.backends.inductor.wrapper import wrapper_peak
+from reroll.graph.memory import graph_peak, origin, storage_nbytes
 from reroll.program.memory import SegmentBytes
 from reroll.recurrence import Items, Recurrence, Slices
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import reroll
-from reroll.backends.build import fitting
+from gru import B, Gru, I, T, compiled, gradients, same, schedule_of
+from reroll.backends.construct import share as fitting
 from reroll.backends.front import entries as anylength
 from reroll.backends.tiers import available
 from reroll.errors import BudgetError, OptionError
-from gru import B, Gru, I, T, compiled, gradients, same, schedule_of
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 

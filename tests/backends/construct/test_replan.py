@@ -15,15 +15,12 @@ from torch import Tensor, nn
 
 import reroll
 from capacity import Capacity
-from gru import B, Gru, H, I, T, compiled, gradients, same, schedule_of
-from reroll.errors import RerollWarning, ShortageError
-from reroll.shortages import is_shortage
+from gru import B, Gru, H, I, T, compiled, gradients, same
+from reroll.errors import RerollWarning, ShortageError, is_shortage
 
 ALL = 1 << 40
 
 pytestmark = pytest.mark.usefixtures("double_precision")
-
-
 
 
 class Noisy(Gru):
@@ -53,14 +50,6 @@ class There(Gru):
         for row_BH in rows[::-1]:
             h_BH = self.back(row_BH, h_BH)
         return self.out(h_BH)  # type: ignore[no-any-return]
-
-
-
-
-
-
-
-
 
 
 @pytest.mark.parametrize("make", [Gru, Noisy])

@@ -1,0 +1,153 @@
+"""The compiled segments of a recurrence: traced, cut, rewritten by passes, lowered, each length once.
+
+Whether what ``keep`` and ``recompute`` name is there is looked for in all loops of a graph before any is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor, fx
+
+from reroll.backends.inductor.event_counts import Watch
+from reroll.backends.inductor.lower import Segment, has_vectors, lower, prepare, replays
+from reroll.backends.processes.together import groups_of
+from reroll.backends.progress import progress
+from reroll.backends.runtime.recordings import Graphs
+from reroll.backends.tiers.device import background_of, home_of
+from reroll.graph.editing import module_content
+from reroll.graph.names import names_of, show_names
+from reroll.passes import DEFAULT_PASSES
+from reroll.planning.options import Options
+from reroll.program.context import Context
+from reroll.program.registry import pass_names, run_on_half, run_on_step
+from reroll.recurrence import Recurrence
+from reroll.schedules.interval import Interval
+from reroll.schedules.named import tree
+from reroll.schedules.problem import Problem
+from reroll.segment.invariants import Once
+from reroll.segment.policy import Policy, check_texts, forward_values
+from reroll.segment.sparsity import Fact
+from reroll.segment.trace import Traced, constant_names, trace
+
+
+def check_policy(recurrences: Sequence[Recurrence], options: Options) -> None:
+    """Raise OptionError for a text in ``keep`` or ``recompute`` that is in none of the loops. Traces a step of each."""
+    policy = options.policy(" and ".join(each.where for each in recurrences))
+    if not any(isinstance(rule, str) for rule in (*policy.keep, *policy.recompute)):
+        return
+    values = []
+    for each in recurrences:
+        traced = trace(replace(each, step=show_names(each.step)), 1, decompose=options.lowering == "inductor")
+        prepare(traced, options.lowering)
+        values += forward_values(traced.graph.graph, traced.outputs)
+    check_texts(policy, values)
+
+
+def results_of(segment: Segment, recurrence: Recurrence) -> tuple[Tensor, ...]:
+    """Examples of what a recurrence gives: the last carry, and the outputs of all steps, stacked."""
+    carries = len(recurrence.carries)
+    rows = [like.new_empty((recurrence.steps, *like.shape[1:])) for like in segment.output_examples[carries:]]
+    return (*segment.output_examples[:carries], *rows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernels:
+    """The compiled segments of a recurrence, the longest first, and what was proved of its carry.
+
+    ``replay``: their backwards repeat products from what is kept of spikes. ``watch`` counts their event products;
+    ``once`` makes what they need once per call; ``graphs`` records them, where a device can do that.
+    """
+
+    traced: Traced
+    segments: Mapping[int, Segment]
+    facts: tuple[Fact, ...]
+    step: fx.GraphModule
+    replay: bool
+    watch: Watch
+    once: Once
+    graphs: Graphs
+
+    @property
+    def random(self) -> bool:
+        """Whether a step draws random numbers."""
+        return self.traced.random
+
+
+def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[int]) -> Kernels:
+    """Segments of the given lengths, longest first, whatever the number of steps of the recurrence."""
+    context = Context(store_all_root(recurrence, lengths[0]), recurrence, codec=options.codec)
+    recurrence = replace(recurrence, step=run_on_step(passes_of(options), recurrence.step, context))
+    policy = options.policy(recurrence.where)
+    shown = replace(recurrence, step=show_names(recurrence.step)) if policy else recurrence
+    traced = {k: trace(shown, k, decompose=options.lowering == "inductor") for k in lengths}
+    facts = traced[lengths[0]].facts() if options.codec != "none" else ()
+    for each in traced.values():
+        prepare(each, options.lowering)
+    replay, watch = _replays(traced[lengths[0]], options, policy), Watch()
+    once = Once(constant_names(recurrence))
+    vectors = has_vectors(options.lowering, home_of(recurrence.examples))
+    context = replace(context, facts=facts, lowering=options.lowering, vectors=vectors)
+    lowered = partial(
+        lower,
+        lowering=options.lowering,
+        codec=options.codec,
+        policy=policy,
+        replay=replay,
+        rewrite=partial(run_on_half, passes_of(options), context=context),
+        watch=watch,
+        once=once,
+    )
+    with progress(f"compiling segments of {' and '.join(map(str, lengths))} steps of the loop at {recurrence.where}"):
+        segments = {k: lowered(each) for k, each in traced.items()}
+    recordable = options.cuda_graphs and not groups_of(recurrence.step)  # collectives are launched one by one
+    device = background_of(recurrence.examples) if recordable else None
+    graphs = Graphs(device, recurrence.where, traced[lengths[0]].random)
+    return Kernels(traced[lengths[0]], segments, facts, recurrence.step, replay, watch, once, graphs)
+
+
+def _replays(traced: Traced, options: Options, policy: Policy) -> bool:
+    """Whether backwards repeat products.
+
+    As asked for, else if a tape of all steps is small then and no schedule that runs steps again was asked for.
+    """
+    if isinstance(options.replay, bool):
+        return options.replay
+    return options.schedule in ("auto", "store_all") and replays(traced, options.lowering, options.codec, policy)
+
+
+def passes_of(options: Options) -> tuple[str, ...]:
+    """The names of the passes to run, in order."""
+    return DEFAULT_PASSES if options.passes is None else pass_names(options.passes)
+
+
+def store_all_root(recurrence: Recurrence, segment: int) -> Interval:
+    """The tree of plain BPTT, which stands until a schedule is chosen."""
+    return tree("store_all", Problem(recurrence.steps, segment))
+
+
+def lengths_of(recurrence: Recurrence, length: int) -> tuple[int, ...]:
+    """The lengths of the segments of a recurrence, if most are of this length."""
+    rest = recurrence.steps % length
+    return (length, rest) if rest else (length,)
+
+
+def kind(recurrence: Recurrence) -> Any:
+    """What the kernels of a recurrence depend on: its step, its inputs, the layout of its operands, its modes."""
+    examples = (
+        (tuple(each.shape), each.stride(), each.dtype, each.device, each.requires_grad) for each in recurrence.examples
+    )
+    return (
+        module_content(recurrence.step),
+        tuple(map(names_of, recurrence.step.graph.nodes)),
+        len(recurrence.carries),
+        recurrence.xs,
+        recurrence.constants,
+        len(recurrence.ys),
+        tuple(examples),
+        recurrence.autocast,
+        recurrence.grad_enabled,
+    )

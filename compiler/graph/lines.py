@@ -1,0 +1,38 @@
+"""Lines of the user's code, for messages."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from typing import Any
+
+from torch import fx
+
+_OURS = ("torch", "reroll")
+
+
+def where(node: fx.Node) -> str:
+    """The line of the user's code that made a node, for messages."""
+    trace = (node.stack_trace or "").strip().splitlines()
+    files = [index for index, line in enumerate(trace) if line.lstrip().startswith("File ")]
+    if not files:
+        return f"node {node.name}"
+    code = trace[files[-1] + 1].strip() if files[-1] + 1 < len(trace) else ""
+    return f"{trace[files[-1]].strip()}: {code}".rstrip(": ")
+
+
+def user_trace() -> str:
+    """The line of the user's code that is running: the innermost one outside of torch and reroll; as in a traceback."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OURS:
+        frame = frame.f_back
+    if frame is None:
+        return "the model"
+    name, number = frame.f_code.co_filename, frame.f_lineno
+    code = linecache.getline(name, number).strip()
+    return f'File "{name}", line {number}, in {frame.f_code.co_name}\n    {code}'.rstrip()
+
+
+def user_line() -> str:
+    """The same in one line."""
+    return ": ".join(map(str.strip, user_trace().split("\n")))
