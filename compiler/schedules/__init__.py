@@ -1,7 +1,7 @@
 """Where carries are kept: a schedule is a function from numbers to a tree of intervals.
 
 In: numbers only (Problem): steps, bytes of a carry and of a tape, the budget, what a tier takes
-Out: a tree of Intervals; its counts and its formulas
+Out: a tree of Intervals, and what it costs in runs, transfers and bytes
 Nouns: Problem, Interval, Machine, Costs
 Mind: No graph and no tensor comes in here: every claim can be tested against a formula or a brute-force search.
     A tree does not say where it starts, so equal intervals are one object: count each object once (`counts.py`), and

@@ -2,7 +2,7 @@
 
 In: a model, its arguments, and a run of it under a TorchFunctionMode
 Out: a list of events; or an fx graph spelled as Dynamo spells it, for models that Dynamo refuses
-Nouns: Event, Recording
+Nouns: Recorder, GraphRecorder, event, Same (two things are the same to a model)
 Mind: What an operation does inside is no event: custom operations apply autograd.Functions inside.
     Functions are compared by identity (`identity.py`), so that two runs of one model can be told apart.
     Autograd's history of a run that is only looked at is cut short (`events.py`): kept whole it grows with the run.
