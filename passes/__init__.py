@@ -1,6 +1,12 @@
-"""The verbs: functions from a legal training program to a legal training program with the same results.
+"""Passes: functions from a legal program, or a half of a segment, to one with the same results.
 
-Each pass is one file. ``DEFAULT_PASSES`` is the order in which they run unless the user writes another one.
+In: a Program or the graph of a half (or of one step), and a Context
+Out: a Program or graph with the same results; the order of passes is `DEFAULT_PASSES`
+Nouns: Pass, HalfPass, StepPass
+Mind: Each pass is one file, registered by name with `reroll.register_pass`. A pass is a function, or a class that is
+    made without arguments and whose instances are called.
+    Passes share nothing but what they are given: no module state, no hidden flag.
+    The user may leave out any pass or write another order: each must be legal alone.
 """
 
 from reroll.passes.program import compress, offload, prefetch, recompute, save, trim

@@ -1,1 +1,21 @@
-"""backends/front."""
+"""reroll.compile: the user's model, compiled once for every number of steps.
+
+In: a model and `time_dim`; at each call arguments of some length T
+Out: the model's own results at T, with gradients; a LengthError or refusal before any result otherwise
+Nouns: Caller, Front, Entry, Call, token (a short stand-in for a sequence), Family
+Mind: Calls of compiled models wait for one another (`compile._ONE_CALL_AT_A_TIME`): a first call sets torch's stance
+    and Dynamo's settings, which are global. Another thread's call under them ran uncompiled
+    (`tests/backends/front/test_threads.py`).
+    Two compiled models never share a backend object.
+    Nothing is traced inside of a run of what Dynamo compiled (`Untraced` unwinds first): torch keeps all that it holds
+    of a frame in which it fails to compile another call of the same frame. Dynamo holds only a `Handle` of an `Entry`;
+    the `Front` owns the entries.
+    Kernels in the recorder may change buffers without a new version (batch norm), so `State.restore` compares values.
+    The runs that look at a model leave arguments, state and random numbers as they were, and never start a collective.
+    A loop over another dimension than `time_dim` is found by two more short runs, where a model does the same number of
+    operations at two lengths, and more than 256 (`observe._refuse_other_time`).
+    `Caller.__call__` stays disabled for Dynamo, and its warning has `stacklevel=5` for that frame.
+    Dynamo comes first, the recorder second: it has no guards. A number that the model counts up at every call makes the
+    front look at the model again at every call, as it makes Dynamo compile again.
+    The tokens of a call (11 steps of input) outlive it until Python's collector runs: a measured peak differs by them.
+"""

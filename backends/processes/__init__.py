@@ -1,1 +1,13 @@
-"""backends/processes."""
+"""Several processes that train one model: what speaks with the others, and whether all play one program.
+
+In: modules around which processes speak (DDP, FSDP), steps with functional collectives
+Out: agreement before each call, or a refusal with what to do
+Nouns: Together
+Mind: `reroll.compile` of a module around which processes speak compiles the forward inside, so that runs that look at a
+    model never start a collective (`in_silence` raises where one would).
+    Steps with functional collectives go through the backend only. Programs are compared before each call. Such a loop
+    is never planned anew, timed, recorded as CUDA graphs, or played again: new code that runs segments again must ask
+    it.
+    Not covered: collectives of a peeled first step run before the comparison; NCCL; an error in one process alone
+    leaves the others waiting until their timeout.
+"""
