@@ -25,7 +25,6 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from reroll import event_ops  # noqa: F401  # defines the operations
 from reroll.backends.inductor import event_counts as events
 from reroll.backends.inductor.native_products import edition, register
 from reroll.backends.inductor.unit import quick_builds

@@ -16,12 +16,9 @@ import numpy as np
 from rich.console import Console
 
 from reroll.formulas import formula
-from reroll.program.context import Context
-from reroll.program.program import store_all
+from reroll.program import Context, store_all, verify
 from reroll.program.registry import run
-from reroll.program.verifier import verify
-from reroll.schedules.named import tree
-from reroll.schedules.problem import Problem
+from reroll.schedules import Problem, tree
 
 SCHEMES = (
     ("store_all", "local"),

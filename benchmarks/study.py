@@ -4,8 +4,8 @@ Bencheikh, Finkbeiner, Neftci (2024), arXiv 2412.11810: time and local peak of e
 the length of sequences and the width of networks, over chunks and local checkpoints, and over remote chunks; spiking
 networks at the paper's lengths and batches, with widths for this machine. Parts: ``settings``, ``length``, ``width``,
 ``tenfold`` (ten times the settings' lengths), ``grid``, ``chunk``. A point is saved in ``results/study.json`` as soon
-as it is measured; a part that is measured again replaces the old one. Then ``docs/study.md`` and the plots are made
-anew from the file; ``--show`` does only that. CPU seconds of one thread on one core, contenders in turn; the
+as it is measured; a part that is measured again replaces the old one. Then ``docs/background/study.md`` and the plots
+are made anew from the file; ``--show`` does only that. CPU seconds of one thread on one core, contenders in turn; the
 allocator's peak above inputs, parameters and their gradients. Gradients are compared with plain BPTT's at every point,
 and a wrong one ends the run.
 """
@@ -102,7 +102,7 @@ def parse(given: list[str], parts: Mapping[str, object]) -> argparse.Namespace:
     parser.add_argument("--show", action="store_true", help="measure nothing; page and plots from the result file")
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)), help="the core to time on")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "study.json")
-    parser.add_argument("--page", type=Path, default=HERE.parent / "docs" / "study.md")
+    parser.add_argument("--page", type=Path, default=HERE.parent / "docs" / "background" / "study.md")
     options = parser.parse_args(given, argparse.Namespace(given=given))
     options.lowering = "eager" if options.quick else "inductor"
     options.only = options.only.split(",")

@@ -1,6 +1,6 @@
 """The points of ``study.py``: a network, its sizes, and what is compared there.
 
-Lengths and batches are those of the paper that ``docs/study.md`` names; widths are of this machine.
+Lengths and batches are those of the paper that ``docs/background/study.md`` names; widths are of this machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tables of ``docs/study.md``, made from the result of ``study.py`` and put between the page's marks."""
+"""The tables of ``docs/background/study.md``, made from the result of ``study.py`` and put between the page's marks."""
 
 from __future__ import annotations
 

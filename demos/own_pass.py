@@ -9,8 +9,7 @@ import torch
 from spiking import Network, spike_trains
 
 import reroll
-from reroll.program.context import Context
-from reroll.program.program import Program, offload, save
+from reroll.program import Context, Program, offload, save
 
 
 @reroll.register_pass("keep-last")

@@ -10,9 +10,8 @@ import torch
 from spiking import Network, spike_trains
 
 import reroll
-from reroll.program.program import save
-from reroll.schedules.interval import Interval
-from reroll.schedules.problem import Problem
+from reroll.program import save
+from reroll.schedules import Interval, Problem
 
 
 @reroll.register_schedule("growing", numbers=("chunk",))

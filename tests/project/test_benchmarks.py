@@ -115,7 +115,7 @@ def test_a_wrong_gradient_ends_the_study(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_page_of_the_study_is_that_of_its_result_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
-    committed = FOLDER.parent / "docs" / "study.md"
+    committed = FOLDER.parent / "docs" / "background" / "study.md"
     page = Path(shutil.copy(committed, tmp_path))
     importlib.import_module("study_tables").write(json.loads((FOLDER / "results" / "study.json").read_text()), page)
     assert page.read_text() == committed.read_text()

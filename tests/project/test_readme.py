@@ -1,5 +1,7 @@
-"""What the README shows is true: its Python runs, in order and at a small size, and what it names exists."""
+"""What the README and the pages of docs/ show is true: their Python runs, page by page, in order and at a small size;
+their links lead somewhere; their tables are those of the code and of the result files."""
 
+import importlib
 import json
 import re
 from pathlib import Path
@@ -12,44 +14,69 @@ import reroll
 from reroll.program import registry
 from reroll.program.program import INSTRUCTIONS
 from reroll.program.registry import lookup
+from reroll.schedules import named
 from reroll.schedules.named import find, schedule_names
 
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text("utf-8")
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+}
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+NAMED_PATH = re.compile(r"\b(?:demos|tests|benchmarks|docs)/[\w/-]+(?:\.\w+)?")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+def blocks(page: str, language: str) -> list[str]:
+    return [source for found, source in FENCE.findall(PAGES[page]) if found == language]
 
 
 def small(source: str) -> str:
     """The same with fewer steps and without inductor."""
-    return source.replace("1_000", "60").replace("time_dim=0", 'time_dim=0, lowering="eager"')
+    source = source.replace("1_000", "60").replace("time_dim=0", 'time_dim=0, lowering="eager"')
+    return source.replace("options={", 'options={"lowering": "eager", ')
 
 
-def section(title: str) -> str:
-    return README.split(f"\n## {title}\n")[1].split("\n## ")[0]
+def section(page: str, title: str) -> str:
+    return PAGES[page].split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 
-def rows(text: str) -> list[list[str]]:
-    """The first cells' code words of the tables in a text."""
+def codes(text: str) -> list[list[str]]:
+    """The code words of the first cells of the tables in a text."""
     return [re.findall(r"`([\w-]+)`", line.split("|")[1]) for line in text.splitlines() if line.startswith("| `")]
 
 
-def test_python_blocks_run_in_order(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def rows(text: str) -> list[str]:
+    """The rows of the tables in a text, without what heads them."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [line for line in lines if "---" not in line and not line.startswith("| |")]
+
+
+@pytest.fixture
+def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In a folder of its own; what a page registers is forgotten."""
     lookup("save")
-    monkeypatch.chdir(tmp_path)  # the report is saved where the user is
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
-    namespace: dict[str, Any] = {"__name__": "readme"}
-    for source in blocks("python"):
-        exec(compile(small(source), "README.md", "exec"), namespace)
+    monkeypatch.setattr(named, "_SCHEDULES", dict(named._SCHEDULES))
+
+
+def play(page: str) -> dict[str, Any]:
+    """Run the Python blocks of a page in a namespace of their own."""
+    namespace: dict[str, Any] = {"__name__": "page"}
+    for number, source in enumerate(blocks(page, "python")):
+        exec(compile(small(source), f"{page}, block {number}", "exec"), namespace)
+    return namespace
+
+
+@pytest.mark.usefixtures("_elsewhere")
+def test_the_readme_runs_and_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    namespace = play("README.md")
     text = capsys.readouterr().out
-    for label in [line.split("  ")[0].strip() for line in blocks("text")[0].splitlines()]:
+    for label in [line.split("  ")[0].strip() for line in blocks("README.md", "text")[0].splitlines()]:
         assert f"│ {label} " in text, label
     assert "reload_at" in text
-    assert {"plan.html", "plan.json"} <= {path.name for path in tmp_path.iterdir()}
     grads = [parameter.grad for parameter in namespace["model"].parameters()]
     namespace["model"].zero_grad()
     namespace["model"](namespace["x"]).square().mean().backward()
@@ -59,67 +86,130 @@ def test_python_blocks_run_in_order(
         torch.testing.assert_close(got, calls * one)
 
 
+@pytest.mark.usefixtures("_elsewhere")
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "README.md" and blocks(page, "python")])
+def test_the_blocks_of_a_page_run(page: str, tmp_path: Path) -> None:
+    play(page)
+    saved = re.findall(r'\.save_\w+\("([\w.]+)"', "".join(blocks(page, "python")))
+    assert set(saved) <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_no_block_of_python_is_missed() -> None:
+    """Python is fenced as ``python``, so that it runs here, and no other language is."""
+    for page, text in PAGES.items():
+        assert text.count("\n```") == 2 * len(FENCE.findall(text)), page
+        assert {language for language, _ in FENCE.findall(text)} <= {"python", "sh", "bash", "text", ""}, page
+
+
+def test_the_readme_is_short() -> None:
+    assert PAGES["README.md"].count("\n") <= 200
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    text = FENCE.sub("", path.read_text("utf-8"))
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def links(page: str) -> list[tuple[Path, str]]:
+    """The relative links of a page: the file and the anchor."""
+    found = (link.partition("#") for link in LINK.findall(PAGES[page]) if "://" not in link)
+    return [((ROOT / page).parent / name if name else ROOT / page, anchor) for name, _, anchor in found]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page: str) -> None:
+    for path, anchor in links(page):
+        assert path.exists(), path
+        assert not anchor or anchor in anchors(path), (path, anchor)
+
+
+def test_every_page_is_linked_from_the_index() -> None:
+    reached = {path.resolve() for page in ("README.md", "docs/README.md") for path, _ in links(page)}
+    assert {ROOT / page for page in PAGES} <= reached
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_names_exists(page: str) -> None:
+    """Files of the repository, and names of reroll in code words."""
+    assert all((ROOT / name).exists() for name in NAMED_PATH.findall(PAGES[page]))
+    for name in re.findall(r"`(reroll(?:\.\w+)+)", PAGES[page]):
+        assert resolved(name) is not None, name
+
+
+def resolved(name: str) -> Any:
+    """What a dotted name stands for."""
+    owner, _, last = name.rpartition(".")
+    try:
+        return getattr(resolved(owner) if owner else None, last, None) or importlib.import_module(name)
+    except ModuleNotFoundError:
+        return None
+
+
 def test_the_options_are_those_of_the_table() -> None:
-    named = [name for row in rows(section("Options")) for name in row]
-    assert named == [name for name in named if name in reroll.Options.__slots__]
-    assert set(named) == set(reroll.Options.__slots__)
+    options = [name for row in codes(section("docs/options.md", "All options")) for name in row]
+    assert len(options) == len(set(options))
+    assert set(options) == set(reroll.Options.__slots__)
 
 
 def test_the_schedules_are_those_of_the_table() -> None:
-    _, *named = [row[0] for row in rows(section("Schedules"))]
-    assert set(named) <= set(schedule_names())
-    assert {name for name in schedule_names() if "remote" in find(name).numbers} <= {*named, "double_merged"}
+    _, *shown = [row[0] for row in codes(section("docs/schedules.md", "The schedules"))]
+    assert set(shown) == set(schedule_names())
+    assert {name for name in schedule_names() if "remote" in find(name).numbers} <= set(shown)
 
 
 def test_the_passes_and_instructions_are_those_of_the_text() -> None:
-    text = section("A pass of your own")
+    text = section("docs/how-it-works.md", "A pass of your own")
     instructions = text[text.index("nine instructions:") : text.index("A pass maps")]
     names = {target.__name__ for target in INSTRUCTIONS} - {"getitem"}
     assert set(re.findall(r"`(\w+)`", instructions)) == names
-    drawn = re.findall(r"\|    ([a-z-]+) +", section("How it works"))
+    drawn = re.findall(r"\|    ([a-z-]+) +", section("docs/how-it-works.md", "How it works"))
     assert tuple(drawn) == reroll.DEFAULT_PASSES
     assert lookup("trim") is not None
 
 
-def test_the_files_that_are_named_exist() -> None:
-    for name in re.findall(r"demos/\w+\.py|\]\(([\w.]+)\)", README):
-        assert not name or (ROOT / name).exists()
-    assert all((ROOT / name).exists() for name in re.findall(r"demos/\w+\.py", README))
+def result(name: str) -> Any:
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text("utf-8"))
 
 
-def figure_rows() -> list[str]:
-    """The table of measured figures, as the committed result file has them."""
-    result = json.loads((ROOT / "benchmarks/results/figures.json").read_text("utf-8"))
-    rows = []
-    for name, memory in result["memory"].items():
-        ratio = result["time"][name]["least_ratio"]
-        rows.append(f"| {name} | {memory['local_peak_bytes'] / 1e6:.1f} MB | {ratio:.2f} |")
-    return rows
+def megabytes(nbytes: int) -> str:
+    found = nbytes / 1e6
+    return f"{found:.1f}" if found >= 0.95 else f"{found:.2f}"
 
 
 def test_the_measured_figures_are_those_of_the_result_file() -> None:
-    table = section("Measured").split("\n\n")
-    assert [line for part in table for line in part.splitlines() if line.startswith("| ")][1:] == [
-        "| --- | --- | --- |",
-        *figure_rows(),
+    figures = result("figures")
+    measured = [
+        f"| {name} | {megabytes(memory['local_peak_bytes'])} MB | {figures['time'][name]['least_ratio']:.2f} |"
+        for name, memory in figures["memory"].items()
     ]
+    assert rows(section("docs/measured.md", "One spiking network, all schedules")) == measured
+    shown = rows(section("README.md", "Results"))
+    assert [row for row in measured if row in shown] == shown
+    assert len(shown) == 6
+    long = figures["long"]
+    assert f"steps needs {megabytes(long['local_peak_bytes'])} MB" in PAGES["docs/measured.md"]
+
+
+def test_the_figures_of_a_long_run_are_those_of_its_result_file() -> None:
+    long = result("lengths")["long"]
+    predicted, plain = (f"{megabytes(n)} MB" for n in (long["predicted_peak_bytes"], long["plain"]["local_peak_bytes"]))
+    peaks = f"| local peak | {predicted} (predicted) | {plain} |"
+    assert rows(section("docs/measured.md", "100,000 steps"))[0] == peaks
+    shown = section("README.md", "Results")
+    assert f"has a predicted peak of {predicted}. Plain BPTT needs {plain} for 1,000 steps" in shown.replace("\n", " ")
 
 
 def test_the_table_of_networks_is_that_of_its_result_file() -> None:
-    found = [
-        line.split(" | ")[1:] for line in section("Time and memory of other networks").splitlines() if "MB," in line
-    ]
-    result = json.loads((ROOT / "benchmarks" / "results" / "speed.json").read_text("utf-8"))
-    rows = []
-    for network in result.values():
+    text = section("docs/measured.md", "Time and memory of other networks")
+    shown = [line.removesuffix(" |").split(" | ")[1:] for line in text.splitlines() if "MB," in line]
+    measured = []
+    for network in result("speed").values():
         eager, *others = (
             network["contenders"][name] for name in ("eager BPTT", "reroll", "reroll, standard", "JAX nested remat")
         )
-        cells = [f"{megabytes(eager)} MB, {1e3 * eager['median_s']:.0f} ms"]
-        rows.append([*cells, *(f"{megabytes(each)} MB, {each['median_ratio']:.2f}" for each in others)])
-    assert [[cell.removesuffix(" |") for cell in row] for row in found] == rows
-
-
-def megabytes(contender: dict[str, Any]) -> str:
-    found = contender["local_peak_bytes"] / 1e6
-    return f"{found:.1f}" if found >= 0.95 else f"{found:.2f}"
+        cells = [f"{megabytes(eager['local_peak_bytes'])} MB, {1e3 * eager['median_s']:.0f} ms"]
+        cells += [f"{megabytes(each['local_peak_bytes'])} MB, {each['median_ratio']:.2f}" for each in others]
+        measured.append(cells)
+    assert shown == measured

@@ -62,10 +62,10 @@ def test_the_table_of_the_issue(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, lines)) <= 100
 
 
-def test_the_table_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
-    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8")
-    command = readme.split("\npython -m reroll ")[1].splitlines()[0]
-    shown = readme.split("\nfits  schedule")[1].split("```")[0].splitlines()[1:]
+def test_the_table_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "schedules.md").read_text("utf-8")
+    command = page.split("\npython -m reroll ")[1].splitlines()[0]
+    shown = page.split("\nfits  schedule")[1].split("```")[0].splitlines()[1:]
     assert main(command.split()) == 0
     printed = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert len(shown) == 7
