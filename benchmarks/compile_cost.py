@@ -20,7 +20,7 @@ from network_d import NetworkD, inputs
 from torch import Tensor, fx
 
 from reroll import explain
-from reroll.backends.dynamo.entry import reroll
+from reroll.backends.dynamo import reroll
 
 PARTS = (
     ("normalise", "reroll.capture.capture", "normalise"),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from reroll import explain
-from reroll.backends.dynamo.entry import reroll
+from reroll.backends.dynamo import reroll
 from reroll.report.report import Loop
 
 EAGER, CHECKPOINT = "eager BPTT", "torch.utils.checkpoint"

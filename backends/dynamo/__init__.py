@@ -15,3 +15,7 @@ Mind: The entry point is a plain function: Dynamo sets attributes on it. Two com
     `torch.cond` whose branches draw random numbers differs from eager.
     accelerate has a closed Enum of backends: `register_with_accelerate` answers its `_missing_`.
 """
+
+from reroll.backends.dynamo.entry import reroll
+
+__all__ = ["reroll"]

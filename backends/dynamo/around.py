@@ -2,7 +2,8 @@
 
 Autograd itself says which gradients are added up in place and which are made anew: a parameter of the loop that a step
 beside it uses too has gradients of its own in both, which are held until they are added. Private torch API, tried on
-2.11 and 2.13: ``TorchDispatchMode``, which sees what the backward makes.
+2.11 and 2.13: ``TorchDispatchMode``, which sees what the backward makes, ``FakeTensorMode`` (no memory), and the
+``_cdata`` of a storage, which says what shares memory.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ not run: it names itself and raises. Dynamo changes attributes of modules only a
 changed.
 
 Private torch API, tried on 2.11 and 2.13: ``torch._inductor.compile_fx`` for graphs without a recurrence,
-``FakeTensorMode`` to run the graph around the recurrences without memory, ``ShortenTraceback``, whose kin Dynamo
-raises as they are.
+``FakeTensorMode`` to run the graph around the recurrences without memory, ``ShortenTraceback``, whose kin Dynamo raises
+as they are, ``TorchRuntimeError`` and ``Unsupported`` (what it raises where it cannot trace), ``config`` with its
+``disable`` and ``patch``, and ``_stance``: whether the user has switched it off.
 """
 
 from __future__ import annotations

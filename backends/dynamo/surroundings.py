@@ -3,7 +3,7 @@
 Inductor takes seconds for the smallest graph, and what is around a loop is most often one peeled step. So a piece of
 the outer graph (before, between or after recurrences) is compiled only if it makes at least a tenth of the bytes that
 the recurrences make. Private torch API, tried on 2.13: ``compile_fx`` (what the inductor backend calls),
-``TracingContext``.
+``TracingContext`` with ``tracing`` (apart from Dynamo's), ``FakeTensor`` and ``FakeTensorMode`` (its examples).
 
 The operator that Dynamo makes of ``torch.utils.checkpoint`` is meant to be compiled: run as it is, it does not put back
 random numbers before it runs its function again, so dropout in it gets wrong gradients (torch 2.11 and 2.13). So

@@ -15,7 +15,7 @@ import torch
 
 from reroll.backends.front.arguments import Call, first_steps
 from reroll.backends.front.keys import sharing
-from reroll.backends.front.state import State, version_of
+from reroll.backends.front.state import State
 from reroll.backends.processes.apart import in_silence
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.capture.lengths.check import Check, Departure
@@ -25,6 +25,7 @@ from reroll.capture.steps.runs import LONGEST_PERIOD
 from reroll.errors import LengthError, OptionError, UnsupportedError
 from reroll.graph.lines import user_line
 from reroll.graph.nested import places_of, tensors_of, with_leaves
+from reroll.graph.private import version_of
 
 SHORT = ((8, 9, 11), (16, 17, 19), (32, 33, 35))
 _TRIES = 4

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from reroll.capture.recorder.identity import PLAIN
 from reroll.errors import UnsupportedError
+from reroll.graph.private import version_of
 
 _LEAVES = (*PLAIN, type, types.ModuleType)
 _NOT_OURS = ("torch", "numpy", "builtins", "reroll", "collections", "functools", "threading", "logging")
@@ -153,11 +154,6 @@ class State:
     def changed_parameter(self) -> bool:
         """Whether a parameter was changed in place."""
         return any(version_of(t) != version for t, version, _ in self.tensors if isinstance(t, nn.Parameter))
-
-
-def version_of(tensor: Tensor) -> int:
-    """How often a tensor was changed in place, as far as torch counts that."""
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _copy(tensor: Tensor) -> Tensor:

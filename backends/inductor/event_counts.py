@@ -1,6 +1,6 @@
 """Event products on a CPU: their kernels, and what is counted of the products of a recurrence.
 
-Private torch API, tried on 2.11 and 2.13: ``CppCodeCache`` (builds, loads and caches on disk).
+Private torch API, tried on 2.11 and 2.13: ``CppCodeCache`` (builds, loads and caches on disk), ``CppCompileError``.
 """
 
 from __future__ import annotations

@@ -6,7 +6,9 @@ on the same boundaries, so that what decides later steps is bit-identical in all
 
 Private torch API, tried on 2.11 and 2.13: ``joint_graph_passes`` (random numbers for inductor), ``compile_fx_inner``
 (inductor without AOTAutograd around it), ``_BoxedCodeGen`` (a graph's inputs are freed after their last use),
-``user_visible_output_idxs`` (results keep their layout), ``TracingContext`` (apart from Dynamo).
+``user_visible_output_idxs`` (results keep their layout), ``TracingContext`` and ``tracing`` (apart from Dynamo),
+``V`` (whose fake mode inductor reads), ``config.patch`` (no other layout of convolutions), ``get_cpp_compiler`` and
+``InvalidCxxCompiler`` (whether there is a compiler).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Products with packed weights as kernels among those that inductor writes: called with pointers, built with the rest.
 
-Private torch API, tried on 2.11 and 2.13: ``register_lowering``, ``ExternKernelOut`` (a node that writes into a buffer
-which inductor allocates) and what its ``codegen`` may call of the wrapper: ``define_kernel``, ``generate_kernel_call``,
-``src_to_kernel`` and ``next_kernel_suffix``; ``parallel_num_threads``, ``pick_vec_isa``.
+Private torch API of ``_inductor``, tried on 2.11 and 2.13: ``register_lowering``, ``ir``, ``ExternKernelOut`` (a node
+that writes into a buffer which inductor allocates) and what its ``codegen`` may call of the wrapper: ``define_kernel``,
+``generate_kernel_call``, ``src_to_kernel`` and ``next_kernel_suffix``; ``parallel_num_threads``, ``V`` (the graph that
+is being written), ``pick_vec_isa`` with ``VecAVX2`` and ``VecAVX512`` (the vectors that our kernels are made for).
 """
 
 from __future__ import annotations

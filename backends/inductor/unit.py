@@ -3,9 +3,9 @@
 Inductor compiles every kernel by itself, and nearly all of that is headers (0.7 s of 0.8); and in every process it
 builds and loads, in a process of their own, a program for each instruction set before it trusts one (3 to 5 s).
 
-Private torch API, tried on 2.11 and 2.13: ``AsyncCompile.cpp_pybinding`` and ``wait`` (called by the code that
-inductor writes), ``CppPythonBindingsCodeCache`` (builds, loads and caches on disk), ``VecISA.check_build`` and
-``_get_isa_dry_compile_fingerprint`` (its compiler and flags), ``cache_dir``.
+Private torch API, tried on 2.11 and 2.13: ``AsyncCompile.cpp_pybinding`` and ``wait`` (called by the code that inductor
+writes), ``CppPythonBindingsCodeCache`` and ``PyCodeCache`` (build, load and cache on disk), ``CppCompileError``,
+``VecISA.check_build`` and ``_get_isa_dry_compile_fingerprint`` (its compiler and flags), ``cache_dir``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""A recurrence as one node of the autograd graph."""
+"""A recurrence as one node of the autograd graph.
+
+Private torch API, tried on 2.11 and 2.13: ``_functorch.peek_interpreter_stack`` (whether a transform of ``torch.func``
+runs), ``_get_current_graph_task_keep_graph`` (whether this backward was called with ``retain_graph``).
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from reroll.graph.effects import attribute, has_effect, is_random
 from reroll.graph.names import add_names, names_of
-from reroll.graph.private import is_higher_order, is_overload, map_aggregate
+from reroll.graph.private import is_higher_order, is_mutable, is_overload, map_aggregate
 
 aten = torch.ops.aten
 LAYOUTS = (aten.as_strided, aten.as_strided_copy, aten.as_strided_scatter)
@@ -142,7 +142,7 @@ def repeatable(node: fx.Node) -> bool:
     target: Any = node.target
     if node.op != "call_function" or not is_overload(target) or _may_draw(target):
         return False
-    return not bool(target._schema.is_mutable) and bool(node.users)
+    return not is_mutable(target) and bool(node.users)
 
 
 def _frozen(value: Any) -> Iterator[Any]:

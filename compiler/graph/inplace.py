@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.graph.private import is_overload, storage_id, written
+from reroll.graph.private import is_overload, overload_name, storage_id, written
 
 _INPLACE_OPERATORS = {
     getattr(operator, name)
@@ -153,7 +153,7 @@ def spell(node: fx.Node) -> str | None:
         return "method:detach"
     if is_overload(target):
         namespace, name = target.name().split(".")[0].split("::")
-        return f"function:torch:ops.{namespace}.{name}.{target._overloadname}"
+        return f"function:torch:ops.{namespace}.{name}.{overload_name(target)}"
     module = getattr(target, "__module__", None) or "torch"
     module = {"_operator": "operator", "torch._C._nn": "torch", "torch._C": "torch"}.get(module, module)
     path = getattr(target, "__qualname__", target.__name__)

@@ -1,9 +1,12 @@
-"""Private torch API that the capture needs, tried on 2.11 and 2.13, under plain names.
+"""Private torch API that the capture and the segments need, tried on 2.11 and 2.13, under plain names.
 
-``torch._C._set_grad_enabled`` is the node by which Dynamo writes ``no_grad`` and ``enable_grad``; ``OpOverload`` is the
-type of ``torch.ops`` functions, whose schemas say what they update. Through ``_SingleLevelFunction`` every
+``torch._C._set_grad_enabled`` is the node by which Dynamo writes ``no_grad`` and ``enable_grad``. ``OpOverload`` is the
+type of ``torch.ops`` functions, whose ``_schema`` says what they update and whose ``_overloadname`` spells them;
+``HigherOrderOperator`` that of operators which run a function. Through ``_SingleLevelFunction`` every
 ``autograd.Function`` is applied; ``_is_any_autocast_enabled`` asks once for all devices. ``_LazyGraphModule`` writes
-the Python code of a graph when it is called first: passes edit graphs that never are.
+the Python code of a graph when it is called first: passes edit graphs that never are. ``_disable_current_modes``:
+constants are real under a fake mode. Of a tensor, ``_version`` counts changes in place, ``_base`` is what it is a view
+of, and ``_cdata`` of its storage tells whether two share memory; torch has no public name for these.
 """
 
 from __future__ import annotations
@@ -18,10 +21,12 @@ import torch
 from torch.autograd.function import _SingleLevelFunction
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_aggregate as map_aggregate
+from torch.utils._python_dispatch import _disable_current_modes
 
 LazyGraphModule = _LazyGraphModule
 set_grad_enabled = torch._C._set_grad_enabled
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
+outside_modes = _disable_current_modes
 
 
 def is_overload(target: Any) -> bool:
@@ -53,6 +58,26 @@ def tagged_random(name: str) -> bool:
 def hint(value: Any) -> Any:
     """The number that a symbolic one stands for in this call, without a guard; None if it depends on data."""
     return value.node.hint if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) else value
+
+
+def is_mutable(target: Any) -> bool:
+    """Whether an operator of ``torch.ops`` updates an operand, by its schema."""
+    return bool(target._schema.is_mutable)
+
+
+def overload_name(target: Any) -> str:
+    """The last part of an operator's name, as in ``aten.add.Tensor``."""
+    return str(target._overloadname)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor was changed in place, as far as torch counts that."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor whose view it is for autograd; None if it is no view."""
+    return tensor._base
 
 
 def storage_id(value: torch.Tensor) -> int:

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+
+from reroll.graph.private import outside_modes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-outside_modes = _disable_current_modes  # constants must be real under a fake mode; private, tried on 2.11 and 2.13
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -1,6 +1,9 @@
 """Forward and backward of a function as one functional graph of ATen operations.
 
-Private torch API, tried on 2.11 and 2.13: ``aot_export_joint_simple``, for what writes.
+Private torch API, tried on 2.11 and 2.13: ``aot_export_joint_simple``, for what writes; else ``TorchDispatchMode`` sees
+every operation, and ``enable_python_dispatcher`` has composite ones come in their parts, as AOTAutograd does.
+``select_decomp_table`` of ``torch._inductor`` says what inductor wants in parts; ``_inductor.lowering`` has to be
+loaded before, because decompositions of pooling read it.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from reroll.errors import CaptureError
 from reroll.graph.inplace import out_of_place
-from reroll.graph.private import is_higher_order, is_overload
+from reroll.graph.private import is_higher_order, is_mutable, is_overload
 from reroll.recurrence import Recurrence
 
 Function = Callable[..., tuple[Tensor, ...]]
@@ -116,7 +119,7 @@ def _targets(step: fx.GraphModule) -> set[Any]:
 
 def _may_write(target: Any) -> bool:
     """Whether an operation may change an operand: normalisations of batches do, though their schemas do not say so."""
-    return is_overload(target) and (bool(target._schema.is_mutable) or "batch_norm" in target.name())
+    return is_overload(target) and (is_mutable(target) or "batch_norm" in target.name())
 
 
 def _decompositions() -> Any:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, fx
 
 from reroll.graph.names import NAMED
+from reroll.graph.private import outside_modes
 from reroll.segment.facts import (
     FLOATS,
     FOLLOWED,
@@ -33,7 +34,6 @@ from reroll.segment.facts import (
     exact,
     hull,
     one_of,
-    outside_modes,
 )
 
 if TYPE_CHECKING:

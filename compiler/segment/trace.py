@@ -1,6 +1,7 @@
 """The functional joint graph of a segment of k steps.
 
-Private torch API, tried on 2.11 and 2.13: ``TracingContext`` (keeps this trace apart from Dynamo's).
+Private torch API, tried on 2.11 and 2.13: ``TracingContext`` and ``tracing`` (keep this trace
+apart from Dynamo's), ``FakeTensorMode`` (shapes without memory).
 """
 
 from __future__ import annotations

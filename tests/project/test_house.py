@@ -1,108 +1,54 @@
-"""The rules of the house, read off the sources: caps, names, import directions, docstrings.
+"""The rules of the house that each file keeps: caps, names, imports, docstrings, private torch API.
 
-Each rule is a function from a source to its violations. The mutants at the end show that each of them can fail.
+Each rule is a function from a source to its violations. The mutants at the end show that each of them can fail. The
+rules for folders are in ``test_rooms.py``, those for what may import what in ``test_order.py``.
 """
 
 import ast
-import io
 import re
 import tokenize
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("compiler", "passes", "backends")
-FOLDERS = (*PACKAGES, "tests", "demos", "benchmarks")
+from sources import PACKAGES, ROOT, Function, Source, dotted, imported, line, sources, within
 
-FILE_LINES = {"demos": 99}
-FILE_LINES_DEFAULT = 300
 FUNCTION_LINES = 40
+DEMO_LINES = 99
 NESTING = 4
 VAGUE = {"manager", "managers", "helper", "helpers", "util", "utils", "misc", "common"}
 
-# Folder -> prefixes that its files may not import. compiler/__init__.py may, inside a function (a lazy re-export).
-FORBIDDEN = {"compiler": ("reroll.passes", "reroll.backends"), "passes": ("reroll.backends",)}
-
 # Private torch API lives in as few files as possible. Each use there carries the reason and the torch versions tried.
 PRIVATE_TORCH = (
-    "backends/dynamo.py",
-    "backends/events.py",
-    "backends/joint.py",
-    "backends/lowering.py",
-    "backends/outside.py",
-    "backends/parallel.py",
-    "backends/profiled.py",
-    "backends/native_products.py",
-    "backends/tracing.py",
-    "backends/rolled.py",
-    "backends/surroundings.py",
-    "backends/together.py",
-    "backends/toolchain.py",
-    "compiler/capture*.py",
-    "compiler/facts.py",
+    "compiler/graph/private.py",
+    "compiler/graph/fakes.py",
+    "compiler/segment/joint.py",
+    "compiler/segment/trace.py",
+    "backends/inductor/*.py",
+    "backends/dynamo/*.py",
+    "backends/processes/*.py",
+    "backends/runtime/node.py",
 )
+PRIVATE_ATTRIBUTES = {"_version", "_base", "_cdata", "_schema", "_overloadname"}
+VERSIONS = re.compile(r"2\.1[13]")
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 BLOCKS = (ast.For, ast.AsyncFor, ast.While, ast.If, ast.With, ast.AsyncWith, ast.Try, ast.TryStar, ast.Match)
-LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
-@dataclass(frozen=True)
-class Source:
-    """A Python file: its path from the root and its text."""
-
-    path: str
-    text: str
-
-    @property
-    def folder(self) -> str:
-        return self.path.partition("/")[0]
-
-    @cached_property
-    def tree(self) -> ast.Module:
-        return ast.parse(self.text, self.path)
-
-    @cached_property
-    def nodes(self) -> tuple[ast.AST, ...]:
-        return tuple(ast.walk(self.tree))
-
-    @cached_property
-    def tokens(self) -> tuple[tokenize.TokenInfo, ...]:
-        return tuple(tokenize.generate_tokens(io.StringIO(self.text).readline))
-
-    @property
-    def functions(self) -> Iterator[Function]:
-        return (node for node in self.nodes if isinstance(node, Function))
-
-
-def long_files(source: Source) -> Iterator[str]:
-    """A file has at most 300 lines, a demo fewer than 100."""
-    lines, cap = source.text.count("\n"), FILE_LINES.get(source.folder, FILE_LINES_DEFAULT)
-    if lines > cap:
-        yield f"{source.path}: {lines} lines, at most {cap}"
-
-
-def docstring_lines(node: ast.AST) -> set[int]:
-    """The lines of every docstring in and under a node."""
-    lines: set[int] = set()
-    for owner in ast.walk(node):
-        if isinstance(owner, (Function, ast.ClassDef)) and ast.get_docstring(owner, clean=False) is not None:
-            first = owner.body[0]
-            lines.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
-    return lines
+def long_demos(source: Source) -> Iterator[str]:
+    """A demo is read in one go: it has fewer than 100 lines."""
+    lines = source.text.count("\n")
+    if source.folder == "demos" and lines > DEMO_LINES:
+        yield f"{source.path}: {lines} lines, at most {DEMO_LINES}"
 
 
 def long_functions(source: Source) -> Iterator[str]:
     """A function has at most 40 lines of code: docstrings, comments and blank lines are free."""
-    code = {n for t in source.tokens if t.type not in LAYOUT for n in range(t.start[0], t.end[0] + 1)}
     for node in source.functions:
-        own = code & set(range(node.lineno, (node.end_lineno or node.lineno) + 1)) - docstring_lines(node)
-        if len(own) > FUNCTION_LINES:
-            yield f"{source.path}:{node.lineno}: {node.name} has {len(own)} lines of code, at most {FUNCTION_LINES}"
+        lines = source.code_lines(node)
+        if lines > FUNCTION_LINES:
+            yield f"{source.path}:{node.lineno}: {node.name} has {lines} lines of code, at most {FUNCTION_LINES}"
 
 
 def depth(node: ast.AST, level: int = 0) -> int:
@@ -151,61 +97,49 @@ def unfinished(source: Source) -> Iterator[str]:
             yield f"{source.path}:{token.start[0]}: {token.string}"
 
 
-def imported(node: ast.AST) -> list[str]:
-    """The dotted names that a statement imports; of ``from a import b`` it gives ``a.b``."""
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom):
-        return ["." * node.level + ".".join(filter(None, (node.module, alias.name))) for alias in node.names]
-    return []
-
-
-def within(name: str, prefixes: tuple[str, ...]) -> bool:
-    """Whether a dotted name is one of the modules or lies in one."""
-    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
-
-
-def line(node: ast.AST) -> int:
-    """The line of a statement or an expression."""
-    return int(getattr(node, "lineno", 0))
-
-
-def lazy_scopes(source: Source) -> Iterator[ast.AST]:
-    """Where an import is not run when the module is: functions, and what is only for type checkers."""
-    yield from source.functions
-    for node in source.nodes:
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            yield node
-
-
 def wrong_imports(source: Source) -> Iterator[str]:
-    """Imports are absolute, of ``reroll``, and point down: backends to passes to compiler."""
-    lazy = source.path == "compiler/__init__.py"
-    inner = {id(node) for scope in lazy_scopes(source) for node in ast.walk(scope)} if lazy else set()
+    """Imports are absolute, and of ``reroll``: under a folder's name every class would exist twice."""
     for node in source.nodes:
-        forbidden = PACKAGES if id(node) in inner else PACKAGES + FORBIDDEN.get(source.folder, ())
         for name in imported(node):
-            if name.startswith(".") or within(name, forbidden):
+            if name.startswith(".") or within(name, tuple(PACKAGES)):
                 yield f"{source.path}:{line(node)}: imports {name}"
 
 
-def dotted(node: ast.AST) -> str:
-    """``a.b.c`` of an attribute chain on a name, empty for anything else."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute) and (owner := dotted(node.value)):
-        return f"{owner}.{node.attr}"
-    return ""
-
-
-def private_torch(source: Source) -> Iterator[str]:
-    """Private torch API is used in the listed files only."""
-    if source.folder not in PACKAGES or any(Path(source.path).match(allowed) for allowed in PRIVATE_TORCH):
+def borrowed_privates(source: Source) -> Iterator[str]:
+    """A module of the package imports no private name of another one."""
+    if source.folder not in PACKAGES:
         return
+    for node in source.nodes:
+        for name in imported(node):
+            if re.match(r"reroll\b.*\._(?!_)", name):
+                yield f"{source.path}:{line(node)}: imports {name}"
+
+
+def private_uses(source: Source) -> Iterator[tuple[int, str]]:
+    """(line, name) of every use of private torch API: imports, chains of attributes, attributes of tensors and
+    operators."""
     inner = {id(node.value) for node in source.nodes if isinstance(node, ast.Attribute)}
     for node in source.nodes:
         names = imported(node) or [dotted(node)] * (id(node) not in inner)
-        yield from (f"{source.path}:{line(node)}: {name}" for name in names if re.match(r"torch\.(.*\.)?_(?!_)", name))
+        yield from ((line(node), name) for name in names if re.match(r"torch\.(.*\.)?_(?!_)", name))
+        if isinstance(node, ast.Attribute) and node.attr in PRIVATE_ATTRIBUTES:
+            yield line(node), node.attr
+
+
+def private_torch(source: Source) -> Iterator[str]:
+    """Private torch API is used in the listed places only, each with its reason and the versions it was tried on."""
+    if source.folder not in PACKAGES or not (uses := list(private_uses(source))):
+        return
+    if not any(Path(source.path).match(allowed) for allowed in PRIVATE_TORCH):
+        yield from (f"{source.path}:{at}: {name}" for at, name in uses)
+        return
+    docstring, lines = ast.get_docstring(source.tree) or "", source.text.splitlines()
+    if not VERSIONS.search(docstring):
+        yield f"{source.path}: the docstring names no version of torch that its private API was tried on"
+    for at, name in uses:
+        told = docstring + lines[at - 1].partition("#")[2]
+        if not any(part in told for part in (name.rpartition(".")[2], *re.findall(r"\b_\w+", name))):
+            yield f"{source.path}:{at}: no word on why {name} is used"
 
 
 def undocumented(source: Source) -> Iterator[str]:
@@ -222,23 +156,18 @@ def undocumented(source: Source) -> Iterator[str]:
 
 
 RULES = (
-    long_files,
+    long_demos,
     long_functions,
     deep_nesting,
     vague_names,
     bare_excepts,
     unfinished,
     wrong_imports,
+    borrowed_privates,
     private_torch,
     undocumented,
 )
 Rule = Callable[[Source], Iterator[str]]
-
-
-def sources() -> Iterator[Source]:
-    """Every Python file of the project."""
-    for path in (path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))):
-        yield Source(path.relative_to(ROOT).as_posix(), path.read_text("utf-8"))
 
 
 def test_sources_keep_the_rules() -> None:
@@ -252,6 +181,7 @@ def test_tests_are_no_package() -> None:
 
 
 DOC = '"""A."""\n'
+TRIED, UNTRIED = '"""Reads ``torch._a``, tried on 2.13."""\n', '"""Reads ``torch._a``."""\n'
 LINES = "    x = 1\n"
 
 
@@ -262,8 +192,7 @@ def nested(levels: int) -> str:
 
 
 MUTANTS: tuple[tuple[Rule, str, str, str], ...] = (
-    (long_files, "compiler/a.py", "\n" * 300, "\n" * 301),
-    (long_files, "demos/a.py", "\n" * 99, "\n" * 100),
+    (long_demos, "demos/a.py", "\n" * 99, "\n" * 100),
     (
         long_functions,
         "tests/a.py",
@@ -274,14 +203,14 @@ MUTANTS: tuple[tuple[Rule, str, str, str], ...] = (
     (vague_names, "tests/manage.py", "def helped(): ...\n", "class TapeManager: ...\n"),
     (bare_excepts, "tests/a.py", "try: ...\nexcept OSError: ...\n", "try: ...\nexcept: ...\n"),
     (unfinished, "tests/a.py", "x = 'TODO'\n", "x = 1  # TODO: more\n"),
-    (wrong_imports, "compiler/a.py", "from reroll import program\n", "from reroll import passes\n"),
-    (wrong_imports, "compiler/a.py", "import reroll.cost\n", "def f():\n    import reroll.backends.cpu\n"),
-    (wrong_imports, "compiler/__init__.py", "def f():\n    import reroll.passes\n", "import reroll.passes\n"),
-    (wrong_imports, "passes/a.py", "import reroll.passes.b\n", "from reroll.backends import cpu\n"),
     (wrong_imports, "tests/a.py", "import reroll\n", "import compiler.program\n"),
     (wrong_imports, "passes/a.py", "from reroll.passes import b\n", "from . import b\n"),
+    (borrowed_privates, "passes/a.py", "from reroll.graph import a\n", "from reroll.graph.a import _b\n"),
     (private_torch, "passes/a.py", f"{DOC}import torch.fx\n", "from torch.utils import _pytree\n"),
     (private_torch, "passes/a.py", "import torch.__future__\n", "import torch\ntorch._assert(True, '')\n"),
+    (private_torch, "passes/a.py", "x.version\n", "x._version\n"),
+    (private_torch, "backends/dynamo/a.py", f"{TRIED}import torch._a\n", f"{UNTRIED}import torch._a\n"),
+    (private_torch, "backends/dynamo/a.py", f"{TRIED}import torch._a\n", f"{TRIED}import torch._b\n"),
     (undocumented, "passes/a.py", f"{DOC}def _f(): ...\n", f"{DOC}def f(): ...\n"),
 )
 

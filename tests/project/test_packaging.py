@@ -68,7 +68,7 @@ def test_wheel_declares_the_backend_and_the_licence(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         info = f"reroll-{PROJECT['project']['version']}.dist-info"
         declared = archive.read(f"{info}/entry_points.txt").decode()
-        assert "[torch_dynamo_backends]\nreroll = reroll.backends.dynamo.entry:reroll\n" in declared
+        assert "[torch_dynamo_backends]\nreroll = reroll.backends.dynamo:reroll\n" in declared
         assert "Apache License" in archive.read(f"{info}/licenses/LICENSE").decode()
 
 

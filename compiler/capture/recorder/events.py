@@ -29,7 +29,7 @@ from reroll.capture.recorder.identity import Same, fingerprint
 from reroll.capture.steps.runs import Item, longest, slopes
 from reroll.errors import UnsupportedError
 from reroll.graph.names import LABEL
-from reroll.graph.private import any_autocast, applied_functions, autocast_dtypes
+from reroll.graph.private import any_autocast, applied_functions, autocast_dtypes, base_of
 
 Numbers = tuple[int | float, ...]
 Sink = Callable[[tuple[Any, ...], Numbers], None]
@@ -285,7 +285,7 @@ class History:
 
     def made(self, value: Tensor, known: weakref.ref[Tensor]) -> None:
         """A tensor that an operation gave."""
-        base = value._base
+        base = base_of(value)
         if base is not None:
             if id(base) not in self.foreign:
                 self.views.setdefault(id(base), []).append(known)
@@ -307,4 +307,4 @@ class History:
 
 
 def _has_history(value: Tensor) -> bool:
-    return type(value) is Tensor and not value.is_leaf and value._base is None and value.layout == torch.strided
+    return type(value) is Tensor and not value.is_leaf and base_of(value) is None and value.layout == torch.strided

@@ -31,6 +31,7 @@ from reroll.graph.private import (
     map_aggregate,
     set_grad_enabled,
     storage_id,
+    version_of,
 )
 
 _NUMBERS = (int, float, bool, str, complex, type(None), type(...))
@@ -149,7 +150,7 @@ class GraphRecorder(TorchFunctionMode):
         updated = [operand(node, place) for place in updated_places(node)]
         self._check_updates(updated, node)
         operands = [leaf.meta["example_value"] for leaf in _tensors_among(node.all_input_nodes)]
-        before = [(value, value._version) for value in operands if not value.is_inference()]
+        before = [(value, version_of(value)) for value in operands if not value.is_inference()]
         self.calling = True
         try:
             result = run()
@@ -163,7 +164,7 @@ class GraphRecorder(TorchFunctionMode):
             return result
         memory = {storage_id(leaf.meta["example_value"]) for leaf in updated}
         for value, version in before:
-            if value._version != version and storage_id(value) not in memory:
+            if version_of(value) != version and storage_id(value) not in memory:
                 self._refuse(f"{node.target} updates an operand in place, which cannot be seen from outside")
         if result is not None or not (updated or call.target is set_grad_enabled):
             self._bind(result, node)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.backends.dynamo.entry import reroll
+from reroll.backends.dynamo import reroll
 from reroll.errors import RerollError
 
 Run = Callable[..., Any]

@@ -1,4 +1,4 @@
-"""Exact counts of schedules, made apart from this project (tests/data)."""
+"""Exact counts of schedules, made apart from this project (tests/support/data)."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import json
 from pathlib import Path
 from typing import Any
 
-DATA = Path(__file__).resolve().parents[2] / "data"
+DATA = Path(__file__).resolve().parents[1] / "data"
 ORACLE: dict[str, Any] = json.loads((DATA / "schedule_counts.json").read_text())
