@@ -23,7 +23,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/build/inductor
 
-.PHONY: help setup test lint style types demo bench clean distclean
+.PHONY: help setup test quick lint style types house demo bench clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -45,18 +45,28 @@ $(STAMP): pyproject.toml
 test: lint  ## lint, check types, run all tests
 	$(PY) -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
+# The rules of the house, and what needs no compiled model: everything about numbers, graphs and programs.
+QUICK := tests/project/test_house.py tests/project/test_order.py tests/project/test_rooms.py \
+	tests/schedules tests/program tests/planning tests/passes tests/report tests/segment tests/backends/codecs
+
+quick: $(STAMP)  ## a part of the tests, under two minutes: for daily work
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not inductor" $(QUICK) $(ARGS)
+
 lint: style types  ## ruff and mypy --strict
 
-style: $(STAMP)
+style: $(STAMP)  ## ruff: rules and format
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
 # mypy sees neither the folders under their import names nor an editable install. It gets a tree of links that has the
 # shape of the wheel, made anew each time, so that a new file is never missed.
-types: $(STAMP)
+types: $(STAMP)  ## mypy --strict
 	@rm -rf build/lint && mkdir -p build/lint/reroll
 	@cd build/lint/reroll && ln -s ../../../compiler/* ../../../passes ../../../backends .
 	$(PY) -m mypy build/lint/reroll $(TYPED)
+
+house: $(STAMP)  ## a table of long files and functions, many imports and parameters
+	@PYTHONPATH=tests/support/project $(PY) tests/support/project/house_table.py
 
 demo: $(STAMP)  ## train a spiking network on handwritten digits
 	$(PY) demos/digits.py $(ARGS)
