@@ -21,8 +21,8 @@ class Routes:
 
     ``carries``: for each carry the number of its gradient, or None. ``slices`` and ``items``: (number, per-step input),
     of a list of items its offset from the segment's first step too. ``constants``: (number, operand). ``products``:
-    (operand, product), gradients that are given by their factors. ``sources``: for each result the outputs from which
-    autograd reaches it, and the operands that it may be a gradient of, whichever steps the segment runs.
+    (operand, product), gradients that are given by their factors. ``reached``: for each carry the outputs from which
+    autograd reaches it, ``sources``: the same of each input, by the operands that are read there at any step.
     """
 
     carries: tuple[int | None, ...]
@@ -30,7 +30,8 @@ class Routes:
     items: tuple[tuple[int, Items, int], ...]
     constants: tuple[tuple[int, int], ...]
     products: tuple[tuple[int, Product], ...]
-    sources: tuple[tuple[frozenset[int], tuple[int, ...]], ...]
+    reached: tuple[frozenset[int], ...]
+    sources: Mapping[tuple[int, ...], frozenset[int]]
 
     @classmethod
     def of(cls, segment: Segment, recurrence: Recurrence) -> Routes:
@@ -38,14 +39,18 @@ class Routes:
         slots = recurrence.slots(segment.steps)
         given = {place: number for number, place in enumerate(segment.inputs) if number not in segment.products}
         xs = [(given[at], x, offset) for places, x in slots.xs for offset, at in enumerate(places) if at in given]
-        read = [slots.operands[place] for place in segment.inputs]
+        ends = dict(zip(segment.inputs, segment.reaches, strict=True))
+        sources = dict[tuple[int, ...], frozenset[int]]()
+        for place, outputs in ends.items():
+            sources[slots.operands[place]] = sources.get(slots.operands[place], frozenset()) | outputs
         return cls(
             carries=tuple(given.get(place) for place in slots.carries),
             slices=tuple((number, x) for number, x, _ in xs if isinstance(x, Slices)),
             items=tuple((number, x, offset) for number, x, offset in xs if isinstance(x, Items)),
             constants=tuple((given[place], slots.operands[place][0]) for place in slots.constants if place in given),
-            products=tuple((read[number][0], each) for number, each in segment.products.items()),
-            sources=tuple(zip(segment.reaches, read, strict=True)),
+            products=tuple((slots.operands[segment.inputs[n]][0], each) for n, each in segment.products.items()),
+            reached=tuple(ends.get(place, frozenset()) for place in slots.carries),
+            sources=sources,
         )
 
     def live_operands(self, grads: Sequence[Tensor | None]) -> set[int]:
@@ -53,10 +58,9 @@ class Routes:
         outputs = {index for index, grad in enumerate(grads) if grad is not None}
         grown = True
         while grown:  # a carry that is reached is an output of the segment before
-            reached = {number for number, (ends, _) in enumerate(self.sources) if ends & outputs}
-            carried = {carry for carry, number in enumerate(self.carries) if number in reached}
+            carried = {carry for carry, ends in enumerate(self.reached) if ends & outputs}
             grown, outputs = not carried <= outputs, outputs | carried
-        return {operand for number in reached for operand in self.sources[number][1]}
+        return {operand for operands, ends in self.sources.items() if ends & outputs for operand in operands}
 
 
 class Gradients:

@@ -55,7 +55,7 @@ def test_every_kind_of_input_has_its_route() -> None:
     assert made.items == ((3, LIST, 0), (4, LIST, 1))
     assert made.constants == ((5, WEIGHT),)
     assert made.products == ()
-    assert [read for _, read in made.sources] == [(0,), (1,), (SEQUENCE,), ITEMS, ITEMS, (WEIGHT,)]
+    assert list(made.sources) == [(0,), (1,), (SEQUENCE,), ITEMS, (WEIGHT,)]
 
 
 @pytest.mark.parametrize(
