@@ -43,6 +43,21 @@ class Numbers:
 PerStep = Slices | Items | Numbers
 
 
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """The places of the inputs of a segment of ``steps`` steps: carries, then what its steps read, then constants.
+
+    ``xs``: the places of each per-step input, and the input: one place, but of ``Items`` one for each step.
+    ``operands``: for each place those that are read there, at whichever steps the segment runs; none for numbers.
+    """
+
+    steps: int
+    carries: range
+    xs: tuple[tuple[range, PerStep], ...]
+    constants: range
+    operands: tuple[tuple[int, ...], ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Recurrence:
     """``steps`` runs of ``step``: ``(carry..., xs..., constants...) -> (carry'..., ys...)``.
@@ -79,9 +94,28 @@ class Recurrence:
         """Operands whose layout may differ from their examples': sequences, if the segments serve any length."""
         return frozenset(x.operand for x in self.xs if isinstance(x, Slices)) if self.any_length else frozenset()
 
+    @property
+    def inputs(self) -> tuple[list[fx.Node], list[fx.Node], list[fx.Node]]:
+        """The placeholders of the step: of its carries, of what it reads at each step, of its constants."""
+        nodes, slots = self.step.graph.find_nodes(op="placeholder"), self.slots(1)
+        xs, constants = slots.carries.stop, slots.constants.start
+        return nodes[:xs], nodes[xs:constants], nodes[constants:]
+
+    def slots(self, steps: int) -> Slots:
+        """The places of the inputs of a segment of some steps; of the step itself, for one."""
+        carries, xs = range(len(self.carries)), list[tuple[range, PerStep]]()
+        operands: list[tuple[int, ...]] = [(i,) for i in carries]
+        for x in self.xs:
+            read = x.operands if isinstance(x, Items) else (x.operand,) if isinstance(x, Slices) else ()
+            places = range(len(operands), len(operands) + (steps if isinstance(x, Items) else 1))
+            xs.append((places, x))
+            operands += [read] * len(places)
+        constants = range(len(operands), len(operands) + len(self.constants))
+        return Slots(steps, carries, tuple(xs), constants, (*operands, *((i,) for i in self.constants)))
+
     def describe(self) -> str:
         """One line: the step, its length, and where it comes from."""
-        calls = sum(node.op.startswith("call") for node in self.step.graph.nodes)
+        calls = len([node for node in self.step.graph.nodes if node.op.startswith("call")])
         size = f"{self.steps} steps of {calls} operations, {len(self.carries)} carried values"
         return f"{self.name}: {size}, at {self.where}"
 

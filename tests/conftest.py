@@ -60,8 +60,8 @@ def _no_races(monkeypatch: pytest.MonkeyPatch) -> None:
     """Play every program that moves carries on a simulated device too, and look for races, if it is of a usual size."""
     made = Executable.of
 
-    def checked(*args: Any) -> Executable:
-        executable = made(*args)
+    def checked(*args: Any, **kwargs: Any) -> Executable:
+        executable = made(*args, **kwargs)
         if executable.tiers and executable.recurrence.steps <= MOST_STEPS:
             check_races(executable)
         return executable

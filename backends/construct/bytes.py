@@ -11,7 +11,7 @@ from reroll.backends.inductor.lower import Segment
 from reroll.backends.inductor.wrapper import wrapper_peak
 from reroll.graph.memory import graph_peak, origin, storage_nbytes
 from reroll.program.memory import SegmentBytes
-from reroll.recurrence import Items, Recurrence, Slices
+from reroll.recurrence import Recurrence, Slots
 
 
 def footprint(segment: Segment, carries: int, once: int) -> SegmentBytes:
@@ -78,12 +78,10 @@ def turned_gradients(segment: Segment, recurrence: Recurrence) -> int:
     if segment.backward_graph is None:
         return 0
     results: Any = segment.backward_graph.graph.output_node().args[0]
-    inputs = segment.forward_graph.graph.find_nodes(op="placeholder")
-    first = len(inputs) - sum(map(len, segment.given_forward)) - len(recurrence.constants)
-    found = 0
+    slots, found = recurrence.slots(segment.steps), 0
     for number, (place, result) in enumerate(zip(segment.inputs, results, strict=False)):
-        if place >= first:
-            like, product = recurrence.examples[recurrence.constants[place - first]], segment.products.get(number)
+        if place in slots.constants:
+            like, product = recurrence.examples[slots.operands[place][0]], segment.products.get(number)
             made = product.zeros(like) if product else like if result is None else result.meta["val"]
             found += like.nbytes if made.stride() != like.stride() else 0
     return found
@@ -91,28 +89,21 @@ def turned_gradients(segment: Segment, recurrence: Recurrence) -> int:
 
 def operand_gradients(segment: Segment, recurrence: Recurrence) -> int:
     """Bytes of the gradients that are added up over the steps, for constants and the operands of per-step inputs."""
-    operands: set[int] = set()
-    at = len(recurrence.carries)
-    for x in recurrence.xs:
-        if isinstance(x, Slices) and at in segment.inputs:
-            operands.add(x.operand)
-        elif isinstance(x, Items) and any(at + k in segment.inputs for k in range(segment.steps)):
-            operands.update(x.operands)
-        at += segment.steps if isinstance(x, Items) else 1
-    operands.update(n for place, n in enumerate(recurrence.constants) if at + place in segment.inputs)
-    return sum(recurrence.examples[operand].nbytes for operand in operands)
+    slots = recurrence.slots(segment.steps)
+    added = [slots.operands[place] for place in segment.inputs if place not in slots.carries]
+    return sum(recurrence.examples[operand].nbytes for operand in {operand for each in added for operand in each})
 
 
 def recorded(segments: Iterable[Segment], recurrence: Recurrence) -> int:
     """Bytes at most that recordings of segments hold: copies of the constants, and for each segment its results and
     inputs of its own. What goes from its forward to its backward is there once."""
     constants = sum(recurrence.examples[i].nbytes for i in recurrence.constants)
-    return constants + sum(_recorded(segment, len(recurrence.constants)) for segment in segments)
+    return constants + sum(_recorded(segment, recurrence.slots(segment.steps)) for segment in segments)
 
 
-def _recorded(segment: Segment, constants: int) -> int:
+def _recorded(segment: Segment, slots: Slots) -> int:
     inputs = segment.forward_graph.graph.find_nodes(op="placeholder")
-    own = inputs[: len(inputs) - sum(map(len, segment.given_forward)) - constants]
+    own = inputs[: slots.constants.start]
     results: Any = segment.forward_graph.graph.output_node().args[0]
     nbytes = _bytes_of(own) + _bytes_of({origin(node) for node in results} - set(inputs))
     if segment.backward_graph is None:

@@ -5,7 +5,7 @@ Whether what ``keep`` and ``recompute`` name is there is looked for in all loops
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from reroll.backends.inductor.event_counts import Watch
 from reroll.backends.inductor.lower import Segment, has_vectors, lower, prepare, replays
 from reroll.backends.processes.together import groups_of
 from reroll.backends.progress import progress
+from reroll.backends.runtime.executable import Compiled
 from reroll.backends.runtime.recordings import Graphs
 from reroll.backends.tiers.device import background_of, home_of
 from reroll.graph.editing import module_content
@@ -56,20 +57,16 @@ def results_of(segment: Segment, recurrence: Recurrence) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernels:
-    """The compiled segments of a recurrence, the longest first, and what was proved of its carry.
+    """The compiled segments of a recurrence, and what was proved of its carry.
 
-    ``replay``: their backwards repeat products from what is kept of spikes. ``watch`` counts their event products;
-    ``once`` makes what they need once per call; ``graphs`` records them, where a device can do that.
+    ``traced``: the longest segment. ``replay``: backwards repeat products from what is kept of spikes.
     """
 
     traced: Traced
-    segments: Mapping[int, Segment]
+    compiled: Compiled
     facts: tuple[Fact, ...]
     step: fx.GraphModule
     replay: bool
-    watch: Watch
-    once: Once
-    graphs: Graphs
 
     @property
     def random(self) -> bool:
@@ -106,7 +103,8 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
     recordable = options.cuda_graphs and not groups_of(recurrence.step)  # collectives are launched one by one
     device = background_of(recurrence.examples) if recordable else None
     graphs = Graphs(device, recurrence.where, traced[lengths[0]].random)
-    return Kernels(traced[lengths[0]], segments, facts, recurrence.step, replay, watch, once, graphs)
+    compiled = Compiled(segments, watch, once, graphs)
+    return Kernels(traced[lengths[0]], compiled, facts, recurrence.step, replay)
 
 
 def _replays(traced: Traced, options: Options, policy: Policy) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from reroll.backends.construct.bytes import carry_gradients, footprint, output_gradients, recorded, turned_gradients
 from reroll.backends.construct.kernels import Kernels, passes_of, results_of, store_all_root
 from reroll.backends.construct.timing import with_transfers
-from reroll.backends.runtime.executable import Executable
+from reroll.backends.runtime.executable import Compiled, Executable
 from reroll.backends.runtime.recordings import Graphs
 from reroll.backends.runtime.values import expected_nbytes
 from reroll.backends.tiers.device import home_of
@@ -71,7 +71,7 @@ class Built:
 
     def results(self) -> tuple[Tensor, ...]:
         """Examples of what the recurrence gives."""
-        return results_of(self.executable.segments[self.choice.segment], self.executable.recurrence)
+        return results_of(self.executable.compiled.segments[self.choice.segment], self.executable.recurrence)
 
 
 def plan(
@@ -82,21 +82,27 @@ def plan(
     Segments are recorded, where that can be, if what recordings hold leaves enough of a budget. earlier: a plan with
     the same kernels, of which what was measured is taken; then nothing is allocated.
     """
-    if kernels.graphs.device is None:
-        return _plan(kernels, recurrence, options, beside, earlier, kernels.graphs)
+    compiled = kernels.compiled
+    if compiled.graphs.device is None:
+        return _plan(kernels, recurrence, options, beside, earlier, compiled)
     try:
-        return _plan(kernels, recurrence, options, beside, earlier, kernels.graphs)
+        return _plan(kernels, recurrence, options, beside, earlier, compiled)
     except BudgetError:
-        return _plan(kernels, recurrence, options, beside, earlier, Graphs(None))
+        return _plan(kernels, recurrence, options, beside, earlier, replace(compiled, graphs=Graphs(None)))
 
 
 def _plan(
-    kernels: Kernels, recurrence: Recurrence, options: Options, beside: Beside, earlier: Built | None, graphs: Graphs
+    kernels: Kernels,
+    recurrence: Recurrence,
+    options: Options,
+    beside: Beside,
+    earlier: Built | None,
+    compiled: Compiled,
 ) -> Built:
     length = kernels.traced.steps
     recurrence = replace(recurrence, step=kernels.step, random=recurrence.random or kernels.random)
-    alike = earlier is not None and earlier.executable.graphs.device is graphs.device
-    needs = earlier.needs if earlier and alike else _needs(kernels, recurrence, graphs)
+    alike = earlier is not None and earlier.executable.compiled.graphs.device is compiled.graphs.device
+    needs = earlier.needs if earlier and alike else _needs(kernels, recurrence, compiled)
     context = Context(store_all_root(recurrence, length), recurrence, codec=options.codec, facts=kernels.facts)
 
     @lru_cache(maxsize=1)  # the last candidate is the one that is chosen
@@ -123,18 +129,14 @@ def _plan(
         usual = run(DEFAULT_PASSES, store_all(choice.steps, choice.segment), context)
         _warn_of_passes(own, choice, tally, count(usual, needs.sizes))
     tiers = _tiers(program, tally, options)
-    executable = Executable.of(
-        recurrence, program, kernels.segments, tiers, options.verify, kernels.watch, kernels.once, graphs
-    )
+    executable = Executable.of(recurrence, program, compiled, tiers=tiers, verify=options.verify)
     return Built(executable, kernels, choice, context, tally, needs, prediction, options, beside)
 
 
 def _moving(kernels: Kernels, recurrence: Recurrence, options: Options, problem: Problem) -> Problem:
     """The problem with what it costs to move carries."""
     program = store_all(problem.steps, problem.segment)
-    executable = Executable.of(
-        recurrence, program, kernels.segments, {}, False, kernels.watch, kernels.once, kernels.graphs
-    )
+    executable = Executable.of(recurrence, program, kernels.compiled)
     return with_transfers(problem, executable, options.spill_folder)
 
 
@@ -165,14 +167,14 @@ def cost(program: Program, needs: Needs) -> tuple[Tally, Prediction]:
     return tally, predict(program, tally, needs)
 
 
-def _needs(kernels: Kernels, recurrence: Recurrence, graphs: Graphs) -> Needs:
+def _needs(kernels: Kernels, recurrence: Recurrence, compiled: Compiled) -> Needs:
     """Bytes of carries and tapes as they are kept, and of what the segments and their recordings need besides."""
-    traced, segments = kernels.traced, kernels.segments
+    traced, segments, once = kernels.traced, compiled.segments, compiled.once.nbytes
     values, length = traced.results[: traced.carries], traced.steps
     plain = sum(value.numel() * value.element_size() for value in values)
-    held = kernels.once.nbytes + turned_gradients(segments[length], recurrence)
-    if graphs.device is not None:
-        held += kernels.once.nbytes + recorded(segments.values(), recurrence)
+    held = once + turned_gradients(segments[length], recurrence)
+    if compiled.graphs.device is not None:
+        held += once + recorded(segments.values(), recurrence)
     footprints = {k: footprint(each, traced.carries, held) for k, each in segments.items()}
 
     def packed(codec: tuple[str, ...]) -> int:

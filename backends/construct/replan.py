@@ -100,8 +100,8 @@ class Plans:
         self.built = tuple(taken.get(each.name, each) for each in self.built)
         for each in found:
             self.modules[each.name].executable = each.executable
-            if each.executable.graphs.device is None:
-                each.kernels.graphs.forget()
+            if each.executable.compiled.graphs.device is None:
+                each.kernels.compiled.graphs.forget()
 
 
 def _planned(built: Built, budget: int) -> Built:

@@ -83,7 +83,7 @@ def fitting_all(
         results = {}
         for kernels, each in pairs:
             length = segment_lengths(each, options)[0]
-            results[each.name] = results_of(kernels(length).segments[length], each)
+            results[each.name] = results_of(kernels(length).compiled.segments[length], each)
         shares = beside(results)
     if options.automatic_budget and pairs and torch.is_grad_enabled():  # else nothing is kept, whatever the plan
         shares = replace(shares, budget=automatic_budget(recurrences[0]))

@@ -42,7 +42,7 @@ def segment_seconds(executable: Executable) -> dict[int, SegmentSeconds]:
         )
     with torch.no_grad(), random_numbers_kept():
         try:
-            return {steps: _seconds(executable, segment) for steps, segment in executable.segments.items()}
+            return {steps: _seconds(executable, segment) for steps, segment in executable.compiled.segments.items()}
         except (RuntimeError, ValueError, IndexError) as error:
             if is_shortage(error):
                 raise
@@ -58,10 +58,9 @@ def _seconds(executable: Executable, segment: Segment) -> SegmentSeconds:
     recurrence = executable.recurrence
     operands = [_made(like) if i in recurrence.constants else None for i, like in enumerate(recurrence.examples)]
     constants: list[Any] = [operands[i] for i in recurrence.constants]
-    once, counts = executable.once.values(constants), executable.watch.rows
+    once, counts = executable.compiled.once.values(constants), executable.compiled.watch.rows
     inputs = segment.forward_graph.graph.find_nodes(op="placeholder")
-    given = sum(map(len, segment.given_forward))
-    own = [_made(node.meta["val"]) for node in inputs[: len(inputs) - given - len(constants)]]
+    own = [_made(node.meta["val"]) for node in inputs[: recurrence.slots(segment.steps).constants.start]]
     last = [*counts(segment.given_forward.counts), *(once[place] for place in segment.given_forward.once)]
     last_of_backward = [*counts(segment.given_backward.counts), *(once[place] for place in segment.given_backward.once)]
 
@@ -102,7 +101,7 @@ def clocked(executable: Executable, tally: Tally) -> dict[int, SegmentSeconds]:
     found, clock = segment_seconds(executable), executable.clock
     if clock.forward is None or clock.backward is None or background_of(executable.recurrence.examples):
         return found  # the clock does not wait for a device
-    steps, lengths = executable.recurrence.steps, executable.segments
+    steps, lengths = executable.recurrence.steps, executable.compiled.segments
     ahead = sum(found[length].forward * count for length, count in pieces(steps, lengths))
     back = sum(found[length].backward * count for length, count in pieces(steps, lengths))
     slower = clock.forward / ahead if ahead else 1.0

@@ -79,7 +79,7 @@ def _alternative(built: Built, choice: Choice, tally: Tally, peak: int, costs: C
 
 def _seconds(built: Built, tally: Tally, costs: Costs) -> float:
     """Of all runs, backwards and transfers, one after another."""
-    steps, lengths = built.executable.recurrence.steps, built.executable.segments
+    steps, lengths = built.executable.recurrence.steps, built.executable.compiled.segments
     ahead = sum(costs.of(length).forward * count for length, count in pieces(steps, lengths))
     back = sum(costs.of(length).backward * count for length, count in pieces(steps, lengths))
     moved = 0.0

@@ -99,7 +99,7 @@ def _costs_or_why_not(built: Built) -> Costs | str:
 
 
 def _loop(built: Built, around: int, costs: Costs | str) -> Loop:
-    executable, segment = built.executable, built.executable.segments[built.choice.segment]
+    executable, segment = built.executable, built.executable.compiled.segments[built.choice.segment]
     recurrence, width = executable.recurrence, len(executable.recurrence.carries)
     facts = built.program.facts or tuple(Fact() for _ in recurrence.carries)
     coded = bool(built.program.facts)
@@ -128,7 +128,7 @@ def _loop(built: Built, around: int, costs: Costs | str) -> Loop:
         measured_seconds=None if background_of(recurrence.examples) else executable.clock.seconds,
         lowering=built.options.lowering,
         kept=(ledger.carries, ledger.plain_nbytes, ledger.kept_nbytes),
-        events=executable.watch.lines,
+        events=executable.compiled.watch.lines,
         taped=segment.tape,
         gradient_error=ledger.gradient_error,
         prefetched="prefetch" in passes_of(built.options) and built.choice.ahead,

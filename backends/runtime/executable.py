@@ -18,9 +18,10 @@ from reroll.backends.runtime.gradients import Routes
 from reroll.backends.runtime.recordings import Graphs
 from reroll.backends.runtime.values import Ledger
 from reroll.backends.tiers.tier import Tier
+from reroll.graph.memory import last_uses
 from reroll.program.program import Node, Program, backward, pieces, reverse, tape, turn
 from reroll.program.writing import RUNS
-from reroll.recurrence import Items, Numbers, Recurrence
+from reroll.recurrence import Recurrence
 from reroll.segment.invariants import Once
 
 
@@ -49,6 +50,40 @@ class PartInstructions:
         return cls(carry, grad, _instructions(graph), result)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ProgramInstructions:
+    """A program as it is played: its halves, its parts, and the tapes that pass right on to their backward."""
+
+    forward: tuple[Instruction, ...]
+    backward: tuple[Instruction, ...]
+    parts: Mapping[str, PartInstructions]
+    passing: frozenset[Node]
+
+    @classmethod
+    def of(cls, program: Program, segments: Mapping[int, Segment]) -> ProgramInstructions:
+        """Split a program at its turn, and note where values die, and which tapes pass right on."""
+        whole = _instructions(program.graph)
+        at = next(i for i, each in enumerate(whole) if each.node.target is turn)
+        forward, backward = whole[: at + 1], whole[at + 1 :]
+        parts = {name: PartInstructions.of(part.graph) for name, part in program.parts.items()}
+        runs = (forward, backward, *(part.instructions for part in parts.values()))
+        return cls(forward, backward, parts, frozenset(node for each in runs for node in _passing(each, segments)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Compiled:
+    """The compiled segments of a recurrence by their length, the longest first, and what they share.
+
+    ``watch`` counts their event products; ``once`` makes what they need once per call; ``graphs`` records them, where a
+    device can do that.
+    """
+
+    segments: Mapping[int, Segment]
+    watch: Watch
+    once: Once
+    graphs: Graphs
+
+
 @dataclass(slots=True)
 class Clock:
     """Wall seconds of the last call of a recurrence: of its forward while training, and of its backward."""
@@ -75,17 +110,11 @@ class Executable:
 
     recurrence: Recurrence
     program: Program
-    segments: Mapping[int, Segment]
+    compiled: Compiled
     routes: Mapping[int, Routes]
+    instructions: ProgramInstructions
     tiers: Mapping[str, Tier]
     verify: bool
-    watch: Watch
-    once: Once
-    forward: tuple[Instruction, ...]
-    backward: tuple[Instruction, ...]
-    parts: Mapping[str, PartInstructions]
-    graphs: Graphs
-    passing: frozenset[Node]
     together: Together | None = None
     ledger: Ledger = field(default_factory=Ledger)
     clock: Clock = field(default_factory=Clock)
@@ -95,42 +124,31 @@ class Executable:
         cls,
         recurrence: Recurrence,
         program: Program,
-        segments: Mapping[int, Segment],
-        tiers: Mapping[str, Tier],
-        verify: bool,
-        watch: Watch,
-        once: Once,
-        graphs: Graphs,
+        compiled: Compiled,
+        *,
+        tiers: Mapping[str, Tier] | None = None,
+        verify: bool = False,
     ) -> Executable:
-        """Split a program at its turn, and note where values die, and which tapes pass right on."""
-        instructions = _instructions(program.graph)
-        at = next(i for i, each in enumerate(instructions) if each.node.target is turn)
-        halves = instructions[: at + 1], instructions[at + 1 :]
-        routes = {steps: Routes.of(segment, recurrence) for steps, segment in segments.items()}
-        parts = {name: PartInstructions.of(part.graph) for name, part in program.parts.items()}
-        runs = (*halves, *(part.instructions for part in parts.values()))
-        passing = frozenset(node for each in runs for node in _passing(each, segments))
-        together = Together.of(recurrence, program, segments)
+        """A program of a recurrence with its compiled segments, and the ``tiers`` to which it moves carries.
+
+        ``verify``: carries that are reached again are compared.
+        """
+        segments = compiled.segments
         return cls(
-            recurrence,
-            program,
-            segments,
-            routes,
-            tiers,
-            verify,
-            watch,
-            once,
-            *halves,
-            parts,
-            graphs,
-            passing,
-            together,
+            recurrence=recurrence,
+            program=program,
+            compiled=compiled,
+            routes={steps: Routes.of(segment, recurrence) for steps, segment in segments.items()},
+            instructions=ProgramInstructions.of(program, segments),
+            tiers=tiers or {},
+            verify=verify,
+            together=Together.of(recurrence, program, segments),
         )
 
     def run_forward(self, segment: Segment, inputs: list[Tensor], lasting: bool) -> list[Tensor]:
         """Run a segment; with ``lasting`` its tape stays what it is while others run. Empties the list of inputs."""
         carried, outputs = len(self.recurrence.carries), segment.outputs
-        return self.graphs.play(
+        return self.compiled.graphs.play(
             (segment.steps, "forward"), segment.forward, inputs, lambda n: n < carried or (lasting and n >= outputs)
         )
 
@@ -139,37 +157,29 @@ class Executable:
         if segment.backward is None:
             raise AssertionError("a segment through which no gradient goes is not reversed")
         forward, routes = (segment.steps, "forward"), self.routes[segment.steps]
-        return self.graphs.play(
+        return self.compiled.graphs.play(
             (segment.steps, "backward"),
             segment.backward,
             inputs,
             routes.carries.__contains__,
-            lambda: self.graphs.results(forward)[segment.outputs :],
+            lambda: self.compiled.graphs.results(forward)[segment.outputs :],
         )
 
     def lengths(self, start: int, stop: int) -> list[int]:
         """The lengths of the segments of a range of steps."""
-        return [length for length, count in pieces(stop - start, self.segments) for _ in range(count)]
+        return [length for length, count in pieces(stop - start, self.compiled.segments) for _ in range(count)]
 
     def empty_outputs(self) -> list[Tensor]:
         """Buffers for the stacked outputs, of the shapes that the first segment gives."""
-        segment, carried = next(iter(self.segments.values())), len(self.recurrence.carries)
+        segment, carried = next(iter(self.compiled.segments.values())), len(self.recurrence.carries)
         rows = segment.output_examples[carried:]
         sizes = ((self.recurrence.steps, *like.shape[1:]) for like in rows)
         return [torch.empty(size, dtype=like.dtype, device=like.device) for size, like in zip(sizes, rows, strict=True)]
 
 
 def _instructions(graph: fx.Graph) -> tuple[Instruction, ...]:
-    last: dict[Node, Node] = {}
-    nodes = [node for node in graph.nodes if node.op == "call_function"]
-    for node in nodes:
-        for source in node.all_input_nodes:
-            last[source] = node
-    dead: dict[Node, list[Node]] = {}
-    for source, user in last.items():
-        dead.setdefault(user, []).append(source)
-    unused = {node: (node,) for node in nodes if not node.users}
-    return tuple(Instruction(node, (*dead.get(node, ()), *unused.get(node, ()))) for node in nodes)
+    dead = last_uses(graph)
+    return tuple(Instruction(node, tuple(dead.get(node, ()))) for node in graph.nodes if node.op == "call_function")
 
 
 def _passing(instructions: Sequence[Instruction], segments: Mapping[int, Segment]) -> Iterator[Node]:
@@ -185,22 +195,3 @@ def _passing(instructions: Sequence[Instruction], segments: Mapping[int, Segment
 def _is_one_segment(node: Node, segments: Mapping[int, Segment]) -> bool:
     _, start, stop = cast(tuple[Node, int, int], node.args)
     return sum(count for _, count in pieces(stop - start, segments)) == 1
-
-
-def live_operands(executable: Executable, grads: Sequence[Tensor | None]) -> set[int]:
-    """Operands that the given gradients reach. The others get no gradient, as in eager, rather than one of zeros."""
-    recurrence, segment = executable.recurrence, executable.segments[executable.program.segment]
-    outputs = {index for index, grad in enumerate(grads) if grad is not None}
-    inputs: set[int] = set()
-    grown = True
-    while grown:
-        inputs = {i for i, outs in zip(segment.inputs, segment.reaches, strict=True) if outs & outputs}
-        carried = {i for i in inputs if i < len(recurrence.carries)}
-        grown, outputs = not carried <= outputs, outputs | carried
-    operands, at = {i for i in inputs if i < len(recurrence.carries)}, len(recurrence.carries)
-    for x in recurrence.xs:
-        width = segment.steps if isinstance(x, Items) else 1
-        if any(i in inputs for i in range(at, at + width)) and not isinstance(x, Numbers):
-            operands.update(x.operands if isinstance(x, Items) else [x.operand])
-        at += width
-    return operands | {operand for offset, operand in enumerate(recurrence.constants) if at + offset in inputs}

@@ -21,7 +21,8 @@ class Routes:
 
     ``carries``: for each carry the number of its gradient, or None. ``slices`` and ``items``: (number, per-step input),
     of a list of items its offset from the segment's first step too. ``constants``: (number, operand). ``products``:
-    (operand, product), gradients that are given by their factors.
+    (operand, product), gradients that are given by their factors. ``reached``: for each carry the outputs from which
+    autograd reaches it, ``sources``: the same of each input, by the operands that are read there at any step.
     """
 
     carries: tuple[int | None, ...]
@@ -29,23 +30,37 @@ class Routes:
     items: tuple[tuple[int, Items, int], ...]
     constants: tuple[tuple[int, int], ...]
     products: tuple[tuple[int, Product], ...]
+    reached: tuple[frozenset[int], ...]
+    sources: Mapping[tuple[int, ...], frozenset[int]]
 
     @classmethod
     def of(cls, segment: Segment, recurrence: Recurrence) -> Routes:
         """Those of a segment of a recurrence."""
-        number_of = {place: number for number, place in enumerate(segment.inputs)}
-        given = {place: n for place, n in number_of.items() if n not in segment.products}
-        slices, items, at = list[tuple[int, Slices]](), list[tuple[int, Items, int]](), len(recurrence.carries)
-        for x in recurrence.xs:
-            if isinstance(x, Slices):
-                slices += [(given[at], x)] if at in given else []
-            elif isinstance(x, Items):
-                items += [(given[at + k], x, k) for k in range(segment.steps) if at + k in given]
-            at += segment.steps if isinstance(x, Items) else 1
-        constants = [(given[at + k], n) for k, n in enumerate(recurrence.constants) if at + k in given]
-        products = [(recurrence.constants[segment.inputs[n] - at], each) for n, each in segment.products.items()]
-        carries = tuple(given.get(place) for place in range(len(recurrence.carries)))
-        return cls(carries, tuple(slices), tuple(items), tuple(constants), tuple(products))
+        slots = recurrence.slots(segment.steps)
+        given = {place: number for number, place in enumerate(segment.inputs) if number not in segment.products}
+        xs = [(given[at], x, offset) for places, x in slots.xs for offset, at in enumerate(places) if at in given]
+        ends = dict(zip(segment.inputs, segment.reaches, strict=True))
+        sources = dict[tuple[int, ...], frozenset[int]]()
+        for place, outputs in ends.items():
+            sources[slots.operands[place]] = sources.get(slots.operands[place], frozenset()) | outputs
+        return cls(
+            carries=tuple(given.get(place) for place in slots.carries),
+            slices=tuple((number, x) for number, x, _ in xs if isinstance(x, Slices)),
+            items=tuple((number, x, offset) for number, x, offset in xs if isinstance(x, Items)),
+            constants=tuple((given[place], slots.operands[place][0]) for place in slots.constants if place in given),
+            products=tuple((slots.operands[segment.inputs[n]][0], each) for n, each in segment.products.items()),
+            reached=tuple(ends.get(place, frozenset()) for place in slots.carries),
+            sources=sources,
+        )
+
+    def live_operands(self, grads: Sequence[Tensor | None]) -> set[int]:
+        """Operands that gradients of the outputs reach. The others get none, as in eager, rather than one of zeros."""
+        outputs = {index for index, grad in enumerate(grads) if grad is not None}
+        grown = True
+        while grown:  # a carry that is reached is an output of the segment before
+            carried = {carry for carry, ends in enumerate(self.reached) if ends & outputs}
+            grown, outputs = not carried <= outputs, outputs | carried
+        return {operand for operands, ends in self.sources.items() if ends & outputs for operand in operands}
 
 
 class Gradients:

@@ -155,7 +155,7 @@ class _Reversible(torch.autograd.Function):
         ctx.save_for_backward(*operands)
         results = (*last, *ys)
         ctx.mark_non_differentiable(
-            *(r for i, r in enumerate(results) if i not in next(iter(executable.segments.values())).tangents)
+            *(r for i, r in enumerate(results) if i not in next(iter(executable.compiled.segments.values())).tangents)
         )
         return results
 

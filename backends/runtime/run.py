@@ -25,10 +25,10 @@ from torch.autograd import profiler
 
 from reroll.backends.codecs.codec import Encoded, encode
 from reroll.backends.inductor.lower import Given, Segment
-from reroll.backends.runtime.executable import Executable, Instruction, live_operands
+from reroll.backends.runtime.executable import Executable, Instruction
 from reroll.backends.runtime.gradients import Gradients
 from reroll.backends.runtime.randomness import random_state, set_random_state
-from reroll.backends.runtime.values import Carry, Kept, Stored, Tape
+from reroll.backends.runtime.values import Carry, Kept, Reloaded, Stored, Tape
 from reroll.backends.runtime.witness import Witness
 from reroll.program.program import Node, advance, backward, offload, recompute, reload, reverse, save, tape, turn
 from reroll.program.writing import name_at
@@ -41,7 +41,11 @@ _UNSEEN = nullcontext()
 
 
 class Run:
-    """One call of a recurrence."""
+    """One call of a recurrence.
+
+    ``values`` of instructions: a ``Tape`` of a tape, a ``Kept`` carry of a save or a pick, a ``Stored`` block of an
+    offload, a ``Reloaded`` one of a reload, the gradients of a carry of a turn, a backward or a reverse.
+    """
 
     def __init__(self, executable: Executable, start: Start) -> None:
         self.executable, self.start = executable, start
@@ -67,11 +71,12 @@ class Run:
         initial = Carry(self.operands[: len(recurrence.carries)])
         placeholder = self.executable.program.graph.find_nodes(op="placeholder")[0]
         self.register = (placeholder, initial)
-        with self.executable.graphs.using(), self.executable.watch.counting(afresh=True):
+        compiled, instructions = self.executable.compiled, self.executable.instructions
+        with compiled.graphs.using(), compiled.watch.counting(afresh=True):
             self.fixed = self._fixed()
             if training:
                 with self.executable.clock.timing("forward"):
-                    for instruction in self.executable.forward:
+                    for instruction in instructions.forward:
                         self._play(instruction)
             else:
                 self.last = self._run(placeholder, 0, recurrence.steps, None)
@@ -86,41 +91,39 @@ class Run:
         carried = len(self.executable.recurrence.carries)
         run.output_grads = grads[carried:]
         here = random_state(self.operands) if self.executable.recurrence.random else None
-        graphs = self.executable.graphs
-        turned = self.executable.forward[-1].node
-        run.values[turned] = list(grads[:carried])
-        watch, clock = self.executable.watch, self.executable.clock
+        compiled, instructions, clock = self.executable.compiled, self.executable.instructions, self.executable.clock
+        run.values[instructions.forward[-1].node] = list(grads[:carried])
         try:
-            with graphs.using(), watch.counting(afresh=False), clock.timing("backward"):
+            with compiled.graphs.using(), compiled.watch.counting(afresh=False), clock.timing("backward"):
                 for tier in self.executable.tiers.values():
                     tier.settle()
                 run.fixed = self._fixed()
-                for instruction in self.executable.backward:
+                for instruction in instructions.backward:
                     run._play(instruction)
-            final = run.values[self.executable.backward[-1].node]
+            final = run.values[instructions.backward[-1].node]
         finally:
             run.values.clear()
             run.register, run.output_grads, run.fixed, run.origin = None, (), {}, 0
             if here is not None:
                 set_random_state(here)
-        alive = live_operands(self.executable, grads)
+        alive = self.executable.routes[self.executable.program.segment].live_operands(grads)
         found = [*final, *(run.grads.pop(i) for i in range(carried, len(self.operands)))]
         return [grad if operand in alive else None for operand, grad in enumerate(found)]
 
     def _fixed(self) -> Mapping[int, tuple[list[Tensor], list[Tensor]]]:
         """For each length of segments the last operands of its halves, the same for all: constants of the loop (given
         to the forward alone), rows to count in, and what is made of constants; it is not kept between the halves."""
-        graphs, counts = self.executable.graphs, self.executable.watch.rows
+        compiled, hold = self.executable.compiled, self.executable.compiled.graphs.hold
         constants = [self.operands[i] for i in self.executable.recurrence.constants]
-        once = graphs.hold("once", self.executable.once.values(constants))
-        constants = graphs.hold("constant", constants)
+        once = hold("once", compiled.once.values(constants))
+        constants = hold("constant", constants)
 
         def given(numbers: Given) -> list[Tensor]:
-            return [*counts(numbers.counts), *(once[place] for place in numbers.once)]
+            return [*compiled.watch.rows(numbers.counts), *(once[place] for place in numbers.once)]
 
         return {
             steps: ([*constants, *given(segment.given_forward)], given(segment.given_backward))
-            for steps, segment in self.executable.segments.items()
+            for steps, segment in compiled.segments.items()
         }
 
     def _fork(self) -> Run:
@@ -143,7 +146,7 @@ class Run:
     def _reverse(self, instruction: Instruction) -> None:
         """Play a part. Steps are counted from its start, and what nobody needs afterwards it holds alone."""
         source, grad, name, at = cast(tuple[Any, ...], instruction.node.args)
-        part = self.executable.parts[name]
+        part = self.executable.instructions.parts[name]
         self.values[part.carry], self.values[part.grad] = self.values[source], self.values[grad]
         for dead in instruction.dead:
             self.values.pop(dead, None)
@@ -159,7 +162,7 @@ class Run:
         self.register = (node, self._run(source, start, stop, None))
 
     def _tape(self, node: Node, source: Node, start: int, stop: int) -> Tape:
-        taped = Tape(passing=node in self.executable.passing)
+        taped = Tape(passing=node in self.executable.instructions.passing)
         self.register = (node, self._run(source, start, stop, taped))
         return taped
 
@@ -173,19 +176,20 @@ class Run:
         block = self.executable.tiers[tier].write(values)
         return Stored(block, len(carries[0].tensors), tuple(self._random(carry) for carry in carries))
 
-    def _reload(self, node: Node, source: Node) -> Stored:
+    def _reload(self, node: Node, source: Node) -> Reloaded:
         stored: Stored = self.values[source]
         stored.block.prefetch()
-        return stored
+        return Reloaded(stored)
 
     def _pick(self, node: Node, source: Node, index: int) -> Kept:
-        stored = self.values[source]
-        if isinstance(stored, Stored):
-            self.values[source] = stored = (stored.block.read(), stored.width, stored.randoms)
-        values, width, randoms = stored
-        kept = Kept(tuple(values[index * width : (index + 1) * width]), randoms[index])
-        if sum(user.args[1] == index for user in source.users) == 1:
-            values[index * width : (index + 1) * width] = [None] * width  # freed as soon as this carry is
+        block: Reloaded = self.values[source]
+        if block.source is not None:
+            self.values[source] = block = Reloaded(None, block.source.read())
+        kept = block.carries[index]
+        if kept is None:
+            raise AssertionError("a carry is picked after its last pick")
+        if len([user for user in source.users if user.args[1] == index]) == 1:
+            block.carries[index] = None  # freed as soon as this carry is
         return kept
 
     def _turn(self, node: Node, source: Node) -> None:
@@ -216,9 +220,10 @@ class Run:
         if carry.random is not None:
             set_random_state(carry.random)
         tensors, width, self.register = carry.tensors, len(carry.tensors), None
+        segments = self.executable.compiled.segments
         del carry
         for steps in self.executable.lengths(start, stop):
-            segment = self.executable.segments[steps]
+            segment = segments[steps]
             inputs = [*tensors, *step_inputs(self.executable.recurrence, self.operands, start, steps)]
             inputs += self.fixed[steps][0]
             del tensors
@@ -246,10 +251,11 @@ class Run:
     def _backward(self, node: Node, source: Node, grad: Node) -> list[Tensor | None]:
         taped: Tape = self.values[source]
         carried: list[Tensor | None] = list(self.values[grad])
-        segments = list(taped.segments) if self.keep else taped.segments
-        while segments:
-            start, steps, saved = segments.pop()
-            segment = self.executable.segments[steps]
+        pieces = list(taped.segments) if self.keep else taped.segments
+        segments = self.executable.compiled.segments
+        while pieces:
+            start, steps, saved = pieces.pop()
+            segment = segments[steps]
             if segment.backward is None:
                 return [None] * len(carried)
             tangents = self._tangents(segment, carried, start, steps)

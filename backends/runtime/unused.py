@@ -91,7 +91,7 @@ class Unused:
         if reached is None:
             return frozenset()
         recurrence, dead = executable.recurrence, set[int]()
-        for at, x in enumerate(recurrence.xs, len(recurrence.carries)):
+        for (at,), x in recurrence.slots(1).xs:
             if isinstance(x, Slices):
                 _tell(given[x.operand], x, at, reached)
             elif isinstance(x, Items):
@@ -139,7 +139,7 @@ def _tell(operand: Tensor, x: Slices, number: int, reached: Sequence[frozenset[i
 def _look(executable: Executable, plain: Sequence[Tensor], live: frozenset[int]) -> Look | None:
     """As ``look``; None if memory runs out. A step that torch cannot run by itself is taken for linear, and said."""
     recurrence = executable.recurrence
-    inputs = next(iter(executable.segments.values())).inputs
+    inputs = next(iter(executable.compiled.segments.values())).inputs
     try:
         return look(recurrence, inputs, plain, live)
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
@@ -151,7 +151,7 @@ def _look(executable: Executable, plain: Sequence[Tensor], live: frozenset[int])
             "say). If they do, let the loss use all outputs of the loop."
         )
         warnings.warn(text, RerollWarning, stacklevel=2)
-        return Look(False, frozenset(range(len(recurrence.carries) + len(recurrence.xs))))
+        return Look(False, frozenset(range(recurrence.slots(1).constants.start)))
 
 
 def _refusal(recurrence: Recurrence) -> str:
@@ -195,7 +195,7 @@ def look(
 ) -> Look:
     """Run a step by torch, on what the first one of a call reads and on normal numbers, and reverse it with and without
     zeros for the outputs that are not ``live``. ``differentiable``: which carries are, by number."""
-    changing = len(recurrence.carries) + len(recurrence.xs)
+    changing = recurrence.slots(1).constants.start
     with torch.enable_grad(), random_numbers_kept(), mode_of(recurrence):
         real = first_step(recurrence, operands)
         made = [torch.randn_like(value) if n < changing and _is_real(value) else value for n, value in enumerate(real)]
@@ -210,11 +210,9 @@ def _is_real(value: Any) -> bool:
 
 def _needing(recurrence: Recurrence, differentiable: Sequence[int]) -> list[bool]:
     """For each input of a step whether a gradient is wanted."""
-    examples, carried = recurrence.examples, range(len(recurrence.carries))
-    sources = [getattr(x, "operand", None) for x in recurrence.xs]
-    items = [bool(getattr(x, "operands", ())) and examples[x.operands[0]].requires_grad for x in recurrence.xs]  # type: ignore[union-attr]
-    read = [item if at is None else examples[at].requires_grad for at, item in zip(sources, items, strict=True)]
-    return [n in differentiable for n in carried] + read + [examples[n].requires_grad for n in recurrence.constants]
+    slots = recurrence.slots(1)
+    read = [[recurrence.examples[i].requires_grad for i in operands] for operands in slots.operands]
+    return [n in differentiable for n in slots.carries] + [any(each) for each in read[slots.carries.stop :]]
 
 
 class _Watching(fx.Interpreter):
@@ -236,7 +234,7 @@ def _looked_at(recurrence: Recurrence, values: Sequence[Any], needing: Sequence[
     inputs = [value.detach().requires_grad_(need) for value, need in zip(values, needing, strict=True)]
     watching = _Watching(recurrence.step)
     outputs = watching.run(*inputs)
-    leaves = {n: inputs[n] for n in range(len(inputs) - len(recurrence.constants)) if needing[n]}
+    leaves = {n: inputs[n] for n in range(recurrence.slots(1).constants.start) if needing[n]}
     wanted = [*watching.given, *leaves.values()]
     ends = {number: value for number, value in enumerate(outputs) if value.requires_grad}
     some = {number: value for number, value in ends.items() if number in live}
@@ -255,7 +253,7 @@ def _gradients(ends: Mapping[int, Tensor], wanted: Sequence[Tensor], live: froze
     """Gradients with ones for what is live, zeros for what else ends hold."""
     if not ends or not wanted:
         return [None] * len(wanted)
-    tangents = [torch.full_like(value, float(number in live)) for number, value in ends.items()]
+    tangents = [torch.full_like(value, 1.0 if number in live else 0.0) for number, value in ends.items()]
     return list(torch.autograd.grad(list(ends.values()), wanted, tangents, retain_graph=True, allow_unused=True))
 
 

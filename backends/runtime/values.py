@@ -58,11 +58,24 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stored:
-    """A block of carries in a remote tier."""
+    """A block of carries in a remote tier: ``width`` tensors each, and their random number states."""
 
     block: Block
     width: int
     randoms: tuple[tuple[Tensor, ...] | None, ...]
+
+    def read(self) -> list[Kept | None]:
+        """Wait for the carries of the block."""
+        values, width = self.block.read(), self.width
+        return [Kept(tuple(values[n * width : (n + 1) * width]), random) for n, random in enumerate(self.randoms)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reloaded:
+    """A block on its way back from its ``source``; without one it is here. A carry is None once nobody picks it."""
+
+    source: Stored | None
+    carries: list[Kept | None] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)

@@ -94,7 +94,7 @@ def origin(node: fx.Node) -> fx.Node:
 
 def graph_peak(graph: fx.Graph, owned: Collection[str]) -> int:
     """The most bytes that a boxed run of an ATen graph holds. ``owned`` names the placeholders that die with it."""
-    ledger, last = Ledger(), _last_uses(graph)
+    ledger, last = Ledger(), last_uses(graph)
     for node in graph.nodes:
         if node.op == "placeholder":
             if node.name in owned:
@@ -117,8 +117,8 @@ def result_nbytes(value: Any) -> int:
     return storage_nbytes(value)
 
 
-def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    """For each node those whose last use it is. What is given back is never dropped."""
+def last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    """For each node those whose last use it is, itself if nobody uses it. What the graph gives back is in none."""
     last: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         for source in (node, *node.all_input_nodes):

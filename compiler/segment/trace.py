@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from reroll.graph.editing import primals_and_tangents
-from reroll.recurrence import Items, Numbers, PerStep, Recurrence, Slices
+from reroll.recurrence import Items, Numbers, PerStep, Recurrence, Slices, Slots
 from reroll.segment.joint import joint_graph, looked_at
 from reroll.segment.sparsity import Fact, infer_carries
 
@@ -103,43 +103,40 @@ def packed(value: torch.Tensor) -> torch.Tensor:
     return value.new_empty_strided(value.shape, strides).copy_(value)
 
 
-def _at(recurrence: Recurrence, inputs: Sequence[Any], t: int, steps: int) -> list[Any]:
-    """Step t's per-step inputs and constants, out of those of a segment."""
-    found, at = [], 0
-    for x in recurrence.xs:
+def _at(slots: Slots, inputs: Sequence[Any], t: int) -> list[Any]:
+    """Step t's per-step inputs and constants, out of the inputs of a segment."""
+    found = []
+    for places, x in slots.xs:
         if isinstance(x, Slices):
-            found.append(inputs[at].select(x.dim, t if x.stride > 0 else steps - 1 - t))
-        elif isinstance(x, Numbers):
-            found.append(inputs[at][t])
+            found.append(inputs[places[0]].select(x.dim, t if x.stride > 0 else slots.steps - 1 - t))
         else:
-            found.append(inputs[at + t])
-        at += steps if isinstance(x, Items) else 1
-    return [*found, *inputs[at:]]
+            found.append(inputs[places[t]] if isinstance(x, Items) else inputs[places[0]][t])
+    return [*found, *inputs[slots.constants.start :]]
 
 
 def first_step(recurrence: Recurrence, operands: Sequence[torch.Tensor]) -> list[Any]:
     """What the step of a recurrence takes when it runs first."""
-    inputs = segment_inputs(recurrence, operands, 0, 1)
-    return [*operands[: len(recurrence.carries)], *_at(recurrence, inputs, 0, 1)]
+    carries = operands[: len(recurrence.carries)]
+    return [*carries, *_at(recurrence.slots(1), [*carries, *segment_inputs(recurrence, operands, 0, 1)], 0)]
 
 
 def trace(recurrence: Recurrence, steps: int, *, decompose: bool) -> Traced:
     """The functional joint graph of ``steps`` steps."""
     mode = FakeTensorMode(shape_env=_static_shapes(), static_shapes=True)
-    carried = len(recurrence.carries)
+    carried, slots = len(recurrence.carries), recurrence.slots(steps)
     with tracing(TracingContext(mode)), mode_of(recurrence):
         examples = [_fake(mode, example) for example in recurrence.examples]
         inputs = segment_inputs(*_long_enough(recurrence, examples, steps), 0, steps)
         fakes = [_fake(mode, value) for value in [*(e.contiguous() for e in examples[:carried]), *inputs]]
-        function = _segment_function(recurrence, steps)
+        function = _segment_function(recurrence, slots)
         with mode, looked_at(recurrence.step) as look:
-            _settle_gradients(recurrence, fakes, steps)
+            _settle_gradients(recurrence, fakes, slots)
             results = function(*fakes)
         tangents = tuple(i for i, value in enumerate(results) if value.requires_grad)
         reached = [_leaves_of(results[i]) for i in tangents]
         ends = [results[i] for i in tangents]
         graph = joint_graph(function, fakes, ends, recurrence, decompose=decompose, look=look)
-    _mark(primals_and_tangents(graph.graph)[0], recurrence)
+    _mark(primals_and_tangents(graph.graph)[0], recurrence, slots)
     grads: Any = graph.graph.output_node().args[0][len(results) :]  # type: ignore[index]
     inputs_with_grad = tuple(i for i, grad in enumerate(grads) if grad is not None)
     reaches = tuple(
@@ -150,22 +147,19 @@ def trace(recurrence: Recurrence, steps: int, *, decompose: bool) -> Traced:
     return Traced(steps, graph, mode, *sizes, reaches, tuple(results), carried)
 
 
-def _mark(primals: list[fx.Node], recurrence: Recurrence) -> None:
+def _mark(primals: list[fx.Node], recurrence: Recurrence, slots: Slots) -> None:
     """Say what inputs are: number i of the carry, read at each step, or a constant of the loop, by its name."""
-    names = constant_names(recurrence)
-    for number, node in enumerate(primals):
-        if number < len(recurrence.carries):
-            node.meta["carry"] = number
-        elif number < len(primals) - len(names):
-            node.meta["per_step"] = True
-        else:
-            node.meta["constant"] = names[number - len(primals)]
+    for place in slots.carries:
+        primals[place].meta["carry"] = place
+    for node in primals[slots.carries.stop : slots.constants.start]:
+        node.meta["per_step"] = True
+    for place, name in zip(slots.constants, constant_names(recurrence), strict=True):
+        primals[place].meta["constant"] = name
 
 
 def constant_names(recurrence: Recurrence) -> list[str]:
     """The names of the constants of the loop, in their order."""
-    names = [node.name for node in recurrence.step.graph.find_nodes(op="placeholder")]
-    return names[len(names) - len(recurrence.constants) :]
+    return [node.name for node in recurrence.inputs[-1]]
 
 
 def _long_enough(
@@ -225,11 +219,11 @@ def _fake(mode: FakeTensorMode, example: torch.Tensor) -> torch.Tensor:
     return fake.requires_grad_(example.requires_grad)
 
 
-def _settle_gradients(recurrence: Recurrence, fakes: list[torch.Tensor], steps: int) -> None:
+def _settle_gradients(recurrence: Recurrence, fakes: list[torch.Tensor], slots: Slots) -> None:
     """A carry needs a gradient if its initial value does or the step makes one that does: a fixpoint."""
     carried = len(recurrence.carries)
     for _ in range(carried + 1):
-        results = recurrence.step(*fakes[:carried], *_at(recurrence, fakes[carried:], 0, steps))
+        results = recurrence.step(*fakes[:carried], *_at(slots, fakes, 0))
         grown = False
         for fake, result in zip(fakes[:carried], results[:carried], strict=True):
             if result.requires_grad and not fake.requires_grad:
@@ -239,13 +233,13 @@ def _settle_gradients(recurrence: Recurrence, fakes: list[torch.Tensor], steps: 
             return
 
 
-def _segment_function(recurrence: Recurrence, steps: int) -> Callable[..., tuple[torch.Tensor, ...]]:
+def _segment_function(recurrence: Recurrence, slots: Slots) -> Callable[..., tuple[torch.Tensor, ...]]:
     carried = len(recurrence.carries)
 
     def segment(*args: torch.Tensor) -> tuple[torch.Tensor, ...]:
         carries, ys = list(args[:carried]), []
-        for t in range(steps):
-            results = recurrence.step(*carries, *_at(recurrence, args[carried:], t, steps))
+        for t in range(slots.steps):
+            results = recurrence.step(*carries, *_at(slots, args, t))
             carries = list(results[:carried])
             ys.append(results[carried:])
         return (*_own(carries), *(torch.stack(rows) for rows in zip(*ys, strict=True)))

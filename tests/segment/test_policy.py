@@ -151,7 +151,7 @@ def test_names_change_nothing_that_is_compiled(monkeypatch: pytest.MonkeyPatch) 
     def calls() -> list[str]:
         Captured.of.cache_clear()
         recurrence = Captured.of(Odd).found.recurrences[0]
-        segment = build(recurrence, Options(**EAGER)).executable.segments[SEGMENT]
+        segment = build(recurrence, Options(**EAGER)).executable.compiled.segments[SEGMENT]
         halves = (recurrence.step, segment.forward_graph, segment.backward_graph)
         return [str(n.target) for half in halves if half is not None for n in half.graph.nodes if n.op != "placeholder"]
 

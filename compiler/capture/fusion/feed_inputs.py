@@ -117,15 +117,14 @@ def _is_view(node: Any, source: fx.Node) -> bool:
 
 
 def _fused(call: fx.Node, recurrence: Recurrence, place: int, x: Slices, rows: Mapping[fx.Node, Rows]) -> Recurrence:
-    width = len(recurrence.carries)
-    step = StepBuilder(width, x.stride)
-    olds = recurrence.step.graph.find_nodes(op="placeholder")
-    carries = [step.placeholder(old.name, example(old)) for old in olds[:width]]
-    env = {**dict(zip(olds, carries, strict=False)), **step.inputs(call, recurrence, (place,))}
+    olds, xs, _ = recurrence.inputs
+    step = StepBuilder(len(olds), x.stride)
+    carries = [step.placeholder(old.name, example(old)) for old in olds]
+    env = {**dict(zip(olds, carries, strict=True)), **step.inputs(call, recurrence, (place,))}
 
     def leaf(node: fx.Node) -> fx.Node:
         raise AssertionError(f"{node} is no input")
 
     emitter = Emitter(step.graph, rows, leaf, step.spread, step.constant)
-    env[olds[width + place]] = emitter.row(call.args[x.operand], x.start)  # type: ignore[arg-type]
+    env[xs[place]] = emitter.row(call.args[x.operand], x.start)  # type: ignore[arg-type]
     return step.extend(call, recurrence, carries, step.body(recurrence.step, env))

@@ -82,8 +82,8 @@ def _extend(
     call: fx.Node, recurrence: Recurrence, ends: list[fx.Node], rows: Mapping[fx.Node, Rows]
 ) -> tuple[Recurrence, list[fx.Node]]:
     """The recurrence with the row of each end as one more output."""
-    step, width = StepBuilder(len(recurrence.carries)), len(recurrence.carries)
-    olds = recurrence.step.graph.find_nodes(op="placeholder")[:width]
+    olds, _, _ = recurrence.inputs
+    step = StepBuilder(len(olds))
     carries = [step.placeholder(old.name, example(old)) for old in olds]
     given = step.body(recurrence.step, {**dict(zip(olds, carries, strict=True)), **step.inputs(call, recurrence, ())})
     emitter = Emitter(step.graph, rows, lambda node: given[int(node.args[1])], step.spread, step.constant)  # type: ignore[arg-type]

@@ -56,13 +56,13 @@ class StepBuilder:
 
     def inputs(self, call: fx.Node, recurrence: Recurrence, left_out: Container[int]) -> dict[fx.Node, fx.Node]:
         """New inputs for the old ones of a step, but for its carries and the per-step inputs that are left out."""
-        olds = recurrence.step.graph.find_nodes(op="placeholder")[len(recurrence.carries) :]
+        _, xs, constants = recurrence.inputs
         made: dict[fx.Node, fx.Node] = {}
 
         def number(index: int) -> int:
             return self.operand(call.args[index], recurrence.examples[index])  # type: ignore[arg-type]
 
-        for place, (x, old) in enumerate(zip(recurrence.xs, olds, strict=False)):
+        for place, (x, old) in enumerate(zip(recurrence.xs, xs, strict=True)):
             if place not in left_out:
                 if isinstance(x, Slices):
                     x = replace(x, operand=number(x.operand))
@@ -70,7 +70,7 @@ class StepBuilder:
                     x = Items(tuple(number(index) for index in x.operands))
                 made[old] = self.placeholder(old.name, example(old), names_of(old))
                 self.xs.append((x, made[old]))
-        for index, old in zip(recurrence.constants, olds[len(recurrence.xs) :], strict=True):
+        for index, old in zip(recurrence.constants, constants, strict=True):
             made[old] = self.placeholder(old.name, example(old), names_of(old))
             self.constants.append((number(index), made[old]))
         return made
@@ -150,14 +150,14 @@ def merge(
     pairs, wide = ((before, first), (after, second)), len(first.carries)
     width = wide + len(second.carries)
     step = StepBuilder(width)
-    carries = [[step.placeholder(old.name, example(old)) for old in _carries(each)] for _, each in pairs]
+    carries = [[step.placeholder(old.name, example(old)) for old in each.inputs[0]] for _, each in pairs]
     inner = {i for i, x in enumerate(second.xs) if isinstance(x, Slices) and after.args[x.operand] in rows}
     env = [step.inputs(before, first, ()), step.inputs(after, second, inner)]
     for held, each, nodes in zip(env, (first, second), carries, strict=True):
-        held.update(zip(_carries(each), nodes, strict=True))
+        held.update(zip(each.inputs[0], nodes, strict=True))
     given = step.body(first.step, env[0])
     emitter = Emitter(step.graph, rows, lambda node: given[_index(node)], step.spread, step.constant)
-    olds = second.step.graph.find_nodes(op="placeholder")[len(second.carries) :]
+    _, olds, _ = second.inputs
     for place in inner:
         x: Any = second.xs[place]
         source: Any = after.args[x.operand]
@@ -177,10 +177,6 @@ def merge(
     after.graph.erase_node(after)
     fused = step.extend(before, both, [*carries[0], *carries[1]], [*ends, *ys])
     return fused, list(before.all_input_nodes)
-
-
-def _carries(recurrence: Recurrence) -> list[fx.Node]:
-    return recurrence.step.graph.find_nodes(op="placeholder")[: len(recurrence.carries)]
 
 
 def _index(node: fx.Node) -> int:

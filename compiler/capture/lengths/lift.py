@@ -33,7 +33,7 @@ def lift(recurrence: Recurrence, merged: Merged) -> tuple[Recurrence, list[Numbe
         return recurrence, []
     graph, env = fx.Graph(), dict[fx.Node, fx.Node]()
     placeholders = [node for node, _, _ in merged if node.op == "placeholder"]
-    inputs = len(recurrence.carries) + len(recurrence.xs)
+    inputs = recurrence.slots(1).constants.start
     for node in placeholders[:inputs]:
         env[node] = graph.node_copy(node)
     made = [graph.placeholder(f"x_length{at}") for at in range(len(numbers))]

@@ -125,8 +125,8 @@ def test_tapes_of_one_segment_are_passed_on() -> None:
         compare(RecurrentLIF(I, 8, 3), [spikes(16)], schedule="standard", chunk=2)
         compare(RecurrentLIF(I, 8, 3), [spikes(16)], schedule="store_all")
     standard, store_all = made
-    assert len(standard.passing) > 0
-    assert not store_all.passing
+    assert len(standard.instructions.passing) > 0
+    assert not store_all.instructions.passing
 
 
 def trained(run: Any, model: nn.Module, train: Callable[[Any, nn.Module], Iterator[Tensor]]) -> Results:

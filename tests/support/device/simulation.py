@@ -88,10 +88,10 @@ class DryRun(Run):
     def played(self) -> None:
         first = self.executable.program.graph.find_nodes(op="placeholder")[0]
         self.register = first, self._made(0)
-        for instruction in self.executable.forward:
+        for instruction in self.executable.instructions.forward:
             self._play(instruction)
-        self.values[self.executable.forward[-1].node], self.register = [], None
-        for instruction in self.executable.backward:
+        self.values[self.executable.instructions.forward[-1].node], self.register = [], None
+        for instruction in self.executable.instructions.backward:
             self._play(instruction)
 
     def _made(self, step: int) -> Carry:
@@ -115,8 +115,8 @@ def executables() -> Iterator[list[Executable]]:
     made: list[Executable] = []
     inner = Executable.of
 
-    def noted(*args: Any) -> Executable:
-        made.append(inner(*args))
+    def noted(*args: Any, **kwargs: Any) -> Executable:
+        made.append(inner(*args, **kwargs))
         return made[-1]
 
     with pytest.MonkeyPatch.context() as patch:
