@@ -164,7 +164,7 @@ def _form(text: str) -> Form | None:
     if match := _ALLOCATED.fullmatch(text):
         return Allocated(*match.groups())
     if match := _VIEWED.fullmatch(text):
-        return Viewed(match[1], View(*match.group(2, 3, 4), int(match[5])), match[6])
+        return Viewed(match[1], View(match[2], match[3], match[4], int(match[5])), match[6])
     if match := _MOVED.fullmatch(text):
         return Moved(*match.groups())
     if match := _DELETED.fullmatch(text):
