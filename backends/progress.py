@@ -24,7 +24,7 @@ _BEGUN = itertools.count()  # what began to be compiled in this process
 
 
 @contextmanager
-def loading() -> Iterator[None]:
+def python_random_kept() -> Iterator[None]:
     """Put back Python's random numbers behind an import of rich, which draws one of them."""
     state = random.getstate()
     try:
@@ -35,7 +35,7 @@ def loading() -> Iterator[None]:
 
 def _terminal() -> Console:
     """What shows messages to the user."""
-    with loading():
+    with python_random_kept():
         from rich.console import Console
     return Console(stderr=True)
 

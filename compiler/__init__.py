@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from reroll.backends.progress import loading
+from reroll.backends.progress import python_random_kept
 from reroll.errors import (
     BudgetError,
     CaptureError,
@@ -113,7 +113,7 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'reroll' has no attribute {name!r}")
-    with loading():
+    with python_random_kept():
         return getattr(importlib.import_module(_LAZY[name]), name)
 
 
