@@ -1,16 +1,22 @@
-"""What is said where something takes long: a line on what is compiled, a hint on what may be wrong."""
+"""What is said where something takes long: a line on what is compiled, a hint on what may be wrong.
+
+rich, which shows it, is loaded when it is needed.
+"""
 
 from __future__ import annotations
 
 import itertools
+import random
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from reroll.errors import RerollWarning
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 PATIENCE = 2.0  # seconds after which a line is shown
 LONG = 10.0  # seconds after which a hint is given
@@ -18,10 +24,27 @@ _BEGUN = itertools.count()  # what began to be compiled in this process
 
 
 @contextmanager
+def python_random_kept() -> Iterator[None]:
+    """Put back Python's random numbers behind an import of rich, which draws one of them."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+def _terminal() -> Console:
+    """What shows messages to the user."""
+    with python_random_kept():
+        from rich.console import Console
+    return Console(stderr=True)
+
+
+@contextmanager
 def progress(what: str, console: Console | None = None) -> Iterator[None]:
     """Show ``what`` on a terminal, with a spinner, from ``PATIENCE`` seconds after the start until the end."""
     next(_BEGUN)
-    console = console or Console(stderr=True)
+    console = console or _terminal()
     if not console.is_terminal:
         yield
         return
@@ -53,7 +76,8 @@ def hinting(text: Callable[[], str], *, wanted: bool) -> Iterator[Callable[[], N
     if not wanted:
         yield lambda: None
         return
-    timer = threading.Timer(LONG, lambda: _warn(text()))
+    console = _terminal()  # here: rich is not to be loaded while another thread draws random numbers
+    timer = threading.Timer(LONG, lambda: _warn(text(), console))
     timer.daemon = True
     timer.start()
     try:
@@ -62,9 +86,9 @@ def hinting(text: Callable[[], str], *, wanted: bool) -> Iterator[Callable[[], N
         timer.cancel()
 
 
-def _warn(text: str) -> None:
+def _warn(text: str, console: Console) -> None:
     """Warn from a thread, where an error, to which a filter may turn it, reaches nobody."""
     try:
         warnings.warn(text, RerollWarning, stacklevel=1)
     except RerollWarning:
-        Console(stderr=True).print(text)
+        console.print(text)

@@ -24,7 +24,8 @@ from wider import enlarged, wider
 import reroll
 import reroll.backends.construct.kernels as build
 import reroll.backends.front.compile as front
-import reroll.backends.front.entries as anylength
+import reroll.backends.front.entries as entries
+import reroll.backends.front.families as families
 from reroll.errors import RerollError
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
@@ -104,7 +105,7 @@ class Counts:
 
     def __init__(self) -> None:
         self.graphs = self.segments = 0
-        new_backend, compile_kernels = anylength.new_backend, build.compile_kernels
+        new_backend, compile_kernels = entries.new_backend, build.compile_kernels
 
         def counted_backend() -> Any:
             backend = new_backend()
@@ -120,7 +121,7 @@ class Counts:
             return compile_kernels(*args)
 
         setattr(front, "new_backend", counted_backend)  # noqa: B010  # names that the modules import
-        setattr(anylength, "compile_kernels", counted_kernels)  # noqa: B010
+        setattr(families, "compile_kernels", counted_kernels)  # noqa: B010
 
     def now(self) -> dict[str, int]:
         """Both numbers."""

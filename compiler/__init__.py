@@ -14,9 +14,9 @@ Further doors: ``reroll.program`` (the instructions), ``reroll.schedules`` and `
 from __future__ import annotations
 
 import importlib
-import random
 from typing import TYPE_CHECKING, Any
 
+from reroll.backends.progress import python_random_kept
 from reroll.errors import (
     BudgetError,
     CaptureError,
@@ -113,11 +113,8 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'reroll' has no attribute {name!r}")
-    state = random.getstate()  # rich draws a number of Python's when it is imported
-    try:
+    with python_random_kept():
         return getattr(importlib.import_module(_LAZY[name]), name)
-    finally:
-        random.setstate(state)
 
 
 def __dir__() -> list[str]:

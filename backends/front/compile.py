@@ -1,4 +1,17 @@
-"""``reroll.compile``: a model compiled once for every number of steps."""
+"""``reroll.compile``: a model compiled once for every number of steps.
+
+A call attempts to run the model on tokens. What an attempt ends in says what follows (``Caller._followed``):
+
+    attempt ─► Ran         ``outputs`` makes the result of the sequences of that of the tokens ─► done
+            ─► Misfit      take tokens of the length of the call's pattern ─► attempt
+            ─► Untraced    trace its other lengths; where they give no template, drop the pattern ─► attempt
+            ─► Refused     take tokens of that length; where they were, record the model ─► attempt, or Dynamo's error
+            ─► Unrecorded  have Dynamo read the model ─► attempt; where it has refused ─► Dynamo's error
+
+The model is observed within an attempt, when a graph of it would run, or else when Dynamo refuses it. A call has two
+more ends, through all of this: after ``TooShortError`` the model runs as it is; with ``Reached`` it names its graph to
+``reroll.explain``.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +25,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from reroll.backends.dynamo.entry import REFUSALS, UNREADABLE, dynamo_is_off, dynamo_settings
+from reroll.backends.dynamo.entry import UNREADABLE, dynamo_is_off, dynamo_settings
 from reroll.backends.front.arguments import TimeDim, find_time
-from reroll.backends.front.entries import Front, Redirect, Running, Untraced, new_backend
+from reroll.backends.front.entries import (
+    Front,
+    Misfit,
+    Outcome,
+    Ran,
+    Refused,
+    Running,
+    Unrecorded,
+    Untraced,
+    new_backend,
+)
 from reroll.backends.front.observe import SHORT, Observed, TooShortError, observe
 from reroll.backends.front.outputs import outputs
 from reroll.backends.front.recorded import Recorded
 from reroll.backends.processes.apart import alone, forward_of, spoken_around
-from reroll.capture.recorder.graph import Unrecordable
 from reroll.errors import LengthError, OptionError, RerollWarning, UnsupportedError
 from reroll.planning.options import Options
 
@@ -133,44 +155,55 @@ class Caller:
             )
             warnings.warn(text, RerollWarning, stacklevel=5)
 
+    def _settled(self, running: Running) -> Any:
+        """What Dynamo's bytecode returns, with the first pattern of the call whose traces give a template."""
+        while (ran := self._followed(running, running.attempt())) is None:
+            pass
+        return ran.returned
+
+    def _followed(self, running: Running, outcome: Outcome) -> Ran | None:
+        """Do what an attempt asks for. None: then comes another one."""
+        match outcome:
+            case Ran():
+                return outcome
+            case Misfit(steps):
+                running.steps = steps
+            case Untraced(entry):
+                running.steps = running.steps if entry.trace(running) else self.steps
+            case Refused():
+                self._refused(running, outcome)
+            case Unrecorded():
+                self._unrecorded(running, outcome)
+        return None
+
+    def _refused(self, running: Running, refused: Refused) -> None:
+        """Try the length of the call's pattern, then a record of the operations. Raises the refusal if both were."""
+        error = refused.error
+        if running.observed is None:
+            running.observed = self._observed(running, error)
+            steps = running.observed.pattern.lengths[-1]
+            if steps != running.steps:
+                running.steps = self.steps = steps
+                return
+        if running.failed is not None or not isinstance(error, UNREADABLE):
+            raise error
+        running.failed, running.front = refused, Front(self.model, Recorded(self.model, str(error)), self.options)
+
+    def _unrecorded(self, running: Running, unrecorded: Unrecorded) -> None:
+        """Try to read the model again. Raises Dynamo's refusal if it was tried."""
+        if running.failed is not None:
+            raise _noted(running.failed.error, unrecorded.error) from None
+        running.failed, running.front = unrecorded, self.read
+
     def _observed(self, running: Running, refusal: Exception) -> Observed:
         try:
             return observe(self.model, running.call, (), {})
         except LengthError as error:
             short = isinstance(error, TooShortError) and running.call.length < SHORT[0][0]
             if short or not isinstance(refusal, UNREADABLE):
+                error.__context__ = refusal  # it led here
                 raise
             raise _noted(refusal, error) from None
-
-    def _settled(self, running: Running) -> Any:
-        """What Dynamo's bytecode returns, with the first pattern of the call whose traces give a template.
-
-        Where Dynamo refuses the model, its operations are recorded; where they cannot be, Dynamo's refusal is raised.
-        """
-        refusal: Exception | None = None
-        recordable = True
-        while True:
-            try:
-                return running.traced()
-            except Redirect:
-                assert running.observed is not None
-                running.steps = running.observed.pattern.lengths[-1]
-            except Untraced as untraced:
-                running.steps = running.steps if untraced.entry.trace(running) else self.steps
-            except Unrecordable as unrecordable:
-                if refusal is not None:
-                    raise _noted(refusal, unrecordable) from None
-                running.front, recordable = self.read, False
-            except REFUSALS as error:
-                if running.observed is None:
-                    running.observed = self._observed(running, error)
-                    if running.observed.pattern.lengths[-1] != running.steps:
-                        running.steps = self.steps = running.observed.pattern.lengths[-1]
-                        continue
-                if refusal is not None or not recordable or not isinstance(error, UNREADABLE):
-                    raise
-                refusal = error
-                running.front = Front(self.model, Recorded(self.model, str(error)), self.options)
 
 
 def _noted(refusal: Exception, reason: Exception) -> Exception:

@@ -1,47 +1,75 @@
-"""One compiled program for every number of steps: what ``reroll.compile`` gives to Dynamo as its backend.
+"""A call of a model under Dynamo on tokens, and what it ends in.
 
 Dynamo is called with *tokens*: tensors like the sequences, but a few steps long. Its guards check all but the length,
 and its bytecode puts results where the model puts them. The callable that Dynamo gets from this backend receives the
 tokens among its operands, puts the sequences in their place, and runs the program for their length. When it runs first,
-nothing of the model has run yet, so that is when the model is observed, traced at two other lengths, and compiled.
+nothing of the model has run yet, so that is when the model is observed. What else is to be done first is done outside
+of the call: the attempt ends, and says in what state (``Outcome``).
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
-from reroll.backends.construct.kernels import Kernels, check_policy, compile_kernels
-from reroll.backends.construct.replan import Plans
-from reroll.backends.construct.share import fitting_all
-from reroll.backends.dynamo.around import beside_of
-from reroll.backends.dynamo.entry import EXPLAINING, Graph, HandedOn, Reached, assemble
+from reroll.backends.dynamo.entry import EXPLAINING, REFUSALS, HandedOn, Reached
 from reroll.backends.front.arguments import Call, token
+from reroll.backends.front.families import Family, forget
 from reroll.backends.front.keys import key_of
 from reroll.backends.front.observe import Observed, observe
 from reroll.backends.front.state import State
 from reroll.backends.progress import hinting
-from reroll.backends.runtime.node import Idle
-from reroll.capture.capture import capture
-from reroll.capture.fusion.fuse import fuse
-from reroll.capture.lengths.align import align
-from reroll.capture.lengths.instantiate import Instance, instantiate
+from reroll.capture.recorder.graph import Unrecordable
 from reroll.errors import LengthError
-from reroll.graph.fakes import new_fake_mode
-from reroll.planning.choose import Beside
 from reroll.planning.options import Options
-from reroll.planning.segments import any_lengths, segment_length
-from reroll.recurrence import Numbers, Recurrence
 
-_PROGRAMS = 64
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """The call has run. returned: what Dynamo's bytecode made of it, a few steps long, with ``Row`` s."""
+
+    returned: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """The tokens do not have the length of the call's pattern, which is ``steps``. Nothing has run."""
+
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Untraced:
+    """The traces of an entry at the other lengths of the call's pattern are missing. Nothing has run.
+
+    They are not made at once: what Dynamo holds of a frame in which it fails to compile another call of the same frame
+    is never freed (torch 2.11 to 2.13).
+    """
+
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Dynamo does not trace the model."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Unrecorded:
+    """The operations of the model cannot be recorded."""
+
+    error: Unrecordable
+
+
+Outcome = Ran | Misfit | Untraced | Refused | Unrecorded
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -55,7 +83,11 @@ class Row:
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """One call of a compiled model: its arguments, the tokens in their place, and what is known of its length."""
+    """One call of a compiled model: its arguments, the tokens in their place, and what is known of its length.
+
+    probing: whether the graph is only looked at. unusable: lengths whose traces gave no template, and why. failed: the
+    way to a graph, Dynamo's or a record, that this call has tried in vain.
+    """
 
     front: Front
     call: Call
@@ -66,7 +98,19 @@ class Running:
     runs: list[Sequence[Any]] = field(default_factory=list)
     lent: list[weakref.ref[Any]] = field(default_factory=list)
     unusable: dict[tuple[int, ...], LengthError] = field(default_factory=dict)
+    failed: Refused | Unrecorded | None = None
     read: Callable[[], Any] = tuple
+
+    def attempt(self) -> Outcome:
+        """Run the model on tokens of ``steps`` steps. What is no state goes through: errors, and ``Reached``."""
+        try:
+            return Ran(self.traced())
+        except Unwound as unwound:
+            return unwound.state
+        except Unrecordable as error:
+            return Unrecorded(error)
+        except REFUSALS as error:
+            return Refused(error)
 
     def traced(self) -> Any:
         """Call the model under Dynamo on tokens of ``steps`` steps."""
@@ -82,20 +126,12 @@ class Running:
 RUNNING: ContextVar[Running | None] = ContextVar("RUNNING", default=None)
 
 
-class Redirect(BaseException):
-    """Raised in place of running a graph whose tokens do not have the length of the call's pattern."""
+class Unwound(BaseException):
+    """Raised in place of running a graph; no ``except Exception`` of a model catches it."""
 
-
-class Untraced(BaseException):
-    """Raised in place of running a graph whose traces at the other lengths of the call's pattern are missing.
-
-    They are not made at once: what Dynamo holds of a frame in which it fails to compile another call of the same frame
-    is never freed (torch 2.11 to 2.13).
-    """
-
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, state: Misfit | Untraced) -> None:
         super().__init__()
-        self.entry = entry
+        self.state = state
 
 
 class Probed(HandedOn):
@@ -161,11 +197,11 @@ class Entry:
             running.observed = self._observe(running)
         lengths = running.observed.pattern.lengths
         if lengths[-1] != running.steps:
-            raise Redirect
+            raise Unwound(Misfit(lengths[-1]))
         family = self.families.get((lengths, running.call.places))
         if family is None:
-            raise Untraced(self)
-        graph, outputs = family.program(running, operands)
+            raise Unwound(Untraced(self))
+        graph, outputs = family.program(running.observed, operands, running.sequences)
         graph.plans.follow()
         reached = EXPLAINING.get()
         if reached is not None:
@@ -179,7 +215,8 @@ class Entry:
         assert running.observed is not None
         lengths = running.observed.pattern.lengths
         try:
-            self.families[lengths, running.call.places] = Family(self.module, running)
+            modules = [*(_trace(running, steps) for steps in lengths[:-1]), self.module]
+            self.families[lengths, running.call.places] = Family(lengths, modules, running.front.options)
         except LengthError as error:
             running.unusable[lengths] = error
             running.observed = None
@@ -195,14 +232,9 @@ class Entry:
             patterns = dict.fromkeys(each.pattern for (at, _), each in self.observed.items() if at == places)
             known = [pattern for pattern in patterns if pattern.lengths not in running.unusable]
             self.observed[key] = observe(running.front.model, running.call, known, running.unusable)
-            _forget(self.observed)
+            forget(self.observed)
         self.observed.move_to_end(key)
         return self.observed[key]
-
-
-def _forget(cache: OrderedDict[Any, Any]) -> None:
-    if len(cache) > _PROGRAMS:
-        cache.popitem(last=False)
 
 
 def _given(results: Sequence[Any], outputs: Sequence[int | None], running: Running) -> Iterator[Any]:
@@ -218,62 +250,6 @@ def _given(results: Sequence[Any], outputs: Sequence[int | None], running: Runni
         del rows
 
 
-class Family:
-    """The programs of one pattern, for every length, out of the same compiled segments."""
-
-    def __init__(self, module: fx.GraphModule, running: Running) -> None:
-        assert running.observed is not None
-        lengths = running.observed.pattern.lengths
-        self.module, self.options = module, running.front.options
-        modules = [*(_trace(running, steps) for steps in lengths[:-1]), module]
-        found = [fuse(capture(each, maps=True)) for each in modules]
-        self.template, self.notes = align(lengths, modules, found), found[-1].notes
-        check_policy(found[-1].recurrences, self.options)
-        self.kernels: dict[Any, Kernels] = {}
-        self.programs: OrderedDict[Observed, tuple[Graph, tuple[int | None, ...]]] = OrderedDict()
-
-    def program(self, running: Running, operands: Sequence[Any]) -> tuple[Graph, tuple[int | None, ...]]:
-        """The compiled graph at the length of a call, and what its outputs stand for."""
-        observed = running.observed
-        assert observed is not None
-        if observed not in self.programs:
-            instance = instantiate(self.template, observed.check)
-            _show_sizes(instance, operands, running)
-            tokens = sum(each.nbytes for each in operands if id(each) in running.sequences)
-            self.programs[observed] = self._compiled(instance, tokens), instance.outputs
-            _forget(self.programs)
-        self.programs.move_to_end(observed)
-        return self.programs[observed]
-
-    def _compiled(self, instance: Instance, tokens: int) -> Graph:
-        modules = dict[str, nn.Module]()
-        kernels, running = list[Callable[[int], Kernels]](), list[Recurrence]()
-        for at, recurrence in enumerate(instance.recurrences):
-            if recurrence.steps == 0:
-                one = replace(recurrence, steps=1)
-                length = segment_length(one, self.options)
-                modules[recurrence.name] = Idle(recurrence, self._kernels(at, one, length).traced.results)
-                continue
-            kernels.append(partial(self._kernels, at, recurrence))
-            running.append(recurrence)
-
-        def beside(results: Mapping[str, tuple[Tensor, ...]]) -> Beside:
-            standing = {**modules, **{name: nn.Identity() for name in results}}
-            return beside_of(assemble(self.module, instance.outer, standing), results, tokens)
-
-        plans = Plans(fitting_all(kernels, running, self.options, beside))
-        module = assemble(self.module, instance.outer, modules | plans.modules)
-        return Graph(module, module, plans, "", "", self.notes, tokens)
-
-    def _kernels(self, at: int, recurrence: Recurrence, length: int) -> Kernels:
-        numbers = tuple(x.dtype for x in recurrence.xs if isinstance(x, Numbers))
-        if (at, length, numbers) not in self.kernels:
-            self.kernels[at, length, numbers] = compile_kernels(
-                recurrence, self.options, any_lengths(length, self.options)
-            )
-        return self.kernels[at, length, numbers]
-
-
 def _trace(running: Running, steps: int) -> fx.GraphModule:
     """Dynamo's graph of the same call at another length."""
     try:
@@ -284,14 +260,3 @@ def _trace(running: Running, steps: int) -> fx.GraphModule:
         f"A trace of {steps} steps gave no graph. Use torch.compile(backend='reroll') for this model, which compiles "
         "each length by itself."
     )
-
-
-def _show_sizes(instance: Instance, operands: Sequence[Any], running: Running) -> None:
-    """Give the inputs of the outer graph examples of this length."""
-    mode = new_fake_mode()
-    for node, operand in zip(instance.outer.find_nodes(op="placeholder"), operands, strict=True):
-        value = running.sequences.get(id(operand))
-        if value is not None:
-            with mode:
-                like = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-            node.meta["example_value"] = like.requires_grad_(value.requires_grad)

@@ -1,6 +1,6 @@
 """The second way in, for models that Dynamo refuses: their graphs are recorded while Python runs them.
 
-A ``Recorded`` model stands where the model under Dynamo stands otherwise (``anylength.Front``): called with tokens, it
+A ``Recorded`` model stands where the model under Dynamo stands otherwise (``entries.Front``): called with tokens, it
 gives the backend a graph of their length, runs what the backend gives for it, and puts results where the model puts
 them. Dynamo's guards are replaced by a key of all that can be reached from the model and its arguments.
 """
@@ -22,14 +22,13 @@ from torch import Tensor
 
 from reroll.backends.front.arguments import Call, first_steps, token
 from reroll.backends.front.entries import RUNNING, new_backend
+from reroll.backends.front.families import forget
 from reroll.backends.front.keys import key_of, plain
 from reroll.backends.front.observe import looked_at
 from reroll.backends.front.state import Change, State
 from reroll.capture.recorder.graph import GraphRecorder, Unrecordable
 from reroll.capture.recorder.identity import fingerprint
 from reroll.graph.nested import leaves_of, like, with_leaves
-
-_RECORDINGS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,8 +78,7 @@ class Recorded:
         key = key_of(state, (self.model, args, kwargs))
         if key not in self.recordings or self.recordings[key].applied != self._applied():
             self.recordings[key] = self._record()
-            if len(self.recordings) > _RECORDINGS:
-                self.recordings.popitem(last=False)
+            forget(self.recordings)
         self.recordings.move_to_end(key)
         return self.recordings[key].replay(state)
 

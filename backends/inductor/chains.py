@@ -12,43 +12,28 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
+from reroll.backends.inductor.wrapper import (
+    Allocated,
+    Called,
+    Checked,
+    Deleted,
+    Form,
+    Given,
+    Moved,
+    Statement,
+    View,
+    Viewed,
+    body_of,
+)
 
 _KERNEL = re.compile(r"^(\w+) = async_compile\.cpp_pybinding\(\[(.*?)\], r'''(.*?)'''\)$", re.MULTILINE | re.DOTALL)
-_BODY = re.compile(r"^( *)def call\((?:self, )?args\):\n((?:\1    .*\n)*?)\1    return .*\n", re.MULTILINE)
-_VIEW = r"reinterpret_tensor\((\w+), (\([\d, ]*\)), (\([\d, ]*\)), (\d+)\)"
-_FORMS = {
-    "allocated": re.compile(r"(\w+) = empty_strided_cpu\((\([\d, ]*\)), (\([\d, ]*\)), torch\.(\w+)\)"),
-    "viewed": re.compile(rf"(\w+) = {_VIEW}(?:; del (\w+))?"),
-    "moved": re.compile(r"(\w+) = (\w+); del (\w+)"),
-    "deleted": re.compile(r"del (\w+(?:, \w+)*)"),
-    "checked": re.compile(r"assert_(?:size_stride|alignment)\((\w+), .*\)"),
-    "called": re.compile(r"(\w+)\((.*)\)"),
-    "nothing": re.compile(""),
-}
-_ARGUMENT = re.compile(rf"(?:{_VIEW}|(\w+))(?:, |$)")
-_COMMENT = re.compile(r"(^|\s+)#.*$")
 KERNEL_NAME, _LINKED = re.compile(r"\bkernel\("), 'extern "C"'
 _LEAST = 2  # calls that make a chain
 _LINE = 64  # bytes of a line of the cache, at which buffers of a workspace begin
-
-
-@dataclass(frozen=True, slots=True)
-class Statement:
-    """A line of the wrapper, of one of the forms that are known, or "foreign"."""
-
-    text: str
-    form: str
-    parts: tuple[Any, ...] = ()
-
-    @property
-    def words(self) -> set[str]:
-        """The names in it; none of what it only deletes."""
-        return set() if self.form == "deleted" else set(re.findall(r"\w+", self.text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +47,9 @@ class Ref:
 
 @dataclass(slots=True)
 class Buffer:
-    """A buffer that a chain allocates, and the first and last call that is given it."""
+    """A buffer that a chain allocates by ``text``, and the first and last call that is given it."""
 
-    statement: Statement
+    text: str
     nbytes: int
     first: int = -1
     last: int = -1
@@ -83,33 +68,34 @@ class Chain:
 
     def add(self, statement: Statement) -> None:
         """Take one statement, of a form that is known."""
-        parts = statement.parts
-        if statement.form == "checked":
-            self.checks += [] if parts[0] in self.names else [statement.text]
-        elif statement.form == "allocated":
-            self.names[parts[0]] = Ref(parts[0])
-            self.buffers[parts[0]] = Buffer(statement, _nbytes(*parts[1:]))
-        elif statement.form == "viewed":
-            self.names[parts[0]] = self._view(*parts[1:5])
-            self.dead.update(parts[5:6] if parts[5] else ())
-        elif statement.form == "moved":
-            self.names[parts[0]] = self._ref(parts[1])
-            self.dead.add(parts[2])
-        elif statement.form == "deleted":
-            self.dead.update(parts[0].split(", "))
-        elif statement.form == "called":
-            operands = [self._ref(name) if name else self._view(*view) for *view, name in _ARGUMENT.findall(parts[1])]
-            for buffer in [self.buffers[each.root] for each in operands if each.root in self.buffers]:
-                buffer.first = len(self.calls) if buffer.first < 0 else buffer.first
-                buffer.last = len(self.calls)
-            self.calls.append((parts[0], operands))
+        match statement.form:
+            case Checked(name=name):
+                self.checks += [] if name in self.names else [statement.text]
+            case Allocated(name) as made:
+                self.names[name] = Ref(name)
+                self.buffers[name] = Buffer(statement.text, made.nbytes)
+            case Viewed(name, view, deleted):
+                self.names[name] = self._ref(view)
+                self.dead |= {deleted} if deleted else set()
+            case Moved(name, source, deleted):
+                self.names[name] = self._ref(source)
+                self.dead |= {deleted} if deleted else set()
+            case Deleted(names):
+                self.dead.update(names)
+            case Called(kernel, operands):
+                self._call(kernel, [self._ref(each) for each in operands])
 
-    def _ref(self, name: str) -> Ref:
-        return self.names.get(name, Ref(name))
+    def _call(self, kernel: str, operands: list[Ref]) -> None:
+        for buffer in [self.buffers[each.root] for each in operands if each.root in self.buffers]:
+            buffer.first = len(self.calls) if buffer.first < 0 else buffer.first
+            buffer.last = len(self.calls)
+        self.calls.append((kernel, operands))
 
-    def _view(self, base: str, size: str, stride: str, offset: str) -> Ref:
-        source = self._ref(base)
-        return Ref(source.root, source.offset + int(offset), f"{size}, {stride}")
+    def _ref(self, operand: str | View) -> Ref:
+        if isinstance(operand, str):
+            return self.names.get(operand, Ref(operand))
+        source = self._ref(operand.base)
+        return Ref(source.root, source.offset + operand.offset, f"{operand.size}, {operand.stride}")
 
 
 @dataclass(slots=True)
@@ -124,8 +110,8 @@ class _Writer:
     def keep(self, statements: Iterable[Statement]) -> None:
         """Write statements as they are, without deleting what is not there."""
         for each in statements:
-            if each.form == "deleted":
-                there = [name for name in each.parts[0].split(", ") if name not in self.unbound]
+            if isinstance(each.form, Deleted):
+                there = [name for name in each.form.names if name not in self.unbound]
                 self.lines += [f"del {', '.join(there)}"] if there else []
             else:
                 self.lines.append(each.text)
@@ -141,7 +127,7 @@ class _Writer:
         nbytes = _place(inner.values())
         number = len(self.chains)
         self.lines += chain.checks
-        self.lines += [buffer.statement.text for name, buffer in chain.buffers.items() if name in outer]
+        self.lines += [buffer.text for name, buffer in chain.buffers.items() if name in outer]
         if nbytes:
             self.lines.append(f"buf_chain{number} = empty_strided_cpu(({nbytes}, ), (1, ), torch.uint8)")
         pointers = list(dict.fromkeys(o.root for _, operands in chain.calls for o in operands if o.root not in inner))
@@ -179,27 +165,24 @@ def within(namespace: str, source: str, name: str) -> str:
 def chained(source: str) -> str:
     """The text of a wrapper with its chains; the text as it is where it is of another form."""
     kernels = {match[1]: (match[2], match[3]) for match in _KERNEL.finditer(source) if _is_plain(match[2], match[3])}
-    body = _BODY.search(source)
-    if body is None or not kernels or "def partition_" in source:
+    body = body_of(source)
+    if body is None or body.indent is None or not kernels:
         return source
-    indent = body[1] + "    "
-    texts = body[0].splitlines()[1:]
-    if any(text[len(indent) : len(indent) + 1].isspace() for text in texts):
-        return source
-    statements = [_statement(text, kernels) for text in texts]
+    statements = [
+        each if _is_known(each.form, kernels) else Statement(each.line, each.line) for each in body.statements
+    ]
     writer = _Writer(kernels)
     done = 0
     for begin, end in _runs(statements):
         writer.keep(statements[done:begin])
-        writer.chain(statements[begin:end], set().union(*(each.words for each in statements[end:])))
+        writer.chain(statements[begin:end], set().union(*map(_words, statements[end:])))
         done = end
     writer.keep(statements[done:])
     if not writer.chains:
         return source
-    made = "".join(f"{indent}{line}\n" for line in writer.lines)
-    head = source[body.start() : source.index("\n", body.start()) + 1]
-    rest = head + made + source[body.end() :]
-    return _defined(source[: body.start()], writer, rest) + rest
+    made = "".join(f"{body.indent}{line}\n" for line in writer.lines)
+    rest = source[body.head : body.start] + made + source[body.end :]
+    return _defined(source[: body.head], writer, rest) + rest
 
 
 def _is_plain(types: str, source: str) -> bool:
@@ -208,36 +191,35 @@ def _is_plain(types: str, source: str) -> bool:
     return pointers and source.count(_LINKED) == len(KERNEL_NAME.findall(source)) == 1
 
 
-def _statement(text: str, kernels: dict[str, Any]) -> Statement:
-    plain = _COMMENT.sub("", text).strip()
-    for form, pattern in _FORMS.items():
-        match = pattern.fullmatch(plain)
-        if match is None:
-            continue
-        if form == "called":
-            known = match[1] in kernels and not _ARGUMENT.sub("", match[2])
-            return Statement(plain, form if known else "foreign", match.groups())
-        return Statement(plain, form, match.groups())
-    return Statement(text.strip(), "foreign")
+def _is_known(form: Form | None, kernels: Mapping[str, Any]) -> bool:
+    """Whether a statement may stand in a chain."""
+    match form:
+        case None | Given() | Moved(deleted=None):
+            return False
+        case Called(kernel):
+            return kernel in kernels
+        case Allocated(device=device):
+            return device == "cpu"
+    return True
+
+
+def _words(statement: Statement) -> set[str]:
+    """The names in a statement; none of what it only deletes."""
+    return set() if isinstance(statement.form, Deleted) else set(re.findall(r"\w+", statement.text))
 
 
 def _runs(statements: Sequence[Statement]) -> Iterator[tuple[int, int]]:
     """(begin, end) of statements between two that are foreign, up to the last call and what is deleted behind it."""
     begin, end, calls = 0, 0, 0
-    for at, each in enumerate([*statements, Statement("", "foreign")]):
-        if each.form == "foreign":
+    for at, form in enumerate([*(each.form for each in statements), None]):
+        if form is None:
             if calls >= _LEAST:
                 yield begin, end
             begin, calls = at + 1, 0
-        elif each.form == "called" or (each.form == "deleted" and end == at):
-            end, calls = at + 1, calls + (each.form == "called")
-
-
-def _nbytes(size: str, stride: str, dtype: str) -> int:
-    sizes, strides = ast.literal_eval(size), ast.literal_eval(stride)
-    last = sum((count - 1) * step for count, step in zip(sizes, strides, strict=True))
-    itemsize: int = getattr(torch, dtype).itemsize
-    return 0 if 0 in sizes else (last + 1) * itemsize
+        elif isinstance(form, Called):
+            end, calls = at + 1, calls + 1
+        elif isinstance(form, Deleted) and end == at:
+            end = at + 1
 
 
 def _place(buffers: Iterable[Buffer]) -> int:

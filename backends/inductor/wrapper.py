@@ -1,25 +1,184 @@
-"""The text of inductor's wrapper: the bytes that it holds at most, read off its allocations and last uses.
+"""The text of inductor's wrapper: the statements of its ``call``, and the bytes that it holds at most.
 
-It has a plan of its own of allocations and reuse, in the statements ``empty_strided_cpu``, ``reinterpret_tensor``,
-``del`` and ``return``.
+Inductor writes a Python function that allocates buffers, calls kernels, and deletes what it needs no more, with a plan
+of its own of what uses whose memory. Each line is of one of the forms below, or foreign.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 
 from reroll.graph.memory import Ledger, strided_nbytes
 
-_CALLED = re.compile(r"(buf\w+) = [\w.]+\.\w+\(.*\)$")
-_ITEM = re.compile(r"(buf\w+) = (buf\w+)\[\d+\]$")
-_CHECKED = re.compile(r"assert_size_stride\((buf\w+), (.*), 'torch\.ops\.([\w.]+)'\)$")
-_ASSIGNED = re.compile(r"(\w+) = (\w+)\((.*)\)(?:; del (\w+))?$")
-_MOVED = re.compile(r"(\w+) = (\w+)(?:; del (\w+))?$")
-_COMMENT = re.compile(r"\s+#.*$")
+_CALL = re.compile(r"^( *)def call\((?:self, )?args\):\n", re.MULTILINE)
+_TUPLE = r"\([\d, ]*\)"
+_VIEW = rf"reinterpret_tensor\((\w+), ({_TUPLE}), ({_TUPLE}), (\d+)\)"
+_ALLOCATED = re.compile(rf"(\w+) = empty_strided_(\w+)\(({_TUPLE}), ({_TUPLE}), torch\.(\w+)\)")
+_VIEWED = re.compile(rf"(\w+) = {_VIEW}(?:; del (\w+))?")
+_MOVED = re.compile(r"(\w+) = (\w+)(?:; del (\w+))?")
+_DELETED = re.compile(r"del (\w+(?:, \w+)*)")
+_CHECKED = re.compile(r"assert_(size_stride|alignment)\((\w+), (.*?)(?:, 'torch\.ops\.([\w.]+)')?\)")
+_CALLED = re.compile(r"(\w+)\((.*)\)")
+_OPERAND = re.compile(rf"(?:{_VIEW}|(\w+))(?:, |$)")
+_GIVEN = re.compile(r"buf\w+ = (?:[\w.]+\.\w+\(.*\)|buf\w+\[\d+\])")
+_COMMENT = re.compile(r"(^|\s+)#.*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Allocated:
+    """``buf0 = empty_strided_cpu((32, 256), (256, 1), torch.float32)``."""
+
+    name: str
+    device: str
+    size: str
+    stride: str
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffer."""
+        itemsize: int = getattr(torch, self.dtype).itemsize
+        return _nbytes(f"{self.size}, {self.stride}", itemsize)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """``reinterpret_tensor(buf0, (8, 4), (1, 8), 0)``: ``offset`` elements into a base."""
+
+    base: str
+    size: str
+    stride: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Viewed:
+    """``buf1 = reinterpret_tensor(...); del buf0``."""
+
+    name: str
+    view: View
+    deleted: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """``buf1 = buf0; del buf0``."""
+
+    name: str
+    source: str
+    deleted: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """``del buf0, buf1``."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """``assert_size_stride(buf0, (4, 8), (8, 1), 'torch.ops.aten.mm.default')``, ``assert_alignment(...)``.
+
+    operation: the one of torch's that gave the tensor, if it is named.
+    """
+
+    what: str
+    name: str
+    layout: str
+    operation: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """``cpp_fused_0(buf0, reinterpret_tensor(...))``."""
+
+    kernel: str
+    operands: tuple[str | View, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """``buf1 = torch.ops.aten.sort.default(buf0)``, ``buf2 = buf1[0]``: a ``Checked`` behind it says of what size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """An empty line, or a comment."""
+
+
+Form = Allocated | Viewed | Moved | Deleted | Checked | Called | Given | Nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A line of the wrapper, as it is written and without its comment; one without a form is foreign."""
+
+    line: str
+    text: str
+    form: Form | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The statements of ``call`` up to its ``return``, the last one.
+
+    head: where ``def call`` begins in the source. start, end: where they are. indent: that of all; None if they differ.
+    """
+
+    head: int
+    start: int
+    end: int
+    indent: str | None
+    statements: tuple[Statement, ...]
+
+
+def body_of(source: str) -> Body | None:
+    """The body of a wrapper's ``call``; None where the source is of another form."""
+    head = _CALL.search(source)
+    if head is None or "def partition_" in source:
+        return None
+    lines = source[head.end() :].splitlines(keepends=True)
+    last = next((at for at, line in enumerate(lines) if line.lstrip().startswith("return ")), None)
+    if last is None:
+        return None
+    lines, indent = lines[: last + 1], head[1] + "    "
+    flat = all(line.startswith(indent) and not line[len(indent) :].startswith((" ", "\t")) for line in lines)
+    end = head.end() + sum(map(len, lines))
+    return Body(head.start(), head.end(), end, indent if flat else None, tuple(map(_statement, lines)))
+
+
+def _statement(line: str) -> Statement:
+    text = _COMMENT.sub("", line).strip()
+    return Statement(line.strip(), text, _form(text))
+
+
+def _form(text: str) -> Form | None:
+    if not text:
+        return Nothing()
+    if match := _ALLOCATED.fullmatch(text):
+        return Allocated(*match.groups())
+    if match := _VIEWED.fullmatch(text):
+        return Viewed(match[1], View(match[2], match[3], match[4], int(match[5])), match[6])
+    if match := _MOVED.fullmatch(text):
+        return Moved(*match.groups())
+    if match := _DELETED.fullmatch(text):
+        return Deleted(tuple(match[1].split(", ")))
+    if match := _CHECKED.fullmatch(text):
+        return Checked(*match.groups())
+    if match := _CALLED.fullmatch(text):
+        return None if _OPERAND.sub("", match[2]) else Called(match[1], tuple(_operands(match[2])))
+    return Given() if _GIVEN.fullmatch(text) else None
+
+
+def _operands(text: str) -> Iterator[str | View]:
+    for base, size, stride, offset, name in _OPERAND.findall(text):
+        yield name or View(base, size, stride, int(offset))
 
 
 def wrapper_peak(source: str, inputs: Mapping[str, int], itemsizes: Mapping[str, int]) -> int | None:
@@ -28,63 +187,47 @@ def wrapper_peak(source: str, inputs: Mapping[str, int], itemsizes: Mapping[str,
     inputs: bytes of each owned input by name; the others take nothing. itemsizes: bytes of an element of the results of
     each operation by name; inductor writes down the shapes of what torch's own kernels give.
     """
-    found = re.search(r"^def call\(|^    def call\(", source, re.MULTILINE)
-    if found is None or "def partition_" in source:
+    body = body_of(source)
+    if body is None:
         return None
     ledger = Ledger()
     for name, nbytes in inputs.items():
         ledger.allocate(name, nbytes)
-    for line in source[found.start() :].splitlines()[1:]:
-        line = _COMMENT.sub("", line).strip()
-        if line.startswith("return "):
-            return ledger.peak
-        if not _understood(line, ledger, itemsizes):
-            return None
+    if all(_understood(each, ledger, itemsizes) for each in body.statements):
+        return ledger.peak
     return None
 
 
-def _understood(line: str, ledger: Ledger, itemsizes: Mapping[str, int]) -> bool:
+def _understood(statement: Statement, ledger: Ledger, itemsizes: Mapping[str, int]) -> bool:
     """Take account of one statement. False if it binds a buffer in a way that is not known."""
-    if match := _CHECKED.fullmatch(line):
-        return _given(match[1], match[2], itemsizes.get(match[3]), ledger)
-    if _CALLED.fullmatch(line) or _ITEM.fullmatch(line):
-        return True  # its size is checked in the next lines
-    if line.startswith("del "):
-        for name in line[4:].split(","):
-            ledger.drop(name.strip())
-        return True
-    if match := _MOVED.fullmatch(line):
-        ledger.alias(match[1], match[2])
-        ledger.drop(match[3])
-        return True
-    if not line.startswith("buf"):
-        return True
-    match = _ASSIGNED.fullmatch(line)
-    if match is None:
-        return "=" not in line
-    name, called, arguments, moved = match.groups()
-    if called.startswith("empty_strided_"):
-        ledger.allocate(name, _allocated(arguments))
-    elif called == "reinterpret_tensor":
-        ledger.alias(name, arguments.split(",")[0].strip())
-    else:
-        return False
-    ledger.drop(moved)
+    match statement.form:
+        case Checked("size_stride", name, layout, str(operation)) if _is_buffer(name):
+            if operation not in itemsizes:
+                return False
+            if name not in ledger.names:  # else it shares memory that is known
+                ledger.allocate(name, _nbytes(layout, itemsizes[operation]))
+        case Allocated(name) as buffer if _is_buffer(name):
+            ledger.allocate(name, buffer.nbytes)
+        case Viewed(name, View(source), deleted) if _is_buffer(name):
+            ledger.alias(name, source)
+            ledger.drop(deleted)
+        case Moved(name, source, deleted):
+            ledger.alias(name, source)
+            ledger.drop(deleted)
+        case Deleted(names):
+            for name in names:
+                ledger.drop(name)
+        case None:
+            return not (_is_buffer(statement.text) and "=" in statement.text)
     return True
 
 
-def _given(name: str, layout: str, itemsize: int | None, ledger: Ledger) -> bool:
-    """Take account of what torch's own kernel gave, unless it shares memory that is known. False if it has no size."""
-    if itemsize is None:
-        return False
-    if name not in ledger.names:
-        shape, stride = ast.literal_eval(f"({layout})")
-        ledger.allocate(name, strided_nbytes(shape, stride, itemsize))
-    return True
+def _is_buffer(text: str) -> bool:
+    """Whether inductor named it: ``buf0``."""
+    return text.startswith("buf")
 
 
-def _allocated(arguments: str) -> int:
-    """Bytes of ``empty_strided_cpu((32, 256), (256, 1), torch.float32)``."""
-    sizes, _, dtype = arguments.rpartition(", torch.")
-    shape, stride = ast.literal_eval(f"({sizes})")
-    return strided_nbytes(shape, stride, getattr(torch, dtype).itemsize)
+def _nbytes(layout: str, itemsize: int) -> int:
+    """Bytes of a tensor of ``(32, 256), (256, 1)``."""
+    shape, stride = ast.literal_eval(f"({layout})")
+    return strided_nbytes(shape, stride, itemsize)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import reroll
 import reroll.backends.construct.kernels as build
-import reroll.backends.front.entries as anylength
+import reroll.backends.front.entries as entries
+import reroll.backends.front.families as families
 from agreement import differences, results
 from length_networks import (
     DOUBLE,
@@ -67,8 +68,8 @@ def test_thirty_lengths_are_traced_and_compiled_once() -> None:
     twin = copy.deepcopy(net)
     run = reroll.compile(twin, time_dim=0, **EAGER)
     kernels = mock.Mock(wraps=build.compile_kernels)
-    graphs = mock.Mock(wraps=anylength.Entry)
-    with mock.patch.object(anylength, "compile_kernels", kernels), mock.patch.object(anylength, "Entry", graphs):
+    graphs = mock.Mock(wraps=entries.Entry)
+    with mock.patch.object(families, "compile_kernels", kernels), mock.patch.object(entries, "Entry", graphs):
         for steps in (40, *range(1, 15), *range(21, 300, 20), 64):
             agree(net, run, twin, torch.randn(steps, 2, I))
     assert graphs.call_count == 1

@@ -17,7 +17,8 @@ from torch.utils._pytree import tree_leaves
 
 import reroll
 import reroll.backends.dynamo.entry as dynamo
-import reroll.backends.front.entries as anylength
+import reroll.backends.front.entries as entries
+import reroll.backends.front.families as families
 import reroll.backends.front.observe as observe
 from length_networks import DOUBLE, EAGER, H, I, Net, counted, growing_attribute, kept_input, last, rows, stacked
 from reroll.errors import LengthError, OptionError, RerollError, UnsupportedError
@@ -213,7 +214,7 @@ def test_batches_that_are_views_of_one_data_set_are_looked_at_once() -> None:
     net, data = Net(last), torch.randn(30, 8, I)
     run = reroll.compile(net, time_dim=0, **EAGER)
     looks = mock.Mock(wraps=observe.observe)
-    with mock.patch.object(anylength, "observe", looks):
+    with mock.patch.object(entries, "observe", looks):
         for at in range(0, 8, 2):
             batch = data[:, at : at + 2]
             assert torch.allclose(run(batch), net(batch), atol=1e-12)
@@ -244,5 +245,5 @@ def test_nothing_is_kept_of_a_model_that_is_gone() -> None:
         run(torch.randn(20, 2, I))
         del run
         gc.collect()
-        kinds = anylength.Entry, anylength.Family
+        kinds = entries.Entry, families.Family
         assert not [each for each in gc.get_objects() if type(each) in kinds]

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import shutil
-import time
-import warnings
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-from rich.console import Console
-from torch import Tensor, nn
+from torch import Tensor
 from torch._inductor.codecache import CppPythonBindingsCodeCache as Bindings
 
-import reroll
 import reroll.backends.inductor.unit as toolchain
-import reroll.backends.progress
 from reroll.backends.inductor.unit import Unit
-from reroll.backends.progress import hinting, progress
-from reroll.errors import LengthError, RerollWarning
+from reroll.errors import RerollWarning
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 
@@ -103,44 +96,3 @@ def test_a_probe_that_succeeded_is_not_repeated() -> None:
     probe.side_effect = [False]
     with mock.patch.object(toolchain, "_cpu", return_value="another"):
         assert not remembered(Isa(), "code")
-
-
-def shown(seconds: float, *, terminal: bool) -> str:
-    console = Console(file=io.StringIO(), force_terminal=terminal)
-    with mock.patch.object(reroll.backends.progress, "PATIENCE", 0.01), progress("compiling", console):
-        time.sleep(seconds)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
-
-
-def test_a_long_compilation_says_so_on_a_terminal_only() -> None:
-    assert "compiling" in shown(0.3, terminal=True)
-    assert not shown(0.0, terminal=True)
-    assert not shown(0.3, terminal=False)
-
-
-def test_a_hint_is_given_unless_it_is_called_off() -> None:
-    short = mock.patch.object(reroll.backends.progress, "LONG", 0.02)
-    with short, pytest.warns(RerollWarning, match="is it this"), hinting(lambda: "is it this?", wanted=True):
-        time.sleep(0.2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for wanted in (True, False):
-            with mock.patch.object(reroll.backends.progress, "LONG", 0.05), hinting(lambda: "no", wanted=wanted) as off:
-                off()
-                time.sleep(0.1)
-
-
-def test_a_wrong_time_dim_is_told_while_the_model_is_read() -> None:
-    class Slow(nn.Module):
-        def forward(self, x_TBH: Tensor) -> Tensor:
-            h_BH = x_TBH.new_zeros(x_TBH.shape[1:])
-            for x_BH in x_TBH:
-                h_BH = torch.tanh(x_BH + h_BH)
-            return h_BH
-
-    model = reroll.compile(Slow(), time_dim=1, lowering="eager")
-    told = r"time_dim names dimension 1 of \[30, 4, 3\]"
-    short = mock.patch.object(reroll.backends.progress, "LONG", 0.001)
-    with short, pytest.warns(RerollWarning, match=told), pytest.raises(LengthError):
-        model(torch.randn(30, 4, 3, requires_grad=True))

@@ -1,0 +1,107 @@
+"""The programs of one pattern, for every number of steps, out of the same compiled segments."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from reroll.backends.construct.kernels import Kernels, check_policy, compile_kernels
+from reroll.backends.construct.replan import Plans
+from reroll.backends.construct.share import fitting_all
+from reroll.backends.dynamo.around import beside_of
+from reroll.backends.dynamo.entry import Graph, assemble
+from reroll.backends.front.observe import Observed
+from reroll.backends.runtime.node import Idle
+from reroll.capture.capture import capture
+from reroll.capture.fusion.fuse import fuse
+from reroll.capture.lengths.align import align
+from reroll.capture.lengths.instantiate import Instance, instantiate
+from reroll.graph.fakes import new_fake_mode
+from reroll.planning.choose import Beside
+from reroll.planning.options import Options
+from reroll.planning.segments import any_lengths, segment_length
+from reroll.recurrence import Numbers, Recurrence
+
+_PROGRAMS = 64
+
+
+class Family:
+    """What the traces of a model at the lengths of a pattern say of it at every length; the last one is run by Dynamo.
+
+    Raises LengthError where they give no template.
+    """
+
+    def __init__(self, lengths: Sequence[int], modules: Sequence[fx.GraphModule], options: Options) -> None:
+        self.module, self.options = modules[-1], options
+        found = [fuse(capture(each, maps=True)) for each in modules]
+        self.template, self.notes = align(lengths, modules, found), found[-1].notes
+        check_policy(found[-1].recurrences, self.options)
+        self.kernels: dict[Any, Kernels] = {}
+        self.programs: OrderedDict[Observed, tuple[Graph, tuple[int | None, ...]]] = OrderedDict()
+
+    def program(
+        self, observed: Observed, operands: Sequence[Any], sequences: Mapping[int, Tensor]
+    ) -> tuple[Graph, tuple[int | None, ...]]:
+        """The compiled graph at the length of a call, and what its outputs stand for.
+
+        sequences: what the operands that are tokens stand for, by their identity.
+        """
+        if observed not in self.programs:
+            instance = instantiate(self.template, observed.check)
+            _show_sizes(instance, operands, sequences)
+            tokens = sum(each.nbytes for each in operands if id(each) in sequences)
+            self.programs[observed] = self._compiled(instance, tokens), instance.outputs
+            forget(self.programs)
+        self.programs.move_to_end(observed)
+        return self.programs[observed]
+
+    def _compiled(self, instance: Instance, tokens: int) -> Graph:
+        modules = dict[str, nn.Module]()
+        kernels, running = list[Callable[[int], Kernels]](), list[Recurrence]()
+        for at, recurrence in enumerate(instance.recurrences):
+            if recurrence.steps == 0:
+                one = replace(recurrence, steps=1)
+                length = segment_length(one, self.options)
+                modules[recurrence.name] = Idle(recurrence, self._kernels(at, one, length).traced.results)
+                continue
+            kernels.append(partial(self._kernels, at, recurrence))
+            running.append(recurrence)
+
+        def beside(results: Mapping[str, tuple[Tensor, ...]]) -> Beside:
+            standing = {**modules, **{name: nn.Identity() for name in results}}
+            return beside_of(assemble(self.module, instance.outer, standing), results, tokens)
+
+        plans = Plans(fitting_all(kernels, running, self.options, beside))
+        module = assemble(self.module, instance.outer, modules | plans.modules)
+        return Graph(module, module, plans, "", "", self.notes, tokens)
+
+    def _kernels(self, at: int, recurrence: Recurrence, length: int) -> Kernels:
+        numbers = tuple(x.dtype for x in recurrence.xs if isinstance(x, Numbers))
+        if (at, length, numbers) not in self.kernels:
+            self.kernels[at, length, numbers] = compile_kernels(
+                recurrence, self.options, any_lengths(length, self.options)
+            )
+        return self.kernels[at, length, numbers]
+
+
+def forget(cache: OrderedDict[Any, Any]) -> None:
+    """Keep no more than the last ones."""
+    if len(cache) > _PROGRAMS:
+        cache.popitem(last=False)
+
+
+def _show_sizes(instance: Instance, operands: Sequence[Any], sequences: Mapping[int, Tensor]) -> None:
+    """Give the inputs of the outer graph examples of this length."""
+    mode = new_fake_mode()
+    for node, operand in zip(instance.outer.find_nodes(op="placeholder"), operands, strict=True):
+        value = sequences.get(id(operand))
+        if value is not None:
+            with mode:
+                like = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+            node.meta["example_value"] = like.requires_grad_(value.requires_grad)
