@@ -10,7 +10,8 @@ import torch._dynamo.guards
 
 import walks
 from reroll.backends.runtime.executable import Executable
-from reroll.program import registry
+from reroll.program.registry import PASSES, find
+from reroll.schedules.named import SCHEDULES
 from simulation import check_races
 
 MOST_STEPS = 1000
@@ -85,10 +86,9 @@ def rnn_layers() -> Iterator[None]:
 
 
 @pytest.fixture
-def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Passes that a test registers are gone after it."""
-    registry.lookup("save")
-    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
-    registry._plugins.cache_clear()
-    yield
-    registry._plugins.cache_clear()
+def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is gone after it: passes, schedules, codecs, tiers."""
+    find("save")
+    for registry in (PASSES, SCHEDULES):
+        monkeypatch.setattr(registry, "_values", dict(registry._values))
+        monkeypatch.setattr(registry, "_points", None)

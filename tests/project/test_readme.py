@@ -9,9 +9,8 @@ import pytest
 import torch
 
 import reroll
-from reroll.program import registry
 from reroll.program.program import INSTRUCTIONS
-from reroll.program.registry import lookup
+from reroll.program.registry import find as find_pass
 from reroll.schedules.named import find, schedule_names
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,12 +35,11 @@ def rows(text: str) -> list[list[str]]:
     return [re.findall(r"`([\w-]+)`", line.split("|")[1]) for line in text.splitlines() if line.startswith("| `")]
 
 
+@pytest.mark.usefixtures("fresh_registry")
 def test_python_blocks_run_in_order(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    lookup("save")
     monkeypatch.chdir(tmp_path)  # the report is saved where the user is
-    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
     namespace: dict[str, Any] = {"__name__": "readme"}
     for source in blocks("python"):
         exec(compile(small(source), "README.md", "exec"), namespace)
@@ -78,7 +76,7 @@ def test_the_passes_and_instructions_are_those_of_the_text() -> None:
     assert set(re.findall(r"`(\w+)`", instructions)) == names
     drawn = re.findall(r"\|    ([a-z-]+) +", section("How it works"))
     assert tuple(drawn) == reroll.DEFAULT_PASSES
-    assert lookup("trim") is not None
+    assert find_pass("trim").on == "program"
 
 
 def test_the_files_that_are_named_exist() -> None:
