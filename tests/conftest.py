@@ -9,6 +9,7 @@ import torch
 import torch._dynamo.guards
 
 import walks
+from reroll.backends.codecs.codec import CODECS
 from reroll.backends.runtime.executable import Executable
 from reroll.program.registry import PASSES, find
 from reroll.schedules.named import SCHEDULES
@@ -89,6 +90,6 @@ def rnn_layers() -> Iterator[None]:
 def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is gone after it: passes, schedules, codecs, tiers."""
     find("save")
-    for registry in (PASSES, SCHEDULES):
+    for registry in (PASSES, SCHEDULES, CODECS):
         monkeypatch.setattr(registry, "_values", dict(registry._values))
         monkeypatch.setattr(registry, "_points", None)

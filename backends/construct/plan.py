@@ -9,12 +9,12 @@ from functools import lru_cache, partial
 
 from torch import Tensor
 
+from reroll.backends.codecs.codec import CODECS
 from reroll.backends.construct.bytes import carry_gradients, footprint, output_gradients, recorded, turned_gradients
 from reroll.backends.construct.kernels import Kernels, passes_of, results_of, store_all_root
 from reroll.backends.construct.timing import with_transfers
 from reroll.backends.runtime.executable import Executable
 from reroll.backends.runtime.recordings import Graphs
-from reroll.backends.runtime.values import expected_nbytes
 from reroll.backends.tiers.device import home_of
 from reroll.backends.tiers.disk import DiskTier
 from reroll.backends.tiers.host import HostTier
@@ -178,7 +178,9 @@ def _needs(kernels: Kernels, recurrence: Recurrence, graphs: Graphs) -> Needs:
     def packed(codec: tuple[str, ...]) -> int:
         if not codec:
             return plain
-        return sum(expected_nbytes(value, name) for value, name in zip(values, codec, strict=True))
+        return sum(
+            CODECS.find(name).nbytes(value.numel(), value.dtype) for value, name in zip(values, codec, strict=True)
+        )
 
     def taped(start: int, stop: int) -> int:
         return sum(footprints[k].saved * count for k, count in pieces(stop - start, segments))
