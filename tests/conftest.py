@@ -11,7 +11,9 @@ import torch._dynamo.guards
 import walks
 from reroll.backends.codecs.codec import CODECS
 from reroll.backends.runtime.executable import Executable
+from reroll.backends.tiers.tier import TIERS
 from reroll.program.registry import PASSES, find
+from reroll.schedules.machine import REMOTE_TIERS
 from reroll.schedules.named import SCHEDULES
 from simulation import check_races
 
@@ -90,6 +92,6 @@ def rnn_layers() -> Iterator[None]:
 def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is gone after it: passes, schedules, codecs, tiers."""
     find("save")
-    for registry in (PASSES, SCHEDULES, CODECS):
+    for registry in (PASSES, SCHEDULES, CODECS, REMOTE_TIERS, TIERS):
         monkeypatch.setattr(registry, "_values", dict(registry._values))
         monkeypatch.setattr(registry, "_points", None)

@@ -16,9 +16,7 @@ from reroll.backends.construct.timing import with_transfers
 from reroll.backends.runtime.executable import Executable
 from reroll.backends.runtime.recordings import Graphs
 from reroll.backends.tiers.device import home_of
-from reroll.backends.tiers.disk import DiskTier
-from reroll.backends.tiers.host import HostTier
-from reroll.backends.tiers.tier import STAGING, Tier
+from reroll.backends.tiers.tier import STAGING, TIERS
 from reroll.errors import BudgetError, RerollWarning
 from reroll.passes import DEFAULT_PASSES
 from reroll.planning.choice import Choice
@@ -122,7 +120,7 @@ def _plan(
     if own != list(DEFAULT_PASSES):
         usual = run(DEFAULT_PASSES, store_all(choice.steps, choice.segment), context)
         _warn_of_passes(own, choice, tally, count(usual, needs.sizes))
-    tiers = _tiers(program, tally, options)
+    tiers = {name: TIERS.find(name).make(options.spill_folder) for name in tally.tier_peaks}
     executable = Executable.of(
         recurrence, program, kernels.segments, tiers, options.verify, kernels.watch, kernels.once, graphs
     )
@@ -193,13 +191,3 @@ def _needs(kernels: Kernels, recurrence: Recurrence, graphs: Graphs) -> Needs:
         output_grads=output_gradients(segments[length], traced.carries, recurrence.steps),
         staged=STAGING,
     )
-
-
-def _tiers(program: Program, tally: Tally, options: Options) -> dict[str, Tier]:
-    names = {name for name in tally.tier_peaks if name not in ("local", "remote")}
-    made: dict[str, Tier] = {}
-    if "disk" in names:
-        made["disk"] = DiskTier(options.spill_folder)
-    if "host" in names:
-        made["host"] = HostTier()
-    return made

@@ -139,7 +139,7 @@ def test_trim_drops_what_nobody_reads() -> None:
     assert verify(built("double_merged", 9, 3, 3, passes=DECIDE + ",trim")).local_peak <= 4
 
 
-def test_a_tier_that_the_context_does_not_list_is_refused() -> None:
+def test_a_tier_that_there_is_not_is_refused() -> None:
     context = Context(root_of("remote", 4, 1, 2, 1, "tape-drive"))
     with pytest.raises(PassError, match=r"Pass 'offload' raised OptionError.*'tape-drive'"):
         run(DECIDE, store_all(4, 1), context)
