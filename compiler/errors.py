@@ -79,11 +79,15 @@ class RerollWarning(UserWarning):
     """Something was done differently from what the user may expect."""
 
 
-def nearest(name: str, valid: Sequence[str]) -> str:
-    """The end of a sentence on an unknown name: the valid one that is like it, if there is one, and all of them."""
+def did_you_mean(name: str, valid: Sequence[str]) -> str:
+    """A question for the valid name that is like an unknown one, and a space; empty if there is none."""
     close = difflib.get_close_matches(name, valid, n=1, cutoff=0.4)
-    hint = f"Did you mean {close[0]!r}? " if close else ""
-    return f"{hint}Valid are: {', '.join(valid)}."
+    return f"Did you mean {close[0]!r}? " if close else ""
+
+
+def nearest(name: str, valid: Sequence[str]) -> str:
+    """What is said of an unknown name: the valid one that is like it, if there is one, and all of them."""
+    return f"{did_you_mean(name, valid)}Valid are: {', '.join(valid)}."
 
 
 def is_shortage(error: Exception) -> bool:

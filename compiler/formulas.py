@@ -14,7 +14,6 @@ The letters of the formulas, what they mean, and the abbreviations that formulas
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -26,7 +25,7 @@ import sympy
 from numpy.typing import ArrayLike, NDArray
 from sympy import Expr, Integer, Max, Min, Symbol, ceiling
 
-from reroll.errors import OptionError
+from reroll.errors import OptionError, nearest
 
 FORMULATED = ("store_all", "standard", "remote", "hierarchical", "double")
 """The schedules that have formulas."""
@@ -329,6 +328,5 @@ def formula(scheme: str, tier: str = "remote") -> Formula:
     known = _known()
     name = "double, local" if (scheme, tier) == ("double", "local") else scheme
     if name not in known:
-        near = difflib.get_close_matches(str(scheme), known, n=1, cutoff=0.0)[0]
-        raise OptionError(f"There is no formula of {scheme!r}; did you mean {near!r}? Known are {', '.join(known)}.")
+        raise OptionError(f"There is no formula of {scheme!r}. {nearest(str(scheme), tuple(known))}")
     return known[name]

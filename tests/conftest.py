@@ -9,8 +9,12 @@ import torch
 import torch._dynamo.guards
 
 import walks
+from reroll.backends.codecs.codec import CODECS
 from reroll.backends.runtime.executable import Executable
-from reroll.program import registry
+from reroll.backends.tiers.tier import TIERS
+from reroll.program.registry import PASSES, find
+from reroll.schedules.machine import REMOTE_TIERS
+from reroll.schedules.named import SCHEDULES
 from simulation import check_races
 
 MOST_STEPS = 1000
@@ -85,10 +89,9 @@ def rnn_layers() -> Iterator[None]:
 
 
 @pytest.fixture
-def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Passes that a test registers are gone after it."""
-    registry.lookup("save")
-    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
-    registry._plugins.cache_clear()
-    yield
-    registry._plugins.cache_clear()
+def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is gone after it: passes, schedules, codecs, tiers."""
+    find("save")
+    for registry in (PASSES, SCHEDULES, CODECS, REMOTE_TIERS, TIERS):
+        monkeypatch.setattr(registry, "_values", dict(registry._values))
+        monkeypatch.setattr(registry, "_points", None)

@@ -11,3 +11,7 @@ Mind: A codec says whether it can represent a tensor exactly; what it cannot is 
     Lossless packing is always on: no budget chooses among codecs. `codec="none"` with inductor keeps bools on the tape
     and is about 1.8 times slower forward than packed bits.
 """
+
+from reroll.backends.codecs import bits, rounding, small, sparse
+
+__all__ = ["bits", "rounding", "small", "sparse"]

@@ -11,7 +11,7 @@ raw       anything                                                              
 ========  =====================================================================  ===========================
 
 "bfloat16" and "int8" round (``reroll.backends.codecs.rounding``) where "sparse" takes more bytes and all values are
-finite.
+finite. Each file of this folder registers its codecs; ``__init__`` lists the files.
 
 Elements are taken in memory order, so a dense tensor keeps its strides (transposed, channels_last); one with gaps or
 overlaps comes back contiguous. On a CPU temporaries stay below 1 MiB; on other devices a check waits for the device, so
@@ -20,26 +20,16 @@ what is proved to be 0 and 1 is packed without one there, and what may or may no
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from reroll.backends.codecs.rounding import is_exact, rounded, rounded_nbytes, unrounded
+from reroll.backends.codecs.words import on_host, words_of
 from reroll.errors import StorageError, UnsupportedError
-from reroll.segment.facts import FLOATS, INTEGERS, LOSSY, WORDS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from numpy.typing import NDArray
-
-BLOCK = 1 << 16  # elements that a CPU codec handles at a time: they stay in the cache; a multiple of 8
-NUMPY = {torch.uint8: np.uint8, torch.int16: np.int16, torch.int32: np.int32, torch.int64: np.int64}
-OCTETS = np.unpackbits(np.arange(256, dtype=np.uint8)).reshape(256, 8)  # the bits of every byte
+from reroll.registry import Registry
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +58,47 @@ class Encoded:
         return int(np.prod(self.shape, dtype=np.int64))
 
 
+Held = tuple[str, tuple[Tensor, ...]]
+"""The name of the codec that gives elements back, and the payload that it needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """A way to store the elements of a tensor, which both functions take in memory order, as one dimension.
+
+    ``encode``: what holds elements, one at least and no complex numbers; another codec's where that is better; None
+        where they cannot be given back bit for bit, or, by a codec that rounds, as finite numbers.
+    ``decode``: the elements, on the tensor's device.
+    ``nbytes``: bytes at most of what holds a number of elements of a dtype.
+    ``exact``: whether every bit comes back.
+    ``unasked``: ``encode`` for elements on a device that are proved to fit, without waiting for it.
+    """
+
+    name: str
+    encode: Callable[[Tensor], Held | None]
+    decode: Callable[[Encoded], Tensor]
+    nbytes: Callable[[int, torch.dtype], int]
+    exact: bool = True
+    unasked: Callable[[Tensor], Held | None] | None = None
+
+
+CODECS: Registry[Codec] = Registry("codec", StorageError)
+
+
+def register_codec(codec: Codec) -> Codec:
+    """Let ``encode`` and ``decode`` know a codec. Raises StorageError for a name that is taken."""
+    CODECS.add(codec, codec.encode)
+    return codec
+
+
+def as_it_is(numel: int, dtype: torch.dtype) -> int:
+    """Bytes of elements that are stored as they are."""
+    return numel * dtype.itemsize
+
+
+RAW = register_codec(Codec("raw", lambda flat: None, lambda encoded: encoded.payload[0], as_it_is))
+
+
 def encode(tensor: Tensor, codec: str = "sparse", copy: bool = True, proved: bool = False) -> Encoded:
     """Store the values of ``tensor``, detached, with ``codec`` if that gives them back bit for bit, else "raw".
 
@@ -76,32 +107,21 @@ def encode(tensor: Tensor, codec: str = "sparse", copy: bool = True, proved: boo
     tensor that is part of a larger storage is copied all the same, so as not to keep the rest of it alive.
     ``proved``: the values fit "bits", if that is the codec; no device is waited for then, nor to see what is sparse.
     """
-    if codec not in (*ENCODERS, *LOSSY):
-        raise StorageError(f"There is no codec {codec!r}. Choose one of {', '.join((*ENCODERS, *LOSSY))}.")
+    asked = CODECS.find(codec)
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise UnsupportedError(f"A {tensor.layout} tensor cannot be stored. Convert it with .to_dense() first.")
     source = tensor.detach().resolve_conj().resolve_neg()
     if not is_dense(source):
-        source, copy = _words(source).contiguous().view(source.dtype), False  # torch's own copy makes 1 of a bool's 2
+        source, copy = words_of(source).contiguous().view(source.dtype), False  # torch's own copy makes 1 of a bool's 2
     flat = source.as_strided((source.numel(),), (1,))
-    unasked = proved and codec in UNASKED and not _on_host(flat)
-    payload = None
+    held = None
     if flat.numel() and not flat.is_complex():
-        codec, payload = (codec, UNASKED[codec](flat)) if unasked else _encoded(flat, codec)
-    if payload is None:
-        codec = "raw"
+        unasked = asked.unasked if proved and not on_host(flat) else None
+        held = (unasked or asked.encode)(flat)
+    if held is None:
         partial = flat.nbytes < flat.untyped_storage().nbytes()
-        payload = (_words(flat).clone().view(flat.dtype) if copy or partial else flat,)
-    return Encoded(codec, payload, tuple(tensor.shape), source.stride(), tensor.dtype, tensor.device)
-
-
-def _encoded(flat: Tensor, codec: str) -> tuple[str, tuple[Tensor, ...] | None]:
-    """The codec that is used, and what it holds; None where that is nothing."""
-    if codec not in LOSSY:
-        return codec, ENCODERS[codec](flat)
-    lossless = _encode_sparse(flat, None if is_exact() else rounded_nbytes(flat.numel(), flat.dtype, codec))
-    payload = None if lossless or is_exact() else rounded(flat, codec)
-    return (codec, payload) if payload else ("sparse", lossless or _encode_sparse(flat))
+        held = RAW.name, (words_of(flat).clone().view(flat.dtype) if copy or partial else flat,)
+    return Encoded(*held, tuple(tensor.shape), source.stride(), tensor.dtype, tensor.device)
 
 
 def decode(encoded: Encoded) -> Tensor:
@@ -109,7 +129,7 @@ def decode(encoded: Encoded) -> Tensor:
 
     On ``encoded.device``; fresh memory, except that "raw" is its payload there.
     """
-    flat = encoded.payload[0] if encoded.codec == "raw" else DECODERS[encoded.codec](encoded)
+    flat = CODECS.find(encoded.codec).decode(encoded)
     return flat.to(encoded.device).as_strided(encoded.shape, encoded.stride)
 
 
@@ -123,179 +143,3 @@ def is_dense(tensor: Tensor) -> bool:
             return False
         expected *= size
     return tensor.numel() > 0 or tensor.is_contiguous()
-
-
-def _words(flat: Tensor) -> Tensor:
-    """The bit patterns as integers, the same memory; complex numbers stay what they are."""
-    return flat if flat.is_complex() else flat.view(WORDS[flat.dtype.itemsize])
-
-
-def _encode_bits(flat: Tensor) -> tuple[Tensor, ...] | None:
-    packed = _pack(_words(flat), *_zero_and_one(flat.dtype))
-    return None if packed is None else (packed,)
-
-
-def _decode_bits(encoded: Encoded) -> Tensor:
-    return _unpack(encoded, *_zero_and_one(encoded.dtype))
-
-
-def _encode_two(flat: Tensor) -> tuple[Tensor, ...] | None:
-    words = _words(flat)
-    first, second = int(words[0]), _another(words)
-    packed = _pack(words, first, second)
-    return None if packed is None else (packed, torch.tensor([first, second], dtype=words.dtype, device=words.device))
-
-
-def _decode_two(encoded: Encoded) -> Tensor:
-    return _unpack(encoded, *encoded.payload[1].tolist())
-
-
-@lru_cache
-def _zero_and_one(dtype: torch.dtype) -> tuple[int, int]:
-    zero, one = _words(torch.tensor([0, 1]).to(dtype)).tolist()
-    return zero, one
-
-
-@lru_cache(maxsize=64)
-def _table(word: torch.dtype, first: int, second: int) -> NDArray[Any]:
-    """For every byte eight words: ``second`` where its bit is set, else ``first``."""
-    return np.where(OCTETS, second, first).astype(NUMPY[word])
-
-
-def _another(words: Tensor) -> int:
-    """A pattern that differs from the first one; the first one if there is none."""
-    for block in _blocks(words):
-        differing = block != words[0]
-        place = int(differing.to(torch.uint8).argmax())
-        if differing[place]:
-            return int(block[place])
-    return int(words[0])
-
-
-def _on_host(tensor: Tensor) -> bool:
-    """Whether numpy sees the memory of a tensor."""
-    return tensor.device.type == "cpu"
-
-
-def _blocks(flat: Tensor) -> Iterator[Tensor]:
-    """The parts that are handled at a time: all at once on a device."""
-    step = BLOCK if _on_host(flat) else flat.numel()
-    return (flat[start : start + step] for start in range(0, flat.numel(), step))
-
-
-def _pack(words: Tensor, first: int, second: int) -> Tensor | None:
-    """One bit per element, set where it is ``second``; None unless every element is one of the two."""
-    if not _on_host(words):
-        mask = words == second
-        return _pack_mask(mask) if bool((mask | (words == first)).all()) else None
-    packed = torch.empty(-(-words.numel() // 8), dtype=torch.uint8)
-    source, target = words.numpy(), packed.numpy()
-    for start in range(0, source.size, BLOCK):
-        block = source[start : start + BLOCK]
-        mask = block == second
-        if not np.all(mask | (block == first)):
-            return None
-        target[start // 8 : (start + BLOCK) // 8] = np.packbits(mask)
-    return packed
-
-
-def _pack_mask(mask: Tensor) -> Tensor:
-    """One bit per element of a mask on any device; the first element is the highest bit of its byte."""
-    octets = torch.nn.functional.pad(mask.to(torch.uint8), (0, -mask.numel() % 8)).view(-1, 8)
-    places = torch.arange(7, -1, -1, dtype=torch.uint8, device=mask.device)
-    return (octets << places).sum(1, dtype=torch.uint8)
-
-
-def _unpack(encoded: Encoded, first: int, second: int) -> Tensor:
-    """The inverse of ``_pack``: every byte selects eight elements from a table of 256 rows."""
-    packed = encoded.payload[0].to(encoded.device)
-    word = WORDS[encoded.dtype.itemsize]
-    table = _table(word, first, second)
-    words = torch.empty(packed.numel() * 8, dtype=word, device=packed.device)
-    if _on_host(words):
-        np.take(table, packed.numpy(), axis=0, out=words.view(-1, 8).numpy(), mode="clip")
-    else:
-        torch.index_select(torch.from_numpy(table).to(words.device), 0, packed.int(), out=words.view(-1, 8))
-    return words[: encoded.numel].view(encoded.dtype)
-
-
-def _encode_small(flat: Tensor) -> tuple[Tensor, ...] | None:
-    if flat.dtype not in FLOATS + INTEGERS or flat.dtype.itemsize == 1:
-        return None
-    low, high = (bound.item() for bound in flat.aminmax())
-    for dtype in (torch.uint8, torch.int8, torch.int16):
-        limits = torch.iinfo(dtype)
-        if limits.min <= low and high <= limits.max and dtype.itemsize < flat.dtype.itemsize:
-            narrow = flat.to(dtype)
-            return (narrow,) if _same(flat, narrow) else None
-    return None
-
-
-def _same(flat: Tensor, narrow: Tensor) -> bool:
-    """Whether ``narrow`` gives back ``flat`` bit for bit."""
-    pairs = zip(_blocks(flat), _blocks(narrow), strict=True)
-    return all(torch.equal(_words(block), _words(part.to(flat.dtype))) for block, part in pairs)
-
-
-def _decode_small(encoded: Encoded) -> Tensor:
-    return encoded.payload[0].to(encoded.device, encoded.dtype)
-
-
-def _encode_sparse(flat: Tensor, most: int | None = None) -> tuple[Tensor, ...] | None:
-    """The payload if it takes fewer bytes than the tensor, and at most ``most``."""
-    words = _words(flat)
-    count = int(torch.count_nonzero(words))
-    nbytes = -(-words.numel() // 8) + count * flat.dtype.itemsize
-    if nbytes >= flat.nbytes or (most is not None and nbytes > most):
-        return None
-    if not _on_host(words):
-        mask = words != 0
-        return _pack_mask(mask), words[mask]
-    packed = torch.empty(-(-words.numel() // 8), dtype=torch.uint8)
-    values = torch.empty(count, dtype=words.dtype)
-    source, target, kept, end = words.numpy(), packed.numpy(), values.numpy(), 0
-    for start in range(0, source.size, BLOCK):
-        block = source[start : start + BLOCK]
-        mask = block != 0
-        target[start // 8 : (start + BLOCK) // 8] = np.packbits(mask)
-        found = block[np.flatnonzero(mask)]
-        kept[end : end + found.size] = found
-        end += found.size
-    return packed, values
-
-
-def _decode_sparse(encoded: Encoded) -> Tensor:
-    packed, values = (tensor.to(encoded.device) for tensor in encoded.payload)
-    words = torch.zeros(encoded.numel, dtype=values.dtype, device=encoded.device)
-    if not _on_host(words):
-        places = torch.arange(7, -1, -1, dtype=torch.uint8, device=encoded.device)
-        mask = ((packed[:, None] >> places) & 1).view(-1)[: encoded.numel].bool()
-        return words.masked_scatter_(mask, values).view(encoded.dtype)
-    target, kept, end = words.numpy(), values.numpy(), 0
-    for start in range(0, target.size, BLOCK):
-        block = target[start : start + BLOCK]
-        found = np.flatnonzero(np.unpackbits(packed.numpy()[start // 8 : (start + BLOCK) // 8], count=block.size))
-        block[found] = kept[end : end + found.size]
-        end += found.size
-    return words.view(encoded.dtype)
-
-
-ENCODERS: dict[str, Callable[[Tensor], tuple[Tensor, ...] | None]] = {
-    "raw": lambda flat: None,  # as it is
-    "bits": _encode_bits,
-    "two": _encode_two,
-    "small": _encode_small,
-    "sparse": _encode_sparse,
-}
-UNASKED: dict[str, Callable[[Tensor], tuple[Tensor, ...] | None]] = {
-    "bits": lambda flat: (_pack_mask(_words(flat) != 0),),
-    "sparse": lambda flat: None,
-}  # how values of a device are stored of which nothing is asked
-DECODERS: dict[str, Callable[[Encoded], Tensor]] = {
-    "bits": _decode_bits,
-    "two": _decode_two,
-    "small": _decode_small,
-    "sparse": _decode_sparse,
-    "bfloat16": lambda encoded: unrounded(encoded.payload, encoded.dtype, encoded.device),
-    "int8": lambda encoded: unrounded(encoded.payload, encoded.dtype, encoded.device),
-}

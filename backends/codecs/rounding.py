@@ -16,45 +16,22 @@ neighbours is that of Dettmers et al., 8-bit Optimizers via Block-wise Quantizat
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from reroll.backends.codecs.codec import Codec, Encoded, Held, as_it_is, register_codec
+from reroll.backends.codecs.sparse import encode_sparse
+from reroll.backends.codecs.words import blocks
 from reroll.segment.facts import FLOATS, LOSSY
 
 NEIGHBOURS, LARGEST = 64, 127
 _EXACT = threading.Event()  # set while nothing may be rounded
 BLOCK = 1 << 14  # elements that are handled at a time on a CPU; a multiple of NEIGHBOURS
-
-
-def rounded_nbytes(numel: int, dtype: torch.dtype, codec: str) -> int:
-    """Bytes of ``numel`` elements under a codec that rounds."""
-    scales = -(-numel // NEIGHBOURS) * _wide(dtype).itemsize if codec == "int8" else 0
-    return numel * LOSSY[codec] + scales
-
-
-def rounded(flat: Tensor, codec: str) -> tuple[Tensor, ...] | None:
-    """The payload of one-dimensional floats.
-
-    None for others, where that would take no fewer bytes, and where a number would not be finite.
-    """
-    if flat.dtype not in FLOATS or rounded_nbytes(flat.numel(), flat.dtype, codec) >= flat.nbytes:
-        return None
-    return _to_int8(flat) if codec == "int8" else _to_bfloat16(flat)
-
-
-def unrounded(payload: tuple[Tensor, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The numbers of a payload in ``dtype``, on a device."""
-    if len(payload) == 1:
-        return payload[0].to(device, dtype)
-    steps, scales = (part.to(device) for part in payload)
-    found = torch.empty(steps.numel(), dtype=dtype, device=device)
-    for block, made, scale in zip(_blocks(steps), _blocks(found), _blocks(scales, NEIGHBOURS), strict=True):
-        made.copy_((_neighbours(block.to(scale.dtype)) * scale[:, None]).view(-1)[: made.numel()])
-    return found
+SCALES = BLOCK // NEIGHBOURS
 
 
 @contextmanager
@@ -67,27 +44,58 @@ def exactly() -> Iterator[None]:
         _EXACT.clear()
 
 
-def is_exact() -> bool:
-    """Whether nothing may be rounded at present."""
-    return _EXACT.is_set()
+def _encode(flat: Tensor, nbytes: int, rounded: Callable[[Tensor], Held | None]) -> Held | None:
+    """``rounded``, which takes so many bytes, unless "sparse" takes no more."""
+    if _EXACT.is_set() or flat.dtype not in FLOATS or nbytes >= flat.nbytes:
+        return encode_sparse(flat)
+    return encode_sparse(flat, nbytes) or rounded(flat) or encode_sparse(flat)
 
 
-def _to_bfloat16(flat: Tensor) -> tuple[Tensor, ...] | None:
+def _encode_bfloat16(flat: Tensor) -> Held | None:
+    return _encode(flat, _nbytes_bfloat16(flat.numel(), flat.dtype), _to_bfloat16)
+
+
+def _nbytes_bfloat16(numel: int, dtype: torch.dtype) -> int:
+    return min(numel * LOSSY["bfloat16"], as_it_is(numel, dtype))
+
+
+def _to_bfloat16(flat: Tensor) -> Held | None:
     ends = torch.stack(flat.aminmax())  # NaN if there is one
-    return (flat.to(torch.bfloat16),) if bool(ends.to(torch.bfloat16).isfinite().all()) else None
+    return ("bfloat16", (flat.to(torch.bfloat16),)) if bool(ends.to(torch.bfloat16).isfinite().all()) else None
 
 
-def _to_int8(flat: Tensor) -> tuple[Tensor, ...] | None:
+def _of_bfloat16(encoded: Encoded) -> Tensor:
+    return encoded.payload[0].to(encoded.device, encoded.dtype)
+
+
+def _encode_int8(flat: Tensor) -> Held | None:
+    return _encode(flat, _nbytes_int8(flat.numel(), flat.dtype), _to_int8)
+
+
+def _nbytes_int8(numel: int, dtype: torch.dtype) -> int:
+    scales = -(-numel // NEIGHBOURS) * _wide(dtype).itemsize
+    return min(numel * LOSSY["int8"] + scales, as_it_is(numel, dtype))
+
+
+def _to_int8(flat: Tensor) -> Held | None:
     steps = torch.empty(flat.numel(), dtype=torch.int8, device=flat.device)
     scales = torch.empty(-(-flat.numel() // NEIGHBOURS), dtype=_wide(flat.dtype), device=flat.device)
-    for block, made, scale in zip(_blocks(flat), _blocks(steps), _blocks(scales, NEIGHBOURS), strict=True):
+    for block, made, scale in zip(blocks(flat, BLOCK), blocks(steps, BLOCK), blocks(scales, SCALES), strict=True):
         values = _neighbours(block.to(scale.dtype))
         torch.div(values.abs().amax(1), LARGEST, out=scale)
         if not bool((scale * LARGEST).to(flat.dtype).isfinite().all()):
             return None
         values = (values / scale.where(scale > 0, 1)[:, None]).round_().clamp_(-LARGEST, LARGEST)
         made.copy_(values.view(-1)[: made.numel()])
-    return steps, scales
+    return "int8", (steps, scales)
+
+
+def _of_int8(encoded: Encoded) -> Tensor:
+    steps, scales = (part.to(encoded.device) for part in encoded.payload)
+    found = torch.empty(steps.numel(), dtype=encoded.dtype, device=encoded.device)
+    for block, made, scale in zip(blocks(steps, BLOCK), blocks(found, BLOCK), blocks(scales, SCALES), strict=True):
+        made.copy_((_neighbours(block.to(scale.dtype)) * scale[:, None]).view(-1)[: made.numel()])
+    return found
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -100,7 +108,5 @@ def _neighbours(values: Tensor) -> Tensor:
     return functional.pad(values, (0, -values.numel() % NEIGHBOURS)).view(-1, NEIGHBOURS)
 
 
-def _blocks(flat: Tensor, each: int = 1) -> Iterator[Tensor]:
-    """The parts that are handled at a time, of what has a value for each so many elements; all at once on a device."""
-    step = BLOCK // each if flat.device.type == "cpu" else max(flat.numel(), 1)
-    return (flat[start : start + step] for start in range(0, flat.numel(), step))
+register_codec(Codec("bfloat16", _encode_bfloat16, _of_bfloat16, _nbytes_bfloat16, exact=False))
+register_codec(Codec("int8", _encode_int8, _of_int8, _nbytes_int8, exact=False))

@@ -9,16 +9,14 @@ from functools import lru_cache, partial
 
 from torch import Tensor
 
+from reroll.backends.codecs.codec import CODECS
 from reroll.backends.construct.bytes import carry_gradients, footprint, output_gradients, recorded, turned_gradients
 from reroll.backends.construct.kernels import Kernels, passes_of, results_of, store_all_root
 from reroll.backends.construct.timing import with_transfers
 from reroll.backends.runtime.executable import Compiled, Executable
 from reroll.backends.runtime.recordings import Graphs
-from reroll.backends.runtime.values import expected_nbytes
 from reroll.backends.tiers.device import home_of
-from reroll.backends.tiers.disk import DiskTier
-from reroll.backends.tiers.host import HostTier
-from reroll.backends.tiers.tier import STAGING, Tier
+from reroll.backends.tiers.tier import STAGING, TIERS
 from reroll.errors import BudgetError, RerollWarning
 from reroll.passes import DEFAULT_PASSES
 from reroll.planning.choice import Choice
@@ -128,7 +126,7 @@ def _plan(
     if own != list(DEFAULT_PASSES):
         usual = run(DEFAULT_PASSES, store_all(choice.steps, choice.segment), context)
         _warn_of_passes(own, choice, tally, count(usual, needs.sizes))
-    tiers = _tiers(program, tally, options)
+    tiers = {name: TIERS.find(name).make(options.spill_folder) for name in tally.tier_peaks}
     executable = Executable.of(recurrence, program, compiled, tiers=tiers, verify=options.verify)
     return Built(executable, kernels, choice, context, tally, needs, prediction, options, beside)
 
@@ -180,7 +178,9 @@ def _needs(kernels: Kernels, recurrence: Recurrence, compiled: Compiled) -> Need
     def packed(codec: tuple[str, ...]) -> int:
         if not codec:
             return plain
-        return sum(expected_nbytes(value, name) for value, name in zip(values, codec, strict=True))
+        return sum(
+            CODECS.find(name).nbytes(value.numel(), value.dtype) for value, name in zip(values, codec, strict=True)
+        )
 
     def taped(start: int, stop: int) -> int:
         return sum(footprints[k].saved * count for k, count in pieces(stop - start, segments))
@@ -193,13 +193,3 @@ def _needs(kernels: Kernels, recurrence: Recurrence, compiled: Compiled) -> Need
         output_grads=output_gradients(segments[length], traced.carries, recurrence.steps),
         staged=STAGING,
     )
-
-
-def _tiers(program: Program, tally: Tally, options: Options) -> dict[str, Tier]:
-    names = {name for name in tally.tier_peaks if name not in ("local", "remote")}
-    made: dict[str, Tier] = {}
-    if "disk" in names:
-        made["disk"] = DiskTier(options.spill_folder)
-    if "host" in names:
-        made["host"] = HostTier()
-    return made

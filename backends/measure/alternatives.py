@@ -72,8 +72,7 @@ def _memories(problem: Problem) -> Iterator[int]:
 
 
 def _alternative(built: Built, choice: Choice, tally: Tally, peak: int, costs: Costs) -> Alternative:
-    tiers = {tier: nbytes for tier, nbytes in tally.tier_peaks.items() if tier not in ("local", "remote")}
-    seconds = _seconds(built, tally, costs)
+    seconds, tiers = _seconds(built, tally, costs), dict(tally.tier_peaks)
     return Alternative(choice.describe(), peak, seconds, tally.reforward_steps, tiers, chosen=choice is built.choice)
 
 
@@ -84,8 +83,7 @@ def _seconds(built: Built, tally: Tally, costs: Costs) -> float:
     back = sum(costs.of(length).backward * count for length, count in pieces(steps, lengths))
     moved = 0.0
     for tier in tally.tier_peaks:
-        if tier not in ("local", "remote"):
-            place, carry = costs.machine.tier(tier), built.choice.problem.carry
-            moved += tally.remote_writes * place.latency + tally.carries_written * carry / place.write
-            moved += tally.remote_reads * place.latency + tally.carries_read * carry / place.read
+        place, carry = costs.machine.tier(tier), built.choice.problem.carry
+        moved += tally.remote_writes * place.latency + tally.carries_written * carry / place.write
+        moved += tally.remote_reads * place.latency + tally.carries_read * carry / place.read
     return ahead * tally.forward_steps / steps + back + moved

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from reroll.backends.codecs.codec import CODECS
 from reroll.backends.construct.bytes import operand_gradients
 from reroll.backends.construct.kernels import passes_of
 from reroll.backends.construct.plan import Built
@@ -12,7 +13,6 @@ from reroll.backends.construct.timing import clocked
 from reroll.backends.dynamo.entry import EXPLAINING, Graph, Reached
 from reroll.backends.measure.alternatives import alternatives, may_move_carries
 from reroll.backends.runtime.randomness import random_numbers_kept
-from reroll.backends.runtime.values import expected_nbytes
 from reroll.backends.tiers.calibrate import calibrate
 from reroll.backends.tiers.device import background_of
 from reroll.errors import OptionError, UnsupportedError
@@ -107,7 +107,7 @@ def _loop(built: Built, around: int, costs: Costs | str) -> Loop:
     for name, value, fact in zip(recurrence.carries, segment.output_examples[:width], facts, strict=True):
         codec = kept_as(fact, built.options.codec) if coded else "raw"
         dtype = str(value.dtype).removeprefix("torch.")
-        kept = expected_nbytes(value, codec)
+        kept = CODECS.find(codec).nbytes(value.numel(), value.dtype)
         lines.append(CarryLine(name, tuple(value.shape), dtype, value.nbytes, codec, kept, fact.describe()))
     ledger = built.executable.ledger
     return Loop(

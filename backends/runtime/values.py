@@ -8,9 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from reroll.backends.codecs.codec import Encoded, decode
-from reroll.backends.codecs.rounding import rounded_nbytes
 from reroll.backends.tiers.tier import Block
-from reroll.segment.facts import LOSSY
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,11 +83,3 @@ class Tape:
 
     passing: bool = False
     segments: list[tuple[int, int, list[Any]]] = field(default_factory=list)
-
-
-def expected_nbytes(value: Tensor, codec: str) -> int:
-    """Bytes that a tensor is expected to take: what its codec promises, or its own size where that depends on data."""
-    if codec in LOSSY:
-        return min(rounded_nbytes(value.numel(), value.dtype, codec), value.nbytes)
-    bits = {"bits": 1, "two": 1, "small": 8 * min(value.element_size(), 2)}.get(codec)
-    return value.nbytes if bits is None else -(-value.numel() * bits // 8)

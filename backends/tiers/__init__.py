@@ -14,3 +14,7 @@ Mind: Whatever goes wrong in a tier is a StorageError before a wrong gradient.
     waits has a mutant there that does not. The simulation sees no races between kernels, no real allocator, no real
     capture.
 """
+
+from reroll.backends.tiers import disk, host
+
+__all__ = ["disk", "host"]

@@ -21,12 +21,9 @@ import numpy as np
 import torch
 
 from reroll.backends.codecs.codec import encode
-from reroll.backends.tiers.available import free_disk, free_memory
-from reroll.backends.tiers.disk import DiskTier
-from reroll.backends.tiers.host import HostTier
-from reroll.backends.tiers.tier import Tier
+from reroll.backends.tiers.tier import TIERS, Tier
 from reroll.errors import MachineError, OptionError, RerollWarning
-from reroll.schedules.machine import Machine, MachineTier
+from reroll.schedules.machine import REMOTE_TIERS, Machine, MachineTier
 
 BLOCKS = (1 << 16, 1 << 19, 1 << 22)
 """Bytes of the blocks that are moved: small ones show the latency, large ones the bandwidth."""
@@ -57,7 +54,7 @@ def calibrate(force: bool = False, folder: str | os.PathLike[str] | None = None)
         with _one_thread():
             machine = _measured(folder)
         remember(origin, machine)
-    free = {"disk": free_disk(folder), "host": free_memory()}
+    free = {name: TIERS.find(name).free(folder) for name in machine.tiers}
     least = {name: None if room is None else max(room, 1) for name, room in free.items()}  # no tier holds nothing
     tiers = {name: replace(tier, capacity=least[name]) for name, tier in machine.tiers.items()}
     return replace(machine, tiers=tiers)
@@ -114,8 +111,8 @@ def _one_thread() -> Iterator[None]:
 
 def _measured(folder: Path) -> Machine:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    tiers: dict[str, Tier] = {"host": HostTier(), "disk": DiskTier(folder)}
-    return Machine(platform.node(), {name: _speeds(name, tier, device) for name, tier in tiers.items()}, "measured")
+    speeds = {name: _speeds(name, TIERS.find(name).make(folder), device) for name in REMOTE_TIERS.names()}
+    return Machine(platform.node(), speeds, "measured")
 
 
 def _speeds(name: str, tier: Tier, device: torch.device) -> MachineTier:
@@ -159,6 +156,7 @@ def _origin(folder: Path) -> Origin:
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "torch": torch.__version__,
         "folder": str(folder),
+        "tiers": ", ".join(REMOTE_TIERS.names()),
     }
 
 

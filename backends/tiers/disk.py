@@ -27,11 +27,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from reroll.backends.tiers.available import free_disk
 from reroll.backends.tiers.device import background_of
 from reroll.backends.tiers.extents import Extents
-from reroll.backends.tiers.tier import STAGING, Traffic, payloads, with_payloads, with_room, without_payload
+from reroll.backends.tiers.tier import (
+    STAGING,
+    Traffic,
+    payloads,
+    register_tier,
+    with_payloads,
+    with_room,
+    without_payload,
+)
 from reroll.backends.tiers.transfers import Landing, Parked, transfers_of
 from reroll.errors import OptionError, RerollWarning, StorageError
+from reroll.schedules.machine import REMOTE_TIERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -303,3 +313,6 @@ class SpillFile:
             f"The spill file in {self.folder} ({filesystem(self.folder)}) cannot be {done}: {reason}. "
             f"Free space there or choose another folder, then repeat the training step."
         )
+
+
+register_tier(REMOTE_TIERS.find("disk"), DiskTier, lambda folder: free_disk(folder or tempfile.gettempdir()))

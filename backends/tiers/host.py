@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from reroll.backends.tiers.available import free_memory
 from reroll.backends.tiers.device import background_of
-from reroll.backends.tiers.tier import Traffic, copied, payloads, with_payloads
+from reroll.backends.tiers.tier import Traffic, copied, payloads, register_tier, with_payloads
 from reroll.backends.tiers.transfers import transfers_of
 from reroll.errors import StorageError
+from reroll.schedules.machine import REMOTE_TIERS
 
 if TYPE_CHECKING:
     import torch
@@ -101,3 +103,6 @@ def _parked(values: Sequence[Encoded], device: torch.device) -> Callable[[], Fin
         return lambda: with_payloads(kept, arrival.take(), device)
 
     return start
+
+
+register_tier(REMOTE_TIERS.find("host"), lambda folder: HostTier(), lambda folder: free_memory())

@@ -5,10 +5,16 @@ A block is written once and read as often as wanted, until it is dropped: by ``d
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
+
+from reroll.errors import MachineError
+from reroll.registry import Registry
+from reroll.schedules.machine import REMOTE_TIERS, RemoteTier
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -62,6 +68,29 @@ class Tier(Protocol):
 
     def drain(self) -> None:
         """Wait for all writes."""
+
+
+Folder = str | os.PathLike[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class TierKind:
+    """How a tier is made. ``make`` takes the folder that blocks may be written to (None: the system's temporary one);
+    ``free``: bytes that it may still hold, with that folder; None where no system says it."""
+
+    name: str
+    make: Callable[[Folder], Tier]
+    free: Callable[[Folder], int | None]
+
+
+TIERS: Registry[TierKind] = Registry("remote tier", MachineError)
+
+
+def register_tier(tier: RemoteTier, make: Callable[[Folder], Tier], free: Callable[[Folder], int | None]) -> None:
+    """Let carries be moved to a tier of that name (``remote=name``). Raises MachineError for a name that is taken."""
+    TIERS.add(TierKind(tier.name, make, free), make)
+    if tier.name not in REMOTE_TIERS:
+        REMOTE_TIERS.add(tier, make)
 
 
 def payloads(values: Sequence[Encoded], of: torch.device | None = None) -> list[Tensor]:

@@ -10,6 +10,7 @@ from reroll.errors import BudgetError
 from reroll.planning.choice import OPTIMAL, Choice, candidates, may_move, preferred
 from reroll.planning.options import Options, parse_budget
 from reroll.schedules.counts import counted
+from reroll.schedules.machine import REMOTE_TIERS
 from reroll.schedules.named import least_memory
 from reroll.schedules.problem import Problem
 
@@ -18,7 +19,8 @@ def default_tier(options: Options, device: str) -> str:
     """The remote tier: the one asked for, else host RAM for a GPU and disk for a CPU."""
     if options.tiers:
         return options.tiers[0]
-    return "disk" if device == "cpu" else "host"
+    home = "cpu" if device == "cpu" else "device"
+    return next(tier.name for tier in REMOTE_TIERS.values() if tier.default_of == home)
 
 
 @dataclass(frozen=True, slots=True)

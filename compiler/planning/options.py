@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from reroll.errors import OptionError, nearest
+from reroll.schedules.machine import REMOTE_TIERS
 from reroll.schedules.named import find, schedule_names
 from reroll.segment.facts import LOSSY
 from reroll.segment.policy import Policy, Rule
 from reroll.units import parse_size
 
-TIERS = ("host", "disk", "local")
 _CHOICES = {
     "codec": ("auto", "none", *LOSSY),
     "lowering": ("inductor", "eager"),
@@ -76,10 +76,11 @@ class Options:
             _check_count(name, getattr(self, name))
         for name in ("keep", "recompute"):
             object.__setattr__(self, name, _rules(name, getattr(self, name)))
+        tiers = (*REMOTE_TIERS.names(), "local")
         if not isinstance(self.remote, str | tuple | list | None):
-            raise OptionError(f"Option remote={self.remote!r} is not valid. Name one of: {', '.join(TIERS)}.")
+            raise OptionError(f"Option remote={self.remote!r} is not valid. Name one of: {', '.join(tiers)}.")
         for tier in self.tiers:
-            _check_choice("remote", tier, TIERS)
+            _check_choice("remote", tier, tiers)
         if not isinstance(self.replay, bool) and self.replay != "auto":
             raise OptionError(f"Option replay={self.replay!r} is not valid. Use True, False or 'auto'.")
         for name in ("verify", "cuda_graphs"):
@@ -215,9 +216,11 @@ def _tier_contradictions(options: Options) -> Iterator[str]:
             f"remote={remote!r} has no effect with schedule={schedule!r}, which keeps all carries local. "
             f"Leave remote out, or use one of {moving}"
         )
-    spills = "disk" in options.tiers or (not options.tiers and options.moves_carries)
+    spilling = [tier.name for tier in REMOTE_TIERS.values() if tier.spills]
+    spills = not set(spilling).isdisjoint(options.tiers) or (not options.tiers and options.moves_carries)
     if options.spill_folder is not None and not spills:
-        yield f"spill_folder={options.spill_folder!r} has no effect without remote='disk'"
+        wanted = " or ".join(f"remote={name!r}" for name in spilling)
+        yield f"spill_folder={options.spill_folder!r} has no effect without {wanted}"
 
 
 def _size_contradictions(options: Options) -> Iterator[str]:

@@ -17,16 +17,14 @@ class Context:
     """Decisions and facts that passes turn into instructions.
 
     ``root`` says which carries are kept where; ``facts`` what was proved of each tensor of the carry; ``codec`` is
-    the option; ``tiers`` are the remote tiers that may be written, fastest first. ``lowering`` is how segments run,
-    "inductor" or "eager"; ``vectors``, whether for a CPU whose vectors our kernels are made for. ``ahead``: whether
-    there is room for a block that is read before it is needed.
+    the option. ``lowering`` is how segments run, "inductor" or "eager"; ``vectors``, whether for a CPU whose vectors
+    our kernels are made for. ``ahead``: whether there is room for a block that is read before it is needed.
     """
 
     root: Interval
     recurrence: Recurrence | None = None
     facts: tuple[Fact, ...] = ()
     codec: str = "auto"
-    tiers: tuple[str, ...] = ("host", "disk")
     lowering: str = "eager"
     vectors: bool = False
     ahead: bool = True

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-import functools
 import gc
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from operator import attrgetter
 from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from torch import Tensor, fx
@@ -18,8 +16,8 @@ from reroll.errors import IllegalProgramError, PassError
 from reroll.program.context import Context
 from reroll.program.program import Program
 from reroll.program.verifier import check
+from reroll.registry import Registry
 
-GROUP = "reroll.passes"
 On = Literal["program", "step", "half"]
 T = TypeVar("T")
 
@@ -52,15 +50,11 @@ class Entry:
     name: str
     on: On
     target: Any
-    origin: str
 
     def make(self) -> Callable[..., Any]:
         """The callable pass; a class is instantiated without arguments."""
         made: Callable[..., Any] = self.target() if isinstance(self.target, type) else self.target
         return made
-
-
-_ENTRIES: dict[str, Entry] = {}
 
 
 def register_pass(name: str, on: On = "program") -> Callable[[T], T]:
@@ -74,65 +68,30 @@ def register_pass(name: str, on: On = "program") -> Callable[[T], T]:
         raise PassError(f"Pass {name!r} is registered on {on!r}, but passes work on {', '.join(get_args(On))}.")
 
     def register(target: T) -> T:
-        origin = f"{getattr(target, '__module__', '?')}:{getattr(target, '__qualname__', repr(target))}"
-        taken = _ENTRIES.get(name)
-        if taken and not (taken.origin == origin and origin.startswith("__main__:")):
-            raise PassError(f"Pass name {name!r} of {origin} is taken by {taken.origin}. Choose another name.")
-        _ENTRIES[name] = Entry(name, on, target, origin)
+        PASSES.add(Entry(name, on, target), target)
         return target
 
     return register
 
 
-@functools.cache
-def _plugins() -> dict[str, EntryPoint]:
-    """The entry points of installed packages, not loaded yet."""
-    found: dict[str, EntryPoint] = {}
-    for point in entry_points(group=GROUP):
-        taken = found.setdefault(point.name, point)
-        if taken.value != point.value:
-            raise PassError(
-                f"Pass name {point.name!r} is declared by two installed packages, as {taken.value} and as "
-                f"{point.value}. Uninstall one of them."
-            )
-    return found
+def _adopt(name: str, target: Any) -> None:
+    """A plug-in that did not register itself is a pass on programs."""
+    register_pass(name)(target)
 
 
-def _load(point: EntryPoint) -> None:
-    """Import a plug-in; the import may register the pass, else it is registered as a pass on programs."""
-    try:
-        target = point.load()
-    except Exception as error:
-        raise PassError(f"Pass {point.name!r} of the entry point {point.value} cannot be imported: {error}") from error
-    if point.name not in _ENTRIES:
-        register_pass(point.name)(target)
+PASSES: Registry[Entry] = Registry("pass", PassError, group="reroll.passes", adopt=_adopt)
 
 
 def find(name: str) -> Entry:
-    """The entry of a pass. Plug-ins are loaded when they are asked for. Raises PassError."""
+    """The entry of a pass. Plug-ins are loaded when they are asked for. Raises PassError, naming the nearest name."""
     importlib.import_module("reroll.passes")
-    point = _plugins().get(name)
-    if point and name not in _ENTRIES:
-        _load(point)
-    entry = _ENTRIES.get(name)
-    if entry is None:
-        known = sorted({*_ENTRIES, *_plugins()})
-        near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)[0]
-        raise PassError(f"There is no pass {name!r}; did you mean {near!r}? Known are {', '.join(known)}.")
-    if point and point.value != entry.origin:
-        raise PassError(f"Pass name {name!r} of {entry.origin} is taken by the entry point {point.value}.")
-    return entry
+    return PASSES.find(name)
 
 
 def entries() -> tuple[Entry, ...]:
-    """All passes that are known, those of plug-ins loaded. Raises PassError where one cannot be."""
+    """All passes that are known, by name, those of plug-ins loaded. Raises PassError where one cannot be."""
     importlib.import_module("reroll.passes")
-    return tuple(find(name) for name in sorted({*_ENTRIES, *_plugins()}))
-
-
-def lookup(name: str) -> Callable[..., Any]:
-    """The pass of that name, ready to be called. Raises PassError, naming the nearest valid name."""
-    return find(name).make()
+    return tuple(sorted(PASSES.values(), key=attrgetter("name")))
 
 
 def pass_names(passes: Sequence[str] | str) -> tuple[str, ...]:

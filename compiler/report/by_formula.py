@@ -153,7 +153,7 @@ def _counted(loop: Loop, found: Formula) -> dict[str, float]:
     """What the report says elsewhere, or the plan uses."""
     problem, tally = loop.choice.problem, loop.tally
     counted: dict[str, float] = {"local peak": tally.local_peak, "steps re-run": tally.reforward_steps}
-    counted |= {f"{tier} peak": nbytes for tier, nbytes in tally.tier_peaks.items() if tier not in ("local", "remote")}
+    counted |= {f"{tier} peak": nbytes for tier, nbytes in tally.tier_peaks.items()}
     counted |= {"best C": problem.chunk or 1} if C in found.best else {}
     counted |= {"best K": problem.slots or 1} if K in found.best else {}
     return counted | ({"time": loop.trace().seconds} if loop.costs else {})

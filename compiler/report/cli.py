@@ -19,7 +19,7 @@ from rich.console import Console
 import reroll
 from reroll.errors import OptionError, RerollError
 from reroll.planning.offers import Priced, least, plan_rows, recommended
-from reroll.program.registry import entries
+from reroll.program.registry import PASSES, entries
 from reroll.report.cli_tables import machine_table, passes_table, plan_table, plan_text, refusal
 from reroll.report.report import WIDTH
 from reroll.schedules.machine import REMOTE_TIERS, Costs, Machine, MachineTier, SegmentSeconds
@@ -232,7 +232,7 @@ def _passes(given: argparse.Namespace) -> int:
             "on": entry.on,
             "default": order.index(entry.name) + 1 if entry.name in order else None,
             "what": (inspect.getdoc(entry.target) or "").partition("\n")[0],
-            "origin": entry.origin,
+            "origin": PASSES.origin(entry.name),
         }
         for entry in entries()
     ]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 POINTS = 4_000
 COLOURS = {"advance": "#0072b2", "recompute": "#56b4e9", "tape": "#e69f00", "backward": "#d55e00"}
-TIERS = {"local": "#009e73", "disk": "#cc79a7", "host": "#6a5bb5"}
+TIER_COLOURS = {"local": "#009e73", "disk": "#cc79a7", "host": "#6a5bb5"}
 SOFT = "#5f6670"
 
 
@@ -72,7 +72,7 @@ def _draw(axes: Sequence[Any], loop: Loop, trace: Trace) -> None:
 
 def _memory(axes: Any, trace: Trace, tier: str, budget: int | None) -> None:
     times, held = [*trace.times, trace.seconds], [each / 2**20 for each in (*trace.memory[tier], 0)]
-    colour = TIERS.get(tier, SOFT)
+    colour = TIER_COLOURS.get(tier, SOFT)
     axes.fill_between(times, held, step="post", color=colour, alpha=0.2, linewidth=0)
     axes.step(times, held, where="post", color=colour, linewidth=0.9)
     if budget is not None and budget <= 3 * trace.peak(tier):
@@ -98,7 +98,7 @@ def _schedule(axes: Any, trace: Trace) -> None:
         stays = [stay for stay in trace.stays if stay.tier == tier]
         if stays:
             steps, begins, ends = zip(*((stay.step, stay.begin, stay.end) for stay in stays), strict=True)
-            colour = TIERS.get(tier, SOFT)
+            colour = TIER_COLOURS.get(tier, SOFT)
             axes.hlines(steps, begins, ends, color=colour, linewidth=0.6, alpha=0.6, label=f"carry kept, {tier}")
     for kind in ("tape", "advance", "recompute", "backward"):
         xs: list[float] = []

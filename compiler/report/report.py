@@ -173,8 +173,7 @@ class Report:
         found: dict[str, int] = {}
         for loop in self.loops:
             for tier, nbytes in loop.tally.tier_peaks.items():
-                if tier not in ("local", "remote"):
-                    found[tier] = found.get(tier, 0) + nbytes
+                found[tier] = found.get(tier, 0) + nbytes
         return found
 
     def __str__(self) -> str:

@@ -9,9 +9,35 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from reroll.errors import MachineError, nearest
+from reroll.registry import Registry
 from reroll.units import parse_bandwidth, parse_seconds, parse_size
 
-REMOTE_TIERS = ("host", "disk")
+
+@dataclass(frozen=True, slots=True)
+class RemoteTier:
+    """What must be known of a remote tier to name it; ``reroll.backends.tiers`` makes it.
+
+    ``default_of``: carries of a "cpu", or of any other "device", go there where no tier is asked for. ``spills``: it
+    writes to the folder that the user names.
+    """
+
+    name: str
+    default_of: str = ""
+    spills: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier() or self.name in ("local", "remote"):
+            raise MachineError(
+                f"A tier cannot be named {self.name!r}. Choose a name of letters, digits and underscores."
+            )
+
+
+REMOTE_TIERS: Registry[RemoteTier] = Registry("remote tier", MachineError)
+"""All remote tiers, fastest first; what is not moved is "local"."""
+
+REMOTE_TIERS.add(RemoteTier("host", default_of="device"), RemoteTier)
+REMOTE_TIERS.add(RemoteTier("disk", default_of="cpu", spills=True), RemoteTier)
+
 _SPEEDS = ("write", "read", "latency", "capacity")
 
 
@@ -30,8 +56,7 @@ class MachineTier:
     capacity: int | None = None
 
     def __post_init__(self) -> None:
-        if self.name not in REMOTE_TIERS:
-            raise MachineError(f"There is no remote tier {self.name!r}. {nearest(str(self.name), REMOTE_TIERS)}")
+        REMOTE_TIERS.find(self.name)
         for way in ("write", "read"):
             rate = getattr(self, way)
             if not _is_number(rate) or rate <= 0:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from reroll.errors import OptionError, ScheduleError
+from reroll.registry import Registry
 from reroll.schedules import interval as schedule
 from reroll.schedules.interval import Interval
 from reroll.schedules.optimal.best import farthest, optimum
@@ -25,10 +25,9 @@ class Named:
     name: str
     build: Builder
     numbers: tuple[str, ...]
-    origin: str
 
 
-_SCHEDULES: dict[str, Named] = {}
+SCHEDULES: Registry[Named] = Registry("schedule", ScheduleError, unknown=OptionError)
 
 
 def register_schedule(name: str, numbers: tuple[str, ...] = ()) -> Callable[[Builder], Builder]:
@@ -44,11 +43,7 @@ def register_schedule(name: str, numbers: tuple[str, ...] = ()) -> Callable[[Bui
         raise ScheduleError(f"Schedule {name!r} reads {sorted(unknown)}; it may read {', '.join(NUMBERS)}.")
 
     def register(build: Builder) -> Builder:
-        origin = f"{getattr(build, '__module__', '?')}:{getattr(build, '__qualname__', repr(build))}"
-        taken = _SCHEDULES.get(name)
-        if taken and not (taken.origin == origin and origin.startswith("__main__:")):
-            raise ScheduleError(f"Schedule name {name!r} of {origin} is taken by {taken.origin}. Choose another name.")
-        _SCHEDULES[name] = Named(name, build, numbers, origin)
+        SCHEDULES.add(Named(name, build, numbers), build)
         return build
 
     return register
@@ -56,16 +51,12 @@ def register_schedule(name: str, numbers: tuple[str, ...] = ()) -> Callable[[Bui
 
 def schedule_names() -> tuple[str, ...]:
     """The names of all schedules, in the order in which they were registered."""
-    return tuple(_SCHEDULES)
+    return SCHEDULES.names()
 
 
 def find(name: str) -> Named:
     """The schedule of that name. Raises OptionError, naming the nearest one."""
-    if name not in _SCHEDULES:
-        near = difflib.get_close_matches(str(name), _SCHEDULES, n=1, cutoff=0.0)[0]
-        known = ", ".join(_SCHEDULES)
-        raise OptionError(f"There is no schedule {name!r}; did you mean {near!r}? Known are {known}.")
-    return _SCHEDULES[name]
+    return SCHEDULES.find(name)
 
 
 def tree(name: str, problem: Problem) -> Interval:

@@ -7,7 +7,6 @@ name of an operation, or a predicate. What the rules say nothing about stays the
 
 from __future__ import annotations
 
-import difflib
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from reroll.errors import OptionError
+from reroll.errors import OptionError, did_you_mean
 from reroll.graph.editing import ancestors
 from reroll.graph.memory import origin
 from reroll.graph.names import names_of
@@ -91,12 +90,11 @@ def check_texts(policy: Policy, values: Sequence[fx.Node]) -> None:
         for rule in rules:
             if not isinstance(rule, str) or rule in named or any(rule in _ways(op) for op in ops):
                 continue
-            close = difflib.get_close_matches(rule, [*named, *(way for op in ops for way in _ways(op))], n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
+            hint = did_you_mean(rule, [*named, *(way for op in ops for way in _ways(op))])
             given = ", ".join(map(repr, named)) if named else "none; give them with reroll.name(tensor, 'a name')"
             shown = ", ".join(ops[:MOST_SHOWN]) + (", ..." if len(ops) > MOST_SHOWN else "")
             raise OptionError(
-                f"Option {option}={rule!r} names no value of the loop at {policy.where}.{hint} "
+                f"Option {option}={rule!r} names no value of the loop at {policy.where}. {hint}"
                 f"Names given there: {given}. Operations: {shown}."
             )
 

@@ -14,6 +14,7 @@ from reroll.program.program import Node, Program, save
 from reroll.program.registry import register_pass
 from reroll.program.writing import before_turn, operands, position, write_offload, write_pick, write_reload
 from reroll.schedules.interval import Interval
+from reroll.schedules.machine import REMOTE_TIERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ def offload(program: Program, context: Context) -> Program:
     """Replace every save whose interval is kept remotely, unless the forward itself or nobody reads it.
 
     The carries of a block are gathered by local saves until the last is made; a single carry is written at once.
-    Raises OptionError for a tier that the context does not list.
+    Raises OptionError for a tier that there is not.
     """
     places = {place.start: place for place in _places(context.root, 0, _Local())}
     if not places:
@@ -50,8 +51,9 @@ def offload(program: Program, context: Context) -> Program:
             blocks[place.block].append(node)
     for saves in blocks.values():
         tier = places[position(saves[0])].chain[0].tier
-        if tier not in context.tiers:
-            raise OptionError(f"The schedule keeps carries in {tier!r}, but the tiers are {context.tiers}. Add it.")
+        if tier not in REMOTE_TIERS:
+            known = ", ".join(REMOTE_TIERS.names())
+            raise OptionError(f"The schedule keeps carries in {tier!r}, but the remote tiers are {known}. Use one.")
         _move(program.graph, saves, tier, places, order)
     return program
 

@@ -22,9 +22,8 @@ from reroll.planning.choose import Beside, Demand, choose
 from reroll.planning.options import Options
 from reroll.program.memory import predict
 from reroll.program.verifier import verify
-from reroll.schedules import named as schedules
 from reroll.schedules.interval import Interval
-from reroll.schedules.named import register_schedule, tree
+from reroll.schedules.named import MOST_RUNS, register_schedule, tree
 from reroll.schedules.optimal.best import farthest
 from reroll.schedules.optimal.problem import Slots
 from reroll.schedules.problem import Problem
@@ -34,7 +33,7 @@ from toy import play, reference
 @pytest.mark.parametrize("row", ORACLE["revolve"]["rows"], ids=lambda row: "-".join(map(str, row)))
 def test_revolve_plays_the_oracle(row: list[int]) -> None:
     steps, slots, extra = row
-    if steps > 1000 or farthest(Slots(slots), schedules.MOST_RUNS - 1, steps) < steps:
+    if steps > 1000 or farthest(Slots(slots), MOST_RUNS - 1, steps) < steps:
         return
     program = program_of("revolve", Problem(steps, slots=slots))
     tally = verify(program)
@@ -170,12 +169,7 @@ def test_what_is_measured_is_below_the_budget(network: Any) -> None:
     assert peaks == sorted(peaks, reverse=True)
 
 
-@pytest.fixture
-def _fresh_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedules, "_SCHEDULES", dict(schedules._SCHEDULES))
-
-
-@pytest.mark.usefixtures("_fresh_schedules")
+@pytest.mark.usefixtures("fresh_registry")
 def test_a_schedule_of_ones_own() -> None:
     @register_schedule("halves")
     def halves(problem: Problem) -> Interval:

@@ -25,7 +25,6 @@ from reroll.program.memory import predict
 from reroll.program.program import store_all
 from reroll.program.registry import run
 from reroll.program.verifier import verify
-from reroll.schedules import named as schedules
 from reroll.schedules.interval import Interval
 from reroll.schedules.named import register_schedule, tree
 from reroll.schedules.problem import Problem
@@ -113,6 +112,7 @@ def test_choices_that_are_left_out_could_not_have_been_taken(
     assert found[0] == found[1]
 
 
+@pytest.mark.usefixtures("fresh_registry")
 @pytest.mark.parametrize("ahead", [True, False])
 def test_what_waits_to_be_written_is_gone_when_the_backward_begins(
     ahead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -122,8 +122,6 @@ def test_what_waits_to_be_written_is_gone_when_the_backward_begins(
     def slow(*args: Any) -> int:
         time.sleep(0.01)
         return write(*args)
-
-    monkeypatch.setattr(schedules, "_SCHEDULES", dict(schedules._SCHEDULES))
 
     @register_schedule("away", ("remote",))
     def away(problem: Problem) -> Interval:

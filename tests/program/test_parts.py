@@ -15,7 +15,7 @@ from reroll.passes import DEFAULT_PASSES
 from reroll.passes.program.recompute import recompute
 from reroll.program.context import Context
 from reroll.program.program import Program, reverse, save, store_all
-from reroll.program.registry import lookup, register_pass, run
+from reroll.program.registry import find, register_pass, run
 from reroll.program.spelled import RUNS, Played, spelled_out
 from reroll.program.verifier import Sizes, verify
 from reroll.schedules.interval import Interval
@@ -113,7 +113,7 @@ def test_a_copy_has_parts_of_its_own() -> None:
 def test_passes_that_edit_no_part_share_them(name: str) -> None:
     program = planned(SMALL)
     before = str(program)
-    result = lookup(name)(program, Context(SMALL))
+    result = find(name).make()(program, Context(SMALL))
     assert str(program) == before
     assert all(result.parts[name] is part for name, part in program.parts.items())
 

@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 
 from processes import torchrun
-from reroll.program import registry
-from reroll.program.registry import lookup
-from reroll.schedules import named as schedules
 
 DEMOS = Path(__file__).resolve().parents[2] / "demos"
 FLOAT = r"([0-9.]+(?:e[+-]?\d+)?)"
@@ -86,9 +83,8 @@ def test_inspect_graph(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
         assert instruction in text
 
 
+@pytest.mark.usefixtures("fresh_registry")  # other tests may take the same name
 def test_own_pass(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    lookup("save")
-    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))  # other tests may take the same name
     assert run(monkeypatch, "own_pass.py", "--steps=32") is None
     text = capsys.readouterr().out
     before, after = (numbers(rf"{name}: FLOAT writes, FLOAT reads", text) for name in ("default passes", "keep-last"))
@@ -96,8 +92,8 @@ def test_own_pass(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     assert "bit for bit: True" in text
 
 
+@pytest.mark.usefixtures("fresh_registry")
 def test_own_schedule(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(schedules, "_SCHEDULES", dict(schedules._SCHEDULES))
     assert run(monkeypatch, "own_schedule.py") is None
     text = capsys.readouterr().out
     (standard,), (growing,) = (numbers(rf"{name}: FLOAT carries kept", text) for name in ("standard", "growing"))

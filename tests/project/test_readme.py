@@ -11,10 +11,8 @@ import pytest
 import torch
 
 import reroll
-from reroll.program import registry
 from reroll.program.program import INSTRUCTIONS
-from reroll.program.registry import lookup
-from reroll.schedules import named
+from reroll.program.registry import find as find_pass
 from reroll.schedules.named import find, schedule_names
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,13 +51,10 @@ def rows(text: str) -> list[str]:
 
 
 @pytest.fixture
-def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh_registry: None) -> None:
     """In a folder of its own; what a page registers is forgotten."""
-    lookup("save")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
-    monkeypatch.setattr(named, "_SCHEDULES", dict(named._SCHEDULES))
 
 
 def play(page: str) -> dict[str, Any]:
@@ -166,7 +161,7 @@ def test_the_passes_and_instructions_are_those_of_the_text() -> None:
     assert set(re.findall(r"`(\w+)`", instructions)) == names
     drawn = re.findall(r"\|    ([a-z-]+) +", section("docs/how-it-works.md", "How it works"))
     assert tuple(drawn) == reroll.DEFAULT_PASSES
-    assert lookup("trim") is not None
+    assert find_pass("trim").on == "program"
 
 
 def result(name: str) -> Any:

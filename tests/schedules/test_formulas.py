@@ -185,7 +185,7 @@ def test_best_numbers_are_written_under_one_root() -> None:
 
 
 def test_wrong_names_are_sentences() -> None:
-    with pytest.raises(OptionError, match="no formula of 'doubel'; did you mean 'double'"):
+    with pytest.raises(OptionError, match=r"no formula of 'doubel'. Did you mean 'double'"):
         formula("doubel")
     with pytest.raises(OptionError, match="no number 'chunks'\\. Its numbers are steps, chunk"):
         formula("double").evaluate(steps=4, chunks=2)

@@ -147,7 +147,7 @@ def test_double_local_is_near_three_cube_roots_and_remote_near_two_fourth_roots(
 
 
 def test_wrong_arguments_are_sentences() -> None:
-    with pytest.raises(OptionError, match="did you mean 'double'"):
+    with pytest.raises(OptionError, match="Did you mean 'double'"):
         root_of("doubel", 4, 1, 2, 2, "disk")
     with pytest.raises(OptionError, match="slots=0, but it must be a whole number, 1 or more"):
         root_of("double", 4, 1, 2, 0, "disk")

@@ -106,8 +106,8 @@ def _column(trace: Trace, tier: str) -> list[tuple[float, int]]:
 
 
 def tier_class(tier: str) -> str:
-    """The class that colours a tier."""
-    return f"tier-{tier}" if tier in ("local", "host", "disk") else "tier-other"
+    """The class that colours a tier; the style sheet has one colour for all that it does not know."""
+    return f"tier-{tier}"
 
 
 def turn(trace: Trace) -> Markup:

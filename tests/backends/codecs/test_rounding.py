@@ -13,12 +13,11 @@ from torch import Tensor, nn
 import reroll
 from bits import DTYPES, same
 from named_networks import EAGER, B, Captured, H, I, Lstm, Odd, Tanh
-from reroll.backends.codecs.codec import decode, encode
-from reroll.backends.codecs.rounding import exactly, rounded_nbytes
+from reroll.backends.codecs.codec import CODECS, decode, encode
+from reroll.backends.codecs.rounding import exactly
 from reroll.backends.construct.share import build
 from reroll.backends.runtime.node import Rolled
-from reroll.backends.runtime.values import expected_nbytes
-from reroll.errors import OptionError, UnsupportedError
+from reroll.errors import OptionError, StorageError, UnsupportedError
 from reroll.planning.options import Options
 from reroll.program.program import offload, save
 from reroll.segment.facts import FLOATS, LOSSY
@@ -37,7 +36,7 @@ def test_rounding_is_bounded(codec: str, dtype: torch.dtype) -> None:
         encoded = encode(tensor, codec)
         back = decode(encoded)
         assert back.dtype == dtype
-        assert encoded.nbytes <= min(rounded_nbytes(numel, dtype, codec), tensor.nbytes)
+        assert encoded.nbytes <= CODECS.find(codec).nbytes(numel, dtype) <= tensor.nbytes
         wide, found = tensor.double(), back.double()
         if codec == "int8":
             padded = torch.nn.functional.pad(wide.abs(), (0, -numel % 64)).view(-1, 64)
@@ -75,9 +74,15 @@ def test_what_need_not_be_rounded_is_not(codec: str) -> None:
     assert same(decode(encode(mostly_zero, codec)), mostly_zero)
     one = torch.randn(1, dtype=torch.float64)
     assert encode(one, codec).nbytes <= one.nbytes
-    assert expected_nbytes(one, codec) == min(rounded_nbytes(1, one.dtype, codec), 8)
+    assert CODECS.find(codec).nbytes(1, one.dtype) == {"bfloat16": 2, "int8": 8}[codec]
     with exactly():
         assert same(decode(encode(one.expand(70), codec)), one.repeat(70))
+
+
+def test_a_name_that_nothing_rounds_to_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LOSSY, "float8", 1)
+    with pytest.raises(StorageError, match="There is no codec 'float8'"):
+        encode(torch.randn(100), "float8")
 
 
 @pytest.mark.parametrize("codec", LOSSY)

@@ -16,6 +16,7 @@ import torch
 
 import reroll
 from reroll.backends.tiers import calibrate as calibration
+from reroll.backends.tiers import disk
 from reroll.backends.tiers.available import free_memory, total_memory
 from reroll.backends.tiers.calibrate import cache_folder, fit, path_of, recall, remember, seconds_of
 from reroll.errors import OptionError, RerollWarning
@@ -78,7 +79,7 @@ def test_capacities_are_those_of_the_moment(
     folder: Path, measured: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for free in (10**9, 10**6, 0):
-        monkeypatch.setattr(calibration, "free_disk", lambda _, free=free: free)
+        monkeypatch.setattr(disk, "free_disk", lambda _, free=free: free)
         assert reroll.calibrate(folder=folder).tier("disk").capacity == max(free, 1)
     assert len(measured) == 1
 

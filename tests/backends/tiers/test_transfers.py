@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from agreement import QUICK, compare
+from bits import LOSSLESS
 from networks import RecurrentLIF
-from reroll.backends.codecs.codec import ENCODERS, decode, encode
+from reroll.backends.codecs.codec import decode, encode
 from reroll.backends.tiers import device as streams
 from reroll.backends.tiers import disk, transfers
 from reroll.backends.tiers.device import background_of
@@ -57,7 +58,7 @@ def keep_busy(device: SimulatedDevice, tier: Tier, seed: int = 0) -> None:
     for number in range(BUSY):
         device.compute = rng.choice(device.computes)
         device.computed()
-        codecs = [*[*ENCODERS][:4], "raw"]
+        codecs = [*LOSSLESS[:4], "raw"]
         blocks[number] = tier.write([encode(v, c) for v, c in zip(values(number), codecs, strict=True)])
         for chosen in rng.sample(sorted(blocks), min(rng.randrange(3), len(blocks))):
             device.computed()

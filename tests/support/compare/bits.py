@@ -1,10 +1,11 @@
-"""Equality to the last bit, and the dtypes whose bits are tried."""
+"""Equality to the last bit, the dtypes whose bits are tried, and the codecs that give every bit back."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+LOSSLESS = ("raw", "bits", "two", "small", "sparse")
 DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 DTYPES += [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from reroll.backends.codecs import codec as codecs
+from reroll.backends.codecs import words
 from reroll.backends.codecs.codec import Encoded, encode
 from reroll.backends.runtime import recordings as graphs
 from reroll.backends.runtime.executable import Executable
@@ -62,7 +62,7 @@ def _being(device: SimulatedDevice) -> Iterator[SimulatedDevice]:
         patch.setitem(streams.KINDS, "cpu", lambda _: device)
         patch.setattr(Run, "_play", play)
         patch.setattr(disk, "_views", touching)
-        patch.setattr(codecs, "_on_host", lambda _: False)
+        patch.setattr(words, "HOST", "")  # codecs do as on a device
         try:
             yield device
             leaving = [part for _, _, sources in transfers_of(CPU)._leaving for part in sources]

@@ -38,7 +38,7 @@ def loop(schedule: str = "double", steps: int = 24, chunk: int = 6, slots: int =
     examples = (torch.zeros(2, 3), torch.zeros(steps, 2, 3), torch.zeros(3, 3))
     recurrence = Recurrence("rolled", step, steps, ("h",), (Slices(1, 0, 0, 1),), (2,), (), examples, where=where)
     choice = Choice(schedule, Problem(steps, 1, 5, 10, chunk=chunk, slots=slots, tier="disk"))
-    program = run(PASSES, store_all(steps, 1), Context(choice.root, tiers=("disk",)))
+    program = run(PASSES, store_all(steps, 1), Context(choice.root))
     tally = verify(program, sizes=NEEDS.sizes)
     made = Loop(
         recurrence=recurrence,
