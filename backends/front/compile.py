@@ -177,7 +177,7 @@ class Caller:
         return None
 
     def _refused(self, running: Running, refused: Refused) -> None:
-        """Try the length of the call's pattern, then a record of the operations. Raises the refusal if both were."""
+        """Try the length of the call's pattern, then a record of the operations. Raises the refusal behind both."""
         error = refused.error
         if running.observed is None:
             running.observed = self._observed(running, error)
@@ -190,7 +190,7 @@ class Caller:
         running.failed, running.front = refused, Front(self.model, Recorded(self.model, str(error)), self.options)
 
     def _unrecorded(self, running: Running, unrecorded: Unrecorded) -> None:
-        """Try to read the model again. Raises Dynamo's refusal if it was tried."""
+        """Have Dynamo read the model. Raises its refusal if it has."""
         if running.failed is not None:
             raise _noted(running.failed.error, unrecorded.error) from None
         running.failed, running.front = unrecorded, self.read
