@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from reroll.capture.fusion.hoist import add_examples, copy_with_examples, row_read, settle_fills
-from reroll.capture.fusion.peel import Emitter, outer_emitter
+from reroll.capture.fusion.peel import RowEmitter, outer_emitter
 from reroll.capture.fusion.row_analysis import Illegal, follow, timed
 from reroll.capture.fusion.row_rules import WHOLE_VIEWS, Rows
 from reroll.capture.fusion.step_builder import StepBuilder
@@ -126,6 +126,6 @@ def _fused(call: fx.Node, recurrence: Recurrence, place: int, x: Slices, rows: M
     def leaf(node: fx.Node) -> fx.Node:
         raise AssertionError(f"{node} is no input")
 
-    emitter = Emitter(step.graph, rows, leaf, step.spread, step.constant)
+    emitter = RowEmitter(step.graph, rows, leaf, step.spread, step.constant)
     env[olds[width + place]] = emitter.row(call.args[x.operand], x.start)  # type: ignore[arg-type]
     return step.extend(call, recurrence, carries, step.body(recurrence.step, env))

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from reroll.capture.fusion.hoist import add_examples, copy_with_examples, hoist
-from reroll.capture.fusion.peel import Emitter, outer_emitter
+from reroll.capture.fusion.peel import RowEmitter, outer_emitter
 from reroll.capture.fusion.row_analysis import Illegal, rows_of, timed
 from reroll.capture.fusion.row_rules import Rows
 from reroll.capture.fusion.step_builder import StepBuilder, prune
@@ -86,7 +86,7 @@ def _extend(
     olds = recurrence.step.graph.find_nodes(op="placeholder")[:width]
     carries = [step.placeholder(old.name, example(old)) for old in olds]
     given = step.body(recurrence.step, {**dict(zip(olds, carries, strict=True)), **step.inputs(call, recurrence, ())})
-    emitter = Emitter(step.graph, rows, lambda node: given[int(node.args[1])], step.spread, step.constant)  # type: ignore[arg-type]
+    emitter = RowEmitter(step.graph, rows, lambda node: given[int(node.args[1])], step.spread, step.constant)  # type: ignore[arg-type]
     made = []
     for end in ends:
         start = rows[end].shift  # the row that is made in step 0

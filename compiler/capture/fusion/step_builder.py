@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.capture.fusion.peel import Emitter
+from reroll.capture.fusion.peel import RowEmitter
 from reroll.capture.fusion.row_analysis import Illegal
 from reroll.capture.fusion.row_rules import Rows
-from reroll.graph.editing import merge_duplicates
+from reroll.graph.editing import add_input, merge_duplicates
 from reroll.graph.effects import example, has_effect
 from reroll.graph.names import add_names, names_of
 from reroll.recurrence import Items, PerStep, Recurrence, Slices
@@ -37,11 +37,7 @@ class StepBuilder:
 
     def placeholder(self, name: str, like: torch.Tensor | None, names: tuple[str, ...] = ()) -> fx.Node:
         """An input of the step; ``build`` moves it to its place."""
-        node = self.graph.placeholder(name)
-        add_names(node, names)
-        node.target = node.name
-        node.meta["example_value"] = like
-        return node
+        return add_input(self.graph, name, like, names)
 
     def operand(self, node: fx.Node, like: torch.Tensor | None) -> int:
         """The number of an operand; the same one for the same value."""
@@ -156,7 +152,7 @@ def merge(
     for held, each, nodes in zip(env, (first, second), carries, strict=True):
         held.update(zip(_carries(each), nodes, strict=True))
     given = step.body(first.step, env[0])
-    emitter = Emitter(step.graph, rows, lambda node: given[_index(node)], step.spread, step.constant)
+    emitter = RowEmitter(step.graph, rows, lambda node: given[_index(node)], step.spread, step.constant)
     olds = second.step.graph.find_nodes(op="placeholder")[len(second.carries) :]
     for place in inner:
         x: Any = second.xs[place]
