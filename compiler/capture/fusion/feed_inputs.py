@@ -120,12 +120,12 @@ def _fused(call: fx.Node, recurrence: Recurrence, place: int, x: Slices, rows: M
     width = len(recurrence.carries)
     step = StepBuilder(width, x.stride)
     olds = recurrence.step.graph.find_nodes(op="placeholder")
-    carries = [step.placeholder(old.name, example(old)) for old in olds[:width]]
-    env = {**dict(zip(olds, carries, strict=False)), **step.inputs(call, recurrence, (place,))}
+    carries = step.carries(recurrence)
+    env = carries | step.inputs(call, recurrence, (place,))
 
     def leaf(node: fx.Node) -> fx.Node:
         raise AssertionError(f"{node} is no input")
 
     emitter = RowEmitter(step.graph, rows, leaf, step.spread, step.constant)
     env[olds[width + place]] = emitter.row(call.args[x.operand], x.start)  # type: ignore[arg-type]
-    return step.extend(call, recurrence, carries, step.body(recurrence.step, env))
+    return step.extend(call, recurrence, list(carries.values()), step.body(recurrence.step, env))

@@ -50,6 +50,11 @@ class StepBuilder:
         self.examples.append(like)
         return self.offset + len(self.operands) - 1
 
+    def carries(self, recurrence: Recurrence) -> dict[fx.Node, fx.Node]:
+        """New inputs for the carries of a step."""
+        olds = recurrence.step.graph.find_nodes(op="placeholder")[: len(recurrence.carries)]
+        return {old: self.placeholder(old.name, example(old)) for old in olds}
+
     def inputs(self, call: fx.Node, recurrence: Recurrence, left_out: Container[int]) -> dict[fx.Node, fx.Node]:
         """New inputs for the old ones of a step, but for its carries and the per-step inputs that are left out."""
         olds = recurrence.step.graph.find_nodes(op="placeholder")[len(recurrence.carries) :]
@@ -143,14 +148,12 @@ def merge(
 
     Both have as many steps, and step t of the second reads row t of the first.
     """
-    pairs, wide = ((before, first), (after, second)), len(first.carries)
+    wide = len(first.carries)
     width = wide + len(second.carries)
     step = StepBuilder(width)
-    carries = [[step.placeholder(old.name, example(old)) for old in _carries(each)] for _, each in pairs]
+    carries = [step.carries(first), step.carries(second)]
     inner = {i for i, x in enumerate(second.xs) if isinstance(x, Slices) and after.args[x.operand] in rows}
-    env = [step.inputs(before, first, ()), step.inputs(after, second, inner)]
-    for held, each, nodes in zip(env, (first, second), carries, strict=True):
-        held.update(zip(_carries(each), nodes, strict=True))
+    env = [carries[0] | step.inputs(before, first, ()), carries[1] | step.inputs(after, second, inner)]
     given = step.body(first.step, env[0])
     emitter = RowEmitter(step.graph, rows, lambda node: given[_index(node)], step.spread, step.constant)
     olds = second.step.graph.find_nodes(op="placeholder")[len(second.carries) :]
@@ -171,12 +174,8 @@ def merge(
         where=f"{first.where}; {second.where}",
     )
     after.graph.erase_node(after)
-    fused = step.extend(before, both, [*carries[0], *carries[1]], [*ends, *ys])
+    fused = step.extend(before, both, [*carries[0].values(), *carries[1].values()], [*ends, *ys])
     return fused, list(before.all_input_nodes)
-
-
-def _carries(recurrence: Recurrence) -> list[fx.Node]:
-    return recurrence.step.graph.find_nodes(op="placeholder")[: len(recurrence.carries)]
 
 
 def _index(node: fx.Node) -> int:
