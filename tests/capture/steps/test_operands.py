@@ -95,6 +95,13 @@ def varying(x: Any, w: Any, h: Any, g: Any) -> Any:
     return h
 
 
+def one_and_then_two(x: Any, w: Any, h: Any, g: Any) -> Any:
+    made = [h]
+    for at in (0, 1, 1, 2, 3, 4):
+        made.append(torch.sin(made[at]))
+    return made[-1]
+
+
 def apart(x: Any, w: Any, h: Any, g: Any) -> Any:
     return [torch.sin(torch.select(x, 0, t)) for t in range(6)]
 
@@ -162,6 +169,7 @@ REFUSED: tuple[tuple[Callable[..., Any], dict[str, bool], Region, str], ...] = (
     (uneven, {}, Region(0, 2, 4), UNEVEN),
     (now_outside, {}, Region(0, 2, 4), MIXED.format("sin")),
     (varying, {}, Region(0, 1, 5), MIXED.format("add")),
+    (one_and_then_two, {}, Region(0, 1, 6), MIXED.format("sin")),
     (apart, {}, Region(0, 2, 6), "no value is carried from step to step"),
     (apart, MAPS, Region(0, 2, 4), "no value is carried from step to step"),
 )

@@ -72,6 +72,7 @@ STACKED: tuple[tuple[str, int, str], ...] = (
     ),
     ("y0 y2 y5", 0, "stack([getitem(unbind(y, 0), 0), getitem(unbind(y, 0), 2), getitem(unbind(y, 0), 5)], 0)"),
     ("y0 y0 y0", 0, "stack([getitem(unbind(y, 0), 0), getitem(unbind(y, 0), 0), getitem(unbind(y, 0), 0)], 0)"),
+    ("y0 z1", 0, "stack([getitem(unbind(y, 0), 0), getitem(unbind(z, 0), 1)], 0)"),
     ("y0 z0 a", 0, "stack([getitem(unbind(y, 0), 0), getitem(unbind(z, 0), 0), a], 0)"),
 )
 JOINED: tuple[tuple[str, int, str], ...] = (
