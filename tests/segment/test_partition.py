@@ -58,6 +58,10 @@ def tanh(x: Tensor, w: Tensor) -> Tensor:
     return torch.tanh(x @ w)
 
 
+def twice(x: Tensor, w: Tensor) -> Tensor:
+    return torch.tanh(torch.tanh(x @ w) @ w)
+
+
 def square(x: Tensor, w: Tensor) -> Tensor:
     v = x @ w
     return v * v
@@ -115,6 +119,12 @@ CUTS: dict[str, tuple[Step, dict[str, Any], dict[str, int], set[str]]] = {
     "random numbers": (noisy, {}, {"aten.rand_like": 1}, set()),
     "what a view and its copy are of": (turned, {}, {"aten.tanh": 1}, {"t", "clone", "view"}),
     "replayed: the product again": (square, {"replay": True}, {}, {"mm"}),
+    "replayed: both products again, neither of them after the other": (
+        twice,
+        {"replay": True},
+        {"aten.tanh": 1},
+        {"mm", "tanh"},
+    ),
     "replayed: no decision": (spike, {"replay": True}, {"aten.gt": 1}, {"_to_copy"}),
     "keep=sin": (behind_a_product, {"policy": Policy(keep=("sin",))}, {"aten.sin": 2, "aten.cos": 1}, set()),
     "keep=mm against replay": (square, {"replay": True, "policy": Policy(keep=("mm",))}, {"aten.mm": 1}, set()),

@@ -108,7 +108,7 @@ def test_a_number_of_the_user_may_be_free(number: Number) -> None:
     assert (middle.a[0], middle.b[0], middle.c[0]) == (0, 1, 0)
 
 
-ONCE: tuple[tuple[list[list[tuple[int, ...]]], tuple[int, int, int] | None], ...] = (
+ONCE: tuple[tuple[list[list[tuple[int | float, ...]]], tuple[int, int, int] | None], ...] = (
     ([[(10,)], [(11,)], [(13,)]], (0, 0, 1)),
     ([[(4,)], [(4,)], [(4,)]], (4, 0, 0)),
     ([[(100,)], [(121,)], [(169,)]], None),
@@ -117,7 +117,7 @@ ONCE: tuple[tuple[list[list[tuple[int, ...]]], tuple[int, int, int] | None], ...
 
 
 @pytest.mark.parametrize(("numbers", "expected"), ONCE)
-def test_what_is_run_once(numbers: list[list[tuple[int, ...]]], expected: tuple[int, int, int] | None) -> None:
+def test_what_is_run_once(numbers: list[list[tuple[int | float, ...]]], expected: tuple[int, int, int] | None) -> None:
     if expected is None:
         with pytest.raises(LengthError):
             find_forms(LENGTHS, numbers, ("size",), (), "a line")

@@ -131,7 +131,7 @@ def spelled(operand: Operand) -> str:
 
 def told(sequence: Sequence, region: Region) -> list[str] | None:
     found = classify(sequence, region)
-    return found and [" | ".join(map(spelled, operands)) for operands in found]
+    return None if found is None else [" | ".join(map(spelled, operands)) for operands in found]
 
 
 ABSTRACT, MAPS = {"abstract": True}, {"maps": True}

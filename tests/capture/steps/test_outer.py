@@ -45,7 +45,7 @@ def spelled(node: Any) -> str:
         return f"{node.start}:{node.stop}:{node.step}"
     if not isinstance(node, fx.Node) or node.op == "placeholder":
         return str(node)
-    name = node.target if isinstance(node.target, str) else node.target.__name__  # type: ignore[union-attr]
+    name = node.target if isinstance(node.target, str) else node.target.__name__
     return f"{name}({', '.join(map(spelled, node.args))})"
 
 
