@@ -15,6 +15,7 @@ from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.backends.tiers.calibrate import calibrate, seconds_of
 from reroll.backends.tiers.device import background_of
 from reroll.errors import UnsupportedError, is_shortage
+from reroll.graph.fakes import laid_out_like
 from reroll.program.program import pieces
 from reroll.program.tally import Tally
 from reroll.schedules.machine import SegmentSeconds
@@ -87,7 +88,7 @@ def _collecting(executable: Executable, segment: Segment, operands: Sequence[Any
 
 def _made(like: Tensor) -> Tensor:
     """Normal numbers, or zeros where these are no floats, laid out like an example."""
-    made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+    made = laid_out_like(like)
     if not like.dtype.is_floating_point:
         return made.zero_()
     return made.normal_(std=like.shape[-1] ** -0.5 if like.dim() > 1 else 1.0)

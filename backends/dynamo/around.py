@@ -11,6 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from reroll.graph.fakes import fake_of
 from reroll.planning.choose import Beside
 
 
@@ -190,13 +192,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 def around_of(module: fx.GraphModule, results: Mapping[str, tuple[Tensor, ...]], tokens: int = 0) -> Around:
     """What a graph holds around its recurrences, which give ``results``, by their names, beside ``tokens`` bytes."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-
-    def fake(like: Tensor) -> Tensor:
-        made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
-        return made.requires_grad_(like.requires_grad)
-
     with mode:
-        return around(module, results, fake).and_besides(tokens)
+        return around(module, results, partial(fake_of, mode)).and_besides(tokens)
 
 
 def beside_of(module: fx.GraphModule, results: Mapping[str, tuple[Tensor, ...]], tokens: int = 0) -> Beside:

@@ -27,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from reroll.backends.inductor.unit import quick_builds
 from reroll.backends.runtime.unused import rows
 from reroll.errors import RerollWarning
+from reroll.graph.fakes import fake_of
 from reroll.recurrence import Recurrence
 
 WORTHWHILE = 0.1
@@ -117,12 +118,8 @@ def _distinct(mode: FakeTensorMode, value: Any) -> Any:
     It is no leaf if the value is none: AOTAutograd cuts off such inputs where no gradient reaches them, as those that
     a module kept of the batch before, whose graph is gone.
     """
-    if not isinstance(value, torch.Tensor):
-        return value
-    with mode:
-        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-    made.requires_grad_(value.requires_grad)
-    return made if value.is_leaf else made.clone()
+    made = fake_of(mode, value)
+    return made.clone() if isinstance(value, torch.Tensor) and not value.is_leaf else made
 
 
 def checkpointed(function: Any, *args: Any, **options: Any) -> Any:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 
 from reroll.backends.construct.kernels import Kernels, check_policy, compile_kernels
@@ -22,7 +21,7 @@ from reroll.capture.capture import capture
 from reroll.capture.fusion.fuse import fuse
 from reroll.capture.lengths.align import align
 from reroll.capture.lengths.instantiate import Instance, instantiate
-from reroll.graph.fakes import new_fake_mode
+from reroll.graph.fakes import fake_of, new_fake_mode
 from reroll.planning.choose import Beside
 from reroll.planning.options import Options
 from reroll.planning.segments import any_lengths, segment_length
@@ -102,6 +101,4 @@ def _show_sizes(instance: Instance, operands: Sequence[Any], sequences: Mapping[
     for node, operand in zip(instance.outer.find_nodes(op="placeholder"), operands, strict=True):
         value = sequences.get(id(operand))
         if value is not None:
-            with mode:
-                like = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-            node.meta["example_value"] = like.requires_grad_(value.requires_grad)
+            node.meta["example_value"] = fake_of(mode, value)

@@ -26,6 +26,7 @@ from reroll.backends.codecs.codec import is_dense
 from reroll.backends.runtime.randomness import random_state, set_random_state
 from reroll.backends.tiers.device import device_of
 from reroll.errors import RerollWarning, is_shortage
+from reroll.graph.fakes import laid_out_like
 
 if TYPE_CHECKING:
     from reroll.backends.inductor.lower import Boxed
@@ -233,7 +234,7 @@ class Graphs:
             return value
         if place is not None and _alike(place, value):
             return place
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+        return laid_out_like(value)
 
 
 def _nothing() -> None:

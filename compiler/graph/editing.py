@@ -33,6 +33,15 @@ def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
     return node
 
 
+def add_input(graph: fx.Graph, name: str, like: Tensor | None, names: tuple[str, ...] = ()) -> fx.Node:
+    """A new placeholder with its example and the names that a user gave its value; its target is the name it gets."""
+    node = graph.placeholder(name)
+    node.target = node.name
+    node.meta["example_value"] = like
+    add_names(node, names)
+    return node
+
+
 def behind(graph: fx.Graph, operands: Iterable[fx.Node]) -> AbstractContextManager[Any]:
     """New nodes go behind all of these, and behind the placeholders. Nodes that read them may need a ``sort``."""
     order = {node: at for at, node in enumerate(graph.nodes)}
@@ -101,7 +110,7 @@ def levels(graph: fx.Graph, group: set[fx.Node]) -> dict[fx.Node, int]:
     found: dict[fx.Node, int] = {}
     for node in graph.nodes:
         sources = node.all_input_nodes
-        found[node] = max((found[source] + (source in group) for source in sources), default=0)
+        found[node] = max((found[source] + (1 if source in group else 0) for source in sources), default=0)
     return found
 
 
@@ -205,10 +214,9 @@ def merge_duplicates(graph: fx.Graph) -> None:
     seen: dict[Any, fx.Node] = {}
     scope = 0
     for node in list(graph.nodes):
-        if has_effect(node):
-            scope += not is_random(node)
-            continue
-        if node.op == "get_attr":
+        if has_effect(node) and not is_random(node):
+            scope += 1
+        if has_effect(node) or node.op == "get_attr":
             continue
         parts = [_part(leaf) for leaf in flatten(node)]
         args, kwargs = rebuild(node, parts)

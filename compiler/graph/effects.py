@@ -104,6 +104,16 @@ def modes(nodes: list[fx.Node]) -> list[Mode]:
     return found
 
 
+def grad_enabled(mode: Mode) -> bool:
+    """Whether gradients are on."""
+    return mode[0] and not any(region == "_enter_inference_mode" for region, _ in mode[1])
+
+
+def autocasts(mode: Mode) -> tuple[tuple[object, ...], ...]:
+    """The arguments of the autocast regions that are open, the outermost first."""
+    return tuple(arguments for region, arguments in mode[1] if region == "_enter_autocast")
+
+
 def example(node: Any) -> torch.Tensor | None:
     """The example tensor of a node, if it has one."""
     value = node.meta.get("example_value") if isinstance(node, fx.Node) else None

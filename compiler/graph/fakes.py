@@ -1,10 +1,11 @@
-"""Fake tensors: shapes and layouts without memory.
+"""Empty and fake tensors like others: shapes and layouts for values that are not there.
 
 Private torch API, tried on 2.11 and 2.13: ``FakeTensor`` and ``FakeTensorMode``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -42,10 +43,25 @@ def new_fake_mode() -> FakeTensorMode:
     return FakeTensorMode()
 
 
-def fake_alike(mode: FakeTensorMode, value: Any) -> Any:
-    """A fake tensor of a mode with the layout of a tensor; what is none as it is."""
+def fake_of(mode: FakeTensorMode, value: Any) -> Any:
+    """A fake tensor of a mode that is laid out as a tensor, and needs a gradient if it does; what is none as it is."""
     if not isinstance(value, torch.Tensor):
         return value
     with mode:
-        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+        made = laid_out_like(value)
     return made.requires_grad_(value.requires_grad)
+
+
+def laid_out_like(value: torch.Tensor) -> torch.Tensor:
+    """An empty tensor of the sizes, strides, dtype and device of another; it needs no gradient."""
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
+def resized(value: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """An empty contiguous tensor of a shape, of the dtype and device of another; it needs a gradient if that does."""
+    return value.new_empty(shape).requires_grad_(value.requires_grad)
+
+
+def contiguous(value: torch.Tensor) -> torch.Tensor:
+    """An example of the same values in contiguous memory; itself where it is."""
+    return value if value.is_contiguous() else resized(value, value.shape)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from reroll.errors import UnsupportedError
+from reroll.graph.fakes import laid_out_like
 
 LIBRARY = torch.library.Library("reroll", "FRAGMENT")
 LIBRARY.define("label(Tensor(a) value, str text) -> Tensor(a)")
@@ -36,7 +37,7 @@ def _batched(info: Any, dims: tuple[Any, ...], value: Tensor, text: str) -> tupl
 
 def _like(value: Tensor, text: str) -> Tensor:
     """Laid out exactly as the value, as it takes its place when the operation goes."""
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return laid_out_like(value)
 
 
 def _identity(_: Any, grad: Tensor) -> tuple[Tensor, None]:

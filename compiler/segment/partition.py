@@ -71,7 +71,7 @@ def partition(
     primals, tangents = primals_and_tangents(graph)
     late = _depends_on(graph, tangents)
     facts = infer(graph, {}) if pack else {}
-    needed = _needed_values(graph, results[outputs:], late)
+    needed = _needed_values(results[outputs:], late)
     free = {primals[index] for index in held}
     rules = _Rules.of(policy, graph, outputs)
     costs = {node: 0.0 if node in free else _nbytes(node, facts) for node in graph.nodes if node not in late}
@@ -161,7 +161,7 @@ def _depends_on(graph: fx.Graph, sources: list[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def _needed_values(graph: fx.Graph, grads: Any, late: set[fx.Node]) -> set[fx.Node]:
+def _needed_values(grads: Any, late: set[fx.Node]) -> set[fx.Node]:
     """Forward values that the backward reads; the branches of a ``torch.cond`` (get_attr) are no values."""
     wanted = {node for node in late if node.op != "placeholder"}
     early = {source for node in wanted for source in node.all_input_nodes if source not in late}

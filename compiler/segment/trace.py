@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from reroll.graph.editing import primals_and_tangents
+from reroll.graph.fakes import fake_of
 from reroll.recurrence import Items, Numbers, PerStep, Recurrence, Slices, Slots
 from reroll.segment.joint import joint_graph, looked_at
 from reroll.segment.sparsity import Fact, infer_carries
@@ -125,9 +126,9 @@ def trace(recurrence: Recurrence, steps: int, *, decompose: bool) -> Traced:
     mode = FakeTensorMode(shape_env=_static_shapes(), static_shapes=True)
     carried, slots = len(recurrence.carries), recurrence.slots(steps)
     with tracing(TracingContext(mode)), mode_of(recurrence):
-        examples = [_fake(mode, example) for example in recurrence.examples]
+        examples = [fake_of(mode, example) for example in recurrence.examples]
         inputs = segment_inputs(*_long_enough(recurrence, examples, steps), 0, steps)
-        fakes = [_fake(mode, value) for value in [*(e.contiguous() for e in examples[:carried]), *inputs]]
+        fakes = [fake_of(mode, value) for value in [*(e.contiguous() for e in examples[:carried]), *inputs]]
         function = _segment_function(recurrence, slots)
         with mode, looked_at(recurrence.step) as look:
             _settle_gradients(recurrence, fakes, slots)
@@ -210,13 +211,6 @@ def mode_of(recurrence: Recurrence) -> contextlib.ExitStack:
 def _static_shapes() -> ShapeEnv:
     """Without one, inductor keeps no graph on disk; none of its shapes may depend on data."""
     return ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
-
-
-def _fake(mode: FakeTensorMode, example: torch.Tensor) -> torch.Tensor:
-    """A fake of ``mode`` with the layout of an example (which may be another mode's fake)."""
-    with mode:
-        fake = torch.empty_strided(example.shape, example.stride(), dtype=example.dtype, device=example.device)
-    return fake.requires_grad_(example.requires_grad)
 
 
 def _settle_gradients(recurrence: Recurrence, fakes: list[torch.Tensor], slots: Slots) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from reroll.capture.fusion.hoist import add_examples, copy_with_examples, row_read, settle_fills
-from reroll.capture.fusion.peel import Emitter, outer_emitter
+from reroll.capture.fusion.peel import RowEmitter, outer_emitter
 from reroll.capture.fusion.row_analysis import Illegal, follow, timed
 from reroll.capture.fusion.row_rules import WHOLE_VIEWS, Rows
 from reroll.capture.fusion.step_builder import StepBuilder
@@ -117,14 +117,14 @@ def _is_view(node: Any, source: fx.Node) -> bool:
 
 
 def _fused(call: fx.Node, recurrence: Recurrence, place: int, x: Slices, rows: Mapping[fx.Node, Rows]) -> Recurrence:
-    olds, xs, _ = recurrence.inputs
-    step = StepBuilder(len(olds), x.stride)
-    carries = [step.placeholder(old.name, example(old)) for old in olds]
-    env = {**dict(zip(olds, carries, strict=True)), **step.inputs(call, recurrence, (place,))}
+    _, xs, _ = recurrence.inputs
+    step = StepBuilder(len(recurrence.carries), x.stride)
+    carries = step.carries(recurrence)
+    env = carries | step.inputs(call, recurrence, (place,))
 
     def leaf(node: fx.Node) -> fx.Node:
         raise AssertionError(f"{node} is no input")
 
-    emitter = Emitter(step.graph, rows, leaf, step.spread, step.constant)
+    emitter = RowEmitter(step.graph, rows, leaf, step.spread, step.constant)
     env[xs[place]] = emitter.row(call.args[x.operand], x.start)  # type: ignore[arg-type]
-    return step.extend(call, recurrence, carries, step.body(recurrence.step, env))
+    return step.extend(call, recurrence, list(carries.values()), step.body(recurrence.step, env))

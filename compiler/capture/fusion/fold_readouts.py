@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from reroll.capture.fusion.hoist import add_examples, copy_with_examples, hoist
-from reroll.capture.fusion.peel import Emitter, outer_emitter
+from reroll.capture.fusion.peel import RowEmitter, outer_emitter
 from reroll.capture.fusion.row_analysis import Illegal, rows_of, timed
 from reroll.capture.fusion.row_rules import Rows
 from reroll.capture.fusion.step_builder import StepBuilder, prune
@@ -82,16 +82,15 @@ def _extend(
     call: fx.Node, recurrence: Recurrence, ends: list[fx.Node], rows: Mapping[fx.Node, Rows]
 ) -> tuple[Recurrence, list[fx.Node]]:
     """The recurrence with the row of each end as one more output."""
-    olds, _, _ = recurrence.inputs
-    step = StepBuilder(len(olds))
-    carries = [step.placeholder(old.name, example(old)) for old in olds]
-    given = step.body(recurrence.step, {**dict(zip(olds, carries, strict=True)), **step.inputs(call, recurrence, ())})
-    emitter = Emitter(step.graph, rows, lambda node: given[int(node.args[1])], step.spread, step.constant)  # type: ignore[arg-type]
+    step = StepBuilder(len(recurrence.carries))
+    carries = step.carries(recurrence)
+    given = step.body(recurrence.step, carries | step.inputs(call, recurrence, ()))
+    emitter = RowEmitter(step.graph, rows, lambda node: given[int(node.args[1])], step.spread, step.constant)  # type: ignore[arg-type]
     made = []
     for end in ends:
         start = rows[end].shift  # the row that is made in step 0
         made.append(emitter.row(end, start) if rows[end].inner == 1 else emitter.emit(end, start))
-    return step.extend(call, recurrence, carries, [*given, *made]), list(step.operands)
+    return step.extend(call, recurrence, list(carries.values()), [*given, *made]), list(step.operands)
 
 
 def _restored(graph: fx.Graph, call: fx.Node, end: fx.Node, index: int, rows: Mapping[fx.Node, Rows]) -> fx.Node:

@@ -12,12 +12,13 @@ from torch import fx
 
 from reroll.capture.fusion.row_rules import Rows
 from reroll.graph.effects import example
+from reroll.graph.fakes import resized
 from reroll.graph.inplace import out_of_place
 from reroll.recurrence import Items, Numbers, PerStep, Recurrence, Slices
 
 
 @dataclass
-class Emitter:
+class RowEmitter:
     """Does for one row what a graph does for all: time has one entry in whatever is emitted (or ``inner`` of them).
 
     ``leaf`` gives the row of a stacked output, ``spread`` that of an operand that has rows but is not made by the loop
@@ -36,8 +37,7 @@ class Emitter:
         made = self.graph.call_function(torch.select, (self.emit(node, r), self.rows[node].dim, 0))
         value = example(node)
         assert value is not None
-        shape = [size for at, size in enumerate(value.shape) if at != self.rows[node].dim]
-        made.meta["example_value"] = value.new_empty(shape).requires_grad_(value.requires_grad)
+        made.meta["example_value"] = _without(value, self.rows[node].dim)
         return made
 
     def emit(self, node: fx.Node, r: int) -> fx.Node:
@@ -87,11 +87,11 @@ class Emitter:
         value, rows = example(node), self.rows[node]
         if value is not None:
             shape = (*value.shape[: rows.dim], rows.inner, *value.shape[rows.dim + 1 :])
-            made.meta["example_value"] = value.new_empty(shape).requires_grad_(value.requires_grad)
+            made.meta["example_value"] = resized(value, shape)
         return made
 
 
-def outer_emitter(graph: fx.Graph, rows: Mapping[fx.Node, Rows]) -> Emitter:
+def outer_emitter(graph: fx.Graph, rows: Mapping[fx.Node, Rows]) -> RowEmitter:
     """Gives rows that are not made in the loop, by operations of the graph around it."""
 
     def leaf(stacked: fx.Node) -> fx.Node:
@@ -103,7 +103,7 @@ def outer_emitter(graph: fx.Graph, rows: Mapping[fx.Node, Rows]) -> Emitter:
             return source
         return graph.call_function(torch.narrow, (source, dim, at * inner, inner))
 
-    return Emitter(graph, rows, leaf, spread, lambda n: n)
+    return RowEmitter(graph, rows, leaf, spread, lambda n: n)
 
 
 def peel(graph: fx.Graph, call: fx.Node, recurrence: Recurrence, head: int, tail: int) -> Recurrence:
@@ -161,9 +161,13 @@ def _x(graph: fx.Graph, x: PerStep, operands: list[Any], t: int) -> fx.Node:
     made = graph.call_function(torch.select, (operands[x.operand], x.dim, x.start + x.stride * t))
     value = example(operands[x.operand])
     if value is not None:
-        shape = [size for at, size in enumerate(value.shape) if at != x.dim]
-        made.meta["example_value"] = value.new_empty(shape).requires_grad_(value.requires_grad)
+        made.meta["example_value"] = _without(value, x.dim)
     return made
+
+
+def _without(value: torch.Tensor, dim: int) -> torch.Tensor:
+    """An example of a value without a dimension."""
+    return resized(value, [size for at, size in enumerate(value.shape) if at != dim])
 
 
 def _needs(node: fx.Node) -> bool:
@@ -181,8 +185,7 @@ def _joined(graph: fx.Graph, old: fx.Node, stacked: fx.Node, index: int, head: l
     """The outputs of all steps: those peeled before, those of the loop, those peeled behind."""
     whole = example(old)
     assert whole is not None
-    rows = whole.new_empty((whole.shape[0] - len(head) - len(tail), *whole.shape[1:]))
-    stacked.meta["example_value"] = rows.requires_grad_(whole.requires_grad)
+    stacked.meta["example_value"] = resized(whole, (whole.shape[0] - len(head) - len(tail), *whole.shape[1:]))
     pieces = [_row(graph, ys[index], whole) for ys in head] + [stacked] + [_row(graph, ys[index], whole) for ys in tail]
     made = graph.call_function(torch.cat, (pieces, 0))
     made.meta = dict(old.meta)
@@ -191,5 +194,5 @@ def _joined(graph: fx.Graph, old: fx.Node, stacked: fx.Node, index: int, head: l
 
 def _row(graph: fx.Graph, node: fx.Node, whole: torch.Tensor) -> fx.Node:
     made = graph.call_function(torch.unsqueeze, (node, 0))
-    made.meta["example_value"] = whole.new_empty((1, *whole.shape[1:])).requires_grad_(whole.requires_grad)
+    made.meta["example_value"] = resized(whole, (1, *whole.shape[1:]))
     return made

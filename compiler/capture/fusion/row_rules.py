@@ -66,7 +66,7 @@ def _taken(rows: Rows, **changes: Any) -> Rows:
     return replace(rows, **{"spread": (), "sizes": None, "passes": None, **changes})
 
 
-def _together(node: fx.Node, rows: Mapping[fx.Node, Rows], dims: Mapping[fx.Node, int], width: int) -> Rows | None:
+def _together(rows: Mapping[fx.Node, Rows], dims: Mapping[fx.Node, int], width: int) -> Rows | None:
     """Operands that are read row by row, each with as many dimensions to come before its own as ``dims`` says."""
     timed = [_taken(rows[n], dim=rows[n].dim + dims[n]) for n in dims if n in rows]
     like = timed[0]
@@ -89,7 +89,7 @@ def pointwise(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
     """Entry by entry, with broadcasting."""
     out = len(shape(node))
     tensors = [n for n in node.all_input_nodes if example(n) is not None]
-    return _together(node, rows, {n: out - len(shape(n)) for n in tensors}, width=1)
+    return _together(rows, {n: out - len(shape(n)) for n in tensors}, width=1)
 
 
 def updated(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
@@ -151,7 +151,8 @@ def _along(place: int, default: Any = None, name: str = "dim", step: int = 0) ->
         if source is None or dims is None or source.dim in dims:
             return None
         gone = step and (example(node) is None or len(shape(node)) < len(shape(node.args[0])))
-        return _taken(source, dim=source.dim - sum(d < source.dim for d in dims) * bool(gone))
+        before = [d for d in dims if d < source.dim] if gone else []
+        return _taken(source, dim=source.dim - len(before))
 
     return rule
 
@@ -206,7 +207,7 @@ def _cat(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
     dim = argument(node, 1, "dim", 0) % rank
     like = rows[timed[0]]
     if dim != like.dim:
-        return _together(node, rows, dict.fromkeys(items, 0), width=0)
+        return _together(rows, dict.fromkeys(items, 0), width=0)
     sizes = [shape(item)[dim] for item in items]
     if len(timed) > 1 or any(size % like.inner for size in sizes):
         return None
@@ -220,9 +221,9 @@ def _stack(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
     items: Any = node.args[0]
     if not all(isinstance(item, fx.Node) for item in items):
         return None
-    made = _together(node, rows, dict.fromkeys(items, 0), width=0)
+    made = _together(rows, dict.fromkeys(items, 0), width=0)
     dim = argument(node, 1, "dim", 0) % (len(shape(items[0])) + 1)
-    return made and replace(made, dim=made.dim + (dim <= made.dim))
+    return made and replace(made, dim=made.dim + (1 if dim <= made.dim else 0))
 
 
 def _getitem(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
@@ -241,7 +242,8 @@ def _getitem(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
     for item in items:
         if old == source.dim and item is not None:
             break
-        old, new = old + (item is not None), new + (not isinstance(item, int))
+        old += 0 if item is None else 1
+        new += 0 if isinstance(item, int) else 1
     if item == slice(None):
         return _taken(source, dim=new)
     plain = all(each == slice(None) for each in items if each is not item)

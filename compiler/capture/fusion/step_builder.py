@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.capture.fusion.peel import Emitter
+from reroll.capture.fusion.peel import RowEmitter
 from reroll.capture.fusion.row_analysis import Illegal
 from reroll.capture.fusion.row_rules import Rows
-from reroll.graph.editing import merge_duplicates
+from reroll.graph.editing import add_input, merge_duplicates
 from reroll.graph.effects import example, has_effect
 from reroll.graph.names import add_names, names_of
 from reroll.recurrence import Items, PerStep, Recurrence, Slices
@@ -37,11 +37,7 @@ class StepBuilder:
 
     def placeholder(self, name: str, like: torch.Tensor | None, names: tuple[str, ...] = ()) -> fx.Node:
         """An input of the step; ``build`` moves it to its place."""
-        node = self.graph.placeholder(name)
-        add_names(node, names)
-        node.target = node.name
-        node.meta["example_value"] = like
-        return node
+        return add_input(self.graph, name, like, names)
 
     def operand(self, node: fx.Node, like: torch.Tensor | None) -> int:
         """The number of an operand; the same one for the same value."""
@@ -53,6 +49,11 @@ class StepBuilder:
         self.operands.append(node)
         self.examples.append(like)
         return self.offset + len(self.operands) - 1
+
+    def carries(self, recurrence: Recurrence) -> dict[fx.Node, fx.Node]:
+        """New inputs for the carries of a step."""
+        olds, _, _ = recurrence.inputs
+        return {old: self.placeholder(old.name, example(old)) for old in olds}
 
     def inputs(self, call: fx.Node, recurrence: Recurrence, left_out: Container[int]) -> dict[fx.Node, fx.Node]:
         """New inputs for the old ones of a step, but for its carries and the per-step inputs that are left out."""
@@ -147,16 +148,14 @@ def merge(
 
     Both have as many steps, and step t of the second reads row t of the first.
     """
-    pairs, wide = ((before, first), (after, second)), len(first.carries)
+    wide = len(first.carries)
     width = wide + len(second.carries)
     step = StepBuilder(width)
-    carries = [[step.placeholder(old.name, example(old)) for old in each.inputs[0]] for _, each in pairs]
+    carries = [step.carries(first), step.carries(second)]
     inner = {i for i, x in enumerate(second.xs) if isinstance(x, Slices) and after.args[x.operand] in rows}
-    env = [step.inputs(before, first, ()), step.inputs(after, second, inner)]
-    for held, each, nodes in zip(env, (first, second), carries, strict=True):
-        held.update(zip(each.inputs[0], nodes, strict=True))
+    env = [carries[0] | step.inputs(before, first, ()), carries[1] | step.inputs(after, second, inner)]
     given = step.body(first.step, env[0])
-    emitter = Emitter(step.graph, rows, lambda node: given[_index(node)], step.spread, step.constant)
+    emitter = RowEmitter(step.graph, rows, lambda node: given[_index(node)], step.spread, step.constant)
     _, olds, _ = second.inputs
     for place in inner:
         x: Any = second.xs[place]
@@ -175,7 +174,7 @@ def merge(
         where=f"{first.where}; {second.where}",
     )
     after.graph.erase_node(after)
-    fused = step.extend(before, both, [*carries[0], *carries[1]], [*ends, *ys])
+    fused = step.extend(before, both, [*carries[0].values(), *carries[1].values()], [*ends, *ys])
     return fused, list(before.all_input_nodes)
 
 

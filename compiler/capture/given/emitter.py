@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.graph.effects import Mode, attribute, has_effect, mark_random
-from reroll.graph.fakes import fake_alike, fake_like, new_fake_mode
+from reroll.graph.effects import Mode, attribute, autocasts, grad_enabled, has_effect, mark_random
+from reroll.graph.fakes import contiguous, fake_like, fake_of, new_fake_mode
 from reroll.graph.lines import where
 from reroll.graph.private import map_aggregate
 from reroll.recurrence import Recurrence, Slices
@@ -88,7 +88,7 @@ class Emitter:
         if node not in self.fakes:
             value = node.meta.get("example_value")
             value = attribute(self.root, node) if value is None and node.op == "get_attr" else value
-            self.fakes[node] = map_aggregate(value, lambda leaf: fake_alike(self.fake_mode, leaf))
+            self.fakes[node] = map_aggregate(value, lambda leaf: fake_of(self.fake_mode, leaf))
         return self.fakes[node]
 
     def _noted(self, node: fx.Node, value: Any) -> fx.Node:
@@ -153,7 +153,7 @@ class Emitter:
             constants=tuple(range(carried + len(xs), len(operands))),
             ys=tuple(str(result) for result in body.results[carried:]),
             examples=tuple(contiguous(fake) if i < carried else fake for i, fake in enumerate(fakes)),
-            autocast=tuple(arguments for region, arguments in self.mode[1] if region == "_enter_autocast"),
+            autocast=autocasts(self.mode),
             grad_enabled=grad_enabled(self.mode),
             random=mark_random(body.module, body.module.graph),
             where="" if self.source is None else where(self.source),
@@ -174,28 +174,14 @@ class Emitter:
             yield made.requires_grad_(needs and (made.is_floating_point() or made.is_complex()))
 
 
-def grad_enabled(mode: Mode) -> bool:
-    """Whether gradients are on."""
-    return mode[0] and not any(region == "_enter_inference_mode" for region, _ in mode[1])
-
-
 @contextlib.contextmanager
 def modes_on(mode: Mode) -> Any:
     """The gradient and autocast modes of a node."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(grad_enabled(mode)))
-        for region, arguments in mode[1]:
-            if region == "_enter_autocast":
-                device, dtype, enabled, cache = arguments
-                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache))  # type: ignore[arg-type]
+        for device, dtype, enabled, cache in autocasts(mode):
+            stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache))  # type: ignore[arg-type]
         yield
-
-
-def contiguous(value: torch.Tensor) -> torch.Tensor:
-    """An example of the same values in contiguous memory."""
-    if value.is_contiguous():
-        return value
-    return value.new_empty(value.shape).requires_grad_(value.requires_grad)
 
 
 def sever(graph: fx.Graph) -> None:

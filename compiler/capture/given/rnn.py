@@ -18,8 +18,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.capture.given.emitter import Body, Emitter, contiguous
+from reroll.capture.given.emitter import Body, Emitter
 from reroll.errors import UnsupportedError
+from reroll.graph.editing import add_input
+from reroll.graph.fakes import contiguous
 from reroll.graph.lines import where
 
 CELLS: dict[Any, Any] = {
@@ -79,7 +81,7 @@ def _read(emitter: Emitter, node: fx.Node, given: dict[str, Any], batch_first: b
     states = (hx,) if isinstance(hx, fx.Node) else tuple(hx)
     sizes = [emitter.fake(state).shape[-1] for state in states]
     projected = len(set(sizes)) > 1
-    each = (4 if given["has_biases"] else 2) + projected
+    each = (4 if given["has_biases"] else 2) + (1 if projected else 0)
     weights = [tuple(given["params"][at : at + each]) for at in range(0, len(given["params"]), each)]
     return Rnn(
         cell=CELLS[node.target],
@@ -140,9 +142,8 @@ def _body(emitter: Emitter, rnn: Rnn, operands: Sequence[fx.Node], outputs: bool
     if key not in emitter.bodies:
         graph = fx.Graph()
         inner = Emitter(emitter.root, graph, rolled=False, mode=emitter.mode)
-        inputs = [graph.placeholder(name) for name in _names(rnn, len(values))]
-        for node, value in zip(inputs, values, strict=True):
-            node.meta["example_value"] = value
+        names = _names(rnn, len(values))
+        inputs = [add_input(graph, name, value) for name, value in zip(names, values, strict=True)]
         state = _projected(inner, inputs) if rnn.projected else _plain(inner, rnn.cell, inputs, carried)
         graph.output((*state, *([state[0]] if outputs else [])))
         emitter.bodies[key] = Body(fx.GraphModule({}, graph))
@@ -150,8 +151,9 @@ def _body(emitter: Emitter, rnn: Rnn, operands: Sequence[fx.Node], outputs: bool
 
 
 def _names(rnn: Rnn, count: int) -> tuple[str, ...]:
-    biases = count - len(rnn.states) - 3 - rnn.projected
-    return (*("h", "c")[: len(rnn.states)], "x", "w_ih", "w_hh", *("b_ih", "b_hh")[:biases], *("w_hr",) * rnn.projected)
+    states, projection = ("h", "c")[: len(rnn.states)], ("w_hr",) if rnn.projected else ()
+    biases = count - len(states) - 3 - len(projection)
+    return (*states, "x", "w_ih", "w_hh", *("b_ih", "b_hh")[:biases], *projection)
 
 
 def _plain(emitter: Emitter, cell: Any, inputs: list[fx.Node], carried: int) -> list[fx.Node]:

@@ -177,7 +177,7 @@ def _loop(lengths: Sequence[int], found: tuple[Recurrence, ...]) -> LoopTemplate
     _check_shapes(found)
     walk = _Walk(lengths, [each.step for each in found])
     walk.graphs([list(each.step.graph.nodes) for each in found])
-    xs = tuple(_per_step(walk, each, last) for each in zip(*(r.xs for r in found), strict=True))
+    xs = tuple(_per_step(each, last) for each in zip(*(r.xs for r in found), strict=True))
     recurrence, lifted = lift(last, walk.merged)
     counts = tuple(each.steps for each in found)
     return LoopTemplate(recurrence, counts[0] if len(set(counts)) == 1 else Varies(counts), (*xs, *lifted))
@@ -195,7 +195,7 @@ def _check_shapes(found: tuple[Recurrence, ...]) -> None:
             )
 
 
-def _per_step(walk: _Walk, xs: tuple[PerStep, ...], recurrence: Recurrence) -> PerStep:
+def _per_step(xs: tuple[PerStep, ...], recurrence: Recurrence) -> PerStep:
     """One per-step input of all lengths."""
     last = xs[-1]
     if isinstance(last, Slices) and all(isinstance(x, Slices) for x in xs):

@@ -27,7 +27,6 @@ MOVING_ARITHMETIC = frozenset(
 )
 MOVING_METHODS = frozenset({"add", "sub", "mul", "div", "pow"})
 FILLS: dict[Any, int] = {torch.tensor: 0, torch.full: 1, torch.full_like: 1, "new_full": 2}
-_CALLS = ("call_function", "call_method", "call_module")
 _MOVING = ("moving",)
 
 

@@ -122,21 +122,61 @@ def _index_breaks(number: npt.NDArray[np.float64]) -> Iterator[tuple[int, int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
-    """The relation of one operand of a step: its ``kind``, and what belongs to it.
+class Inner:
+    """The value of node ``place`` of the same step."""
 
-    ``step``: the value of node ``node`` of the same step. ``carry``: that of ``delay`` steps ago, before which it is
-    ``outside[0], outside[1], ...`` at steps 0, 1, ... ``constant``: ``outside[0]``. ``items``: ``outside[r]`` at step
-    r. ``index``: ``start + stride * r`` at step r. ``numbers``: ``values[r]``. ``literal``: as it stands.
-    """
+    place: int
 
-    kind: str
-    node: int = 0
-    delay: int = 0
-    outside: tuple[fx.Node, ...] = ()
-    start: int = 0
-    stride: int = 0
-    values: tuple[float, ...] = ()
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """The value of node ``place`` of ``delay`` steps ago; ``initial[j]`` is that of j + 1 steps before the first."""
+
+    place: int
+    initial: tuple[fx.Node, ...]
+
+    @property
+    def delay(self) -> int:
+        """How many steps ago it was made."""
+        return len(self.initial)
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """One value from outside, the same at every step."""
+
+    node: fx.Node
+
+
+@dataclass(frozen=True, slots=True)
+class ItemsOf:
+    """``nodes[r]``, a value from outside, at step r."""
+
+    nodes: tuple[fx.Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """The number ``values[r]`` at step r."""
+
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """The index ``start + stride * r`` at step r, of a select."""
+
+    start: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """Anything that is no value of the graph, as it stands at every step."""
+
+
+Operand = Inner | Carried | Constant | ItemsOf | Moving | Index | Literal
+"""The relation of one operand of a step to the step."""
 
 
 def classify(sequence: Sequence, region: Region) -> list[list[Operand]] | None:
@@ -144,16 +184,15 @@ def classify(sequence: Sequence, region: Region) -> list[list[Operand]] | None:
 
     None if one has none, or if nothing is carried by a step that has to.
     """
-    found: list[list[Operand]] = []
+    found: list[list[Operand]] = [[] for _ in range(region.period)]
     for place, _, operand, _ in _operands(sequence, region):
         if operand is None:
             return None
-        found += [[] for _ in range(place + 1 - len(found))]
         found[place].append(operand)
-    found += [[] for _ in range(region.period - len(found))]
-    kinds = {operand.kind for operands in found for operand in operands}
-    maps = sequence.maps and region.steps >= _MAP_STEPS and not kinds.isdisjoint(("index", "items"))
-    return found if maps or "carry" in kinds else None
+    flat = [operand for operands in found for operand in operands]
+    moves = any(isinstance(operand, Index | ItemsOf) for operand in flat)
+    maps = sequence.maps and region.steps >= _MAP_STEPS and moves
+    return found if maps or any(isinstance(operand, Carried) for operand in flat) else None
 
 
 def why_not(sequence: Sequence, region: Region) -> str:
@@ -165,7 +204,7 @@ def why_not(sequence: Sequence, region: Region) -> str:
             return f"the index at {line} does not move evenly: {', '.join(f'{v:g}' for v in values[:6])}, ..."
         if operand is None:
             return f"an operand at {line} is now a value of the steps, now one from outside, or from varying steps ago"
-        carried = carried or operand.kind == "carry"
+        carried = carried or isinstance(operand, Carried)
     if not carried:
         return "no value is carried from step to step, so the steps can be one batched operation instead"
     return "its steps differ in their gradient modes or effects, or what they hand on is not all tensors"
@@ -179,40 +218,35 @@ def _operands(sequence: Sequence, region: Region) -> Iterator[tuple[int, bool, O
     column = 0
     for place in range(region.period):
         for slot in range(len(leaves[place])):
-            nodes = tuple(leaves[r * region.period + place][slot] for r in range(region.steps))
+            each = tuple(leaves[r * region.period + place][slot] for r in range(region.steps))
             index = bool(sequence.index[sequence.offset[region.start] + column])
             values = number[:, column]
-            yield (
-                place,
-                index,
-                _operand(region, nodes, code[:, column], relation[:, column], values, index),
-                values.tolist(),
-            )
+            found = _operand(region, each, code[:, column], relation[:, column], values, index)
+            yield place, index, found, values.tolist()
             column += 1
 
 
-def _moving(values: Any, number: npt.NDArray[np.float64], index: bool) -> Operand | None:
+def _moving(values: tuple[Any, ...], number: npt.NDArray[np.float64], index: bool) -> Operand | None:
     slopes = np.diff(number)
     if not np.any(slopes):
-        return Operand("literal")
+        return Literal()
     if not index:
-        return Operand("numbers", values=tuple(values))
-    even = bool(np.all(slopes == slopes[0]))
-    return Operand("index", start=int(number[0]), stride=int(slopes[0])) if even else None
+        return Moving(values)
+    return Index(int(number[0]), int(slopes[0])) if np.all(slopes == slopes[0]) else None
 
 
 def _operand(
-    region: Region, nodes: Any, code: Ints, relation: Ints, number: npt.NDArray[np.float64], index: bool
+    region: Region, leaves: tuple[Any, ...], code: Ints, relation: Ints, number: npt.NDArray[np.float64], index: bool
 ) -> Operand | None:
-    if not isinstance(nodes[-1], fx.Node):
-        return _moving(nodes, number, index)
+    if not isinstance(leaves[-1], fx.Node):
+        return _moving(leaves, number, index)
     outside = (code < region.start) | (code >= OUTSIDE)
     if outside[-1]:
         if not np.all(outside):
             return None
-        return Operand("constant", outside=nodes[:1]) if np.all(code == code[0]) else Operand("items", outside=nodes)
+        return Constant(leaves[0]) if np.all(code == code[0]) else ItemsOf(leaves)
     back = delay(int(relation[-1]), region.period)
     if np.any(relation[back:] != relation[-1]) or not np.all(outside[:back]):
         return None
     place = int(back * region.period - relation[-1])
-    return Operand("carry", place, back, nodes[:back]) if back else Operand("step", place)
+    return Carried(place, leaves[:back][::-1]) if back else Inner(place)

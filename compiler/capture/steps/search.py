@@ -109,4 +109,4 @@ def rotation(sequence: Sequence, start: int, stop: int, period: int) -> int:
 def _opened(sequence: Sequence, at: int) -> int:
     """How many ``no_grad``, autocast and inference regions are open before a node."""
     grad, regions = sequence.modes[at]
-    return len(regions) + (not grad)
+    return len(regions) + (0 if grad else 1)

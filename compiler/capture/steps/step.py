@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx
 
 from reroll.capture.steps.colours import Sequence
-from reroll.capture.steps.operands import MIN_STEPS, Operand, Region, classify
+from reroll.capture.steps.operands import (
+    MIN_STEPS,
+    Carried,
+    Constant,
+    Index,
+    Inner,
+    ItemsOf,
+    Literal,
+    Operand,
+    Region,
+    classify,
+)
 from reroll.graph.effects import attribute, example, has_effect, in_transform, spelled
 
 _TAIL = 3
@@ -21,6 +33,16 @@ class Register:
 
     place: int
     initial: tuple[fx.Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SliceOf:
+    """Index ``start + stride * r`` of dimension ``dim`` of ``base``, a tensor from outside, at step r."""
+
+    base: fx.Node
+    dim: Any
+    start: int
+    stride: int
 
 
 @dataclass(slots=True)
@@ -39,16 +61,21 @@ class Step:
         """Node ``place`` of step ``step``."""
         return self.sequence.nodes[self.region.start + step * self.region.period + place]
 
-    def moves(self, place: int) -> bool:
-        """Whether a node is a select whose index moves from step to step."""
-        return self.node(place, 0).target is torch.select and self.operands[place][2].kind == "index"
+    def fixed(self, operand: Operand) -> fx.Node | None:
+        """The node whose value an operand has at every step: one from outside, or work that is done before the loop."""
+        match operand:
+            case Constant(node):
+                return node
+            case Inner(place) if place in self.invariant:
+                return self.node(place, 0)
+        return None
 
-    def moving_base(self, place: int) -> fx.Node | None:
-        """The tensor from outside along which a moving select moves."""
-        base = self.operands[place][0]
-        if base.kind == "step" and base.node in self.invariant:
-            return self.node(base.node, 0)
-        return base.outside[0] if base.kind == "constant" else None
+    def slice_of(self, place: int) -> SliceOf | None:
+        """What a select reads whose index moves along a tensor from outside; None for any other node."""
+        match self.operands[place]:
+            case [base, _, Index(start, stride)] if (source := self.fixed(base)) is not None:
+                return SliceOf(source, self.node(place, 0).args[1], start, stride)
+        return None
 
 
 def analyse(sequence: Sequence, region: Region) -> Step | None:
@@ -64,7 +91,7 @@ def analyse(sequence: Sequence, region: Region) -> Step | None:
         if registers is None:
             return None
         step.registers = registers
-        step.invariant = _invariants(step)
+        _find_invariants(step)
         peel = _outside_uses(step)
         if peel == 0:
             return step if _carriable(step) and _selectable(step) and _readable(step) else None
@@ -82,34 +109,28 @@ def _uniform(sequence: Sequence, region: Region) -> bool:
     )
 
 
-def _invariants(step: Step) -> set[int]:
-    """Work that is the same at every step, in the modes around the loop, so that it may be done before it."""
-    found: set[int] = set()
+def _find_invariants(step: Step) -> None:
+    """Fill ``invariant``: work that is the same at every step, in the modes around the loop, may be done before it."""
     carried = {register.place for register in step.registers}
     modes = step.sequence.modes[step.region.start : step.region.start + step.region.period]
     for place, operands in enumerate(step.operands):
         node = step.node(place, 0)
-        same = all(o.kind in ("constant", "literal") or (o.kind == "step" and o.node in found) for o in operands)
+        same = all(isinstance(operand, Literal) or step.fixed(operand) is not None for operand in operands)
         if same and place not in carried and modes[place] == modes[0] and not has_effect(node):
-            found.add(place)
-    return found
+            step.invariant.add(place)
 
 
 def _registers(step: Step) -> list[Register] | None:
     """Carried values, grouped by the value and its initial ones."""
     groups: list[tuple[int, dict[int, fx.Node]]] = []
-    for operands in step.operands:
-        for operand in operands:
-            if operand.kind != "carry":
-                continue
-            initial = {operand.delay - r: operand.outside[r] for r in range(operand.delay)}
-            for place, known in groups:
-                agree = all(known.get(ago, node) is node for ago, node in initial.items())
-                if place == operand.node and agree:
-                    known.update(initial)
-                    break
-            else:
-                groups.append((operand.node, initial))
+    for operand in (operand for operands in step.operands for operand in operands if isinstance(operand, Carried)):
+        initial = dict(enumerate(operand.initial, 1))
+        for place, known in groups:
+            if place == operand.place and all(known.get(ago, node) is node for ago, node in initial.items()):
+                known.update(initial)
+                break
+        else:
+            groups.append((operand.place, initial))
     if any(set(known) != set(range(1, len(known) + 1)) for _, known in groups):
         return None
     return [Register(place, tuple(known[ago] for ago in sorted(known))) for place, known in groups]
@@ -127,11 +148,9 @@ def _carriable(step: Step) -> bool:
 def _readable(step: Step) -> bool:
     """Whether all that the step reads from outside is tensors and submodules."""
     operands = [o for place, row in enumerate(step.operands) if place not in step.invariant for o in row]
-    outside = {node for o in operands if o.kind in ("constant", "items") for node in o.outside}
-    hoisted = {o.node for o in operands if o.kind == "step" and o.node in step.invariant}
-    return all(example(step.node(place, 0)) is not None for place in hoisted) and all(
-        node.op == "get_attr" or example(node) is not None for node in outside
-    )
+    read = [node for operand in operands if isinstance(operand, ItemsOf) for node in operand.nodes]
+    read += [node for node in map(step.fixed, operands) if node is not None]
+    return all(node.op == "get_attr" or example(node) is not None for node in read)
 
 
 def tensor_of(sequence: Sequence, node: fx.Node) -> torch.Tensor | None:
@@ -144,7 +163,8 @@ def tensor_of(sequence: Sequence, node: fx.Node) -> torch.Tensor | None:
 
 def _selectable(step: Step) -> bool:
     """Whether every index that moves from step to step moves along a tensor from outside."""
-    return all(step.moving_base(place) is not None for place in range(step.region.period) if step.moves(place))
+    moving = [place for place, row in enumerate(step.operands) if any(isinstance(o, Index) for o in row)]
+    return all(step.slice_of(place) is not None for place in moving)
 
 
 def _outside_uses(step: Step) -> int:
