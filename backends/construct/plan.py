@@ -24,10 +24,11 @@ from reroll.planning.choose import ALONE, Beside, Demand, choose
 from reroll.planning.options import Options
 from reroll.program.context import Context
 from reroll.program.memory import Needs, Prediction, predict
-from reroll.program.program import Program, pieces, store_all
+from reroll.program.program import Program, store_all
 from reroll.program.registry import run
 from reroll.program.tally import Sizes, Tally, count
 from reroll.recurrence import Recurrence
+from reroll.schedules.machine import pieces
 from reroll.schedules.named import tree
 from reroll.schedules.problem import Problem
 from reroll.segment.facts import kept_as
@@ -162,7 +163,7 @@ def _played(tally: Tally) -> tuple[int, int]:
 def cost(program: Program, needs: Needs) -> tuple[Tally, Prediction]:
     """What a program takes that passes made, who left it checked: its tally in bytes, and its predicted peak."""
     tally = count(program, needs.sizes)
-    return tally, predict(program, tally, needs)
+    return tally, predict(tally, needs)
 
 
 def _needs(kernels: Kernels, recurrence: Recurrence, compiled: Compiled) -> Needs:

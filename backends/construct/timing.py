@@ -16,9 +16,8 @@ from reroll.backends.tiers.calibrate import calibrate, seconds_of
 from reroll.backends.tiers.device import background_of
 from reroll.errors import UnsupportedError, is_shortage
 from reroll.graph.fakes import laid_out_like
-from reroll.program.program import pieces
 from reroll.program.tally import Tally
-from reroll.schedules.machine import SegmentSeconds
+from reroll.schedules.machine import SegmentSeconds, work_seconds
 from reroll.schedules.problem import Problem
 
 if TYPE_CHECKING:
@@ -102,9 +101,8 @@ def clocked(executable: Executable, tally: Tally) -> dict[int, SegmentSeconds]:
     found, clock = segment_seconds(executable), executable.clock
     if clock.forward is None or clock.backward is None or background_of(executable.recurrence.examples):
         return found  # the clock does not wait for a device
-    steps, lengths = executable.recurrence.steps, executable.compiled.segments
-    ahead = sum(found[length].forward * count for length, count in pieces(steps, lengths))
-    back = sum(found[length].backward * count for length, count in pieces(steps, lengths))
+    steps = executable.recurrence.steps
+    ahead, back = work_seconds(found, "advance", steps), work_seconds(found, "backward", steps)
     slower = clock.forward / ahead if ahead else 1.0
     rest = clock.backward - clock.forward * tally.reforward_steps / steps
     slower_back = max(rest, 0.0) / back if back else 1.0

@@ -10,11 +10,11 @@ from reroll.backends.construct.plan import Built, cost
 from reroll.errors import RerollError
 from reroll.planning.alternative import Alternative
 from reroll.planning.choice import Choice, may_move
-from reroll.program.program import pieces, store_all
+from reroll.program.program import store_all
 from reroll.program.registry import run
 from reroll.program.tally import Tally
 from reroll.schedules.interval import best_chunk, best_slots
-from reroll.schedules.machine import Costs
+from reroll.schedules.machine import Costs, work_seconds
 from reroll.schedules.named import find, least_memory
 from reroll.schedules.problem import Problem
 
@@ -78,12 +78,12 @@ def _alternative(built: Built, choice: Choice, tally: Tally, peak: int, costs: C
 
 def _seconds(built: Built, tally: Tally, costs: Costs) -> float:
     """Of all runs, backwards and transfers, one after another."""
-    steps, lengths = built.executable.recurrence.steps, built.executable.compiled.segments
-    ahead = sum(costs.of(length).forward * count for length, count in pieces(steps, lengths))
-    back = sum(costs.of(length).backward * count for length, count in pieces(steps, lengths))
+    steps = built.executable.recurrence.steps
+    ahead = work_seconds(costs.segments, "advance", steps)
+    back = work_seconds(costs.segments, "backward", steps)
     moved = 0.0
     for tier in tally.tier_peaks:
         place, carry = costs.machine.tier(tier), built.choice.problem.carry
-        moved += tally.remote_writes * place.latency + tally.carries_written * carry / place.write
-        moved += tally.remote_reads * place.latency + tally.carries_read * carry / place.read
+        moved += place.write_seconds(tally.carries_written * carry, tally.remote_writes)
+        moved += place.read_seconds(tally.carries_read * carry, tally.remote_reads)
     return ahead * tally.forward_steps / steps + back + moved

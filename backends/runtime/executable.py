@@ -19,9 +19,10 @@ from reroll.backends.runtime.recordings import Graphs
 from reroll.backends.runtime.values import Ledger
 from reroll.backends.tiers.tier import Tier
 from reroll.graph.memory import last_uses
-from reroll.program.program import Node, Program, backward, pieces, reverse, tape, turn
+from reroll.program.program import Node, Program, backward, reverse, tape, turn
 from reroll.program.writing import RUNS
 from reroll.recurrence import Recurrence
+from reroll.schedules.machine import pieces
 from reroll.segment.invariants import Once
 
 

@@ -25,7 +25,7 @@ local memory, and parts may play parts.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -146,13 +146,3 @@ def store_all(steps: int, segment: int) -> Program:
     grad = graph.call_function(turn, (taped,))
     graph.output(graph.call_function(backward, (taped, grad)))
     return Program(graph, steps, segment)
-
-
-def pieces(steps: int, lengths: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """(length, how many of it) of the segments that make up a number of steps: the longest ones first."""
-    for length in sorted(lengths, reverse=True):
-        count, steps = divmod(steps, length)
-        if count:
-            yield length, count
-    if steps:
-        raise ValueError(f"no segment was compiled for the last {steps} steps")

@@ -1,6 +1,8 @@
-"""A training program as a plain list of instructions in the order in which they are played.
+"""The instructions of a training program as plain rows, numbered, instead of nodes of a graph.
 
-Everything that draws, counts or writes down a program reads it through ``spelled_out``.
+``written`` gives those of one graph as they stand, with a ``reverse`` for each part that is played; ``spelled_out``
+those of the whole program in the order in which they are played. What a program holds and how long it takes is told
+from these rows (``reroll.program.tally``, ``memory``, ``timeline``); passes, the verifier and the runtime read nodes.
 """
 
 from __future__ import annotations
@@ -8,27 +10,29 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from torch import fx
 
-from reroll.program.program import Program, advance, backward, offload, recompute, reload, reverse, save, tape, turn
-from reroll.program.writing import name_at
+from reroll.program.program import Program, backward, offload, reload, reverse, save, turn
+from reroll.program.writing import RUNS, name_at
 
-RUNS = ("advance", "recompute", "tape")
+RUN_KINDS = tuple(run.__name__ for run in RUNS)
 _KINDS: Mapping[Any, str] = {
-    **{target: target.__name__ for target in (advance, recompute, tape, save, offload, reload, turn, backward)},
+    **{target: target.__name__ for target in (*RUNS, save, offload, reload, turn, backward, reverse)},
     operator.getitem: "pick",
+    "placeholder": "carry",
+    "output": "output",
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Played:
-    """One instruction: ``kind`` is its name in ``reroll.program.program``, or "carry" (the first one), "pick",
-    "output".
+class Played(NamedTuple):
+    """One instruction: ``kind`` is its name in ``reroll.program.program``, or "carry" (what the graph is given),
+    "pick", "output".
 
     ``reads`` are the numbers of the instructions whose values it takes, in its own order. Runs and backwards have the
-    steps [start, stop); a pick the ``item`` of its block; an offload its ``tier``; saves and offloads a ``codec``.
+    steps [start, stop); a pick the ``item`` of its block; an offload its ``tier``; saves and offloads a ``codec``; a
+    reverse its ``part``.
     """
 
     name: str
@@ -39,11 +43,18 @@ class Played:
     item: int = 0
     tier: str = ""
     codec: tuple[str, ...] = ()
+    part: str = ""
+
+
+def written(graph: fx.Graph) -> tuple[Played, ...]:
+    """The instructions of one graph, numbered from zero; steps are counted from its own first one."""
+    numbers = {node: number for number, node in enumerate(graph.nodes)}
+    return tuple([_played(node, numbers, 0) for node in numbers])
 
 
 def spelled_out(program: Program) -> Iterator[Played]:
     """The instructions of a legal program in the order in which they are played, numbered from zero; those of a part
-    each time that it is played."""
+    each time that it is played, so that there is no ``reverse``."""
     yield from _Spelled(program).walk(program.graph, 0, {})
 
 
@@ -73,20 +84,26 @@ class _Spelled:
 
 def _played(node: fx.Node, numbers: Mapping[Any, int], origin: int) -> Played:
     args: Any = node.args
-    kind = {"placeholder": "carry", "output": "output"}.get(node.op) or _KINDS[node.target]
-    start, stop = 0, 0
-    if kind in RUNS:
-        start, stop = (origin + step for step in args[1:])
-    elif kind == "backward":
-        start, stop = (origin + step for step in args[0].args[1:])
-    sources: Any = () if kind == "carry" else args[0] if kind == "offload" else args[: 2 if kind == "backward" else 1]
-    return Played(
-        name=name_at(node, origin),
-        kind=kind,
-        reads=tuple(numbers[source] for source in sources),
-        start=start,
-        stop=stop,
-        item=args[1] if kind == "pick" else 0,
-        tier=args[1] if kind == "offload" else "",
-        codec=tuple(cast(Any, node.kwargs.get("codec", ()))),
-    )
+    name, kind = name_at(node, origin), _KINDS[node.target if node.op == "call_function" else node.op]
+    match kind:
+        case "advance" | "recompute" | "tape":
+            return Played(name, kind, (numbers[args[0]],), origin + args[1], origin + args[2])
+        case "backward":
+            _, start, stop = args[0].args
+            return Played(name, kind, (numbers[args[0]], numbers[args[1]]), origin + start, origin + stop)
+        case "reverse":
+            return Played(name, kind, (numbers[args[0]], numbers[args[1]]), part=args[2])
+        case "save":
+            return Played(name, kind, (numbers[args[0]],), codec=_codec(node))
+        case "offload":
+            block = tuple([numbers[carry] for carry in args[0]])
+            return Played(name, kind, block, tier=args[1], codec=_codec(node))
+        case "pick":
+            return Played(name, kind, (numbers[args[0]],), item=args[1])
+        case "carry":
+            return Played(name, kind)
+    return Played(name, kind, (numbers[args[0]],))
+
+
+def _codec(node: fx.Node) -> tuple[str, ...]:
+    return tuple(cast(Any, node.kwargs.get("codec", ())))

@@ -2,23 +2,24 @@
 
 Counting conventions: the running carry and gradients are not counted. Locally count the saved carries, the reloaded
 carries (each until its own last use) and the tapes; remotely the offloaded blocks. A value is held until its last use,
-and while an instruction runs its operands and its result are both held. A part is counted once and holds the carry that
-it is given itself, until its own last use of it, if nobody needs it afterwards.
+and while an instruction runs its operands and its result are both held. ``holds`` says so, instruction by instruction;
+what instructions need besides is in ``reroll.program.memory``.
+
+It is walked twice: ``count`` takes a program as it is written, where a part is counted once however often it is played
+(and holds the carry that it is given itself, until its own last use of it, if nobody needs it afterwards);
+``reroll.program.timeline`` takes it spelled out, without parts.
 """
 
 from __future__ import annotations
 
-import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from itertools import accumulate
+from typing import NamedTuple
 
-from torch import fx
-
-from reroll.program.program import Node, Program, advance, offload, recompute, reload, reverse, save, tape
-
-Load = tuple[str, int, int]
+from reroll.program.program import Program
+from reroll.program.spelled import RUN_KINDS, Played, written
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +44,83 @@ class Sizes:
         return (stop - start) * self.tape_step if self.taped is None else self.taped(start, stop)
 
 
+class Hold(NamedTuple):
+    """Units that a tier holds while the instructions ``first`` to ``last`` run.
+
+    ``items``: which carries of the value of the first one they are; none for a tape.
+    """
+
+    tier: str
+    units: int
+    first: int
+    last: int
+    items: Sequence[int] = ()
+
+
+def holds(played: Sequence[Played], sizes: Sizes, given: int = 0) -> Iterator[Hold]:
+    """What is held: tapes, saved carries and blocks until their last use, each reloaded carry until its own. ``given``:
+    the units of the first carry, where the instructions hold it themselves."""
+    last, items = _last_uses(played)
+    if given:
+        yield Hold("local", given, 0, last[0])
+    for number, each in enumerate(played):
+        if each.kind == "tape":
+            yield Hold("local", sizes.of_tape(each.start, each.stop), number, last[number])
+        elif each.kind == "save":
+            yield Hold("local", sizes.of_carry(each.codec), number, last[number], (0,))
+        elif each.kind == "offload":
+            block = range(len(each.reads))
+            yield Hold(each.tier, len(block) * sizes.of_carry(each.codec), number, last[number], block)
+        elif each.kind == "reload":
+            source = played[each.reads[0]]
+            units = sizes.of_carry(source.codec)
+            for item in range(len(source.reads)):
+                yield Hold("local", units, number, items.get((number, item), number), (item,))
+
+
+def _last_uses(played: Sequence[Played]) -> tuple[list[int], dict[tuple[int, int], int]]:
+    """The number at which each value is read last (its own if never); the same for each carry of a reloaded block."""
+    last = list(range(len(played)))
+    items: dict[tuple[int, int], int] = {}
+    for number in reversed(range(len(played))):  # all that read an instruction are behind it
+        each = played[number]
+        for source in each.reads:
+            last[source] = max(last[source], number)
+        if each.kind == "pick":
+            item = (each.reads[0], each.item)
+            items[item] = max(items.get(item, 0), last[number])
+    return last, items
+
+
+def held(count: int, holding: Sequence[Hold]) -> dict[str, list[int]]:
+    """The units of each tier, "local" first, while each of ``count`` instructions runs."""
+    tiers = dict.fromkeys(["local", *(each.tier for each in holding)])
+    changes = {tier: [0] * (count + 1) for tier in tiers}
+    for each in holding:
+        changes[each.tier][each.first] += each.units
+        changes[each.tier][each.last + 1] -= each.units
+    return {tier: list(accumulate(change))[:-1] for tier, change in changes.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """One graph by itself: its instructions, the units that each tier holds while each of them runs, and the most local
+    ones. ``given`` has for each ``reverse``, by its number, the units of the carry that the part itself holds."""
+
+    played: tuple[Played, ...]
+    units: Mapping[str, Sequence[int]]
+    peak: int
+    given: Mapping[int, int]
+
+
 @dataclass(frozen=True, slots=True)
 class Tally:
     """Costs of one program. Peaks are in the units of ``Sizes``; writes and reads are transfers.
 
     ``remote_peak`` is that of all remote tiers together, ``tier_peaks`` of each; ``peak_nodes`` names the node at which
     each tier ("local" too) first reaches its peak. ``forward_steps`` are all steps run forward, ``reforward_steps``
-    those among them that had run before. ``timeline`` pairs every node with the local units held while it runs;
-    ``given`` has for each ``reverse``, by name, the units of the carry that the part itself holds, ``parts`` the parts
-    by name and such units.
+    those among them that had run before. ``whole`` is the graph by itself, ``parts`` are the parts by name and by the
+    units of the carry that they hold.
     """
 
     local_peak: int
@@ -64,147 +133,76 @@ class Tally:
     remote_reads: int
     carries_written: int
     carries_read: int
-    timeline: tuple[tuple[str, int], ...] = field(repr=False)
-    given: Mapping[str, int] = field(repr=False, default_factory=dict)
-    parts: Mapping[tuple[str, int], PartTally] = field(repr=False, default_factory=dict)
+    whole: Counted = field(repr=False)
+    parts: Mapping[tuple[str, int], Counted] = field(repr=False)
 
-
-@dataclass(frozen=True, slots=True)
-class PartTally:
-    """A part by itself: the peak, the timeline and ``given`` as in ``Tally``."""
-
-    local_peak: int
-    timeline: tuple[tuple[str, int], ...]
-    given: Mapping[str, int]
-
-
-def _last_uses(graph: fx.Graph) -> tuple[dict[Node, int], dict[tuple[Node, int], int]]:
-    """The index at which each node is read last (its own if never); the same for each carry of a reloaded block."""
-    last: dict[Node, int] = {}
-    for index, node in enumerate(graph.nodes):
-        last[node] = index
-        for operand in node.all_input_nodes:
-            last[operand] = index
-    items: dict[tuple[Node, int], int] = {}
-    for node in graph.nodes:
-        if node.target is operator.getitem:
-            item = cast(tuple[Node, int], node.args)
-            items[item] = max(items.get(item, 0), last[node])
-    return last, items
-
-
-def _codec(node: Node) -> tuple[str, ...]:
-    return tuple(cast(tuple[str, ...], node.kwargs.get("codec", ())))
-
-
-def _loads(graph: fx.Graph, sizes: Sizes, given: int) -> Iterator[list[Load]]:
-    """For each node the (tier, units, index of the last use) of what it begins to hold; ``given``: units of the carry
-    that the graph was given, its first placeholder."""
-    last, items = _last_uses(graph)
-    for index, node in enumerate(graph.nodes):
-        args = cast(tuple[Any, ...], node.args)
-        if node.target is tape:
-            yield [("local", sizes.of_tape(args[1], args[2]), last[node])]
-        elif node.target is save:
-            yield [("local", sizes.of_carry(_codec(node)), last[node])]
-        elif node.target is offload:
-            yield [(args[1], len(args[0]) * sizes.of_carry(_codec(node)), last[node])]
-        elif node.target is reload:
-            block = range(len(args[0].args[0]))
-            units = sizes.of_carry(_codec(args[0]))
-            yield [("local", units, items.get((node, i), index)) for i in block]
-        else:
-            yield [("local", given, last[node])] if index == 0 and given else []
-
-
-@dataclass(slots=True)
-class _Count:
-    """Counts a graph, and first the parts that it plays: each once for each number of units that it is given."""
-
-    program: Program
-    sizes: Sizes
-    parts: dict[tuple[str, int], PartTally] = field(default_factory=dict)
-    held: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    peaks: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    where: dict[str, str] = field(default_factory=dict)
-    timeline: list[tuple[str, int]] = field(default_factory=list)
-    given: dict[str, int] = field(default_factory=dict)
-
-    def walk(self, graph: fx.Graph, given: int = 0) -> None:
-        """The peak of each tier and of all remote ones ("remote"), the nodes where they are reached, the timeline."""
-        freed: dict[int, list[Load]] = defaultdict(list)
-        for index, (node, loads) in enumerate(zip(graph.nodes, _loads(graph, self.sizes, given), strict=True)):
-            for load in loads:
-                self._hold(node, load)
-                freed[load[2]].append(load)
-            dead = freed.pop(index, [])
-            units = self.held["local"] if node.target is not reverse else self._play(node, dead)
-            self._reach(node, "local", units)
-            self.timeline.append((node.name, units))
-            for tier, nbytes, _ in dead:
-                self.held[tier] -= nbytes
-                self.held["remote"] -= 0 if tier == "local" else nbytes
-
-    def _hold(self, node: Node, load: Load) -> None:
-        tier, units, _ = load
-        for each in (tier,) if tier == "local" else (tier, "remote"):
-            self.held[each] += units
-            self._reach(node, each, self.held[each])
-
-    def _reach(self, node: Node, tier: str, units: int) -> None:
-        if units > self.peaks[tier]:
-            self.peaks[tier], self.where[tier] = units, node.name
-
-    def _play(self, node: Node, dead: list[Load]) -> int:
-        """Units held while a part runs; what dies with the instruction is the carry that it gives to the part."""
-        name, given = cast(str, node.args[2]), sum(units for _, units, _ in dead)
-        self.given[node.name] = given
-        if (name, given) not in self.parts:
-            inner = _Count(self.program, self.sizes, self.parts)
-            inner.walk(self.program.parts[name].graph, given)
-            self.parts[name, given] = PartTally(inner.peaks["local"], tuple(inner.timeline), inner.given)
-        return self.held["local"] - given + self.parts[name, given].local_peak
-
-
-def _steps(program: Program) -> int:
-    """All steps that are run forward."""
-    inside: dict[str, int] = {}
-
-    def of(graph: fx.Graph) -> int:
-        total = 0
-        for node in graph.nodes:
-            args = cast(tuple[Any, ...], node.args)
-            if node.target in (advance, recompute, tape):
-                total += args[2] - args[1]
-            elif node.target is reverse:
-                total += inside[args[2]]
-        return total
-
-    for name, part in program.parts.items():
-        inside[name] = of(part.graph)
-    return of(program.graph)
+    @property
+    def timeline(self) -> tuple[tuple[str, int], ...]:
+        """Every node with the local units held while it runs."""
+        return tuple(
+            (each.name, units) for each, units in zip(self.whole.played, self.whole.units["local"], strict=True)
+        )
 
 
 def count(program: Program, sizes: Sizes) -> Tally:
     """The costs of a program that was found legal."""
-    counted = _Count(program, sizes)
-    counted.walk(program.graph)
-    writes = [len(cast(Any, node.args[0])) for node in program.graph.nodes if node.target is offload]
-    blocks = [cast(Any, node.args[0]).args[0] for node in program.graph.nodes if node.target is reload]
-    forward = _steps(program)
-    local, total = counted.peaks.pop("local", 0), counted.peaks.pop("remote", 0)
+    played = written(program.graph)
+    counter = _Counter(sizes, {name: written(part.graph) for name, part in program.parts.items()})
+    whole = counter.count(played)
+    tiers = {tier: units for tier, units in whole.units.items() if tier != "local"}
+    remote = [sum(each) for each in zip(*tiers.values(), strict=True)]
+    writes = [len(each.reads) for each in played if each.kind == "offload"]
+    reads = [len(played[each.reads[0]].reads) for each in played if each.kind == "reload"]
+    forward = counter.forward_steps(played)
     return Tally(
-        local_peak=local,
-        remote_peak=total,
-        tier_peaks=dict(counted.peaks),
-        peak_nodes=counted.where,
+        local_peak=whole.peak,
+        remote_peak=max(remote, default=0),
+        tier_peaks={tier: max(units) for tier, units in tiers.items()},
+        peak_nodes={tier: played[units.index(max(units))].name for tier, units in whole.units.items()},
         forward_steps=forward,
         reforward_steps=forward - program.steps,
         remote_writes=len(writes),
-        remote_reads=len(blocks),
+        remote_reads=len(reads),
         carries_written=sum(writes),
-        carries_read=sum(map(len, blocks)),
-        timeline=tuple(counted.timeline),
-        given=counted.given,
-        parts=counted.parts,
+        carries_read=sum(reads),
+        whole=whole,
+        parts=counter.parts,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Counter:
+    """Counts instructions, and first the parts that they play: each once for each number of units that it is given.
+
+    ``written``: the instructions of the parts, each after those that it plays.
+    """
+
+    sizes: Sizes
+    written: Mapping[str, tuple[Played, ...]]
+    parts: dict[tuple[str, int], Counted] = field(default_factory=dict)
+
+    def count(self, played: tuple[Played, ...], given: int = 0) -> Counted:
+        """Of a graph that holds so many units of its first carry. What dies with a ``reverse`` is the carry that it
+        gives to its part, which holds it from there on."""
+        holding = list(holds(played, self.sizes, given))
+        units = held(len(played), holding)
+        local, dying = units["local"], defaultdict[int, int](int)
+        for each in holding:
+            dying[each.last] += each.units
+        handed = {number: dying[number] for number, each in enumerate(played) if each.kind == "reverse"}
+        for number, own in handed.items():
+            local[number] += self._part(played[number].part, own).peak - own
+        return Counted(played, units, max(local), handed)
+
+    def _part(self, name: str, given: int) -> Counted:
+        if (name, given) not in self.parts:
+            self.parts[name, given] = self.count(self.written[name], given)
+        return self.parts[name, given]
+
+    def forward_steps(self, played: tuple[Played, ...]) -> int:
+        """All steps that are run forward."""
+        inside: dict[str, int] = {}
+        for name, each in (*self.written.items(), ("", played)):
+            steps = sum(one.stop - one.start for one in each if one.kind in RUN_KINDS)
+            inside[name] = steps + sum(inside[one.part] for one in each if one.kind == "reverse")
+        return inside[""]

@@ -19,14 +19,15 @@ from functools import cache
 import numpy as np
 
 from reroll.errors import OptionError
-from reroll.program.memory import Hold, Needs, holds, memory
-from reroll.program.program import Program, pieces
-from reroll.program.spelled import RUNS, Played, spelled_out
-from reroll.schedules.machine import Costs
+from reroll.program.memory import Needs, memory
+from reroll.program.program import Program
+from reroll.program.spelled import RUN_KINDS, Played, spelled_out
+from reroll.program.tally import Hold, holds
+from reroll.schedules.machine import Costs, work_seconds
 
 __all__ = ["Event", "Stay", "Trace", "spelled_out", "trace"]
 
-WORK = (*RUNS, "backward")
+WORK = (*RUN_KINDS, "backward")
 MOVES = {"offload": "write", "reload": "read"}
 
 
@@ -103,8 +104,8 @@ def trace(program: Program, needs: Needs, costs: Costs | None = None) -> Trace:
     costs lacks a tier of the program, ValueError if the costs lack a length of its segments.
     """
     played = list(spelled_out(program))
-    held = list(holds(played, needs.sizes))
-    times, events, seconds = _play(program, played, held, costs)
+    held, steps = list(holds(played, needs.sizes)), _steps(played)
+    times, events, seconds = _play(program, played, held, steps, costs)
     ends = [*times, seconds]
     turn = next((time for time, each in zip(times, played, strict=True) if each.kind == "turn"), seconds)
     return Trace(
@@ -118,18 +119,42 @@ def trace(program: Program, needs: Needs, costs: Costs | None = None) -> Trace:
         times=tuple(times),
         memory=memory(played, held, needs),
         events=tuple(events),
-        stays=tuple(Stay(hold.tier, at, ends[hold.first], ends[hold.last + 1]) for hold in held for at in hold.carries),
+        stays=tuple(
+            Stay(hold.tier, steps[hold.first][item], ends[hold.first], ends[hold.last + 1])
+            for hold in held
+            for item in hold.items
+        ),
     )
 
 
+def _steps(played: Sequence[Played]) -> Sequence[tuple[int, ...]]:
+    """The steps of the carries that each instruction gives."""
+    steps: list[tuple[int, ...]] = []
+    for each in played:
+        if each.kind in RUN_KINDS:
+            steps.append((each.stop,))
+        elif each.kind in ("backward", "turn", "output"):
+            steps.append(())
+        elif each.kind == "carry":
+            steps.append((0,))
+        else:
+            read = tuple([step for source in each.reads for step in steps[source]])
+            steps.append((read[each.item],) if each.kind == "pick" else read)
+    return steps
+
+
 def _play(
-    program: Program, played: Sequence[Played], held: Sequence[Hold], costs: Costs | None
+    program: Program,
+    played: Sequence[Played],
+    held: Sequence[Hold],
+    steps: Sequence[tuple[int, ...]],
+    costs: Costs | None,
 ) -> tuple[list[float], list[Event], float]:
     """When each instruction begins, the events, and when the last one ends."""
     runs = np.zeros(-(-program.steps // program.segment), dtype=np.int64)
     blocks = {hold.first: hold for hold in held if hold.tier != "local"}
     blocking = costs is None or not costs.overlapped
-    work_seconds, move_seconds = _work_seconds(costs), _move_seconds(costs)
+    working, moving = _work_seconds(costs), _move_seconds(costs)
     clock, lanes = 0.0, dict[str, float]()
     times: list[float] = []
     ready: list[float] = []  # when the value of each instruction is there
@@ -139,16 +164,16 @@ def _play(
         end = begin
         if each.kind in WORK:
             begin = clock = max(clock, begin)
-            end = begin + work_seconds(each.kind, each.stop - each.start)
+            end = begin + working(each.kind, each.stop - each.start)
             again = _again(each, runs, program.segment)
             events.append(Event("compute", each.kind, each.name, each.start, each.stop, begin, end, again))
         times.append(clock)
         if each.kind in MOVES:
             block = blocks[number if each.kind == "offload" else each.reads[0]]
-            track, at = f"{MOVES[each.kind]} {block.tier}", block.carries[0]
+            track, at = f"{MOVES[each.kind]} {block.tier}", steps[block.first][0]
             begin = max(begin, clock, lanes.get(track, 0.0))
-            end = lanes[track] = begin + move_seconds(each.kind, block)
-            events.append(Event(track, each.kind, each.name, at, at, begin, end, nbytes=block.nbytes))
+            end = lanes[track] = begin + moving(each.kind, block)
+            events.append(Event(track, each.kind, each.name, at, at, begin, end, nbytes=block.units))
         if each.kind in WORK or (blocking and each.kind in MOVES):
             clock = end
         ready.append(end)
@@ -157,7 +182,7 @@ def _play(
 
 def _again(each: Played, runs: np.ndarray[tuple[int], np.dtype[np.int64]], segment: int) -> int:
     """How often the steps of a run had run before, at most; ``runs`` counts the runs of each segment."""
-    if each.kind not in RUNS:
+    if each.kind not in RUN_KINDS:
         return 0
     these = slice(each.start // segment, -(-each.stop // segment))
     before = int(runs[these].max())
@@ -172,10 +197,7 @@ def _work_seconds(costs: Costs | None) -> Callable[[str, int], float]:
     def seconds(kind: str, steps: int) -> float:
         if costs is None:
             return 2.0 * steps if kind == "backward" else float(steps)
-        parts = ((costs.segments[length], count) for length, count in pieces(steps, costs.segments))
-        if kind == "backward":
-            return sum(each.backward * count for each, count in parts)
-        return sum((each.tape if kind == "tape" else each.forward) * count for each, count in parts)
+        return work_seconds(costs.segments, kind, steps)
 
     return seconds
 
@@ -193,6 +215,6 @@ def _move_seconds(costs: Costs | None) -> Callable[[str, Hold], float]:
                 f"The program keeps carries in {block.tier!r}, but machine {costs.machine.name!r} has no such tier "
                 f"(its tiers: {known}). Give it one, or plan without that tier."
             )
-        return tier.write_seconds(block.nbytes) if kind == "offload" else tier.read_seconds(block.nbytes)
+        return tier.write_seconds(block.units) if kind == "offload" else tier.read_seconds(block.units)
 
     return seconds

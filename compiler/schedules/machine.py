@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -99,13 +99,13 @@ class MachineTier:
             None if capacity is None else parse_size(capacity, f"Tier {name!r}: capacity"),
         )
 
-    def write_seconds(self, nbytes: int) -> float:
-        """Seconds that writing one block takes."""
-        return self.latency + nbytes / self.write
+    def write_seconds(self, nbytes: int, blocks: int = 1) -> float:
+        """Seconds that writing so many bytes takes, one block after another."""
+        return blocks * self.latency + nbytes / self.write
 
-    def read_seconds(self, nbytes: int) -> float:
-        """Seconds that reading one block takes."""
-        return self.latency + nbytes / self.read
+    def read_seconds(self, nbytes: int, blocks: int = 1) -> float:
+        """Seconds that reading so many bytes takes, one block after another."""
+        return blocks * self.latency + nbytes / self.read
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +183,24 @@ class SegmentSeconds:
                     f"A segment has {name}={value!r} seconds, but seconds are finite and not negative. "
                     "Measure the segment again, or correct what was given."
                 )
+
+
+def pieces(steps: int, lengths: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """(length, how many of it) of the segments that make up a number of steps: the longest ones first."""
+    for length in sorted(lengths, reverse=True):
+        count, steps = divmod(steps, length)
+        if count:
+            yield length, count
+    if steps:
+        raise ValueError(f"no segment was compiled for the last {steps} steps")
+
+
+def work_seconds(segments: Mapping[int, SegmentSeconds], kind: str, steps: int) -> float:
+    """Seconds of a run ("advance", "recompute", "tape") or a "backward" over a number of steps."""
+    parts = ((segments[length], count) for length, count in pieces(steps, segments))
+    if kind == "backward":
+        return sum(each.backward * count for each, count in parts)
+    return sum((each.tape if kind == "tape" else each.forward) * count for each, count in parts)
 
 
 @dataclass(frozen=True, slots=True)

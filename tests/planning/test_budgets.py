@@ -85,7 +85,7 @@ def test_budgets_are_met_and_more_bytes_are_never_slower(
 
     def peak(choice: Choice) -> int:
         program = program_of(choice.schedule, choice.problem)
-        return predict(program, verify(program, sizes=demands.sizes), demands).peak
+        return predict(verify(program, sizes=demands.sizes), demands).peak
 
     def chosen(budget: int) -> Choice:
         demand = Demand(carry, tape, demands.scratch, peak)

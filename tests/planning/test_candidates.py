@@ -47,7 +47,7 @@ def demand_of(segment: int, carry: int, tape: int, scratch: int, cost: float) ->
     def peak(choice: Choice) -> int:
         context = Context(tree(choice.schedule, choice.problem), ahead=choice.ahead)
         program = run(PASSES, store_all(choice.steps, choice.segment), context)
-        return predict(program, verify(program, sizes=held.sizes), held).peak
+        return predict(verify(program, sizes=held.sizes), held).peak
 
     def moving(problem: Problem) -> Problem:
         return replace(problem, write=cost, read=cost)

@@ -16,7 +16,7 @@ from reroll.passes.program.recompute import recompute
 from reroll.program.context import Context
 from reroll.program.program import Program, reverse, save, store_all
 from reroll.program.registry import find, register_pass, run
-from reroll.program.spelled import RUNS, Played, spelled_out
+from reroll.program.spelled import RUN_KINDS, Played, spelled_out
 from reroll.program.verifier import Sizes, verify
 from reroll.schedules.interval import Interval
 from reroll.schedules.named import tree
@@ -49,7 +49,7 @@ def unnamed(program: Program) -> list[Played]:
         return source(played[number].reads[0]) if played[number].kind == "save" else number
 
     return [
-        replace(each, name="", reads=tuple(map(source, each.reads)) if each.kind in RUNS else each.reads)
+        each._replace(name="", reads=tuple(map(source, each.reads)) if each.kind in RUN_KINDS else each.reads)
         for each in played
     ]
 

@@ -116,7 +116,7 @@ def test_bytes_are_the_predicted_ones_and_seconds_add_up(
 ) -> None:
     made, needs = program(schedule, steps, chunk, slots, segment), replace(NEEDS, staged=staged)
     tally = verify(made, sizes=needs.sizes)
-    prediction = predict(made, tally, needs)
+    prediction = predict(tally, needs)
     blocking, overlapped = trace(made, needs, BLOCKING), trace(made, needs, OVERLAPPED)
     assert collapsed(made, blocking.memory["local"]) == prediction.timeline
     assert blocking.peak("local") == prediction.peak

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.autograd import profiler
 
 import reroll
-from reroll.program.program import pieces
-from reroll.program.spelled import RUNS, spelled_out
+from reroll.program.spelled import RUN_KINDS, spelled_out
 from reroll.report.report import Loop
+from reroll.schedules.machine import pieces
 
 EAGER: dict[str, Any] = {"lowering": "eager", "segment": 4, "on_no_recurrence": "error"}
 
@@ -45,9 +45,9 @@ def expected(loop: Loop) -> Counter[str]:
         if each.kind in ("carry", "output"):
             continue
         found[f"{title} {each.name}"] += 1
-        first, at = each.kind in RUNS and each.start >= frontier, each.start
-        frontier = max(frontier, each.stop if each.kind in RUNS else 0)
-        word = "forward" if first else "replay" if each.kind in RUNS else "backward"
+        first, at = each.kind in RUN_KINDS and each.start >= frontier, each.start
+        frontier = max(frontier, each.stop if each.kind in RUN_KINDS else 0)
+        word = "forward" if first else "replay" if each.kind in RUN_KINDS else "backward"
         parts = [
             length
             for length, count in pieces(each.stop - each.start, {compiled, rest or compiled})

@@ -50,7 +50,7 @@ def loop(schedule: str = "double", steps: int = 24, chunk: int = 6, slots: int =
         around=148,
         gradients=36,
         tally=tally,
-        prediction=predict(program, tally, NEEDS),
+        prediction=predict(tally, NEEDS),
         needs=NEEDS,
         lowering="eager",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from reroll.program.program import Program
-from reroll.program.spelled import RUNS, spelled_out
+from reroll.program.spelled import RUN_KINDS, spelled_out
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def makespan(program: Program, seconds: Seconds, *, overlapped: bool) -> float:
     for number, each in enumerate(played):
         segments = -(-(each.stop - each.start) // program.segment)
         source = each.reads[0] if each.reads else 0
-        if each.kind in RUNS:
+        if each.kind in RUN_KINDS:
             streams.compute = max(streams.compute, streams.there.get(source, 0.0))
             streams.compute += segments * (seconds.taping if each.kind == "tape" else seconds.forward)
         elif each.kind == "backward":
