@@ -13,6 +13,7 @@ the background go through pinned memory, beside its work (``Transfers``), and th
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 import threading
 import warnings
@@ -33,7 +34,6 @@ from reroll.backends.tiers.transfers import Landing, Parked, transfers_of
 from reroll.errors import OptionError, RerollWarning, StorageError
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator, Sequence
 
     from reroll.backends.codecs.codec import Encoded
