@@ -30,7 +30,6 @@ from reroll.schedules.named import tree
 from reroll.schedules.problem import Problem
 from reroll.segment.invariants import Once
 from reroll.segment.policy import Policy, check_texts, forward_values
-from reroll.segment.sparsity import Fact
 from reroll.segment.trace import Traced, constant_names, trace
 
 
@@ -56,7 +55,7 @@ def results_of(segment: Segment, recurrence: Recurrence) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernels:
-    """The compiled segments of a recurrence, the longest first, and what was proved of its carry.
+    """The compiled segments of a recurrence, the longest first, and what their passes were told, with what was proved.
 
     ``replay``: their backwards repeat products from what is kept of spikes. ``watch`` counts their event products;
     ``once`` makes what they need once per call; ``graphs`` records them, where a device can do that.
@@ -64,7 +63,7 @@ class Kernels:
 
     traced: Traced
     segments: Mapping[int, Segment]
-    facts: tuple[Fact, ...]
+    context: Context
     step: fx.GraphModule
     replay: bool
     watch: Watch
@@ -79,7 +78,13 @@ class Kernels:
 
 def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[int]) -> Kernels:
     """Segments of the given lengths, longest first, whatever the number of steps of the recurrence."""
-    context = Context(store_all_root(recurrence, lengths[0]), recurrence, codec=options.codec)
+    context = Context(
+        store_all_root(recurrence, lengths[0]),
+        recurrence,
+        codec=options.codec,
+        lowering=options.lowering,
+        vectors=has_vectors(options.lowering, home_of(recurrence.examples)),
+    )
     recurrence = replace(recurrence, step=run_on_step(passes_of(options), recurrence.step, context))
     policy = options.policy(recurrence.where)
     shown = replace(recurrence, step=show_names(recurrence.step)) if policy else recurrence
@@ -89,8 +94,7 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
         prepare(each, options.lowering)
     replay, watch = _replays(traced[lengths[0]], options, policy), Watch()
     once = Once(constant_names(recurrence))
-    vectors = has_vectors(options.lowering, home_of(recurrence.examples))
-    context = replace(context, facts=facts, lowering=options.lowering, vectors=vectors)
+    context = replace(context, recurrence=recurrence, facts=facts)
     lowered = partial(
         lower,
         lowering=options.lowering,
@@ -106,7 +110,7 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
     recordable = options.cuda_graphs and not groups_of(recurrence.step)  # collectives are launched one by one
     device = background_of(recurrence.examples) if recordable else None
     graphs = Graphs(device, recurrence.where, traced[lengths[0]].random)
-    return Kernels(traced[lengths[0]], segments, facts, recurrence.step, replay, watch, once, graphs)
+    return Kernels(traced[lengths[0]], segments, context, recurrence.step, replay, watch, once, graphs)
 
 
 def _replays(traced: Traced, options: Options, policy: Policy) -> bool:
@@ -127,12 +131,6 @@ def passes_of(options: Options) -> tuple[str, ...]:
 def store_all_root(recurrence: Recurrence, segment: int) -> Interval:
     """The tree of plain BPTT, which stands until a schedule is chosen."""
     return tree("store_all", Problem(recurrence.steps, segment))
-
-
-def lengths_of(recurrence: Recurrence, length: int) -> tuple[int, ...]:
-    """The lengths of the segments of a recurrence, if most are of this length."""
-    rest = recurrence.steps % length
-    return (length, rest) if rest else (length,)
 
 
 def kind(recurrence: Recurrence) -> Any:

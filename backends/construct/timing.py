@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from reroll.backends.construct.kernels import Kernels
 from reroll.backends.inductor.lower import Segment
+from reroll.backends.runtime.executable import Executable
 from reroll.backends.runtime.gradients import Gradients
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.backends.tiers.calibrate import calibrate, seconds_of
 from reroll.backends.tiers.device import background_of
 from reroll.errors import UnsupportedError, is_shortage
-from reroll.program.program import pieces
+from reroll.program.program import pieces, store_all
 from reroll.program.tally import Tally
+from reroll.recurrence import Recurrence
 from reroll.schedules.machine import SegmentSeconds
 from reroll.schedules.problem import Problem
-
-if TYPE_CHECKING:
-    from reroll.backends.runtime.executable import Executable
-
 
 _SHORT = 0.02  # seconds
 
@@ -114,7 +113,11 @@ def clocked(executable: Executable, tally: Tally) -> dict[int, SegmentSeconds]:
     }
 
 
-def with_transfers(problem: Problem, executable: Executable, folder: str | None) -> Problem:
+def with_transfers(problem: Problem, kernels: Kernels, recurrence: Recurrence, folder: str | None) -> Problem:
     """The problem with what it costs to move a carry to its tier, in runs of a segment, and how many find room."""
+    program = store_all(problem.steps, problem.segment)
+    executable = Executable.of(
+        recurrence, program, kernels.segments, {}, False, kernels.watch, kernels.once, kernels.graphs
+    )
     tier = calibrate(folder=folder).tier(problem.tier)
     return problem.moving(tier, segment_seconds(executable)[problem.segment].forward)

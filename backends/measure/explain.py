@@ -6,16 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reroll.backends.construct.bytes import operand_gradients
-from reroll.backends.construct.kernels import passes_of
 from reroll.backends.construct.plan import Built
 from reroll.backends.construct.timing import clocked
 from reroll.backends.dynamo.entry import EXPLAINING, Graph, Reached
-from reroll.backends.measure.alternatives import alternatives, may_move_carries
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.backends.runtime.values import expected_nbytes
 from reroll.backends.tiers.calibrate import calibrate
 from reroll.backends.tiers.device import background_of
 from reroll.errors import OptionError, UnsupportedError
+from reroll.planning.alternative import alternatives, may_move_carries
 from reroll.report.report import CarryLine, Loop, Report
 from reroll.schedules.machine import Costs, Machine
 from reroll.segment.facts import kept_as
@@ -86,9 +85,9 @@ def plan(graph: Graph) -> Report:
 
 def costs_of(built: Built) -> Costs:
     """Seconds of the segments of a recurrence, and of transfers if its program makes any."""
-    moving = may_move_carries(built)
+    moving = may_move_carries(built.choice, built.options)
     machine = calibrate(folder=built.options.spill_folder) if moving else Machine("this machine")
-    return Costs(clocked(built.executable, built.tally), machine)
+    return Costs(clocked(built.executable, built.plan.tally), machine)
 
 
 def _costs_or_why_not(built: Built) -> Costs | str:
@@ -99,7 +98,8 @@ def _costs_or_why_not(built: Built) -> Costs | str:
 
 
 def _loop(built: Built, around: int, costs: Costs | str) -> Loop:
-    executable, segment = built.executable, built.executable.segments[built.choice.segment]
+    choice, needs = built.choice, built.demand.needs
+    executable, segment = built.executable, built.executable.segments[choice.segment]
     recurrence, width = executable.recurrence, len(executable.recurrence.carries)
     facts = built.program.facts or tuple(Fact() for _ in recurrence.carries)
     coded = bool(built.program.facts)
@@ -113,23 +113,23 @@ def _loop(built: Built, around: int, costs: Costs | str) -> Loop:
     return Loop(
         recurrence=recurrence,
         program=built.program,
-        choice=built.choice,
+        choice=choice,
         carries=tuple(lines),
-        saved=built.needs.segments[built.choice.segment].saved,
+        saved=needs.segments[choice.segment].saved,
         outputs=sum(value.nbytes for value in built.results()[width:]),
         around=around,
         gradients=operand_gradients(segment, recurrence),
-        tally=built.tally,
-        prediction=built.prediction,
-        needs=built.needs,
+        tally=built.plan.tally,
+        prediction=built.plan.prediction,
+        needs=needs,
         costs=None if isinstance(costs, str) else costs,
-        budget=built.choice.allowed,
-        alternatives=() if isinstance(costs, str) else alternatives(built, costs),
+        budget=choice.allowed,
+        alternatives=() if isinstance(costs, str) else alternatives(built.plan, built.demand, built.options, costs),
         measured_seconds=None if background_of(recurrence.examples) else executable.clock.seconds,
         lowering=built.options.lowering,
         kept=(ledger.carries, ledger.plain_nbytes, ledger.kept_nbytes),
         events=executable.watch.lines,
         taped=segment.tape,
         gradient_error=ledger.gradient_error,
-        prefetched="prefetch" in passes_of(built.options) and built.choice.ahead,
+        prefetched="prefetch" in built.demand.passes and choice.ahead,
     )
