@@ -10,7 +10,7 @@ from torch import Tensor
 
 from reroll.backends.construct.bytes import needs_of
 from reroll.backends.construct.kernels import Kernels, passes_of, results_of, store_all_root
-from reroll.backends.construct.timing import with_transfers
+from reroll.backends.construct.timing import with_transfers, with_transfers_of
 from reroll.backends.runtime.executable import Executable
 from reroll.backends.runtime.recordings import Graphs
 from reroll.backends.tiers.device import home_of
@@ -23,10 +23,7 @@ from reroll.planning.choice import Choice
 from reroll.planning.choose import ALONE, Beside, choose
 from reroll.planning.options import Options
 from reroll.planning.plan import Demand, Plan
-from reroll.program.program import Program
-from reroll.program.tally import Tally
 from reroll.recurrence import Recurrence
-from reroll.schedules.problem import Problem
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,11 +41,6 @@ class Built:
     def choice(self) -> Choice:
         """The schedule with its numbers."""
         return self.plan.choice
-
-    @property
-    def program(self) -> Program:
-        """The rewritten training program."""
-        return self.plan.program
 
     @property
     def name(self) -> str:
@@ -88,7 +80,7 @@ def _plan(
     demand = _demand(kernels, recurrence, options, earlier, graphs)
     chosen = choose(demand, options, beside)
     _warn_of_passes(chosen, demand)
-    tiers = _tiers(chosen.tally, options)
+    tiers = _tiers(chosen, options)
     executable = Executable.of(
         recurrence, chosen.program, kernels.segments, tiers, options.verify, kernels.watch, kernels.once, graphs
     )
@@ -109,13 +101,8 @@ def _demand(
         passes=passes_of(options),
         device=home_of(recurrence.examples).type,
         replay=kernels.replay,
-        moving=partial(_as_measured, earlier.choice.problem) if earlier else measure,
+        moving=partial(with_transfers_of, known=earlier.choice.problem) if earlier else measure,
     )
-
-
-def _as_measured(known: Problem, problem: Problem) -> Problem:
-    """The problem with what it costs to move carries, as it was measured for another; else as if it were free."""
-    return replace(problem, room=known.room, write=known.write, read=known.read)
 
 
 def _warn_of_passes(plan: Plan, demand: Demand) -> None:
@@ -125,7 +112,7 @@ def _warn_of_passes(plan: Plan, demand: Demand) -> None:
         return
     choice = plan.choice
     usual = replace(demand, passes=DEFAULT_PASSES).plan(choice)
-    (again, written), (usually_again, usually_written) = _played(plan.tally), _played(usual.tally)
+    (again, written), (usually_again, usually_written) = _played(plan), _played(usual)
     if (again, written) == (usually_again, usually_written):
         return
     missing = ", ".join(name for name in DEFAULT_PASSES if name not in own)
@@ -139,13 +126,13 @@ def _warn_of_passes(plan: Plan, demand: Demand) -> None:
     )
 
 
-def _played(tally: Tally) -> tuple[int, int]:
+def _played(plan: Plan) -> tuple[int, int]:
     """Steps that are run again, and carries that are moved off."""
-    return tally.reforward_steps, tally.carries_written
+    return plan.tally.reforward_steps, plan.tally.carries_written
 
 
-def _tiers(tally: Tally, options: Options) -> dict[str, Tier]:
-    names = {name for name in tally.tier_peaks if name not in ("local", "remote")}
+def _tiers(plan: Plan, options: Options) -> dict[str, Tier]:
+    names = {name for name in plan.tally.tier_peaks if name not in ("local", "remote")}
     made: dict[str, Tier] = {}
     if "disk" in names:
         made["disk"] = DiskTier(options.spill_folder)

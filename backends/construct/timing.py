@@ -121,3 +121,8 @@ def with_transfers(problem: Problem, kernels: Kernels, recurrence: Recurrence, f
     )
     tier = calibrate(folder=folder).tier(problem.tier)
     return problem.moving(tier, segment_seconds(executable)[problem.segment].forward)
+
+
+def with_transfers_of(problem: Problem, known: Problem) -> Problem:
+    """The problem with what it costs to move carries in one that is known: as it was measured for it, else nothing."""
+    return replace(problem, room=known.room, write=known.write, read=known.read)

@@ -98,11 +98,11 @@ def _costs_or_why_not(built: Built) -> Costs | str:
 
 
 def _loop(built: Built, around: int, costs: Costs | str) -> Loop:
-    choice, needs = built.choice, built.demand.needs
+    plan, choice, needs = built.plan, built.choice, built.demand.needs
     executable, segment = built.executable, built.executable.segments[choice.segment]
     recurrence, width = executable.recurrence, len(executable.recurrence.carries)
-    facts = built.program.facts or tuple(Fact() for _ in recurrence.carries)
-    coded = bool(built.program.facts)
+    facts = plan.program.facts or tuple(Fact() for _ in recurrence.carries)
+    coded = bool(plan.program.facts)
     lines = []
     for name, value, fact in zip(recurrence.carries, segment.output_examples[:width], facts, strict=True):
         codec = kept_as(fact, built.options.codec) if coded else "raw"
@@ -112,19 +112,19 @@ def _loop(built: Built, around: int, costs: Costs | str) -> Loop:
     ledger = built.executable.ledger
     return Loop(
         recurrence=recurrence,
-        program=built.program,
+        program=plan.program,
         choice=choice,
         carries=tuple(lines),
         saved=needs.segments[choice.segment].saved,
         outputs=sum(value.nbytes for value in built.results()[width:]),
         around=around,
         gradients=operand_gradients(segment, recurrence),
-        tally=built.plan.tally,
-        prediction=built.plan.prediction,
+        tally=plan.tally,
+        prediction=plan.prediction,
         needs=needs,
         costs=None if isinstance(costs, str) else costs,
         budget=choice.allowed,
-        alternatives=() if isinstance(costs, str) else alternatives(built.plan, built.demand, built.options, costs),
+        alternatives=() if isinstance(costs, str) else alternatives(plan, built.demand, built.options, costs),
         measured_seconds=None if background_of(recurrence.examples) else executable.clock.seconds,
         lowering=built.options.lowering,
         kept=(ledger.carries, ledger.plain_nbytes, ledger.kept_nbytes),
