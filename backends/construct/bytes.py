@@ -7,11 +7,47 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from reroll.backends.codecs.codec import CODECS
+from reroll.backends.construct.kernels import Kernels
 from reroll.backends.inductor.lower import Segment
 from reroll.backends.inductor.wrapper import wrapper_peak
+from reroll.backends.tiers.tier import STAGING
 from reroll.graph.memory import graph_peak, origin, storage_nbytes
-from reroll.program.memory import SegmentBytes
+from reroll.program.memory import Needs, SegmentBytes
+from reroll.program.tally import Sizes
 from reroll.recurrence import Recurrence, Slots
+from reroll.schedules.machine import pieces
+
+
+def needs_of(kernels: Kernels, recurrence: Recurrence, *, recorded: bool) -> Needs:
+    """Bytes of carries and tapes as they are kept, and of what the segments and, if they are ``recorded``, their
+    recordings need besides."""
+    traced, segments, once = kernels.traced, kernels.compiled.segments, kernels.compiled.once.nbytes
+    values, length = traced.results[: traced.carries], traced.steps
+    plain = sum(value.numel() * value.element_size() for value in values)
+    held = once + turned_gradients(segments[length], recurrence)
+    if recorded:
+        held += once + recordings(segments.values(), recurrence)
+    footprints = {k: footprint(each, traced.carries, held) for k, each in segments.items()}
+
+    def packed(codec: tuple[str, ...]) -> int:
+        if not codec:
+            return plain
+        return sum(
+            CODECS.find(name).nbytes(value.numel(), value.dtype) for value, name in zip(values, codec, strict=True)
+        )
+
+    def taped(start: int, stop: int) -> int:
+        return sum(footprints[k].saved * count for k, count in pieces(stop - start, segments))
+
+    return Needs(
+        segments=footprints,
+        sizes=Sizes(carry=plain, packed=packed, taped=taped),
+        carry=plain,
+        grads=carry_gradients(segments[length], traced.carries),
+        output_grads=output_gradients(segments[length], traced.carries, recurrence.steps),
+        staged=STAGING,
+    )
 
 
 def footprint(segment: Segment, carries: int, once: int) -> SegmentBytes:
@@ -94,7 +130,7 @@ def operand_gradients(segment: Segment, recurrence: Recurrence) -> int:
     return sum(recurrence.examples[operand].nbytes for operand in {operand for each in added for operand in each})
 
 
-def recorded(segments: Iterable[Segment], recurrence: Recurrence) -> int:
+def recordings(segments: Iterable[Segment], recurrence: Recurrence) -> int:
     """Bytes at most that recordings of segments hold: copies of the constants, and for each segment its results and
     inputs of its own. What goes from its forward to its backward is there once."""
     constants = sum(recurrence.examples[i].nbytes for i in recurrence.constants)

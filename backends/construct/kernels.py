@@ -31,7 +31,6 @@ from reroll.schedules.named import tree
 from reroll.schedules.problem import Problem
 from reroll.segment.invariants import Once
 from reroll.segment.policy import Policy, check_texts, forward_values
-from reroll.segment.sparsity import Fact
 from reroll.segment.trace import Traced, constant_names, trace
 
 
@@ -57,14 +56,14 @@ def results_of(segment: Segment, recurrence: Recurrence) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernels:
-    """The compiled segments of a recurrence, and what was proved of its carry.
+    """The compiled segments of a recurrence, and what their passes were told, with what was proved of its carry.
 
     ``traced``: the longest segment. ``replay``: backwards repeat products from what is kept of spikes.
     """
 
     traced: Traced
     compiled: Compiled
-    facts: tuple[Fact, ...]
+    context: Context
     step: fx.GraphModule
     replay: bool
 
@@ -76,7 +75,13 @@ class Kernels:
 
 def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[int]) -> Kernels:
     """Segments of the given lengths, longest first, whatever the number of steps of the recurrence."""
-    context = Context(store_all_root(recurrence, lengths[0]), recurrence, codec=options.codec)
+    context = Context(
+        store_all_root(recurrence, lengths[0]),
+        recurrence,
+        codec=options.codec,
+        lowering=options.lowering,
+        vectors=has_vectors(options.lowering, home_of(recurrence.examples)),
+    )
     recurrence = replace(recurrence, step=run_on_step(passes_of(options), recurrence.step, context))
     policy = options.policy(recurrence.where)
     shown = replace(recurrence, step=show_names(recurrence.step)) if policy else recurrence
@@ -86,8 +91,7 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
         prepare(each, options.lowering)
     replay, watch = _replays(traced[lengths[0]], options, policy), Watch()
     once = Once(constant_names(recurrence))
-    vectors = has_vectors(options.lowering, home_of(recurrence.examples))
-    context = replace(context, facts=facts, lowering=options.lowering, vectors=vectors)
+    context = replace(context, recurrence=recurrence, facts=facts)
     lowered = partial(
         lower,
         lowering=options.lowering,
@@ -104,7 +108,7 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
     device = background_of(recurrence.examples) if recordable else None
     graphs = Graphs(device, recurrence.where, traced[lengths[0]].random)
     compiled = Compiled(segments, watch, once, graphs)
-    return Kernels(traced[lengths[0]], compiled, facts, recurrence.step, replay)
+    return Kernels(traced[lengths[0]], compiled, context, recurrence.step, replay)
 
 
 def _replays(traced: Traced, options: Options, policy: Policy) -> bool:
@@ -125,12 +129,6 @@ def passes_of(options: Options) -> tuple[str, ...]:
 def store_all_root(recurrence: Recurrence, segment: int) -> Interval:
     """The tree of plain BPTT, which stands until a schedule is chosen."""
     return tree("store_all", Problem(recurrence.steps, segment))
-
-
-def lengths_of(recurrence: Recurrence, length: int) -> tuple[int, ...]:
-    """The lengths of the segments of a recurrence, if most are of this length."""
-    rest = recurrence.steps % length
-    return (length, rest) if rest else (length,)
 
 
 def kind(recurrence: Recurrence) -> Any:

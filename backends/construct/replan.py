@@ -130,7 +130,7 @@ def _within(built: Built, budget: int) -> Built | None:
 
 
 def _described(built: Built) -> str:
-    return f"{built.choice.describe()}, is predicted to hold {nbytes_text(built.prediction.peak)}"
+    return f"{built.choice.describe()}, is predicted to hold {nbytes_text(built.plan.prediction.peak)}"
 
 
 def _advice(built: Built, half: str, others: bool) -> str:

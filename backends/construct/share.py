@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from reroll.backends.construct import kernels as compiling
-from reroll.backends.construct.kernels import Kernels, compile_kernels, kind, lengths_of, results_of
+from reroll.backends.construct.kernels import Kernels, compile_kernels, kind, results_of
 from reroll.backends.construct.plan import Built, plan
 from reroll.backends.tiers.available import free_bytes, total_bytes
 from reroll.backends.tiers.device import home_of
@@ -25,7 +25,7 @@ from reroll.errors import BudgetError, OptionError, RerollWarning
 from reroll.planning.choice import Choice, steps_run
 from reroll.planning.choose import ALONE, Beside
 from reroll.planning.options import Options, parse_budget
-from reroll.planning.segments import segment_lengths
+from reroll.planning.segments import lengths_of, segment_lengths
 from reroll.recurrence import Recurrence
 from reroll.units import nbytes_text
 
@@ -129,7 +129,7 @@ def _fitting(kernels_of: Callable[[int], Kernels], recurrence: Recurrence, optio
 
 def _may_be_faster(built: Built, length: int, options: Options) -> bool:
     """Whether segments of ``length`` steps, if their tapes and scratch are as much smaller, run a tenth less."""
-    choice, needs = built.choice, built.needs
+    choice, needs = built.choice, built.demand.needs
     if options.schedule == "auto" and choice.schedule == "remote":
         return True  # there was next to no room to keep carries
     if choice.problem.memory is None or choice.extra_runs == 0:

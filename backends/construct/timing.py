@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from reroll.backends.construct.kernels import Kernels
 from reroll.backends.inductor.lower import Segment
+from reroll.backends.runtime.executable import Executable
 from reroll.backends.runtime.gradients import Gradients
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.backends.tiers.calibrate import calibrate, seconds_of
 from reroll.backends.tiers.device import background_of
 from reroll.errors import UnsupportedError, is_shortage
 from reroll.graph.fakes import laid_out_like
+from reroll.program.program import store_all
 from reroll.program.tally import Tally
+from reroll.recurrence import Recurrence
 from reroll.schedules.machine import SegmentSeconds, work_seconds
 from reroll.schedules.problem import Problem
-
-if TYPE_CHECKING:
-    from reroll.backends.runtime.executable import Executable
-
 
 _SHORT = 0.02  # seconds
 
@@ -112,7 +112,14 @@ def clocked(executable: Executable, tally: Tally) -> dict[int, SegmentSeconds]:
     }
 
 
-def with_transfers(problem: Problem, executable: Executable, folder: str | None) -> Problem:
+def with_transfers(problem: Problem, kernels: Kernels, recurrence: Recurrence, folder: str | None) -> Problem:
     """The problem with what it costs to move a carry to its tier, in runs of a segment, and how many find room."""
+    program = store_all(problem.steps, problem.segment)
+    executable = Executable.of(recurrence, program, kernels.compiled)
     tier = calibrate(folder=folder).tier(problem.tier)
     return problem.moving(tier, segment_seconds(executable)[problem.segment].forward)
+
+
+def with_transfers_of(problem: Problem, known: Problem) -> Problem:
+    """The problem with what it costs to move carries in one that is known: as it was measured for it, else nothing."""
+    return replace(problem, room=known.room, write=known.write, read=known.read)

@@ -7,15 +7,14 @@ from typing import Any
 
 from reroll.backends.codecs.codec import CODECS
 from reroll.backends.construct.bytes import operand_gradients
-from reroll.backends.construct.kernels import passes_of
 from reroll.backends.construct.plan import Built
 from reroll.backends.construct.timing import clocked
 from reroll.backends.dynamo.entry import EXPLAINING, Graph, Reached
-from reroll.backends.measure.alternatives import alternatives, may_move_carries
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.backends.tiers.calibrate import calibrate
 from reroll.backends.tiers.device import background_of
 from reroll.errors import OptionError, UnsupportedError
+from reroll.planning.alternative import alternatives, may_move_carries
 from reroll.report.report import CarryLine, Loop, Report
 from reroll.schedules.machine import Costs, Machine
 from reroll.segment.facts import kept_as
@@ -86,9 +85,9 @@ def plan(graph: Graph) -> Report:
 
 def costs_of(built: Built) -> Costs:
     """Seconds of the segments of a recurrence, and of transfers if its program makes any."""
-    moving = may_move_carries(built)
+    moving = may_move_carries(built.choice, built.options)
     machine = calibrate(folder=built.options.spill_folder) if moving else Machine("this machine")
-    return Costs(clocked(built.executable, built.tally), machine)
+    return Costs(clocked(built.executable, built.plan.tally), machine)
 
 
 def _costs_or_why_not(built: Built) -> Costs | str:
@@ -99,10 +98,11 @@ def _costs_or_why_not(built: Built) -> Costs | str:
 
 
 def _loop(built: Built, around: int, costs: Costs | str) -> Loop:
-    executable, segment = built.executable, built.executable.compiled.segments[built.choice.segment]
+    plan, choice, needs = built.plan, built.choice, built.demand.needs
+    executable, segment = built.executable, built.executable.compiled.segments[choice.segment]
     recurrence, width = executable.recurrence, len(executable.recurrence.carries)
-    facts = built.program.facts or tuple(Fact() for _ in recurrence.carries)
-    coded = bool(built.program.facts)
+    facts = plan.program.facts or tuple(Fact() for _ in recurrence.carries)
+    coded = bool(plan.program.facts)
     lines = []
     for name, value, fact in zip(recurrence.carries, segment.output_examples[:width], facts, strict=True):
         codec = kept_as(fact, built.options.codec) if coded else "raw"
@@ -112,24 +112,24 @@ def _loop(built: Built, around: int, costs: Costs | str) -> Loop:
     ledger = built.executable.ledger
     return Loop(
         recurrence=recurrence,
-        program=built.program,
-        choice=built.choice,
+        program=plan.program,
+        choice=choice,
         carries=tuple(lines),
-        saved=built.needs.segments[built.choice.segment].saved,
+        saved=needs.segments[choice.segment].saved,
         outputs=sum(value.nbytes for value in built.results()[width:]),
         around=around,
         gradients=operand_gradients(segment, recurrence),
-        tally=built.tally,
-        prediction=built.prediction,
-        needs=built.needs,
+        tally=plan.tally,
+        prediction=plan.prediction,
+        needs=needs,
         costs=None if isinstance(costs, str) else costs,
-        budget=built.choice.allowed,
-        alternatives=() if isinstance(costs, str) else alternatives(built, costs),
+        budget=choice.allowed,
+        alternatives=() if isinstance(costs, str) else alternatives(plan, built.demand, built.options, costs),
         measured_seconds=None if background_of(recurrence.examples) else executable.clock.seconds,
         lowering=built.options.lowering,
         kept=(ledger.carries, ledger.plain_nbytes, ledger.kept_nbytes),
         events=executable.compiled.watch.lines,
         taped=segment.tape,
         gradient_error=ledger.gradient_error,
-        prefetched="prefetch" in passes_of(built.options) and built.choice.ahead,
+        prefetched="prefetch" in built.demand.passes and choice.ahead,
     )

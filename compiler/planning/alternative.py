@@ -1,9 +1,21 @@
-"""Plans that a planner weighed against each other."""
+"""Plans that a planner weighed against each other: what other schedules would take in place of the chosen one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from reroll.errors import RerollError
+from reroll.planning.choice import Choice, may_move
+from reroll.planning.options import Options
+from reroll.planning.plan import Demand, Plan
+from reroll.schedules.interval import best_chunk, best_slots
+from reroll.schedules.machine import Costs, work_seconds
+from reroll.schedules.named import find, least_memory
+from reroll.schedules.problem import Problem
+
+_LEVELS = 5
+_MANY = 2_000  # pieces of a sequence from which on an alternative is not worth the time to look at it
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +40,69 @@ def pareto(alternatives: Iterable[Alternative]) -> list[Alternative]:
         if not found or each.seconds < found[-1].seconds:
             found.append(each)
     return found
+
+
+def alternatives(plan: Plan, demand: Demand, options: Options, costs: Costs) -> tuple[Alternative, ...]:
+    """The chosen plan, and what plain BPTT, standard and the optimum for several sizes of memory would take; where
+    carries may be moved, remote, double and the optimum over two tiers too."""
+    found = [replace(_alternative(plan, costs), chosen=True)]
+    chosen = plan.choice.describe()
+    choices = (replace(each, ahead=plan.choice.ahead) for each in _choices(plan.choice, options, costs))
+    for name, choice in {each.describe(): each for each in choices}.items():
+        if name == chosen or len(choice.root.children) > _MANY:
+            continue
+        try:
+            planned = demand.plan(choice)
+        except RerollError:  # a pass of the user's own may be made for another schedule
+            continue
+        other = _alternative(planned, costs)
+        found += [other] if other.tiers or "remote" not in find(choice.schedule).numbers else []  # revolve's, else
+    return tuple(found)
+
+
+def may_move_carries(choice: Choice, options: Options) -> bool:
+    """Whether the chosen schedule, or others that were weighed against it, move carries to a tier."""
+    return "remote" in find(choice.schedule).numbers or may_move(options)
+
+
+def _choices(chosen: Choice, options: Options, costs: Costs) -> Iterator[Choice]:
+    moving = may_move_carries(chosen, options)
+    problem, tape = chosen.problem, max(chosen.problem.tape // chosen.segment, 1)
+    chunk = best_chunk(problem.steps, problem.carry, tape)
+    yield Choice("store_all", problem)
+    yield Choice("standard", replace(problem, chunk=chunk))
+    if moving:
+        slots = min(best_slots(chunk, problem.carry, tape), chunk)
+        yield Choice("remote", replace(problem, chunk=chunk))
+        yield Choice("double", replace(problem, chunk=chunk, slots=slots))
+    for memory in _memories(problem):
+        yield Choice("revolve", replace(problem, memory=memory, slots=None))
+    if moving and problem.tier != "local":
+        moved = problem.moving(costs.machine.tier(problem.tier), costs.of(chosen.segment).forward)
+        for memory in _memories(problem):
+            yield Choice("hrevolve", replace(moved, memory=memory, slots=None))
+
+
+def _memories(problem: Problem) -> Iterator[int]:
+    """Sizes of memory from the least to nearly all tapes, each the same factor larger."""
+    low, high = least_memory(problem), problem.segments * problem.tape
+    for level in range(_LEVELS):
+        yield round(low * (high / low) ** (level / _LEVELS))
+
+
+def _alternative(plan: Plan, costs: Costs) -> Alternative:
+    seconds, rerun = _seconds(plan, costs), plan.tally.reforward_steps
+    return Alternative(plan.choice.describe(), plan.prediction.peak, seconds, rerun, dict(plan.tally.tier_peaks))
+
+
+def _seconds(plan: Plan, costs: Costs) -> float:
+    """Of all runs, backwards and transfers, one after another."""
+    steps, tally = plan.choice.steps, plan.tally
+    ahead = work_seconds(costs.segments, "advance", steps)
+    back = work_seconds(costs.segments, "backward", steps)
+    moved = 0.0
+    for tier in tally.tier_peaks:
+        place, carry = costs.machine.tier(tier), plan.choice.problem.carry
+        moved += place.write_seconds(tally.carries_written * carry, tally.remote_writes)
+        moved += place.read_seconds(tally.carries_read * carry, tally.remote_reads)
+    return ahead * tally.forward_steps / steps + back + moved

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
 from reroll.errors import BudgetError
-from reroll.planning.choice import OPTIMAL, Choice, candidates, may_move, preferred
+from reroll.planning.choice import Choice, candidates, may_move, preferred
 from reroll.planning.options import Options, parse_budget
-from reroll.schedules.counts import counted
+from reroll.planning.plan import Demand, Plan
 from reroll.schedules.machine import REMOTE_TIERS
 from reroll.schedules.named import least_memory
 from reroll.schedules.problem import Problem
@@ -44,85 +44,66 @@ class Beside:
 ALONE = Beside()
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """What is known of a recurrence when its schedule is chosen, in bytes.
-
-    ``carry`` as it is kept, ``tape`` of a whole segment, ``scratch``: the most that a running instruction needs besides
-    carries and tapes, ``waiting`` of carries that wait to be written, or were read ahead, ``reversing``: what the
-    backward of a whole segment needs besides. ``peak``: the predicted local peak of a choice. ``replay``: tapes are so
-    small that no step need run again. ``moving``: gives a problem what it costs to move carries.
-    """
-
-    carry: int
-    tape: int
-    scratch: int
-    peak: Callable[[Choice], int]
-    replay: bool = False
-    waiting: int = 0
-    reversing: int = 0
-    moving: Callable[[Problem], Problem] = lambda problem: problem
-
-    def bound(self, choice: Choice) -> int:
-        """Bytes that a choice needs at least, without its program: some tape is complete when its backward begins."""
-        if choice.schedule in OPTIMAL:
-            return 0  # made for the memory that there is
-        problem = choice.problem
-        short = problem.tape if problem.steps % problem.segment else 0  # whose share of a tape is not exact
-        return counted(choice.root, problem).local_peak + self.reversing - problem.carry - short
-
-
-def choose(steps: int, segment: int, options: Options, device: str, demand: Demand, beside: Beside = ALONE) -> Choice:
-    """The fastest choice that meets the budget, of which a recurrence gets what is ``beside`` it leaves.
+def choose(demand: Demand, options: Options, beside: Beside = ALONE) -> Plan:
+    """The plan of the fastest choice that meets the budget, of which a recurrence gets what is ``beside`` it leaves.
 
     Raises BudgetError if no choice meets it; it says the least that would, and with which schedule.
     """
-    problem = Problem(steps, segment, max(demand.carry, 1), max(demand.tape, 1), tier=default_tier(options, device))
+    tier = default_tier(options, demand.device)
+    problem = Problem(demand.steps, demand.segment, max(demand.carry, 1), max(demand.tape, 1), tier=tier)
     budget = parse_budget(options.memory_budget) if beside.budget is None else beside.budget
     if options.schedule == "hrevolve" or (budget is not None and may_move(options)):
         problem = demand.moving(problem)
     first = preferred(problem, options, demand.replay)
     if budget is None:
-        return first
+        return demand.plan(first)
     if isinstance(budget, float):
-        budget = int(budget * beside.needed(demand.peak(Choice("store_all", problem))))
+        budget = int(budget * beside.needed(demand.plan(Choice("store_all", problem)).prediction.peak))
     allowed = beside.allowed(budget)
-    offered = candidates(first, options, allowed - demand.scratch, demand.waiting, demand.carry)
-    need, choice = _first_within(offered, allowed, demand)
-    if need <= allowed:
-        return replace(choice, allowed=allowed)
-    needed = beside.needed(need)
+    offered = candidates(first, options, allowed - demand.needs.scratch, demand.waiting, demand.carry)
+    found = _first_within(offered, allowed, demand)
+    if found.prediction.peak <= allowed:
+        return replace(found, choice=replace(found.choice, allowed=allowed))
+    needed = beside.needed(found.prediction.peak)
     further = _further(options, problem, demand.waiting)
     around = f" ({beside.around:,} of them around the loop)" if beside.around else ""
     refusal = BudgetError(
         f"memory_budget={options.memory_budget!r} ({budget:,} bytes) is below the least that this network needs: "
-        f"{needed:,} bytes{around}, with schedule {choice.describe()}. "
+        f"{needed:,} bytes{around}, with schedule {found.choice.describe()}. "
         f"{'Free memory' if options.automatic_budget else 'Raise the budget'}{further}."
     )
     refusal.nbytes = needed
     raise refusal
 
 
-def _first_within(choices: Iterable[Choice], allowed: int, demand: Demand) -> tuple[int, Choice]:
-    """The first choice that needs no more bytes than are allowed, else the one that needs the least; and its need.
+def _first_within(choices: Iterable[Choice], allowed: int, demand: Demand) -> Plan:
+    """The plan of the first choice that needs no more bytes than are allowed, else of the one that needs the least.
 
     No program is made of choices that are known to need more.
     """
-    needs, left = list[tuple[int, int, Choice]](), list[tuple[int, int, Choice]]()
+    found: tuple[int, int, Plan] | None = None
+    left: list[tuple[int, int, Choice]] = []
     for number, choice in enumerate(choices):
         bound = demand.bound(choice)
         if bound > allowed:
             left.append((bound, number, choice))
             continue
-        needs.append((demand.peak(choice), number, choice))
-        if needs[-1][0] <= allowed:
-            return needs[-1][0], choice
+        plan = demand.plan(choice)
+        if plan.prediction.peak <= allowed:
+            return plan
+        found = _lesser(found, (plan.prediction.peak, number, plan))
     for bound, number, choice in sorted(left, key=itemgetter(0, 1)):
-        if needs and bound >= min(needs, key=itemgetter(0, 1))[0]:
+        if found and bound >= found[0]:
             break
-        needs.append((demand.peak(choice), number, choice))
-    need, _, choice = min(needs, key=itemgetter(0, 1))
-    return need, choice
+        plan = demand.plan(choice)
+        found = _lesser(found, (plan.prediction.peak, number, plan))
+    assert found is not None, "there is a choice for every problem"
+    return found[2]
+
+
+def _lesser(found: tuple[int, int, Plan] | None, other: tuple[int, int, Plan]) -> tuple[int, int, Plan]:
+    """The one that needs less, of equal ones that which comes first."""
+    return other if found is None else min(found, other, key=itemgetter(0, 1))
 
 
 def _further(options: Options, problem: Problem, waiting: int) -> str:

@@ -52,6 +52,12 @@ def segment_length(recurrence: Recurrence, options: Options) -> int:
     return min(lengths, key=lambda k: (steps % k, abs(k - usual)))
 
 
+def lengths_of(recurrence: Recurrence, length: int) -> tuple[int, ...]:
+    """The lengths of the segments of a recurrence, if most are of this length."""
+    rest = recurrence.steps % length
+    return (length, rest) if rest else (length,)
+
+
 def any_lengths(length: int, options: Options) -> tuple[int, ...]:
     """The lengths of segments that make up any number of steps, few of them short, if most are of this length."""
     usual = _SEGMENT[options.lowering]

@@ -14,13 +14,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import reroll
 from networks import RecurrentLIF, spikes
 from oracle import ORACLE
-from planned import gradients, needs, program_of
+from planned import demand_of, gradients, needs, peak_of, program_of
 from reroll.backends.dynamo.around import around
 from reroll.errors import BudgetError, OptionError, ScheduleError
 from reroll.planning.choice import Choice
-from reroll.planning.choose import Beside, Demand, choose
+from reroll.planning.choose import Beside, choose
 from reroll.planning.options import Options
-from reroll.program.memory import predict
 from reroll.program.verifier import verify
 from reroll.schedules.interval import Interval
 from reroll.schedules.named import MOST_RUNS, register_schedule, tree
@@ -81,15 +80,10 @@ def test_budgets_are_met_and_more_bytes_are_never_slower(
     steps: int, segment: int, carry: int, tape: int, scratch: int, budgets: list[int], around: int, count: int
 ) -> None:
     steps = -(-steps // segment) * segment
-    demands, beside = needs(segment, carry, tape, scratch), Beside(around, count)
-
-    def peak(choice: Choice) -> int:
-        program = program_of(choice.schedule, choice.problem)
-        return predict(verify(program, sizes=demands.sizes), demands).peak
+    demand, beside = demand_of(steps, needs(segment, carry, tape, scratch)), Beside(around, count)
 
     def chosen(budget: int) -> Choice:
-        demand = Demand(carry, tape, demands.scratch, peak)
-        return choose(steps, segment, Options(memory_budget=budget), "cpu", demand, beside)
+        return choose(demand, Options(memory_budget=budget), beside).choice
 
     work: list[int] = []
     for budget in sorted(budgets):
@@ -102,9 +96,9 @@ def test_budgets_are_met_and_more_bytes_are_never_slower(
         if least:
             assert not work, "a larger budget was refused"
             assert least > budget
-            assert peak(chosen(least)) <= beside.allowed(least)
+            assert peak_of(demand, chosen(least)) <= beside.allowed(least)
             continue
-        assert peak(choice) <= beside.allowed(budget)
+        assert peak_of(demand, choice) <= beside.allowed(budget)
         work.append(verify(program_of(choice.schedule, choice.problem)).reforward_steps)
     assert work == sorted(work, reverse=True)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -13,20 +14,16 @@ from hypothesis import strategies as st
 
 import reroll
 from networks import RecurrentLIF, spikes
-from planned import gradients, needs
+from planned import demand_of, gradients, needs, peak_of
 from reroll.backends.runtime.executable import Executable
 from reroll.backends.tiers.disk import DiskTier
 from reroll.errors import BudgetError
 from reroll.planning.choice import Choice, steps_run
-from reroll.planning.choose import Demand, choose
+from reroll.planning.choose import choose
 from reroll.planning.options import Options
-from reroll.program.context import Context
-from reroll.program.memory import predict
-from reroll.program.program import store_all
-from reroll.program.registry import run
-from reroll.program.verifier import verify
+from reroll.planning.plan import Demand
 from reroll.schedules.interval import Interval
-from reroll.schedules.named import register_schedule, tree
+from reroll.schedules.named import register_schedule
 from reroll.schedules.problem import Problem
 
 PASSES = "sparsity,save,recompute,offload,prefetch,trim"
@@ -40,30 +37,25 @@ SIZES = {
 }
 
 
-def demand_of(segment: int, carry: int, tape: int, scratch: int, cost: float) -> Demand:
+def moved_demand(steps: int, segment: int, carry: int, tape: int, scratch: int, cost: float) -> Demand:
     """What is known of a made-up recurrence; moving a carry takes ``cost`` runs of a segment each way."""
     held = replace(needs(segment, carry, tape, scratch), staged=2)
-
-    def peak(choice: Choice) -> int:
-        context = Context(tree(choice.schedule, choice.problem), ahead=choice.ahead)
-        program = run(PASSES, store_all(choice.steps, choice.segment), context)
-        return predict(verify(program, sizes=held.sizes), held).peak
 
     def moving(problem: Problem) -> Problem:
         return replace(problem, write=cost, read=cost)
 
-    return Demand(carry, tape, held.scratch, peak, waiting=3 * carry, reversing=held.reversing(segment), moving=moving)
+    return demand_of(steps, held, PASSES, moving=moving)
 
 
-def chosen(steps: int, segment: int, demand: Demand, budget: int, schedule: str) -> Choice:
+def chosen(demand: Demand, budget: int, schedule: str) -> Choice:
     remote = None if schedule in ("revolve", "standard") else "disk"
     options = Options(schedule=schedule, remote=remote, memory_budget=budget)
-    return choose(steps, segment, options, "cpu", demand)
+    return choose(demand, options).choice
 
 
-def least(steps: int, segment: int, demand: Demand, schedule: str) -> int:
+def least(demand: Demand, schedule: str) -> int:
     with pytest.raises(BudgetError) as refused:
-        chosen(steps, segment, demand, 1, schedule)
+        chosen(demand, 1, schedule)
     return refused.value.nbytes
 
 
@@ -72,11 +64,11 @@ def least(steps: int, segment: int, demand: Demand, schedule: str) -> int:
 def test_no_schedule_by_name_needs_less_than_auto(
     steps: int, segment: int, carry: int, tape: int, scratch: int, cost: float
 ) -> None:
-    demand = demand_of(segment, carry, tape, scratch, cost)
-    lowest = least(steps, segment, demand, "auto")
+    demand = moved_demand(steps, segment, carry, tape, scratch, cost)
+    lowest = least(demand, "auto")
     names = ("remote", "double", "hrevolve", "revolve", "standard")
-    assert lowest <= min(least(steps, segment, demand, name) for name in names)
-    assert demand.peak(chosen(steps, segment, demand, lowest, "auto")) == lowest
+    assert lowest <= min(least(demand, name) for name in names)
+    assert peak_of(demand, chosen(demand, lowest, "auto")) == lowest
 
 
 @given(**SIZES, share=st.floats(1.0, 6.0))
@@ -84,13 +76,13 @@ def test_no_schedule_by_name_needs_less_than_auto(
 def test_no_optimum_by_name_is_faster_than_auto_by_a_tenth(
     steps: int, segment: int, carry: int, tape: int, scratch: int, cost: float, share: float
 ) -> None:
-    demand = demand_of(segment, carry, tape, scratch, cost)
-    budget = int(share * least(steps, segment, demand, "auto"))
-    found = chosen(steps, segment, demand, budget, "auto")
-    assert demand.peak(found) <= budget
+    demand = moved_demand(steps, segment, carry, tape, scratch, cost)
+    budget = int(share * least(demand, "auto"))
+    found = chosen(demand, budget, "auto")
+    assert peak_of(demand, found) <= budget
     for name in ("hrevolve", "revolve", "remote"):
         try:
-            other = chosen(steps, segment, demand, budget, name)
+            other = chosen(demand, budget, name)
         except BudgetError:
             continue
         moved = replace(other, problem=demand.moving(other.problem))
@@ -102,11 +94,12 @@ def test_no_optimum_by_name_is_faster_than_auto_by_a_tenth(
 def test_choices_that_are_left_out_could_not_have_been_taken(
     steps: int, segment: int, carry: int, tape: int, scratch: int, cost: float, budget: int, schedule: str
 ) -> None:
-    demand = demand_of(segment, carry, tape, scratch, cost)
+    demand = moved_demand(steps, segment, carry, tape, scratch, cost)
     found = list[Any]()
-    for each in (demand, replace(demand, reversing=-(10**9))):  # which leaves out none
+    for bound in (Demand.bound, lambda *_: 0):  # which leaves out none
         try:
-            found.append(chosen(steps, segment, each, budget, schedule))
+            with mock.patch.object(Demand, "bound", bound):
+                found.append(chosen(demand, budget, schedule))
         except BudgetError as error:
             found.append(str(error))
     assert found[0] == found[1]

@@ -145,7 +145,7 @@ def test_the_forward_is_exact(options: dict[str, Any]) -> None:
     results, codecs = [], set[Any]()
     for codec in ("auto", "int8"):
         built = build(recurrence, Options(**EAGER | options | {"codec": codec}))
-        codecs |= {node.kwargs["codec"] for node in built.program.graph.nodes if node.target in (save, offload)}
+        codecs |= {node.kwargs["codec"] for node in built.plan.program.graph.nodes if node.target in (save, offload)}
         torch.manual_seed(1)
         operands = [torch.randn(each.shape).requires_grad_(each.requires_grad) for each in recurrence.examples]
         results.append(Rolled(built.executable)(*operands))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,15 +10,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planned import needs, program_of
+from planned import demand_of, needs
 from reroll.backends.construct import share as fitting
 from reroll.backends.construct.plan import Built
 from reroll.errors import BudgetError
 from reroll.planning.choice import Choice, steps_run
-from reroll.planning.choose import Beside, Demand, choose
+from reroll.planning.choose import Beside, choose
 from reroll.planning.options import Options
-from reroll.program.verifier import verify
+from reroll.planning.plan import Demand, Plan
 from reroll.recurrence import Recurrence
+
+
+class Cautious(Demand):
+    """A demand that predicts all scratch beside the most that is held of carries and tapes."""
+
+    def plan(self, choice: Choice) -> Plan:
+        made = super().plan(choice)
+        peak = self.needs.scratch + made.tally.local_peak
+        return replace(made, prediction=replace(made.prediction, peak=peak))
 
 
 class Loop:
@@ -30,15 +40,9 @@ class Loop:
     def plan(self, length: Any, _: Any, options: Options, beside: Beside) -> Built:
         """What ``build.plan`` does for segments of this length."""
         self.compiled.append(length)
-        demands = needs(length, self.carry, self.tape * length, self.scratch * length)
-
-        def peak(choice: Choice) -> int:
-            program = program_of(choice.schedule, choice.problem)
-            return demands.scratch + verify(program, sizes=demands.sizes).local_peak
-
-        demand = Demand(self.carry, self.tape * length, demands.scratch, peak)
-        choice = choose(self.steps, length, options, "cpu", demand, beside)
-        return cast(Built, SimpleNamespace(choice=choice, needs=demands))
+        known = demand_of(self.steps, needs(length, self.carry, self.tape * length, self.scratch * length))
+        demand = Cautious(known.context, known.needs, known.passes)
+        return cast(Built, SimpleNamespace(choice=choose(demand, options, beside).choice, demand=demand))
 
     def fitted(self, budget: int, lengths: list[int]) -> Choice:
         """The choice within a budget."""

@@ -137,7 +137,7 @@ def test_what_is_around_the_loop_is_compiled_where_it_is_large() -> None:
 def test_spikes_are_kept_in_bits_and_the_tape_is_small() -> None:
     recurrence = captured(RecurrentLIF(8, 32, 3), spikes(10, 4, 8))
     state, bools = 4 * 32 * 4, 4 * 32  # bytes of one float32 state, and of its spikes as bools
-    eager = build(recurrence, Options(lowering="eager", segment=8)).needs.segments[8].saved
+    eager = build(recurrence, Options(lowering="eager", segment=8)).demand.needs.segments[8].saved
     assert eager <= 8 * (state + bools) + state
     forward, _, _ = _halves(trace(recurrence, 8, decompose=True), pack=True, replay=False)
     results: Any = forward.graph.output_node().args[0]

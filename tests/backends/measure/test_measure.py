@@ -125,12 +125,12 @@ def test_a_budget_is_met(captured: Any) -> None:
     _, _, found = captured
     (recurrence,) = found.recurrences
     recurrence = replace(recurrence, steps=200)
-    plain = build(recurrence, Options(lowering="eager", schedule="store_all")).prediction.peak
+    plain = build(recurrence, Options(lowering="eager", schedule="store_all")).plan.prediction.peak
     built = build(recurrence, Options(lowering="eager", memory_budget=plain // 2))
     assert built.choice.schedule == "revolve"
-    assert built.prediction.peak <= plain // 2
+    assert built.plan.prediction.peak <= plain // 2
     with pytest.raises(reroll.RerollError, match="below the least"):
-        build(recurrence, Options(lowering="eager", memory_budget=built.prediction.scratch // 2))
+        build(recurrence, Options(lowering="eager", memory_budget=built.plan.prediction.scratch // 2))
 
 
 WRAPPER = """
