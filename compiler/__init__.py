@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from reroll.backends.tiers.available import total_memory as total_memory
     from reroll.backends.tiers.calibrate import calibrate as calibrate
     from reroll.passes import DEFAULT_PASSES as DEFAULT_PASSES
+    from reroll.planning.plan import Plan as Plan
     from reroll.report.report import Report as Report
 
 __version__ = "0.2.0"
@@ -72,6 +73,7 @@ __all__ = [
     "OptionError",
     "Options",
     "PassError",
+    "Plan",
     "Problem",
     "Program",
     "ReplayMismatchError",
@@ -97,6 +99,7 @@ __all__ = [
 
 _LAZY = {
     "DEFAULT_PASSES": "reroll.passes",
+    "Plan": "reroll.planning.plan",
     "Report": "reroll.report.report",
     "breakdown": "reroll.backends.measure.breakdown",
     "calibrate": "reroll.backends.tiers.calibrate",

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from reroll.backends.codecs.words import on_host, words_of
 from reroll.errors import StorageError, UnsupportedError
-from reroll.registry import Registry
+from reroll.words.registry import Registry
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,7 +19,7 @@ from reroll.backends.construct.share import automatic_budget
 from reroll.backends.runtime.node import Rolled
 from reroll.backends.runtime.unused import have_own_functions
 from reroll.errors import BudgetError, RerollError, RerollWarning, ShortageError
-from reroll.units import nbytes_text
+from reroll.words.units import nbytes_text
 
 _LESS = 0.7  # of what a plan needs for which memory did not suffice is what the next may need
 _MORE = 1.5  # times the bytes that plans were made for have to be free until others are made

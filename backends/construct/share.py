@@ -27,7 +27,7 @@ from reroll.planning.choose import ALONE, Beside
 from reroll.planning.options import Options, parse_budget
 from reroll.planning.segments import lengths_of, segment_lengths
 from reroll.recurrence import Recurrence
-from reroll.units import nbytes_text
+from reroll.words.units import nbytes_text
 
 SHARE = 0.8  # of what is free, for an automatic budget: gradients and the optimizer's state come later
 _WORTHWHILE = 0.9  # of the steps that are run now: shorter segments are compiled if they may come below

@@ -13,7 +13,7 @@ from reroll.backends.measure.measure import addresses, peak_of, traced
 from reroll.backends.progress import telling_of_compilation
 from reroll.errors import UnsupportedError
 from reroll.graph.nested import tensors_of
-from reroll.units import nbytes_text
+from reroll.words.units import nbytes_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from reroll.errors import MachineError
-from reroll.registry import Registry
 from reroll.schedules.machine import REMOTE_TIERS, RemoteTier
+from reroll.words.registry import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

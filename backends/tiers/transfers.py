@@ -27,7 +27,7 @@ from reroll.backends.tiers.device import Device, Event, Stream, device_of
 from reroll.backends.tiers.extents import Extents
 from reroll.backends.tiers.tier import STAGING
 from reroll.errors import StorageError
-from reroll.units import nbytes_text
+from reroll.words.units import nbytes_text
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,7 +9,7 @@ from reroll.planning.options import Options
 from reroll.schedules.interval import Interval, best_chunk, best_local_double, best_slots
 from reroll.schedules.named import extra_runs, find, least_memory, tree
 from reroll.schedules.problem import Problem
-from reroll.units import nbytes_text
+from reroll.words.units import nbytes_text
 
 OPTIMAL = ("revolve", "hrevolve")
 _BACKWARD = 2.0  # a backward in runs of a forward

@@ -14,7 +14,7 @@ from reroll.schedules.machine import REMOTE_TIERS
 from reroll.schedules.named import find, schedule_names
 from reroll.segment.facts import LOSSY
 from reroll.segment.policy import Policy, Rule
-from reroll.units import parse_size
+from reroll.words.units import parse_size
 
 _CHOICES = {
     "codec": ("auto", "none", *LOSSY),

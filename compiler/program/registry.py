@@ -16,7 +16,7 @@ from reroll.errors import IllegalProgramError, PassError
 from reroll.program.context import Context
 from reroll.program.program import Program
 from reroll.program.verifier import check
-from reroll.registry import Registry
+from reroll.words.registry import Registry
 
 On = Literal["program", "step", "half"]
 T = TypeVar("T")

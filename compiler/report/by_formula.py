@@ -36,7 +36,7 @@ from reroll.formulas import (
 )
 from reroll.schedules.named import optimal
 from reroll.schedules.optimal.revolve import least_extra, most_runs
-from reroll.units import nbytes_text, seconds_text
+from reroll.words.units import nbytes_text, seconds_text
 
 if TYPE_CHECKING:
     from reroll.report.report import Loop

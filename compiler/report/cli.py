@@ -23,7 +23,7 @@ from reroll.program.registry import PASSES, entries
 from reroll.report.cli_tables import machine_table, passes_table, plan_table, plan_text, refusal
 from reroll.report.report import WIDTH
 from reroll.schedules.machine import REMOTE_TIERS, Costs, Machine, MachineTier, SegmentSeconds
-from reroll.units import nbytes_text, parse_bandwidth, parse_seconds, parse_size
+from reroll.words.units import nbytes_text, parse_bandwidth, parse_seconds, parse_size
 
 _PLAN = """\
 Prints what every schedule costs: its peak in local and remote memory, its time, the steps that run again and its

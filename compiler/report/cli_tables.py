@@ -11,7 +11,7 @@ from rich.text import Text
 
 from reroll.planning.offers import Priced, Row, least
 from reroll.schedules.machine import Machine
-from reroll.units import nbytes_text, seconds_text
+from reroll.words.units import nbytes_text, seconds_text
 
 _TRANSFERS = {
     False: "Transfers block. The pass prefetch, one of the default passes, holds one block more: see --overlap.",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from reroll.program.timeline import Trace
-from reroll.units import nbytes_text, seconds_text
+from reroll.words.units import nbytes_text, seconds_text
 
 if TYPE_CHECKING:
     from reroll.report.report import Report

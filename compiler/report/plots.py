@@ -12,7 +12,7 @@ from reroll.planning.alternative import Alternative, pareto
 from reroll.program.timeline import Trace
 from reroll.program.timeline_summary import coarser
 from reroll.report.page.charts import KINDS
-from reroll.units import nbytes_text
+from reroll.words.units import nbytes_text
 
 if TYPE_CHECKING:
     from reroll.report.report import Loop, Report

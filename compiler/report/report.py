@@ -28,7 +28,7 @@ from reroll.report.tables import loop_tables, summary
 from reroll.schedules.machine import Costs
 from reroll.segment.ops import EventCount
 from reroll.segment.policy import StepValue
-from reroll.units import nbytes_text, seconds_text
+from reroll.words.units import nbytes_text, seconds_text
 
 WIDTH = 100  # columns, where there is no terminal that says its own
 

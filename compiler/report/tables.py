@@ -15,7 +15,7 @@ from rich.text import Text
 
 from reroll.planning.alternative import Alternative, pareto
 from reroll.segment.facts import LOSSY
-from reroll.units import nbytes_text, seconds_text
+from reroll.words.units import nbytes_text, seconds_text
 
 if TYPE_CHECKING:
     from reroll.report.by_formula import ByFormula

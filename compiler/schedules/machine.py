@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from reroll.errors import MachineError, nearest
-from reroll.registry import Registry
-from reroll.units import parse_bandwidth, parse_seconds, parse_size
+from reroll.words.registry import Registry
+from reroll.words.units import parse_bandwidth, parse_seconds, parse_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from reroll.errors import OptionError, ScheduleError
-from reroll.registry import Registry
 from reroll.schedules import interval as schedule
 from reroll.schedules.interval import Interval
 from reroll.schedules.optimal.best import farthest, optimum
 from reroll.schedules.optimal.problem import OneTier, Piece, Schedule, Slots, SlowTier
 from reroll.schedules.problem import Problem
+from reroll.words.registry import Registry
 
 NUMBERS = ("chunk", "slots", "memory", "remote")
 Builder = Callable[[Problem], Interval]

@@ -226,7 +226,7 @@ def test_entry_points_are_loaded_when_asked_for(monkeypatch: pytest.MonkeyPatch)
         EntryPoint("broken", "no_such_module:nothing", PASSES.group),
         EntryPoint("save", "toy:play", PASSES.group),
     ]
-    monkeypatch.setattr("reroll.registry.entry_points", lambda group: points)
+    monkeypatch.setattr("reroll.words.registry.entry_points", lambda group: points)
     assert find("plugin").make() is reference
     with pytest.raises(PassError, match="'broken' of the entry point no_such_module:nothing cannot be imported"):
         find("broken")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from reroll.errors import OptionError, PassError
-from reroll.registry import Registry
+from reroll.words.registry import Registry
 
 
 @dataclass(frozen=True)

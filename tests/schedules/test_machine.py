@@ -11,7 +11,7 @@ import pytest
 
 from reroll.errors import MachineError, OptionError
 from reroll.schedules.machine import Costs, Machine, MachineTier, SegmentSeconds
-from reroll.units import parse_bandwidth, parse_seconds, parse_size, seconds_text
+from reroll.words.units import parse_bandwidth, parse_seconds, parse_size, seconds_text
 
 WRONG_TIERS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"write": 0.0}, "Tier 'disk' has write=0.0: bytes a second are finite and above zero"),

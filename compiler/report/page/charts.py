@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from reroll.planning.alternative import Alternative, pareto
 from reroll.program.timeline import WORK, Event, Stay, Trace
 from reroll.report.page.markup import Markup, element, joined
-from reroll.units import nbytes_text, seconds_text
+from reroll.words.units import nbytes_text, seconds_text
 
 SIZE = 1000
 CLOSE = 120  # segments of which each can be seen

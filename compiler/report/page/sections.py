@@ -12,7 +12,7 @@ from reroll.report.listing import InstructionRow, NodeRow, instruction_rows, nod
 from reroll.report.page import charts
 from reroll.report.page.markup import Markup, element, joined, script_data
 from reroll.report.tables import FORMULA_COLUMNS, compared, facts
-from reroll.units import nbytes_text, seconds_text
+from reroll.words.units import nbytes_text, seconds_text
 
 if TYPE_CHECKING:
     from reroll.report.by_formula import ByFormula
