@@ -137,8 +137,9 @@ def test_a_circle_is_found() -> None:
 def picture() -> list[tuple[str, ...]]:
     """The rooms of each line of the picture in CONTRIBUTING.md."""
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8").split("### The order of the rooms")[1].split("```")[1]
-    shown = (tuple(word for word in re.split(r"\s{2,}|-+", row) if word in LINE) for row in text.splitlines())
-    return [row for row in shown if row]
+    shown = ([word.strip() for word in re.split(r"\s{2,}|-+", row)] for row in text.splitlines())
+    rows = (tuple(word for word in row if word in LINE) for row in shown)
+    return [row for row in rows if row]
 
 
 def test_the_picture_shows_the_order() -> None:
