@@ -59,7 +59,7 @@ class Blend:
             for group in self._first_run(piece)[0]:
                 tier, shared = self.tiers[group.tier], group.tier == piece.tier
                 costs, known = self._known(group)
-                moves = len(costs) * (tier.read + tier.write) - shared * tier.write
+                moves = len(costs) * (tier.read + tier.write) - (tier.write if shared else 0)
                 cost += int(group.lengths.sum()) + moves + costs[known].sum().item()
                 waiting += group.pieces(np.flatnonzero(~known).tolist())
         return cost
