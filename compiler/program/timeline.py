@@ -12,9 +12,9 @@ one. Two models of transfers (``Costs.overlapped``):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
@@ -24,8 +24,6 @@ from reroll.program.program import Program
 from reroll.program.spelled import RUN_KINDS, Played, spelled_out
 from reroll.program.tally import Hold, holds
 from reroll.schedules.machine import Costs, work_seconds
-
-__all__ = ["Event", "Stay", "Trace", "spelled_out", "trace"]
 
 WORK = (*RUN_KINDS, "backward")
 MOVES = {"offload": "write", "reload": "read"}
@@ -154,7 +152,7 @@ def _play(
     runs = np.zeros(-(-program.steps // program.segment), dtype=np.int64)
     blocks = {hold.first: hold for hold in held if hold.tier != "local"}
     blocking = costs is None or not costs.overlapped
-    working, moving = _work_seconds(costs), _move_seconds(costs)
+    work = cache(partial(work_seconds, costs.segments) if costs else _nominal)
     clock, lanes = 0.0, dict[str, float]()
     times: list[float] = []
     ready: list[float] = []  # when the value of each instruction is there
@@ -164,7 +162,7 @@ def _play(
         end = begin
         if each.kind in WORK:
             begin = clock = max(clock, begin)
-            end = begin + working(each.kind, each.stop - each.start)
+            end = begin + work(each.kind, each.stop - each.start)
             again = _again(each, runs, program.segment)
             events.append(Event("compute", each.kind, each.name, each.start, each.stop, begin, end, again))
         times.append(clock)
@@ -172,7 +170,7 @@ def _play(
             block = blocks[number if each.kind == "offload" else each.reads[0]]
             track, at = f"{MOVES[each.kind]} {block.tier}", steps[block.first][0]
             begin = max(begin, clock, lanes.get(track, 0.0))
-            end = lanes[track] = begin + moving(each.kind, block)
+            end = lanes[track] = begin + _move_seconds(costs, each.kind, block)
             events.append(Event(track, each.kind, each.name, at, at, begin, end, nbytes=block.units))
         if each.kind in WORK or (blocking and each.kind in MOVES):
             clock = end
@@ -190,31 +188,20 @@ def _again(each: Played, runs: np.ndarray[tuple[int], np.dtype[np.int64]], segme
     return before
 
 
-def _work_seconds(costs: Costs | None) -> Callable[[str, int], float]:
-    """Seconds of a run or a backward over a number of steps."""
-
-    @cache
-    def seconds(kind: str, steps: int) -> float:
-        if costs is None:
-            return 2.0 * steps if kind == "backward" else float(steps)
-        return work_seconds(costs.segments, kind, steps)
-
-    return seconds
+def _nominal(kind: str, steps: int) -> float:
+    """Seconds of a run or a backward where no costs are known."""
+    return 2.0 * steps if kind == "backward" else float(steps)
 
 
-def _move_seconds(costs: Costs | None) -> Callable[[str, Hold], float]:
+def _move_seconds(costs: Costs | None, kind: str, block: Hold) -> float:
     """Seconds of an offload or a reload of a block."""
-
-    def seconds(kind: str, block: Hold) -> float:
-        if costs is None:
-            return 0.0
-        tier = costs.machine.tiers.get(block.tier)
-        if tier is None:
-            known = ", ".join(costs.machine.tiers) or "none"
-            raise OptionError(
-                f"The program keeps carries in {block.tier!r}, but machine {costs.machine.name!r} has no such tier "
-                f"(its tiers: {known}). Give it one, or plan without that tier."
-            )
-        return tier.write_seconds(block.units) if kind == "offload" else tier.read_seconds(block.units)
-
-    return seconds
+    if costs is None:
+        return 0.0
+    tier = costs.machine.tiers.get(block.tier)
+    if tier is None:
+        known = ", ".join(costs.machine.tiers) or "none"
+        raise OptionError(
+            f"The program keeps carries in {block.tier!r}, but machine {costs.machine.name!r} has no such tier "
+            f"(its tiers: {known}). Give it one, or plan without that tier."
+        )
+    return tier.write_seconds(block.units) if kind == "offload" else tier.read_seconds(block.units)

@@ -63,7 +63,7 @@ def _check_codec(machine: Machine, node: Node) -> None:
 
 def _given(machine: Machine, node: Node) -> Value:
     """A program is given its first carry, a part also the gradient at its stop."""
-    if len(machine.values) > machine.inside:
+    if len(machine.values) >= (2 if machine.inside else 1):
         found, remedy = "it is not the only first node", "A program has one placeholder, its first carry"
         if machine.inside:
             found, remedy = "it is the third placeholder", "A part has two, its first carry and its last gradient"

@@ -48,9 +48,8 @@ class _Counter:
             if interval.children:
                 self.known[key] = self.children(interval, far)
             else:
-                self.known[key] = Counts(
-                    self.problem.carry + self.tape(interval), far * self.problem.carry, 0, 0, 0, far
-                )
+                local = self.problem.carry + self.tape(interval)
+                self.known[key] = Counts(local, self.problem.carry if far else 0, 0, 0, 0, 1 if far else 0)
         return self.known[key]
 
     def children(self, interval: Interval, far: bool | None) -> Counts:
@@ -60,7 +59,7 @@ class _Counter:
         own = 0 if far is None else carry
         local, remote, peaks = 0, 0, (own, own if far else 0)
         rerun = runs = writes = 0
-        reads = int(bool(far))
+        reads = 1 if far else 0
         for number, child in enumerate(interval.children):
             if child.taped:
                 local += self.tape(child)
@@ -72,5 +71,5 @@ class _Counter:
             peaks = max(peaks[0], local + inner.local_peak), max(peaks[1], remote + inner.remote_peak)
             local, remote = (local, remote + carry) if moved else (local + carry, remote)
             rerun, runs = rerun + child.steps + inner.rerun, runs - (-child.steps // self.problem.segment) + inner.runs
-            writes, reads = writes + inner.writes + (moved and not shared), reads + inner.reads
+            writes, reads = writes + inner.writes + (1 if moved and not shared else 0), reads + inner.reads
         return Counts(max(peaks[0], local), max(peaks[1], remote), rerun, runs, writes, reads)

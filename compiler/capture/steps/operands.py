@@ -52,6 +52,9 @@ def columns(sequence: Sequence, region: Region) -> tuple[Ints, npt.NDArray[np.fl
 def relations(sequence: Sequence, region: Region) -> Ints:
     """Each operand's relation: the distance back from the first node of its step, or ``OUTSIDE`` + identity."""
     code, _ = columns(sequence, region)
+    # Step r begins at node base[r] = start + period * r. A step that reads the node ``code`` is repeated by one that
+    # reads the node ``period`` later, so equal steps have equal distances d = base[r] - code: d <= 0 is node -d of the
+    # same step, d > 0 was made ceil(d / period) steps ago (``delay``).
     base = region.start + region.period * np.arange(region.steps)[:, None]
     return np.where(code >= OUTSIDE, code, np.where(code < 0, OUTSIDE - 1, base - code))
 
@@ -79,6 +82,8 @@ def window(sequence: Sequence, region: Region) -> Region | None:
 
 def _longest_stretch(breaks: list[tuple[int, int]], steps: int) -> tuple[int, int]:
     """The longest [low, high) in which each break (step, delay) is among the first ``delay`` steps, or outside."""
+    # A longest stretch cannot begin one step earlier: it begins at 0, or at - (low - 1) = back for one of the breaks.
+    # It ends before the first break that is not among its first ``back`` steps.
     best = (0, 0)
     ats = np.array([at for at, _ in breaks], np.int64)
     backs = np.array([back for _, back in breaks], np.int64)
@@ -100,6 +105,8 @@ def _relation_breaks(relation: Ints, code: Ints, region: Region) -> Iterator[tup
         if np.all(outside[:, at_column]) and not repeated:
             continue  # another value from outside at every step: a list
         kept = code[:, at_column] if np.count_nonzero(outside[:, at_column]) > len(column) // 2 else column
+        # The steady relation is that of the longest run. A carry of ``back`` steps ago reads what the loop was given at
+        # its first ``back`` steps, so there it may differ; one value from outside may nowhere.
         steady = _longest_run_value(kept)
         back = 0 if kept is not column else delay(steady, region.period)
         for at in np.flatnonzero(kept != steady).tolist():
@@ -115,6 +122,7 @@ def _index_breaks(number: npt.NDArray[np.float64]) -> Iterator[tuple[int, int]]:
     """Steps at which an index leaves its even movement; a break of the slope excludes what is before or after it."""
     slopes = np.diff(number, axis=0)
     for column in slopes.T[np.any(np.abs(slopes - slopes[:1]) > 1e-9, axis=0)]:
+        # Slope ``at`` is between the steps ``at`` and ``at`` + 1: a window may begin with the second, not hold both.
         rounded = np.round(column * 2**32).astype(np.int64)
         steady = _longest_run_value(rounded)
         for at in np.flatnonzero(rounded != steady).tolist():

@@ -3,6 +3,11 @@
 The trees of ``priced`` are optimal for their own lengths. A schedule of a length in between has pieces as in the
 shorter tree, behind them pieces as in the longer one, and one piece that is itself in between. What it costs more than
 the line between the two trees is its gap.
+
+That pieces in between are good ones is proved for slots alone: there each segment more costs the same number of runs
+more, from the shorter of the two lengths to the longer one (Griewank and Walther 2000, doi 10.1145/347837.347846;
+``revolve.parts``). In bytes and with slow tiers it is a way to find a schedule, and the bound, which holds for all
+schedules, says how far from an optimal one it can be.
 """
 
 from __future__ import annotations
@@ -59,7 +64,7 @@ class Blend:
             for group in self._first_run(piece)[0]:
                 tier, shared = self.tiers[group.tier], group.tier == piece.tier
                 costs, known = self._known(group)
-                moves = len(costs) * (tier.read + tier.write) - shared * tier.write
+                moves = len(costs) * (tier.read + tier.write) - (tier.write if shared else 0)
                 cost += int(group.lengths.sum()) + moves + costs[known].sum().item()
                 waiting += group.pieces(np.flatnonzero(~known).tolist())
         return cost
@@ -84,6 +89,7 @@ class Blend:
             lengths, rest = self._cut(tier, room, runs, rest)
             if len(lengths):
                 groups.append(_Group(tier, lengths, room - np.arange(len(lengths)), runs + 1))
+            # What is left goes to the faster tier that is best for it in the longer tree; None: it is taped.
             whole = self.high.whole(tier - 1, runs)
             tier = whole.tier if whole else tier - 1 if tier else None
             room = 0 if tier is None else self.tiers[tier].rooms - 1
@@ -99,6 +105,7 @@ class Blend:
             high = low
         elif length >= high.length or len(low.parts) > len(high.parts):
             low = high
+        # reached[n]: the most segments with n parts, each as long as in the longer tree, and what they leave.
         rests = self._rests(tier, room, high)
         reached = np.append(0, np.cumsum(high.parts)) + rests
         enough = np.flatnonzero(reached[len(low.parts) :] >= length)
@@ -106,6 +113,7 @@ class Blend:
         rest = int(rests[count])
         if count == 0 and rest < length:
             return np.array([] if tier else [length - rest], dtype=np.int64), length if tier else rest
+        # In the fast tier what is left is taped by the run that comes there, without an extra run: as much as can be.
         lows = np.zeros(count + 1, dtype=np.int64)
         lows[: len(low.parts)] = low.parts
         lows[-1] = low.rest if tier else rest
@@ -131,6 +139,7 @@ def blend(tiers: tuple[Store, ...], steps: int) -> Blend:
     assert blocks is not None
     if len(tiers) == 1 and len(blocks) == 1:
         return _single(tiers, steps, int(blocks[0]))
+    # Where a corner is within one tape of the length, it alone, made longer or shorter, may cost less than the blend.
     found = bracket(tiers, steps)
     low, high = found.low, found.high
     pairs = [(low, high)]
@@ -149,7 +158,7 @@ def blend(tiers: tuple[Store, ...], steps: int) -> Blend:
 
 def _single(tiers: tuple[Store, ...], steps: int, block: int) -> Blend:
     """Where no further carry can be kept block after block is taped: sum over k >= 1 of max(0, steps - k block)."""
-    runs = (steps - 1) // block
+    runs = (steps - 1) // block  # the k-th stops before the last k blocks: it tapes one, the others were reversed
     extra = runs * steps - block * runs * (runs + 1) // 2
     nothing = Trees(0, (), ())
     return Blend(tiers, nothing, nothing, _piece(steps, 0, 0, 0), extra, extra)

@@ -109,6 +109,10 @@ def chains(ends: Numbers, links: Numbers) -> tuple[Numbers, Integers]:
 
 def _row(store: Store, before: Row, value: Numbers, length: Numbers, cost: float) -> Row:
     """The next row of a tier, one more run from each carry. What is left at its end has this value, length and cost."""
+    # With room i further carries, e(i) = W(i, R - 1) - read earned by a new run from the first carry, and ``value`` by
+    # the rest, the two maxima of the recurrence are one chain over the rooms:
+    #     W(i) = max(value + max(0, e(i)), e(i) - write + W(i - 1))
+    # From room i down to the end of the chain each link is a piece and a carry that the first run keeps behind it.
     again = before.value - store.read
     own = again > 0
     values, end = chains(value + np.maximum(again, 0), again - store.write)
@@ -124,7 +128,11 @@ def _row(store: Store, before: Row, value: Numbers, length: Numbers, cost: float
 
 
 def _grow(tiers: Sequence[Store], worth: float) -> Iterator[tuple[tuple[Row, ...], tuple[Whole, ...]]]:
-    """Row after row of all tiers. In the first one a segment earns ``worth``, in each further one 1 more."""
+    """Row after row of all tiers. In the first one a segment earns ``worth``, in each further one 1 more.
+
+    W(t, ., R) reads row R - 1 of the same tier and row R of the faster ones, so rows are made in the order of R, and in
+    each of them the tiers from the fast one on. Before the first one R <= 0: no segment is worth its runs.
+    """
     rows = []
     for store in tiers:
         none = np.zeros(store.rooms, dtype=np.int64)
@@ -146,7 +154,7 @@ def _grow(tiers: Sequence[Store], worth: float) -> Iterator[tuple[tuple[Row, ...
 
 def at_price(tiers: Sequence[Store], price: float) -> Trees:
     """The trees that earn most at a price above 0."""
-    last = math.ceil(price) - 1
+    last = math.ceil(price) - 1  # extra runs of a segment that still earns something: price - last is in (0, 1]
     found = list(islice(_grow(tiers, price - last), last + 1))
     return Trees(price, tuple(rows for rows, _ in found), tuple(wholes for _, wholes in found))
 
@@ -165,6 +173,10 @@ def bracket(tiers: Sequence[Store], steps: int) -> Bracket:
 
     Starts from the whole prices beside them, which share all rows but one. Then one of the two moves to the tree that
     earns most at the price at which both earn the same, until that is no better.
+
+    A tree earns price * length - cost, so what earns most at a price touches the hull with a line of that slope. At the
+    slope of the line through ``low`` and ``high`` it lies below that line, as a corner between them, or there is none:
+    both touch the hull with the same line, and no cost of a length in between is below it.
     """
     found: list[tuple[tuple[Row, ...], tuple[Whole, ...]]] = []
     for both in _grow(tiers, 1.0):

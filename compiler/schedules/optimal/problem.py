@@ -137,15 +137,6 @@ def gap(schedule: Schedule) -> float:
     return schedule.extra - schedule.bound
 
 
-def total_cost(schedule: Schedule, forward: float, backward: float) -> float:
-    """Cost of all there is to do: ``forward`` for a run, ``backward`` for a backward with the run that tapes for it.
-
-    Every segment has one backward, so unequal costs scale and shift the extra cost and do not change what is optimal.
-    Transfers are in runs: divide their seconds by those of a run.
-    """
-    return schedule.extra * forward + schedule.root.length * backward
-
-
 def at_least_one(**numbers: int) -> None:
     """Raise OptionError for a number below one."""
     for name, number in numbers.items():

@@ -43,17 +43,6 @@ def least_extra(steps: int, slots: int) -> int:
     return runs * steps - reach_sum(slots, runs - 1)
 
 
-def taped_slots(steps: int, slots: int) -> int:
-    """The least runs, all counted, if a slot holds a step's tape and the carry behind it instead of a carry.
-
-    A. Gruslys, R. Munos, I. Danihelka, M. Lanctot, A. Graves (2016), arXiv 1606.03401, section 3.2: C(t, m) = min over
-    y of y + C(t - y, m - 1) + C(y - 1, m). With l = t + 1 this is the recurrence of revolve, E(l, m) = min over j of
-    j + E(l - j, m - 1) + E(j, m), and so are its ends. The steps whose tapes are kept are the last ones of the
-    ``parts`` of l segments, all but the last part.
-    """
-    return least_extra(steps + 1, slots)
-
-
 def parts(steps: int, slots: int) -> list[int]:
     """The lengths of the pieces into which the first run cuts ``steps`` segments; the last one, a segment, it tapes.
 
