@@ -84,7 +84,7 @@ def _play(machine: Machine, node: Node) -> Value:
         refuse(node, "part", "it is no instruction for parts", "A part recomputes, tapes, saves and reverses")
     if play is None:
         found = f"{node.op} {node.target!r} is no instruction"
-        refuse(node, "graph", found, "Use the instructions of reroll.program.program")
+        refuse(node, "graph", found, "Use the instructions of reroll.program")
     if len(node.args) != arity:
         found = f"it has {len(node.args)} operands by position"
         refuse(node, "graph", found, f"Give it {arity}, by position")

@@ -191,7 +191,7 @@ def _steps(text: str | None) -> int:
         found = "is missing" if text is None else f"is {text!r}"
         raise OptionError(
             f"--steps {found}, but every schedule of a plan needs the number of steps: give --steps 1000. While it is "
-            "not known, reroll.schedules.optimal.online.Online says step by step which carries to keep."
+            "not known, reroll.schedules.Online says step by step which carries to keep."
         )
     return _count(text, "--steps")
 

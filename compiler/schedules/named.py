@@ -70,9 +70,7 @@ def tree(name: str, problem: Problem) -> Interval:
         raise ScheduleError(f"Schedule {name!r} raised {type(error).__name__}: {error}") from error
     if not isinstance(root, Interval):
         found = type(root).__name__
-        raise ScheduleError(
-            f"Schedule {name!r} must return a reroll.schedules.interval.Interval, but it returned a {found}."
-        )
+        raise ScheduleError(f"Schedule {name!r} must return a reroll.Interval, but it returned a {found}.")
     if root.steps != problem.steps:
         raise ScheduleError(f"Schedule {name!r} has {root.steps} steps, and the recurrence {problem.steps}. Cover all.")
     return root

@@ -40,7 +40,7 @@ class Problem:
         if self.steps is None:
             raise OptionError(
                 "A schedule was asked for steps=None, but a plan needs their number. Give steps; while it is not "
-                "known, reroll.schedules.optimal.online.Online says which carries to keep."
+                "known, reroll.schedules.Online says which carries to keep."
             )
         for name in ("steps", "segment", "carry", "tape", "chunk", "slots"):
             number = getattr(self, name)

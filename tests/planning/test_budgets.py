@@ -190,7 +190,7 @@ def test_a_schedule_of_ones_own() -> None:
         Options(schedule="halves", chunk=4)
 
 
-@pytest.mark.usefixtures("_fresh_schedules")
+@pytest.mark.usefixtures("fresh_registry")
 def test_a_wrong_schedule_is_named() -> None:
     with pytest.raises(ScheduleError, match=r"'standard' of .* is taken by"):
         register_schedule("standard")(lambda problem: Interval(problem.steps))
@@ -202,7 +202,7 @@ def test_a_wrong_schedule_is_named() -> None:
     with pytest.raises(ScheduleError, match="'broken' raised ZeroDivisionError"):
         tree("broken", Problem(4))
     register_schedule("none")(lambda problem: None)  # type: ignore[arg-type,return-value]
-    with pytest.raises(ScheduleError, match=r"must return a reroll\.schedule\.Interval, but it returned a NoneType"):
+    with pytest.raises(ScheduleError, match=r"must return a reroll\.Interval, but it returned a NoneType"):
         tree("none", Problem(4))
     register_schedule("short")(lambda problem: Interval(3))
     with pytest.raises(ScheduleError, match="has 3 steps, and the recurrence 4"):

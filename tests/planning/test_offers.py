@@ -197,7 +197,7 @@ def test_numbers_that_are_fixed() -> None:
 WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     (
         {"steps": None},
-        "steps=None, but a plan needs their number. Give steps; while it is not known, reroll.schedules.optimal.online",
+        "steps=None, but a plan needs their number. Give steps; while it is not known, reroll.schedules.Online",
     ),
     ({"steps": 0}, "steps=0, but it must be a whole number, 1 or more"),
     ({"memory": -1}, "memory=-1"),

@@ -167,7 +167,7 @@ WRONG: tuple[tuple[list[str], str], ...] = (
     (["plan", *NETWORK], "--steps is missing, but every schedule of a plan needs the number of steps"),
     (
         ["plan", "--steps", "unknown", *NETWORK],
-        "While it is not known, reroll.schedules.optimal.online.Online says step by step",
+        "While it is not known, reroll.schedules.Online says step by step",
     ),
     (["plan", "--steps", "0", *NETWORK], "--steps='0' must be a whole number of at least 1"),
     (["plan", "--steps", "9" * 5000, *NETWORK], "and of 15 digits at most"),
