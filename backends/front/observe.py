@@ -19,7 +19,7 @@ from reroll.backends.front.state import State
 from reroll.backends.processes.apart import in_silence
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.capture.lengths.check import Check, Departure
-from reroll.capture.lengths.pattern import Pattern, Trace, find_pattern
+from reroll.capture.lengths.pattern import EventTrace, Pattern, find_pattern
 from reroll.capture.recorder.events import LITERALS, Numbers, Recorder, Sink, recording
 from reroll.capture.steps.runs import LONGEST_PERIOD
 from reroll.errors import LengthError, OptionError, UnsupportedError
@@ -145,10 +145,10 @@ def probe(
     return pattern
 
 
-def _traced(model: Callable[..., Any], call: Call, length: int, palette: dict[Any, int]) -> tuple[Trace, bool]:
+def _traced(model: Callable[..., Any], call: Call, length: int, palette: dict[Any, int]) -> tuple[EventTrace, bool]:
     """The trace of a run on the first steps, and whether it changed a sequence in place."""
     short, _ = call.resized(lambda value, dim: first_steps(value, dim, length))
-    trace = Trace(length, [], [], [], {})
+    trace = EventTrace(length, [], [], [], {})
 
     def note(colour: tuple[Any, ...], numbers: Numbers) -> None:
         trace.colours.append(palette.setdefault(colour, len(palette)))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from reroll.graph.memory import Ledger, strided_nbytes
+from reroll.graph.memory import Allocations, strided_nbytes
 
 _CALL = re.compile(r"^( *)def call\((?:self, )?args\):\n", re.MULTILINE)
 _TUPLE = r"\([\d, ]*\)"
@@ -190,7 +190,7 @@ def wrapper_peak(source: str, inputs: Mapping[str, int], itemsizes: Mapping[str,
     body = body_of(source)
     if body is None:
         return None
-    ledger = Ledger()
+    ledger = Allocations()
     for name, nbytes in inputs.items():
         ledger.allocate(name, nbytes)
     if all(_understood(each, ledger, itemsizes) for each in body.statements):
@@ -198,7 +198,7 @@ def wrapper_peak(source: str, inputs: Mapping[str, int], itemsizes: Mapping[str,
     return None
 
 
-def _understood(statement: Statement, ledger: Ledger, itemsizes: Mapping[str, int]) -> bool:
+def _understood(statement: Statement, ledger: Allocations, itemsizes: Mapping[str, int]) -> bool:
     """Take account of one statement. False if it binds a buffer in a way that is not known."""
     match statement.form:
         case Checked("size_stride", name, layout, str(operation)) if _is_buffer(name):

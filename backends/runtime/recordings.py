@@ -37,7 +37,7 @@ Lasts = Callable[[int], bool]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Recording:
+class CudaGraph:
     """A half as it was recorded. ``aliases``: results that are memory of an input, and of which.
     ``fixed``: inputs that are memory of a held value, where nothing else may be copied."""
 
@@ -106,7 +106,7 @@ class Graphs:
         self.device = None if device is None else device_of(device)
         self._turns = _turns_of(device)
         self._where, self._random = where, random
-        self._recordings: dict[Hashable, Recording | None] = {}
+        self._recordings: dict[Hashable, CudaGraph | None] = {}
         self._held: dict[Hashable, tuple[Callable[[], Tensor | None], Tensor]] = {}  # what was held last, and our copy
 
     @contextmanager
@@ -202,7 +202,7 @@ class Graphs:
 
     def _recorded(
         self, run: Boxed, given: Sequence[Tensor], expected: Sequence[Any], onto: Sequence[Any], before: Any
-    ) -> tuple[Recording | None, str | None]:
+    ) -> tuple[CudaGraph | None, str | None]:
         assert self.device is not None
         places = [*onto, *[None] * (len(given) - len(onto))]
         inputs = tuple(self._place(value, place) for value, place in zip(given, places, strict=True))
@@ -221,7 +221,7 @@ class Graphs:
         if not all(_same_bits(*pair) for pair in zip(results, expected, strict=True)):
             return None, "its kernels do not give the same bits each time"
         fixed = frozenset(number for number, own in enumerate(inputs) if self._is_held(own))
-        return Recording(inputs, tuple(results), aliases, fixed, again), None
+        return CudaGraph(inputs, tuple(results), aliases, fixed, again), None
 
     def _is_held(self, value: Tensor) -> bool:
         """Whether it is memory of a held value."""

@@ -69,7 +69,7 @@ class Unused:
     """What is known of a loop, by the outputs of a step that matter. ``asked``: whether it matters at all."""
 
     asked: bool
-    known: dict[frozenset[int], Look] = field(default_factory=dict)
+    known: dict[frozenset[int], Trial] = field(default_factory=dict)
 
     def check(
         self,
@@ -136,7 +136,7 @@ def _tell(operand: Tensor, x: Slices, number: int, reached: Sequence[frozenset[i
     _note(used, operand.output_nr, also)
 
 
-def _look(executable: Executable, plain: Sequence[Tensor], live: frozenset[int]) -> Look | None:
+def _look(executable: Executable, plain: Sequence[Tensor], live: frozenset[int]) -> Trial | None:
     """As ``look``; None if memory runs out. A step that torch cannot run by itself is taken for linear, and said."""
     recurrence = executable.recurrence
     inputs = next(iter(executable.compiled.segments.values())).inputs
@@ -151,7 +151,7 @@ def _look(executable: Executable, plain: Sequence[Tensor], live: frozenset[int])
             "say). If they do, let the loss use all outputs of the loop."
         )
         warnings.warn(text, RerollWarning, stacklevel=2)
-        return Look(False, frozenset(range(recurrence.slots(1).constants.start)))
+        return Trial(False, frozenset(range(recurrence.slots(1).constants.start)))
 
 
 def _refusal(recurrence: Recurrence) -> str:
@@ -164,7 +164,7 @@ def _refusal(recurrence: Recurrence) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Trial:
     """What was seen of a step of whose outputs some matter: whether gradients ``differ`` if the others got zeros, and
     the inputs (carries, then what is read at each step) that autograd ``reached``, by number. ``blurred``: zeros gave
     no numbers where none gave some (0 * inf)."""
@@ -192,7 +192,7 @@ def _is_own(node: fx.Node, step: fx.GraphModule) -> bool:
 
 def look(
     recurrence: Recurrence, differentiable: Sequence[int], operands: Sequence[Tensor], live: frozenset[int]
-) -> Look:
+) -> Trial:
     """Run a step by torch, on what the first one of a call reads and on normal numbers, and reverse it with and without
     zeros for the outputs that are not ``live``. ``differentiable``: which carries are, by number."""
     changing = recurrence.slots(1).constants.start
@@ -201,7 +201,7 @@ def look(
         made = [torch.randn_like(value) if n < changing and _is_real(value) else value for n, value in enumerate(real)]
         needing = _needing(recurrence, differentiable)
         first, second = (_looked_at(recurrence, values, needing, live) for values in (real, made))
-    return Look(first.differ or first.blurred or second.differ, first.reached)
+    return Trial(first.differ or first.blurred or second.differ, first.reached)
 
 
 def _is_real(value: Any) -> bool:
@@ -229,7 +229,7 @@ class _Watching(fx.Interpreter):
         return super().run_node(n)
 
 
-def _looked_at(recurrence: Recurrence, values: Sequence[Any], needing: Sequence[bool], live: frozenset[int]) -> Look:
+def _looked_at(recurrence: Recurrence, values: Sequence[Any], needing: Sequence[bool], live: frozenset[int]) -> Trial:
     """A function that adds something adds it to the gradients of what it is given."""
     inputs = [value.detach().requires_grad_(need) for value, need in zip(values, needing, strict=True)]
     watching = _Watching(recurrence.step)
@@ -246,7 +246,7 @@ def _looked_at(recurrence: Recurrence, values: Sequence[Any], needing: Sequence[
     reached = (n for n, grad in zip(leaves, alone[count:], strict=True) if grad is not None)
     pairs = list(zip(alone[:count], padded[:count], strict=True))
     blurred = any(_lost(value) and not _lost(other) for other, value in pairs)
-    return Look(any(_differ(*pair) for pair in pairs), frozenset(reached), blurred)
+    return Trial(any(_differ(*pair) for pair in pairs), frozenset(reached), blurred)
 
 
 def _gradients(ends: Mapping[int, Tensor], wanted: Sequence[Tensor], live: frozenset[int]) -> list[Tensor | None]:

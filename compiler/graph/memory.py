@@ -19,7 +19,7 @@ from torch import Tensor, fx
 
 
 @dataclass(slots=True)
-class Ledger:
+class Allocations:
     """Blocks of memory and the names that refer to them; a block is freed with its last name."""
 
     names: dict[Any, int] = field(default_factory=dict)
@@ -94,7 +94,7 @@ def origin(node: fx.Node) -> fx.Node:
 
 def graph_peak(graph: fx.Graph, owned: Collection[str]) -> int:
     """The most bytes that a boxed run of an ATen graph holds. ``owned`` names the placeholders that die with it."""
-    ledger, last = Ledger(), last_uses(graph)
+    ledger, last = Allocations(), last_uses(graph)
     for node in graph.nodes:
         if node.op == "placeholder":
             if node.name in owned:

@@ -44,7 +44,7 @@ class StepPass(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RegisteredPass:
     """A registered pass: ``target`` is the function, or the class whose instances are called."""
 
     name: str
@@ -68,7 +68,7 @@ def register_pass(name: str, on: On = "program") -> Callable[[T], T]:
         raise PassError(f"Pass {name!r} is registered on {on!r}, but passes work on {', '.join(get_args(On))}.")
 
     def register(target: T) -> T:
-        PASSES.add(Entry(name, on, target), target)
+        PASSES.add(RegisteredPass(name, on, target), target)
         return target
 
     return register
@@ -79,16 +79,16 @@ def _adopt(name: str, target: Any) -> None:
     register_pass(name)(target)
 
 
-PASSES: Registry[Entry] = Registry("pass", PassError, group="reroll.passes", adopt=_adopt)
+PASSES: Registry[RegisteredPass] = Registry("pass", PassError, group="reroll.passes", adopt=_adopt)
 
 
-def find(name: str) -> Entry:
+def find(name: str) -> RegisteredPass:
     """The entry of a pass. Plug-ins are loaded when they are asked for. Raises PassError, naming the nearest name."""
     importlib.import_module("reroll.passes")
     return PASSES.find(name)
 
 
-def entries() -> tuple[Entry, ...]:
+def entries() -> tuple[RegisteredPass, ...]:
     """All passes that are known, by name, those of plug-ins loaded. Raises PassError where one cannot be."""
     importlib.import_module("reroll.passes")
     return tuple(sorted(PASSES.values(), key=attrgetter("name")))
@@ -101,7 +101,7 @@ def pass_names(passes: Sequence[str] | str) -> tuple[str, ...]:
     return tuple(passes)
 
 
-def _apply(entry: Entry, subject: T, context: Context, expected: type[T]) -> T:
+def _apply(entry: RegisteredPass, subject: T, context: Context, expected: type[T]) -> T:
     """Run one pass. Raises PassError if it raises, or returns another type than it was given."""
     try:
         result = entry.make()(subject, context)

@@ -60,7 +60,7 @@ class Stay:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Trace:
+class Timeline:
     """A program of ``steps`` steps in time; it takes ``seconds``, and turns at second ``turn``.
 
     Columns, one for each instruction: ``names``; ``times``, the seconds at which it begins; ``memory``, the bytes that
@@ -95,7 +95,7 @@ class Trace:
         return tuple(dict.fromkeys(["compute", *(event.track for event in self.events)]))
 
 
-def trace(program: Program, needs: Needs, costs: Costs | None = None) -> Trace:
+def trace(program: Program, needs: Needs, costs: Costs | None = None) -> Timeline:
     """Play a legal program in time. Linear in its instructions: about 20 us each.
 
     Without ``costs`` a forward step takes 1, a backward step 2, a transfer 0. Raises OptionError if the machine of the
@@ -106,7 +106,7 @@ def trace(program: Program, needs: Needs, costs: Costs | None = None) -> Trace:
     times, events, seconds = _play(program, played, held, steps, costs)
     ends = [*times, seconds]
     turn = next((time for time, each in zip(times, played, strict=True) if each.kind == "turn"), seconds)
-    return Trace(
+    return Timeline(
         steps=program.steps,
         seconds=seconds,
         turn=turn,

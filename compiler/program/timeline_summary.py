@@ -7,10 +7,10 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from reroll.program.timeline import Event, Stay, Trace
+from reroll.program.timeline import Event, Stay, Timeline
 
 
-def coarser(trace: Trace, most: int) -> Trace:
+def coarser(trace: Timeline, most: int) -> Timeline:
     """The trace with at most ``most`` columns, ``most`` stays in each tier, and ``most`` short events of each kind.
 
     Columns become bins of equal time: each tier's bytes are its most in the bin, the name is that of the instruction at
@@ -31,7 +31,7 @@ def coarser(trace: Trace, most: int) -> Trace:
 
 
 def _binned(
-    trace: Trace, most: int, width: float
+    trace: Timeline, most: int, width: float
 ) -> tuple[tuple[str, ...], tuple[float, ...], dict[str, tuple[int, ...]]]:
     """Names, times and bytes of ``most`` bins of ``width`` seconds."""
     names = [""] * most
@@ -80,7 +80,7 @@ def _sum(group: Sequence[Event]) -> Event:
     )
 
 
-def _joined(trace: Trace, tier: str, most: int) -> list[Stay]:
+def _joined(trace: Timeline, tier: str, most: int) -> list[Stay]:
     """At most ``most`` stays of a tier: carries of neighbouring steps are joined, short gaps between them bridged."""
     found = [stay for stay in trace.stays if stay.tier == tier]
     rows, gap = max(most // 4, 1), 0.0

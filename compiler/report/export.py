@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from reroll import __version__
 from reroll.errors import UnsupportedError
-from reroll.program.timeline import Trace
+from reroll.program.timeline import Timeline
 from reroll.program.timeline_summary import coarser, summed
 from reroll.report.by_formula import ByFormula
 from reroll.report.headline import figures
@@ -45,7 +45,7 @@ def as_json(report: Report, most: int) -> dict[str, Any]:
     }
 
 
-def _loop(loop: Loop, trace: Trace, most: int) -> dict[str, Any]:
+def _loop(loop: Loop, trace: Timeline, most: int) -> dict[str, Any]:
     recurrence, prediction, tally = loop.recurrence, loop.prediction, loop.tally
     nodes = node_rows(recurrence.step.graph)
     rows, left = instruction_rows(loop.program, trace, most)
@@ -86,7 +86,7 @@ def _formulas(found: ByFormula) -> dict[str, Any]:
     return {**asdict(found), "lines": [asdict(line) for line in found.lines]}
 
 
-def _columns(trace: Trace, most: int) -> dict[str, Any]:
+def _columns(trace: Timeline, most: int) -> dict[str, Any]:
     small = coarser(trace, most)
     return {
         "unit": "forward steps" if trace.nominal else "seconds",
@@ -129,7 +129,7 @@ def _names(process: int, title: str, tracks: Sequence[str]) -> Iterator[dict[str
         yield {**about, "name": "thread_sort_index", "args": {"sort_index": thread}}
 
 
-def _slices(process: int, trace: Trace, most: int) -> Iterator[dict[str, Any]]:
+def _slices(process: int, trace: Timeline, most: int) -> Iterator[dict[str, Any]]:
     threads = {track: thread for thread, track in enumerate(trace.tracks(), start=1)}
     events = trace.events
     if len(events) > most:
@@ -149,7 +149,7 @@ def _slices(process: int, trace: Trace, most: int) -> Iterator[dict[str, Any]]:
         }
 
 
-def _counters(process: int, trace: Trace, most: int) -> Iterator[dict[str, Any]]:
+def _counters(process: int, trace: Timeline, most: int) -> Iterator[dict[str, Any]]:
     small = coarser(trace, most)
     for tier, nbytes in small.memory.items():
         about = {"ph": "C", "name": f"memory, {tier}", "pid": process, "tid": 0}
@@ -159,9 +159,9 @@ def _counters(process: int, trace: Trace, most: int) -> Iterator[dict[str, Any]]
                 yield {**about, "ts": _microseconds(trace, time), "args": {"bytes": after}}
 
 
-def _turn(process: int, trace: Trace) -> dict[str, Any]:
+def _turn(process: int, trace: Timeline) -> dict[str, Any]:
     return {"ph": "i", "name": "turn", "s": "p", "pid": process, "tid": 1, "ts": _microseconds(trace, trace.turn)}
 
 
-def _microseconds(trace: Trace, seconds: float) -> float:
+def _microseconds(trace: Timeline, seconds: float) -> float:
     return round(1e6 * seconds * (_NOMINAL if trace.nominal else 1), 3)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from reroll.program.timeline import Trace
+from reroll.program.timeline import Timeline
 from reroll.words.units import nbytes_text, seconds_text
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class Headline:
     """Of one training step: predicted local ``peak`` in bytes, and the ``parts`` that make it up, by what they are.
 
     ``plain_peak`` is that of plain BPTT with the same segments. ``seconds`` of the recurrences and ``plain_seconds``
@@ -51,7 +51,7 @@ class Figures:
         return f"{text}; {again}. No costs are known, so no time is predicted."
 
 
-def figures(report: Report, traces: Sequence[Trace]) -> Figures:
+def figures(report: Report, traces: Sequence[Timeline]) -> Headline:
     """The figures of a report whose recurrences have these traces."""
     plains = [loop.plain() for loop in report.loops]
     timed = bool(traces) and not any(trace.nominal for trace in traces)
@@ -60,7 +60,7 @@ def figures(report: Report, traces: Sequence[Trace]) -> Figures:
     for loop, each in zip(report.loops, plains, strict=True):
         plain = max(plain, kept + loop.around + each.peak("local"))
         kept += loop.needs.sizes.of_tape(0, loop.recurrence.steps)
-    return Figures(
+    return Headline(
         peak=report.predicted_peak,
         plain_peak=plain,
         seconds=sum(trace.seconds for trace in traces) if timed else None,

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from reroll.program.program import Program
 from reroll.program.spelled import spelled_out
-from reroll.program.timeline import Trace
+from reroll.program.timeline import Timeline
 
 LONGEST = 160  # characters of one operand list
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
@@ -80,7 +80,7 @@ def _shortened(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
-def instruction_rows(program: Program, trace: Trace, most: int) -> tuple[list[InstructionRow], int]:
+def instruction_rows(program: Program, trace: Timeline, most: int) -> tuple[list[InstructionRow], int]:
     """The first and last instructions of a program, ``most`` together, and how many between them are left out.
 
     ``trace`` is that of the program, not summed up.

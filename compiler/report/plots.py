@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from reroll.errors import UnsupportedError
 from reroll.planning.alternative import Alternative, pareto
-from reroll.program.timeline import Trace
+from reroll.program.timeline import Timeline
 from reroll.program.timeline_summary import coarser
 from reroll.report.page.charts import KINDS
 from reroll.words.units import nbytes_text
@@ -51,7 +51,7 @@ def _figure(size: tuple[float, float]) -> Any:
     return module.Figure(figsize=size, layout="constrained")
 
 
-def _draw(axes: Sequence[Any], loop: Loop, trace: Trace) -> None:
+def _draw(axes: Sequence[Any], loop: Loop, trace: Timeline) -> None:
     title = f"{loop.recurrence.name}: {loop.choice.describe()}"
     axes[0].set_title(title, loc="left", fontsize=10)
     unit = "forward steps" if trace.nominal else "seconds"
@@ -70,7 +70,7 @@ def _draw(axes: Sequence[Any], loop: Loop, trace: Trace) -> None:
         each.spines[["top", "right"]].set_visible(False)
 
 
-def _memory(axes: Any, trace: Trace, tier: str, budget: int | None) -> None:
+def _memory(axes: Any, trace: Timeline, tier: str, budget: int | None) -> None:
     times, held = [*trace.times, trace.seconds], [each / 2**20 for each in (*trace.memory[tier], 0)]
     colour = TIER_COLOURS.get(tier, SOFT)
     axes.fill_between(times, held, step="post", color=colour, alpha=0.2, linewidth=0)
@@ -92,7 +92,7 @@ def _memory(axes: Any, trace: Trace, tier: str, budget: int | None) -> None:
     )
 
 
-def _schedule(axes: Any, trace: Trace) -> None:
+def _schedule(axes: Any, trace: Timeline) -> None:
     """Steps over time, in the manner of Figure 1 of arXiv 2412.11810."""
     for tier in trace.memory:
         stays = [stay for stay in trace.stays if stay.tier == tier]

@@ -18,7 +18,7 @@ from reroll.planning.choice import Choice
 from reroll.program.memory import Needs, Prediction
 from reroll.program.program import Program, store_all
 from reroll.program.tally import Tally
-from reroll.program.timeline import Trace, trace
+from reroll.program.timeline import Timeline, trace
 from reroll.recurrence import Recurrence
 from reroll.report.by_formula import ByFormula, by_formula
 from reroll.report.export import as_json, chrome_trace
@@ -99,11 +99,11 @@ class Loop:
         """What the formulas of the schedule say, with the numbers of this plan."""
         return by_formula(self)
 
-    def trace(self) -> Trace:
+    def trace(self) -> Timeline:
         """The training program in time."""
         return trace(self.program, self.needs, self.costs)
 
-    def plain(self) -> Trace:
+    def plain(self) -> Timeline:
         """Plain BPTT with the same segments in time: every tape is kept, and no step runs again."""
         return trace(store_all(self.program.steps, self.program.segment), self.needs, self.costs)
 

@@ -9,7 +9,7 @@ from reroll.errors import OptionError, ScheduleError
 from reroll.schedules import interval as schedule
 from reroll.schedules.interval import Interval
 from reroll.schedules.optimal.best import farthest, optimum
-from reroll.schedules.optimal.problem import OneTier, Piece, Schedule, Slots, SlowTier
+from reroll.schedules.optimal.problem import LocalSlots, OneTier, Piece, Schedule, SlowTier
 from reroll.schedules.problem import Problem
 from reroll.words.registry import Registry
 
@@ -173,10 +173,10 @@ def extra_runs(name: str, problem: Problem) -> float:
     return 0.0 if found is None else found.extra
 
 
-def _fast(problem: Problem) -> OneTier | Slots | None:
+def _fast(problem: Problem) -> OneTier | LocalSlots | None:
     """The memory that carries and tapes share, or slots; None if all segments can be taped."""
     if problem.slots is not None:
-        return Slots(problem.slots) if problem.segments > 1 else None
+        return LocalSlots(problem.slots) if problem.segments > 1 else None
     memory = _standard_memory(problem) if problem.memory is None else problem.memory
     if problem.segments * problem.tape <= memory:
         return None

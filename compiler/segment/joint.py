@@ -36,7 +36,7 @@ def joint_graph(
     recurrence: Recurrence,
     *,
     decompose: bool,
-    look: Look,
+    look: SeenOperations,
 ) -> fx.GraphModule:
     """Results of a function of fake ``primals``, then the gradient of each primal, None where there is none.
 
@@ -65,7 +65,7 @@ def joint_graph(
     return graph
 
 
-class Look(TorchDispatchMode):
+class SeenOperations(TorchDispatchMode):
     """Sees whether an operation inside may change an operand, or raises an error for some values of a matrix."""
 
     def __init__(self) -> None:
@@ -79,10 +79,10 @@ class Look(TorchDispatchMode):
 
 
 @contextmanager
-def looked_at(step: fx.GraphModule) -> Iterator[Look]:
+def looked_at(step: fx.GraphModule) -> Iterator[SeenOperations]:
     """Look at runs of a step inside. A step that updates copies writes, and one that calls functions which no mode sees
     through may; such runs are not looked at."""
-    look = Look()
+    look = SeenOperations()
     targets = _targets(step)
     called = {target.name() for target in targets if is_higher_order(target)}
     look.writes = out_of_place in targets or not called <= _SEEN_THROUGH

@@ -24,7 +24,7 @@ from reroll.program.verifier import verify
 from reroll.schedules.interval import Interval
 from reroll.schedules.named import MOST_RUNS, register_schedule, tree
 from reroll.schedules.optimal.best import farthest
-from reroll.schedules.optimal.problem import Slots
+from reroll.schedules.optimal.problem import LocalSlots
 from reroll.schedules.problem import Problem
 from toy import play, reference
 
@@ -32,7 +32,7 @@ from toy import play, reference
 @pytest.mark.parametrize("row", ORACLE["revolve"]["rows"], ids=lambda row: "-".join(map(str, row)))
 def test_revolve_plays_the_oracle(row: list[int]) -> None:
     steps, slots, extra = row
-    if steps > 1000 or farthest(Slots(slots), MOST_RUNS - 1, steps) < steps:
+    if steps > 1000 or farthest(LocalSlots(slots), MOST_RUNS - 1, steps) < steps:
         return
     program = program_of("revolve", Problem(steps, slots=slots))
     tally = verify(program)

@@ -17,7 +17,7 @@ from reroll.program.program import Program, reverse, store_all
 from reroll.program.registry import run
 from reroll.program.spelled import spelled_out
 from reroll.program.tally import Sizes
-from reroll.program.timeline import Event, Stay, Trace, trace
+from reroll.program.timeline import Event, Stay, Timeline, trace
 from reroll.program.timeline_summary import coarser, summed
 from reroll.program.verifier import verify
 from reroll.schedules.machine import Costs, Machine, MachineTier, SegmentSeconds
@@ -36,7 +36,7 @@ def program(schedule: str, steps: int, chunk: int, slots: int = 1, segment: int 
     return run(passes, store_all(steps, segment), Context(root_of(schedule, steps, segment, chunk, slots)))
 
 
-def spans(found: Trace) -> list[tuple[str, str, float, float]]:
+def spans(found: Timeline) -> list[tuple[str, str, float, float]]:
     return [(event.track, event.name, event.begin, event.end) for event in found.events]
 
 
@@ -148,7 +148,7 @@ def collapsed(made: Program, nbytes: Sequence[int]) -> tuple[tuple[str, int], ..
     return tuple(found)
 
 
-def in_order(found: Trace) -> None:
+def in_order(found: Timeline) -> None:
     """On no track do two events overlap, and no segment runs before what it reads was read."""
     for track in found.tracks():
         events = [event for event in found.events if event.track == track]
@@ -158,7 +158,7 @@ def in_order(found: Trace) -> None:
     assert all(runs.get(int(name.partition("_at")[2]), end) >= end for name, end in arrived.items())
 
 
-def bounded(found: Trace) -> None:
+def bounded(found: Timeline) -> None:
     """Summed up, a trace keeps its figures."""
     small = coarser(found, 8)
     assert len(small.times) <= 8

@@ -11,7 +11,7 @@ from itertools import product
 import pytest
 
 from reroll.schedules.optimal.best import optimum
-from reroll.schedules.optimal.problem import OneTier, Slots, SlowTier
+from reroll.schedules.optimal.problem import LocalSlots, OneTier, SlowTier
 from reroll.schedules.optimal.revolve import least_extra
 
 pytest.importorskip("checkpoint_schedules")
@@ -35,7 +35,7 @@ def test_two_tiers(slots: tuple[int, int]) -> None:
         _, table = get_hopt_table(STEPS, slots, (0, write), (0, read), backward, forward)
         slow = SlowTier(slots[1], write / forward, read / forward)
         for steps in range(2, STEPS + 1):
-            extra = optimum(steps, Slots(slots[0]), slow).extra
+            extra = optimum(steps, LocalSlots(slots[0]), slow).extra
             assert extra * forward + steps * backward == pytest.approx(table[1][steps - 1][slots[1]])
 
 
@@ -49,7 +49,7 @@ def test_three_tiers(slots: tuple[int, int, int]) -> None:
         _, table = get_hopt_table(STEPS, slots, (0, *writes), (0, *reads), 0, 1)
         slow = [SlowTier(*each) for each in zip(slots[1:], writes, reads, strict=True)]
         for steps in range(2, STEPS + 1, 3):
-            extra = optimum(steps, Slots(slots[0]), *slow).extra
+            extra = optimum(steps, LocalSlots(slots[0]), *slow).extra
             assert extra == pytest.approx(table[2][steps - 1][slots[2]])
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from reroll.errors import OptionError
 from reroll.schedules.optimal.online import Finished, Online
-from reroll.schedules.optimal.problem import Slots, gap
+from reroll.schedules.optimal.problem import LocalSlots, gap
 from reroll.schedules.optimal.revolve import least_extra
 from reversals import played
 
@@ -58,7 +58,7 @@ def test_no_rule_is_always_within_1_12_times_the_optimum_in_two_slots() -> None:
 def test_schedules_play_at_their_cost() -> None:
     for slots in (1, 2, 3, 7):
         for each in reversals(slots, 90):
-            assert played(each, Slots(slots)) == each.extra
+            assert played(each, LocalSlots(slots)) == each.extra
             assert each.bound == least_extra(each.root.length, slots)
 
 
@@ -68,7 +68,7 @@ def test_what_is_given_up_and_what_is_not_offered() -> None:
     assert (online.kept, given_up) == ((0, 1), None)
     online, given_up = online.offer(3)
     assert (online.kept, given_up) == ((0, 3), 1)
-    assert played(online.finish(9), Slots(2)) == online.finish(9).extra
+    assert played(online.finish(9), LocalSlots(2)) == online.finish(9).extra
     assert Online(1).offer(1) == (Online(1), 1)
 
 

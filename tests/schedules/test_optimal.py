@@ -12,7 +12,7 @@ from oracle import ORACLE
 from reroll.errors import BudgetError, OptionError
 from reroll.schedules.optimal.best import farthest, optimum
 from reroll.schedules.optimal.blend import blend
-from reroll.schedules.optimal.problem import OneTier, Piece, Slots, SlowTier, gap, stores
+from reroll.schedules.optimal.problem import LocalSlots, OneTier, Piece, SlowTier, gap, stores
 from reroll.schedules.optimal.revolve import least_extra, parts, reach, reach_sum
 from reroll.schedules.optimal.tabled import tabled
 from reversals import LONG, least_runs, played, problems
@@ -20,10 +20,10 @@ from reversals import LONG, least_runs, played, problems
 
 def test_revolve_meets_the_oracle() -> None:
     for steps, slots, extra in ORACLE["revolve"]["rows"]:
-        schedule = optimum(steps, Slots(slots))
+        schedule = optimum(steps, LocalSlots(slots))
         assert (schedule.extra, gap(schedule)) == (extra, 0)
         if extra <= 1000:
-            assert played(schedule, Slots(slots)) == extra
+            assert played(schedule, LocalSlots(slots)) == extra
 
 
 def test_revolve_meets_the_recurrence_of_slots_that_hold_tapes() -> None:
@@ -51,7 +51,7 @@ def test_revolve_meets_the_recurrence_of_slots_that_hold_tapes() -> None:
 def test_a_price_finds_the_same_as_the_closed_form() -> None:
     for slots in (1, 2, 3, 5, 9, 40):
         for steps in (1, 2, 7, 100, 999, LONG if slots > 1 else 5):
-            found = blend(stores(steps, Slots(slots)), steps)
+            found = blend(stores(steps, LocalSlots(slots)), steps)
             assert found.extra == found.bound == least_extra(steps, slots)
 
 
@@ -59,7 +59,7 @@ def test_sums_of_binomials() -> None:
     for slots in range(1, 5):
         for runs in range(-1, 6):
             assert reach_sum(slots, runs) == sum(reach(slots, each) for each in range(runs + 1))
-            assert runs < 0 or farthest(Slots(slots), runs, LONG) == reach(slots, runs)
+            assert runs < 0 or farthest(LocalSlots(slots), runs, LONG) == reach(slots, runs)
 
 
 def test_all_parts_but_one_have_one_of_two_lengths() -> None:
@@ -127,16 +127,16 @@ def test_the_gap_stays_small_in_any_sizes() -> None:
 @pytest.mark.parametrize(
     ("fast", "most"),
     [
-        (Slots(3), 300),
-        (Slots(8), 150),
-        (Slots(64), 250),
+        (LocalSlots(3), 300),
+        (LocalSlots(8), 150),
+        (LocalSlots(64), 250),
         (OneTier(1, 1, 100), 300),
         (OneTier(1, 5, 160), 400),
         (OneTier(1, 64, 1920), 2500),
         (OneTier(64, 1, 640), 100),
     ],
 )
-def test_a_long_plan_has_few_different_pieces(fast: OneTier | Slots, most: int) -> None:
+def test_a_long_plan_has_few_different_pieces(fast: OneTier | LocalSlots, most: int) -> None:
     schedule = optimum(LONG, fast)
     number, depth = problems(schedule)
     assert number <= most
@@ -144,7 +144,7 @@ def test_a_long_plan_has_few_different_pieces(fast: OneTier | Slots, most: int) 
 
 
 def test_parts_in_order_have_less_and_less_room() -> None:
-    for fast in (Slots(8), OneTier(2, 3, 120)):
+    for fast in (LocalSlots(8), OneTier(2, 3, 120)):
         schedule = optimum(LONG, fast)
         *kept, last = schedule.pieces(schedule.root)
         assert last.tier is None
@@ -180,7 +180,7 @@ def test_farthest_is_the_most_that_so_many_runs_reach() -> None:
 
 
 def test_one_segment_is_taped_at_once() -> None:
-    for fast in (Slots(1), Slots(5), OneTier(4, 2, 2)):
+    for fast in (LocalSlots(1), LocalSlots(5), OneTier(4, 2, 2)):
         schedule = optimum(1, fast)
         assert schedule.extra == 0
         assert schedule.pieces(schedule.root) == ()
@@ -191,10 +191,10 @@ def test_what_cannot_be_reversed_is_refused() -> None:
     with pytest.raises(BudgetError, match="do not hold the tape of one segment, 3 units") as refusal:
         OneTier(1, 3, 2)
     assert refusal.value.nbytes == 3
-    for wrong in (lambda: OneTier(0, 1, 1), lambda: OneTier(1, 0, 1), lambda: Slots(0)):
+    for wrong in (lambda: OneTier(0, 1, 1), lambda: OneTier(1, 0, 1), lambda: LocalSlots(0)):
         with pytest.raises(OptionError, match="must be at least 1"):
             wrong()
-    for fast in (Slots(2), OneTier(1, 1, 1)):
+    for fast in (LocalSlots(2), OneTier(1, 1, 1)):
         with pytest.raises(OptionError, match="steps=0, but steps must be at least 1"):
             optimum(0, fast)
     with pytest.raises(OptionError, match="slots=-1, but slots must be at least 0"):

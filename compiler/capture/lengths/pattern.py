@@ -49,7 +49,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class EventTrace:
     """A recording at a short length: colours and numbers of all events, and the user's line of each.
 
     ``given``: the event that made each tensor of the result, by its place in it.
@@ -90,7 +90,7 @@ class Literal:
 
 
 def find_pattern(
-    traces: Sequence[Trace], palette: dict[Any, int], free: tuple[str, ...] = (), multiple: int = 1
+    traces: Sequence[EventTrace], palette: dict[Any, int], free: tuple[str, ...] = (), multiple: int = 1
 ) -> Pattern:
     """The pattern of three recordings, shortest first. Raises LengthError if there is none.
 
@@ -132,7 +132,7 @@ def find_pattern(
 
 
 def _anchors(
-    traces: Sequence[Trace], parsed: Sequence[list[tuple[int, int]]], periods: list[int]
+    traces: Sequence[EventTrace], parsed: Sequence[list[tuple[int, int]]], periods: list[int]
 ) -> Iterator[tuple[tuple[Any, ...], str]]:
     """Of each tensor that every run gives at the same place: from where the run of the loop that makes it counts."""
     for place in set.intersection(*(set(trace.given) for trace in traces)):
@@ -165,7 +165,7 @@ def _layout(colours: Any, offset: int, multiple: int) -> Iterator[tuple[int, int
     yield from _layout(colours[rest:], offset + rest, multiple)
 
 
-def _parse(trace: Trace, model: list[int], layout: list[tuple[int, int, bool]]) -> list[tuple[int, int]]:
+def _parse(trace: EventTrace, model: list[int], layout: list[tuple[int, int, bool]]) -> list[tuple[int, int]]:
     """(start, runs) of each stretch in a recording."""
     found, at = [], 0
     for start, period, repeated in layout:

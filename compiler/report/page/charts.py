@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from reroll.planning.alternative import Alternative, pareto
-from reroll.program.timeline import WORK, Event, Stay, Trace
+from reroll.program.timeline import WORK, Event, Stay, Timeline
 from reroll.report.page.markup import Markup, element, joined
 from reroll.words.units import nbytes_text, seconds_text
 
@@ -71,12 +71,12 @@ def note(text: str, x: float, class_: str = "note") -> Markup:
     return element("span", text, class_=class_ + side, style=f"--x:{100 * x:.2f}%")
 
 
-def time_scale(trace: Trace) -> Scale:
+def time_scale(trace: Timeline) -> Scale:
     """The time axis that the charts of a recurrence share."""
     return seconds_scale(0, trace.seconds, trace.nominal)
 
 
-def memory(trace: Trace, tier: str, budget: int | None) -> Markup:
+def memory(trace: Timeline, tier: str, budget: int | None) -> Markup:
     """What one tier holds over time, with the turn, and the budget where it is near."""
     x, peak = time_scale(trace), trace.peak(tier)
     shown = budget if budget is not None and tier == "local" and budget <= 3 * peak else None
@@ -95,7 +95,7 @@ def memory(trace: Trace, tier: str, budget: int | None) -> Markup:
     return panel(inside, placed(y), label, 190 if tier == "local" else 100, placed(x), over)
 
 
-def _column(trace: Trace, tier: str) -> list[tuple[float, int]]:
+def _column(trace: Timeline, tier: str) -> list[tuple[float, int]]:
     """The points of the step function where it changes."""
     pairs = zip(trace.times, trace.memory[tier], strict=True)
     found: list[tuple[float, int]] = []
@@ -110,13 +110,13 @@ def tier_class(tier: str) -> str:
     return f"tier-{tier}"
 
 
-def turn(trace: Trace) -> Markup:
+def turn(trace: Timeline) -> Markup:
     """The line where the forward ends."""
     at = number(SIZE * time_scale(trace).at(trace.turn))
     return path(f"M{at} 0V{SIZE}", "turn")
 
 
-def schedule(trace: Trace) -> Markup:
+def schedule(trace: Timeline) -> Markup:
     """Steps of the sequence over time, in the manner of Figure 1 of arXiv 2412.11810: segments as strokes that rise
     (forward) or fall (backward), kept carries as level lines from when they are made until they are read."""
     x, y = time_scale(trace), steps_scale(0, trace.steps)
@@ -124,7 +124,7 @@ def schedule(trace: Trace) -> Markup:
     return panel([turn(trace), *_drawn(trace.events, trace.stays, x, y)], placed(y), label, 340, placed(x))
 
 
-def closer(trace: Trace) -> Markup:
+def closer(trace: Timeline) -> Markup:
     """The schedule from the turn on, as far as single segments can be told apart; time counts from the turn."""
     shown = [event for event in trace.events if event.kind in WORK and event.begin >= trace.turn][:CLOSE]
     first = trace.turn
@@ -162,7 +162,7 @@ def _point(x: float, y: float) -> str:
     return f"{number(SIZE * x)} {number(SIZE * (1 - y))}"
 
 
-def transfers(trace: Trace) -> Markup:
+def transfers(trace: Timeline) -> Markup:
     """A lane for each direction of each remote tier."""
     x = time_scale(trace)
     lanes = []

@@ -7,8 +7,8 @@ from importlib.resources import files
 from string import Template
 from typing import TYPE_CHECKING
 
-from reroll.program.timeline import Trace
-from reroll.report.headline import Figures, figures
+from reroll.program.timeline import Timeline
+from reroll.report.headline import Headline, figures
 from reroll.report.listing import node_rows
 from reroll.report.page import charts
 from reroll.report.page.markup import Markup, element, joined
@@ -52,7 +52,7 @@ def _resource(name: str) -> str:
     return files(__package__).joinpath(name).read_text("utf-8")
 
 
-def _header(report: Report, found: Figures) -> Iterator[Markup]:
+def _header(report: Report, found: Headline) -> Iterator[Markup]:
     themes = [
         element("label", element("input", type="radio", name="theme", id=f"theme-{name}", checked=name == "auto"), name)
         for name in ("auto", "light", "dark")
@@ -69,7 +69,7 @@ def _header(report: Report, found: Figures) -> Iterator[Markup]:
     yield element("nav", element("ul", *items), aria_label="Recurrences")
 
 
-def _main(report: Report, traces: Sequence[Trace], found: Figures) -> Iterator[Markup]:
+def _main(report: Report, traces: Sequence[Timeline], found: Headline) -> Iterator[Markup]:
     if report.loops:
         yield _key_figures(report, found)
         yield _breakdown(report, found)
@@ -82,7 +82,7 @@ def _main(report: Report, traces: Sequence[Trace], found: Figures) -> Iterator[M
         yield nodes("graph", "The graph as it was captured", node_rows(report.outer))
 
 
-def _key_figures(report: Report, found: Figures) -> Markup:
+def _key_figures(report: Report, found: Headline) -> Markup:
     given = [
         ("local peak", charts.amount(report.predicted_peak)),
         ("plain BPTT, same segments", charts.amount(found.plain_peak)),
@@ -100,7 +100,7 @@ def _key_figures(report: Report, found: Figures) -> Markup:
     return element("dl", *items, class_="figures")
 
 
-def _breakdown(report: Report, found: Figures) -> Markup:
+def _breakdown(report: Report, found: Headline) -> Markup:
     gradients = sum(loop.gradients for loop in report.loops)
     return element(
         "section",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from reroll.planning.alternative import Alternative, pareto
-from reroll.program.timeline import Trace
+from reroll.program.timeline import Timeline
 from reroll.program.timeline_summary import coarser
 from reroll.report.listing import InstructionRow, NodeRow, instruction_rows, node_rows, source_line
 from reroll.report.page import charts
@@ -38,7 +38,7 @@ def title(loop: Loop) -> str:
     return f"{loop.recurrence.name}, {loop.recurrence.steps:,} steps" + (f", {where}" if where else "")
 
 
-def loop_section(name: str, loop: Loop, trace: Trace) -> Markup:
+def loop_section(name: str, loop: Loop, trace: Timeline) -> Markup:
     """All about one recurrence; ``name`` is its id on the page."""
     parts = [
         element("h2", title(loop), id=name),
@@ -65,7 +65,7 @@ def _plan(loop: Loop) -> Markup:
 # Time.
 
 
-def _timeline(name: str, loop: Loop, trace: Trace) -> Markup:
+def _timeline(name: str, loop: Loop, trace: Timeline) -> Markup:
     """Memory and schedule over the same time, with a slider that says what runs at a moment."""
     drawn = coarser(trace, COLUMNS)
     x = charts.time_scale(drawn)
@@ -96,7 +96,7 @@ def _timeline(name: str, loop: Loop, trace: Trace) -> Markup:
     return joined(element("h3", "Over time"), timeline, _closer(trace))
 
 
-def _closer(trace: Trace) -> Markup:
+def _closer(trace: Timeline) -> Markup:
     """A part of the schedule, where the whole is too long to see single segments."""
     if trace.instructions <= COLUMNS:
         return Markup()
@@ -107,22 +107,22 @@ def _figure(name: str, text: Markup, *content: Markup) -> Markup:
     return element("figure", element("figcaption", element("b", name), " ", text), *content)
 
 
-def _moment(trace: Trace, number: int) -> str:
+def _moment(trace: Timeline, number: int) -> str:
     bytes_ = [f"{tier} {nbytes_text(nbytes[number])}" for tier, nbytes in trace.memory.items()]
     return ", ".join([f"{trace.names[number]} at {time_text(trace, trace.times[number])}", *bytes_])
 
 
-def time_text(trace: Trace, seconds: float) -> str:
+def time_text(trace: Timeline, seconds: float) -> str:
     """Seconds, or nominal units."""
     return f"{seconds:,.0f}" if trace.nominal else seconds_text(seconds)
 
 
-def _peak(trace: Trace, tier: str) -> Markup:
+def _peak(trace: Timeline, tier: str) -> Markup:
     where = f" at {trace.at_peak()}" if tier == "local" else ""
     return joined("at most ", charts.amount(trace.peak(tier)), where)
 
 
-def _schedule_text(trace: Trace) -> Markup:
+def _schedule_text(trace: Timeline) -> Markup:
     length = time_text(trace, trace.seconds)
     often = "once" if trace.depth == 1 else f"{trace.depth} times"
     again = f"a step runs again at most {often}" if trace.depth else "no step runs again"
@@ -131,13 +131,13 @@ def _schedule_text(trace: Trace) -> Markup:
     return joined(text + (unit if trace.nominal else ""))
 
 
-def _transfers_text(loop: Loop, trace: Trace) -> Markup:
+def _transfers_text(loop: Loop, trace: Timeline) -> Markup:
     tally = loop.tally
     free = " Without costs they take no time." if trace.nominal else ""
     return joined(f"{tally.remote_writes:,} writes, {tally.remote_reads:,} reads.{free}")
 
 
-def _strokes(trace: Trace) -> dict[str, str]:
+def _strokes(trace: Timeline) -> dict[str, str]:
     drawn = {event.kind for event in trace.events}
     found = {f"stroke {kind}": text for kind, text in charts.KINDS.items() if kind in drawn}
     kept = dict.fromkeys(stay.tier for stay in trace.stays)
@@ -161,7 +161,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0, 
     return element("div", made, class_="scroll", tabindex=0, role="region", aria_label=label)
 
 
-def _measured(loop: Loop, trace: Trace) -> Markup:
+def _measured(loop: Loop, trace: Timeline) -> Markup:
     rows = []
     if loop.measured_peak is not None:
         predicted = loop.prediction.peak
@@ -238,7 +238,7 @@ def _count(number: int, left: int, what: str) -> str:
     return f"{number:,} {what}" + (f", {left:,} of them not listed" if left else "")
 
 
-def _program(name: str, loop: Loop, trace: Trace) -> Markup:
+def _program(name: str, loop: Loop, trace: Timeline) -> Markup:
     rows, left = instruction_rows(loop.program, trace, ROWS)
     texts = [_instruction(row, trace) for row in rows]
     if left:
@@ -248,7 +248,7 @@ def _program(name: str, loop: Loop, trace: Trace) -> Markup:
     return _searchable(name, "The training program", count, table(head, texts, 2, "The training program"))
 
 
-def _instruction(row: InstructionRow, trace: Trace) -> list[str]:
+def _instruction(row: InstructionRow, trace: Timeline) -> list[str]:
     name, operands = element("code", row.name), element("code", row.operands)
     return [name, row.kind, operands, time_text(trace, row.begins), nbytes_text(row.local)]
 

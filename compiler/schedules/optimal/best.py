@@ -6,7 +6,7 @@ import numpy as np
 
 from reroll.schedules.optimal.blend import blend
 from reroll.schedules.optimal.priced import chains
-from reroll.schedules.optimal.problem import OneTier, Piece, Schedule, Slots, SlowTier, at_least_one, gap, stores
+from reroll.schedules.optimal.problem import LocalSlots, OneTier, Piece, Schedule, SlowTier, at_least_one, gap, stores
 from reroll.schedules.optimal.revolve import Revolve
 from reroll.schedules.optimal.tabled import tabled
 from reroll.schedules.optimal.two_level import two_level
@@ -14,7 +14,7 @@ from reroll.schedules.optimal.two_level import two_level
 _CELLS = 20_000  # carries times steps up to which tables take less than half a second
 
 
-def optimum(steps: int, fast: OneTier | Slots, *slow: SlowTier) -> Schedule:
+def optimum(steps: int, fast: OneTier | LocalSlots, *slow: SlowTier) -> Schedule:
     """The best schedule that is known for ``steps`` segments, ``slow`` tiers in the order of their cost.
 
     It is optimal, with a ``gap`` of 0, in slots with at most one slow tier (Griewank and Walther 2000; Herrmann and
@@ -24,9 +24,9 @@ def optimum(steps: int, fast: OneTier | Slots, *slow: SlowTier) -> Schedule:
     """
     at_least_one(steps=steps)
     slow = tuple(tier for tier in slow if tier.slots != 0)
-    if isinstance(fast, Slots) and not slow:
+    if isinstance(fast, LocalSlots) and not slow:
         return Revolve(Piece(steps, 0, min(fast.slots, steps) - 1))
-    if isinstance(fast, Slots) and len(slow) == 1:
+    if isinstance(fast, LocalSlots) and len(slow) == 1:
         return two_level(steps, fast, slow[0])
     tiers = stores(steps, fast, slow)
     found = blend(tiers, steps)
@@ -34,7 +34,7 @@ def optimum(steps: int, fast: OneTier | Slots, *slow: SlowTier) -> Schedule:
     return tabled(tiers, steps) if gap(found) > 0 and steps * tables <= _CELLS else found
 
 
-def farthest(fast: OneTier | Slots, runs: int, most: int) -> int:
+def farthest(fast: OneTier | LocalSlots, runs: int, most: int) -> int:
     """How many segments, up to ``most``, can be reversed if none has more than ``runs`` extra runs.
 
     N(m, r) = N(m, r - 1) + max(N(m - 1, r), block(m)), with ``block(m)`` segments taped at once where m further carries

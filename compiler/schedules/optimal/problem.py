@@ -60,7 +60,7 @@ class OneTier:
 
 
 @dataclass(frozen=True, slots=True)
-class Slots:
+class LocalSlots:
     """Slots for ``slots`` carries, one of which holds the first; a tape of one segment is free. Raises OptionError."""
 
     slots: int
@@ -157,7 +157,7 @@ class Store:
     blocks: Integers | None = None
 
 
-def stores(steps: int, fast: OneTier | Slots, slow: Sequence[SlowTier] = ()) -> tuple[Store, ...]:
+def stores(steps: int, fast: OneTier | LocalSlots, slow: Sequence[SlowTier] = ()) -> tuple[Store, ...]:
     """The tiers that can serve a reversal of ``steps`` segments, the fast one first."""
     at_least_one(steps=steps)
     blocks = fast.blocks(steps)

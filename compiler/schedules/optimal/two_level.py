@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
-from reroll.schedules.optimal.problem import Piece, Slots, SlowTier, at_least_one
+from reroll.schedules.optimal.problem import LocalSlots, Piece, SlowTier, at_least_one
 from reroll.schedules.optimal.revolve import in_slots, least_extra, reach, reach_sum
 
 
@@ -53,7 +53,7 @@ class TwoLevel:
         return self.slow.get(piece) or in_slots(piece.length, self.fast if piece.tier else piece.room + 1)
 
 
-def two_level(steps: int, fast: Slots, slow: SlowTier) -> TwoLevel:
+def two_level(steps: int, fast: LocalSlots, slow: SlowTier) -> TwoLevel:
     """An optimal schedule for ``steps`` segments, over ``fast`` slots that are free and a slow tier.
 
     A carry that was read is held in a fast slot while its piece is reversed, and so is the first one if nothing is

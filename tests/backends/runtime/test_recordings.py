@@ -17,7 +17,7 @@ import reroll
 from agreement import QUICK, Results, compare, differences, results
 from networks import RecurrentLIF
 from reroll.backends.runtime import recordings as graphs
-from reroll.backends.runtime.recordings import Recording
+from reroll.backends.runtime.recordings import CudaGraph
 from reroll.errors import RerollWarning
 from simulated import SimulatedDevice
 from simulated_streams import Race
@@ -106,15 +106,15 @@ def test_recorded_kernels_of_inductor_give_the_same_bits(schedule: str) -> None:
 @pytest.mark.parametrize("wrong", ["never", "no tapes", "no aliases"])
 def test_what_lasts_is_copied_and_must_be(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the tests above would see if it were not."""
-    right = Recording._result
+    right = CudaGraph._result
 
-    def result(self: Recording, number: int, given: Any, lasts: Any, shared: Any) -> Tensor | None:
+    def result(self: CudaGraph, number: int, given: Any, lasts: Any, shared: Any) -> Tensor | None:
         if wrong == "no aliases":
             return self.results[number]
         chosen = (lambda n: False) if wrong == "never" else (lambda n: n < 2 and lasts(n))
         return right(self, number, given, chosen, shared)
 
-    monkeypatch.setattr(Recording, "_result", result)
+    monkeypatch.setattr(CudaGraph, "_result", result)
     with simulating():
         found = [compare(make(), [spikes()], calls=2, schedule="store_all")[0] for make in MODELS.values()]
     assert any(found)

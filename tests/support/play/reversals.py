@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf
 
-from reroll.schedules.optimal.problem import OneTier, Piece, Schedule, Slots, SlowTier
+from reroll.schedules.optimal.problem import LocalSlots, OneTier, Piece, Schedule, SlowTier
 
 LONG = 100_000
 
@@ -18,7 +18,7 @@ class Player:
     """Plays a schedule piece by piece; every rule of the problem is an assertion."""
 
     schedule: Schedule
-    fast: OneTier | Slots
+    fast: OneTier | LocalSlots
     slow: tuple[SlowTier, ...] = ()
     cost: float = 0
     reversed_to: int = 0
@@ -50,7 +50,7 @@ class Player:
 
     def _fits(self, tapes: int) -> None:
         """Whether the fast tier holds so many tapes too. In bytes one carry is not counted."""
-        if isinstance(self.fast, Slots):
+        if isinstance(self.fast, LocalSlots):
             assert self.held[0] <= self.fast.slots
             assert tapes <= 1
         else:
@@ -88,7 +88,7 @@ class Player:
                 self._free(part.tier)
 
 
-def played(schedule: Schedule, fast: OneTier | Slots, *slow: SlowTier) -> float:
+def played(schedule: Schedule, fast: OneTier | LocalSlots, *slow: SlowTier) -> float:
     """The cost of a schedule, played step by step."""
     return Player(schedule, fast, slow).play()
 
@@ -156,13 +156,13 @@ def moves(now: Moment, memory: OneTier) -> Iterator[tuple[int, Moment]]:
             yield 1, replace(now, at=now.at + 1, tapes=now.tapes | {now.at})
 
 
-def least_cost(steps: int, fast: OneTier | Slots, *slow: SlowTier) -> float:
+def least_cost(steps: int, fast: OneTier | LocalSlots, *slow: SlowTier) -> float:
     """The least cost over all nested schedules: a carry in any tier, copied or moved to a faster one when read."""
     writes, reads = (0, *(tier.write for tier in slow)), (0, *(tier.read for tier in slow))
-    carries = fast.slots if isinstance(fast, Slots) else fast.memory // fast.carry + 1
+    carries = fast.slots if isinstance(fast, LocalSlots) else fast.memory // fast.carry + 1
 
     def block(free: tuple[int, ...]) -> int:
-        if isinstance(fast, Slots):
+        if isinstance(fast, LocalSlots):
             return 1
         return (fast.memory - max(carries - free[0] - 1, 0) * fast.carry) // fast.tape
 
