@@ -2,11 +2,11 @@
 
 In: an Executable, operands, later incoming gradients
 Out: outputs, then gradients of operands; None where no incoming gradient reaches, as in eager
-Nouns: Run, Executable, Carry, Tape, Kept, Stored
+Nouns: Run, Executable, Compiled, Carry, Tape, Kept, Stored, Reloaded, CudaGraph
 Mind: There is one forward kernel per segment length. First run, re-run and taping call it, so decisions are
     bit-identical by construction. A second, tape-free forward would be faster to run and wrong to trust.
     Carries at borders are contiguous, and operands are laid out as segments were compiled for (`node.conform`).
-    Operands that no incoming gradient reaches get None (`executable.live_operands`).
+    Operands that no incoming gradient reaches get None (`gradients.Routes.live_operands`).
     `_Reversible` is told whether gradients are wanted: `ctx.needs_input_grad` is true under `no_grad` too, and all was
     taped there.
     After a failed allocation a call is played again from its operands (`run.again`), so gradients are whole.
