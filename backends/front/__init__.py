@@ -8,9 +8,9 @@ Mind: Calls of compiled models wait for one another (`compile._ONE_CALL_AT_A_TIM
     and Dynamo's settings, which are global. Another thread's call under them ran uncompiled
     (`tests/backends/front/test_threads.py`).
     Two compiled models never share a backend object.
-    Nothing is traced inside of a run of what Dynamo compiled (`Unwound` with `Untraced` comes first): torch keeps all that it holds
-    of a frame in which it fails to compile another call of the same frame. Dynamo holds only a `Handle` of an `Entry`;
-    the `Front` owns the entries.
+    Nothing is traced inside of a run of what Dynamo compiled (`Unwound` with `Untraced` comes first): torch keeps all
+    that it holds of a frame in which it fails to compile another call of the same frame. Dynamo holds only a `Handle`
+    of an `Entry`; the `Front` owns the entries.
     Kernels in the recorder may change buffers without a new version (batch norm), so `State.restore` compares values.
     The runs that look at a model leave arguments, state and random numbers as they were, and never start a collective.
     A loop over another dimension than `time_dim` is found by two more short runs, where a model does the same number of
