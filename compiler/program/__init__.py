@@ -11,7 +11,7 @@ Mind: Values die at their last use; there is no `free`. A running carry lives in
     it; only what counts (tally, memory, verifier) and the runtime read parts.
     Peaks are predictions of what the allocator says: they know neither rounding to 512 bytes, nor cuBLAS's workspaces,
     nor what kernels need inside of a CUDA graph.
-    A block that waits to be written is held (`memory.waiting`): tiers are built so that this is true.
+    A block that waits to be written is held (`memory._besides`): tiers are built so that this is true.
 """
 
 from reroll.program.context import Context
