@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,7 +26,13 @@ _BEGUN = itertools.count()  # what began to be compiled in this process
 
 @contextmanager
 def python_random_kept() -> Iterator[None]:
-    """Put back Python's random numbers behind an import of rich, which draws one of them."""
+    """Put back Python's random numbers behind the first import of rich, which draws one of them.
+
+    Once rich is loaded nothing is put back: another thread may draw meanwhile.
+    """
+    if "rich.console" in sys.modules:
+        yield
+        return
     state = random.getstate()
     try:
         yield

@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from reroll.backends.progress import python_random_kept
+from reroll.backends.progress import python_random_kept as _python_random_kept
 from reroll.errors import (
     BudgetError,
     CaptureError,
@@ -111,14 +111,17 @@ _LAZY = {
     "total_memory": "reroll.backends.tiers.available",
 }
 """Where the names are that load much: they are loaded when they are asked for."""
+_DOORS = ("formulas", "program", "schedules")
 
 
 def __getattr__(name: str) -> Any:
+    if name == "formulas":  # a door that loads sympy
+        return importlib.import_module("reroll.formulas")
     if name not in _LAZY:
         raise AttributeError(f"module 'reroll' has no attribute {name!r}")
-    with python_random_kept():
+    with _python_random_kept():
         return getattr(importlib.import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, "__version__", *_DOORS})

@@ -89,7 +89,7 @@ TIERS: Registry[TierKind] = Registry("remote tier", MachineError)
 def register_tier(tier: RemoteTier, make: Callable[[Folder], Tier], free: Callable[[Folder], int | None]) -> None:
     """Let carries be moved to a tier of that name (``remote=name``). Raises MachineError for a name that is taken."""
     TIERS.add(TierKind(tier.name, make, free), make)
-    if tier.name not in REMOTE_TIERS:
+    if tier.name not in REMOTE_TIERS or REMOTE_TIERS.find(tier.name) != tier:
         REMOTE_TIERS.add(tier, make)
 
 

@@ -1,4 +1,4 @@
-"""From options and sizes to a plan: segment, chunk, slots, tier, and the tree of intervals that they give."""
+"""From options and sizes to a plan: chunk, slots, tier, and the tree of intervals that they give."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ PASSES: Registry[RegisteredPass] = Registry("pass", PassError, group="reroll.pas
 
 
 def find(name: str) -> RegisteredPass:
-    """The entry of a pass. Plug-ins are loaded when they are asked for. Raises PassError, naming the nearest name."""
+    """The pass that is registered under a name; plug-ins are loaded when they are asked for. Raises PassError."""
     importlib.import_module("reroll.passes")
     return PASSES.find(name)
 

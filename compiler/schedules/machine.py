@@ -33,7 +33,7 @@ class RemoteTier:
 
 
 REMOTE_TIERS: Registry[RemoteTier] = Registry("remote tier", MachineError)
-"""All remote tiers, fastest first; what is not moved is "local"."""
+"""All remote tiers, ours first and fastest first; what is not moved is "local"."""
 
 REMOTE_TIERS.add(RemoteTier("host", default_of="device"), RemoteTier)
 REMOTE_TIERS.add(RemoteTier("disk", default_of="cpu", spills=True), RemoteTier)

@@ -9,8 +9,8 @@ Mind: Comparisons and roundings are never recomputed in a backward (`partition._
     graph.
     Placeholders say what they are: `meta["constant"]` (its name), `["carry"]`, `["per_step"]` (`trace._mark`). A
     product is distributed over steps only if all but its rows is made of constants.
-    `joint.py` traces by `make_fx` alone what writes nothing, in 0.4 of the time. What writes (`Look` watches a run),
-    batch norms and higher-order operators but `autograd_function_apply` go through `aot_export_joint_simple`.
+    `joint.py` traces by `make_fx` alone what writes nothing, in 0.4 of the time. What writes (`SeenOperations` watches
+    a run), batch norms and higher-order operators but `autograd_function_apply` go through `aot_export_joint_simple`.
     With the option `replay` the min-cut has two stages (`partition._replayed`): spikes in bits are what is saved, and
     products are repeated from them. Ternary spikes by `sign` or rounding are not packed, so not replayed; a difference
     of two spikes is.

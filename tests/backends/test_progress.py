@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 import subprocess
 import sys
 import time
@@ -18,6 +19,15 @@ import reroll
 import reroll.backends.progress
 from reroll.backends.progress import hinting, progress
 from reroll.errors import LengthError, RerollWarning
+
+
+def test_the_random_numbers_of_other_threads_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once rich is loaded nothing is put back: another thread may draw meanwhile."""
+    monkeypatch.setattr(random, "setstate", mock.Mock(side_effect=AssertionError))
+    with progress("compiling"), hinting(lambda: "no", wanted=True):
+        pass
+    assert reroll.Report is not None
+
 
 COMPILING = """
 import random, sys, torch

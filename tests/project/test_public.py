@@ -42,6 +42,12 @@ def test_every_error_is_public() -> None:
     assert all(getattr(reroll, name) is getattr(errors, name) for name in raised)
 
 
+@pytest.mark.parametrize("name", ["program", "schedules", "formulas"])
+def test_doors_are_attributes(name: str) -> None:
+    assert name in dir(reroll)
+    assert getattr(reroll, name) is importlib.import_module(f"reroll.{name}")
+
+
 @pytest.mark.parametrize("name", ["reroll.program", "reroll.schedules"])
 def test_a_door_has_what_it_lists(name: str) -> None:
     door = importlib.import_module(name)
