@@ -111,7 +111,9 @@ class Caller:
 
     def __init__(self, model: Callable[..., Any], time_dim: TimeDim, options: Options) -> None:
         self.model, self.time_dim, self.options = model, time_dim, options
-        traced = torch.compile(model, backend=new_backend(), fullgraph=True, dynamic=False)
+        # By keyword: Lightning's torch.compile leaves on a module what it is given beside it, and this backend is no part
+        # of the user's model, which may be pickled.
+        traced = torch.compile(model=model, backend=new_backend(), fullgraph=True, dynamic=False)
         self.front = self.read = Front(model, traced, options)
         self.signature = _signature(model)
         self.steps = SHORT[0][-1]
@@ -125,7 +127,7 @@ class Caller:
         running = Running(self.front, call, steps=self.steps)
         with _ONE_CALL_AT_A_TIME, dynamo_settings():
             try:
-                returned = self._settled(running)
+                self._settle(running)
             except TooShortError:
                 return self.model(*args, **kwargs)
         if running.front is not self.front:
@@ -134,8 +136,8 @@ class Caller:
             raise LengthError(
                 "The model has no operation that Dynamo sees, so there is nothing to compile. Use it as it is."
             )
-        result = outputs(returned, running)
-        del returned
+        result = outputs(running.returned, running)
+        running.returned = None
         if any(lent() is not None for lent in running.lent):
             raise LengthError(
                 "The model keeps the value of a single step in an attribute, a global or another object, where only "
@@ -155,17 +157,16 @@ class Caller:
             )
             warnings.warn(text, RerollWarning, stacklevel=5)
 
-    def _settled(self, running: Running) -> Any:
-        """What Dynamo's bytecode returns, with the first pattern of the call whose traces give a template."""
-        while (ran := self._followed(running, running.attempt())) is None:
+    def _settle(self, running: Running) -> None:
+        """Run the call, with the first pattern of it whose traces give a template."""
+        while not self._followed(running, running.attempt()):
             pass
-        return ran.returned
 
-    def _followed(self, running: Running, outcome: Outcome) -> Ran | None:
-        """Do what an attempt asks for. None: then comes another one."""
+    def _followed(self, running: Running, outcome: Outcome) -> bool:
+        """Do what an attempt asks for; whether it ran. If not, another one comes next."""
         match outcome:
             case Ran():
-                return outcome
+                return True
             case Misfit(steps):
                 running.steps = steps
             case Untraced(entry):
@@ -174,7 +175,7 @@ class Caller:
                 self._refused(running, outcome)
             case Unrecorded():
                 self._unrecorded(running, outcome)
-        return None
+        return False
 
     def _refused(self, running: Running, refused: Refused) -> None:
         """Try the length of the call's pattern, then a record of the operations. Raises the refusal behind both."""

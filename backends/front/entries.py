@@ -32,9 +32,7 @@ from reroll.planning.options import Options
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """The call has run. returned: what Dynamo's bytecode made of it, a few steps long, with ``Row`` s."""
-
-    returned: Any
+    """The call has run; ``Running.returned`` is what Dynamo's bytecode made of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +84,9 @@ class Running:
     """One call of a compiled model: its arguments, the tokens in their place, and what is known of its length.
 
     probing: whether the graph is only looked at. unusable: lengths whose traces gave no template, and why. failed: the
-    way to a graph, Dynamo's or a record, that this call has tried in vain.
+    way to a graph, Dynamo's or a record, that this call has tried in vain. returned: what came of it, a few steps long,
+    with ``Row`` s. It is held here and in no frame: what was tried in vain holds its frames, and a ``Row`` that is held
+    by somebody else is an error.
     """
 
     front: Front
@@ -99,12 +99,14 @@ class Running:
     lent: list[weakref.ref[Any]] = field(default_factory=list)
     unusable: dict[tuple[int, ...], LengthError] = field(default_factory=dict)
     failed: Refused | Unrecorded | None = None
+    returned: Any = None
     read: Callable[[], Any] = tuple
 
     def attempt(self) -> Outcome:
         """Run the model on tokens of ``steps`` steps. What is no state goes through: errors, and ``Reached``."""
         try:
-            return Ran(self.traced())
+            self.returned = self.traced()
+            return Ran()
         except Unwound as unwound:
             return unwound.state
         except Unrecordable as error:

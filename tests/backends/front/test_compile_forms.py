@@ -56,6 +56,15 @@ def test_copies_and_pickles_have_parameters_of_their_own() -> None:
         assert torch.equal(fast(x_TBI), expected)
 
 
+def test_lightning_leaves_nothing_on_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its torch.compile keeps what a module is compiled with on the module, which is pickled with it."""
+    wrappers = pytest.importorskip("lightning.fabric.wrappers")
+    monkeypatch.setattr(torch, "compile", wrappers._capture_compile_kwargs(torch.compile))
+    fast = reroll.compile(Net(last), time_dim=0, **EAGER)
+    x_TBI = torch.randn(20, 2, I)
+    assert torch.equal(fast(x_TBI), pickle.loads(pickle.dumps(fast))(x_TBI))
+
+
 def test_decorators_of_functions_and_methods() -> None:
     @reroll.compile(time_dim=0, **EAGER)  # type: ignore[untyped-decorator]
     def total(x_TB: Tensor) -> Tensor:
