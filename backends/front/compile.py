@@ -111,8 +111,8 @@ class Caller:
 
     def __init__(self, model: Callable[..., Any], time_dim: TimeDim, options: Options) -> None:
         self.model, self.time_dim, self.options = model, time_dim, options
-        # By keyword: Lightning's torch.compile leaves on a module what it is given beside it, and this backend is no part
-        # of the user's model, which may be pickled.
+        # By keyword: Lightning's torch.compile leaves on a module what it is given beside it, and this backend is no
+        # part of the user's model, which may be pickled.
         traced = torch.compile(model=model, backend=new_backend(), fullgraph=True, dynamic=False)
         self.front = self.read = Front(model, traced, options)
         self.signature = _signature(model)
