@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from reroll.backends.construct import kernels as compiling
-from reroll.backends.construct.kernels import Kernels, compile_kernels, kind, results_of
+from reroll.backends.construct.kernels import Kernels, kind, results_of
 from reroll.backends.construct.plan import Built, plan
 from reroll.backends.tiers.available import free_bytes, total_bytes
 from reroll.backends.tiers.device import home_of
@@ -62,7 +62,7 @@ def build(recurrence: Recurrence, options: Options) -> Built:
     """Compile a recurrence as the options say. Raises BudgetError if no length of segments fits the memory budget."""
 
     def kernels(length: int) -> Kernels:
-        return compile_kernels(recurrence, options, lengths_of(recurrence, length))
+        return compiling.compile_kernels(recurrence, options, lengths_of(recurrence, length))
 
     return fitting_all([kernels], [recurrence], options, lambda _: ALONE)[0]
 
