@@ -112,15 +112,12 @@ def _loop(built: Built, around: int, costs: Costs | str) -> Loop:
     ledger = built.executable.ledger
     return Loop(
         recurrence=recurrence,
-        program=plan.program,
-        choice=choice,
+        plan=plan,
         carries=tuple(lines),
         saved=needs.segments[choice.segment].saved,
         outputs=sum(value.nbytes for value in built.results()[width:]),
         around=around,
         gradients=operand_gradients(segment, recurrence),
-        tally=plan.tally,
-        prediction=plan.prediction,
         needs=needs,
         costs=None if isinstance(costs, str) else costs,
         budget=choice.allowed,

@@ -15,6 +15,7 @@ from torch import fx
 
 from reroll.planning.alternative import Alternative
 from reroll.planning.choice import Choice
+from reroll.planning.plan import Plan
 from reroll.program.memory import Needs, Prediction
 from reroll.program.program import Program, store_all
 from reroll.program.tally import Tally
@@ -50,8 +51,9 @@ class CarryLine:
 class Loop:
     """One recurrence and its plan.
 
-    Bytes: ``saved`` of the tape of ``choice.segment`` steps, ``outputs`` of the outputs of all steps, ``around`` of
-    what is held outside of the recurrence while it runs, ``gradients`` of the gradients that are added up for operands.
+    ``plan``: what was chosen, its program, and what that takes. Bytes: ``saved`` of the tape of ``choice.segment``
+    steps, ``outputs`` of the outputs of all steps, ``around`` of what is held outside of the recurrence while it runs,
+    ``gradients`` of the gradients that are added up for operands.
     ``kept`` is (carries, bytes before, bytes after compression) of all calls so far. ``events``: products of spikes,
     and what was seen of them. ``needs`` and ``costs``: bytes and seconds of its segments (no costs: no machine was
     calibrated). ``why`` the plan was chosen, among ``alternatives``, under a ``budget`` in bytes for this recurrence.
@@ -62,15 +64,12 @@ class Loop:
     """
 
     recurrence: Recurrence
-    program: Program
-    choice: Choice
+    plan: Plan
     carries: tuple[CarryLine, ...]
     saved: int
     outputs: int
     around: int
     gradients: int
-    tally: Tally
-    prediction: Prediction
     needs: Needs
     lowering: str
     kept: tuple[int, int, int] = (0, 0, 0)
@@ -84,6 +83,26 @@ class Loop:
     taped: tuple[StepValue, ...] = ()
     gradient_error: float | None = None
     prefetched: bool = True
+
+    @property
+    def choice(self) -> Choice:
+        """The schedule with its numbers, in steps and bytes."""
+        return self.plan.choice
+
+    @property
+    def program(self) -> Program:
+        """The training program."""
+        return self.plan.program
+
+    @property
+    def tally(self) -> Tally:
+        """What the program holds, moves and runs."""
+        return self.plan.tally
+
+    @property
+    def prediction(self) -> Prediction:
+        """The local peak of the program, in bytes."""
+        return self.plan.prediction
 
     @property
     def tape_step(self) -> int:

@@ -39,7 +39,7 @@ class Registry(Generic[T]):
     _points: dict[str, EntryPoint] | None = None
 
     def __contains__(self, name: object) -> bool:
-        return name in self._values
+        return isinstance(name, str) and name in self._values
 
     def add(self, value: T, source: object) -> None:
         """Register a value; ``source``: the function or class that it is made of, by which it is known again.
@@ -62,10 +62,10 @@ class Registry(Generic[T]):
 
     def find(self, name: str) -> T:
         """The value of that name; a plug-in is loaded now. Raises ``unknown``, naming the nearest valid name."""
-        point = self._plugins().get(name) if self.group else None
+        point = self._plugins().get(name) if self.group and isinstance(name, str) else None
         if point and name not in self._values:
             self._load(point)
-        if name not in self._values:
+        if name not in self:
             raise (self.unknown or self.error)(f"There is no {self.kind} {name!r}. {nearest(str(name), self.names())}")
         value, origin = self._values[name]
         if point and point.value != origin:

@@ -41,6 +41,8 @@ def test_an_unknown_name_is_a_sentence() -> None:
     colours: Registry[Colour] = Registry("colour", PassError, unknown=OptionError)
     with pytest.raises(OptionError, match=r"There is no colour 'red'\. Valid are: \."):
         colours.find("red")
+    with pytest.raises(OptionError, match=r"There is no colour \['red'\]"):
+        colours.find(["red"])  # type: ignore[arg-type]  # what users write
     colours.add(Colour("green"), cell)
     with pytest.raises(OptionError, match=r"no colour 'gren'\. Did you mean 'green'\? Valid are: green\."):
         colours.find("gren")

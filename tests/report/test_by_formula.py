@@ -62,7 +62,8 @@ def test_without_a_closed_form_the_report_says_what_holds() -> None:
     problem = Problem(24, 1, 5, 10, memory=60, tier="disk", write=0.5, read=0.25)
 
     def said(schedule: str, problem: Problem) -> str:
-        found = replace(made, choice=replace(made.choice, schedule=schedule, problem=problem)).by_formula()
+        choice = replace(made.choice, schedule=schedule, problem=problem)
+        found = replace(made, plan=replace(made.plan, choice=choice)).by_formula()
         assert not found.lines
         return found.text()
 
@@ -89,6 +90,7 @@ def test_the_table_the_page_and_the_json_show_the_same() -> None:
 
 def test_a_short_last_segment_is_told() -> None:
     made = loop(steps=23)
-    coarse = replace(made, choice=replace(made.choice, problem=replace(made.choice.problem, segment=2, tape=20)))
+    choice = replace(made.choice, problem=replace(made.choice.problem, segment=2, tape=20))
+    coarse = replace(made, plan=replace(made.plan, choice=choice))
     assert "short last segment" in coarse.by_formula().note
     assert "short last segment" not in made.by_formula().note

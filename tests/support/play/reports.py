@@ -8,6 +8,7 @@ from torch import Tensor, fx
 
 from reroll.planning.alternative import Alternative
 from reroll.planning.choice import Choice
+from reroll.planning.plan import Plan
 from reroll.program.context import Context
 from reroll.program.memory import Needs, SegmentBytes, predict
 from reroll.program.program import store_all
@@ -38,19 +39,17 @@ def loop(schedule: str = "double", steps: int = 24, chunk: int = 6, slots: int =
     examples = (torch.zeros(2, 3), torch.zeros(steps, 2, 3), torch.zeros(3, 3))
     recurrence = Recurrence("rolled", step, steps, ("h",), (Slices(1, 0, 0, 1),), (2,), (), examples, where=where)
     choice = Choice(schedule, Problem(steps, 1, 5, 10, chunk=chunk, slots=slots, tier="disk"))
-    program = run(PASSES, store_all(steps, 1), Context(choice.root))
+    context = Context(choice.root)
+    program = run(PASSES, store_all(steps, 1), context)
     tally = verify(program, sizes=NEEDS.sizes)
     made = Loop(
         recurrence=recurrence,
-        program=program,
-        choice=choice,
+        plan=Plan(choice, context, program, tally, predict(tally, NEEDS)),
         carries=(CarryLine("h", (2, 3), "float32", 24, "raw", 24, NASTY),),
         saved=10,
         outputs=0,
         around=148,
         gradients=36,
-        tally=tally,
-        prediction=predict(tally, NEEDS),
         needs=NEEDS,
         lowering="eager",
     )
