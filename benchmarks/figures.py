@@ -25,7 +25,7 @@ from tables import draw, show
 from torch import Tensor
 
 from reroll import measure
-from reroll.backends.tiers.disk import filesystem
+from reroll.backends.tiers.spill_file import filesystem
 
 HERE = Path(__file__).resolve().parent
 PARTS = ("memory", "time", "long", "compile")

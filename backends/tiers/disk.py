@@ -1,24 +1,25 @@
-"""A file as a tier. One nameless file per tier, one thread that writes and one that reads.
+"""A file as a tier: one nameless file for each folder, and one thread that writes and one that reads for a process.
 
-The file has no name from the start (O_TMPFILE, or unlinked at once), so the system frees it however the process ends; a
-folder that vanishes does no harm. Freed extents are reused, and the file is cut to nothing whenever it holds no block.
-Every block has a CRC-32 of its bytes, checked at each read before anyone sees a value.
+However many recurrences and lengths there are, they share these; what waits to be written, and what went wrong with it,
+is each tier's own. Every block has a CRC-32 of its bytes, checked at each read before anyone sees a value.
 
-Memory: at most ``staging`` blocks wait to be written; ``write`` waits beyond that. Tensors are allocated and freed by
-the caller's threads alone, so that a profiler of that thread sees every byte: a payload lives until the first call of
-the tier after it was written. Bytes go between file and tensor without another copy; those of a device that works in
-the background go through pinned memory, beside its work (``Transfers``), and the tier's threads wait for the copies.
+A forked process has no threads, and a lock that was taken stays so for ever: there everything begins anew
+(``_begin_anew``), with a file of its own. Blocks from before the fork stay those of the process that wrote them.
+
+Memory: at most ``staging`` blocks of a tier wait to be written; ``write`` waits beyond that. Tensors are allocated and
+freed by the caller's threads alone, so that a profiler of that thread sees every byte: a payload lives until the first
+call of the tier after it was written. Bytes go between file and tensor without another copy; those of a device that
+works in the background go through pinned memory, beside its work (``Transfers``), and the tier's threads wait for the
+copies.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 import threading
 import warnings
 import weakref
-import zlib
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ import torch
 
 from reroll.backends.tiers.available import free_disk
 from reroll.backends.tiers.device import background_of
-from reroll.backends.tiers.extents import Extents
+from reroll.backends.tiers.spill_file import PLACES, Place, filesystem
 from reroll.backends.tiers.tier import (
     STAGING,
     Traffic,
@@ -48,17 +49,29 @@ if TYPE_CHECKING:
 
     from reroll.backends.codecs.codec import Encoded
 
-__all__ = ["DiskBlock", "DiskTier", "filesystem"]
-
 IN_MEMORY = ("tmpfs", "ramfs")
+
+
+class _Threads:
+    """The thread that writes and the one that reads, started when they are first needed."""
+
+    def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """New ones."""
+        self.writer = ThreadPoolExecutor(1, "reroll-disk-write")
+        self.reader = ThreadPoolExecutor(1, "reroll-disk-read")
+
+
+_THREADS = _Threads()
 
 
 @dataclass(slots=True, eq=False)
 class _Stored:
     """One block's place in the file, and its values until they are there."""
 
-    file: SpillFile
-    extents: Extents
+    place: Place
     start: int
     nbytes: int
     values: tuple[Encoded, ...]
@@ -97,7 +110,7 @@ def _write(stored: _Stored) -> int:
         return 0
     if stored.parked:
         stored.parked.written.synchronize()
-    return stored.file.write(stored.start, _views(stored.values))
+    return stored.place.file.write(stored.start, _views(stored.values))
 
 
 def _read(stored: _Stored, reading: _Reading) -> None:
@@ -108,14 +121,14 @@ def _read(stored: _Stored, reading: _Reading) -> None:
     if reading.landing:
         reading.landing.ready()
     try:
-        found = stored.file.read(stored.start, _views(reading.room))
+        found = stored.place.file.read(stored.start, _views(reading.room))
     except StorageError:
         if stored.is_gone():  # and the file cut behind it
             return
         raise
     if found != expected and not stored.is_gone():
         raise StorageError(
-            f"The spill file in {stored.file.folder} gave back other bytes than were written "
+            f"The spill file in {stored.place.file.folder} gave back other bytes than were written "
             f"({stored.nbytes} bytes at offset {stored.start}, CRC-32 differs). Check the disk; use another folder."
         )
     if reading.landing:
@@ -123,9 +136,10 @@ def _read(stored: _Stored, reading: _Reading) -> None:
 
 
 def _free(stored: _Stored) -> None:
-    """Give the place back once nothing is being written to it."""
+    """Give the extent back once nothing is being written to it. What another process wrote is left to that one."""
     stored.dropped = True
-    stored.written.add_done_callback(lambda _: stored.extents.free(stored.start, stored.nbytes))
+    if stored.place.file.is_ours():
+        stored.written.add_done_callback(lambda _: stored.place.extents.free(stored.start, stored.nbytes))
 
 
 class DiskBlock:
@@ -148,6 +162,11 @@ class DiskBlock:
         """Start to read in the background, into memory that is allocated now."""
         if self._stored.dropped:
             raise StorageError("A block on disk was read after it was dropped. Keep it until its last read.")
+        if not self._stored.place.file.is_ours():
+            raise StorageError(
+                "A block on disk belongs to the process that wrote it, and this one was forked off since. Run the "
+                "forward and the backward pass in one process, or start the other by 'spawn'."
+            )
         if self._reading is None:
             self._reading = self._tier.start_read(self._stored, self._room())
 
@@ -177,7 +196,7 @@ class DiskBlock:
 
 
 class DiskTier:
-    """Blocks in one nameless file in ``folder`` (by default the system's temporary folder)."""
+    """Blocks in a nameless file in ``folder`` (by default the system's temporary folder)."""
 
     def __init__(self, folder: str | os.PathLike[str] | None = None, staging: int = STAGING) -> None:
         if staging < 1:
@@ -185,19 +204,22 @@ class DiskTier:
         self.folder = Path(tempfile.gettempdir() if folder is None else folder)
         self.traffic = Traffic()
         self._device: torch.device | None = None
-        self._file = SpillFile(self.folder)
-        self._extents = Extents(self._file.cut)
         self._staging = staging
-        self._staged: deque[_Stored] = deque()
-        self._lock = threading.Lock()
-        self._writer = ThreadPoolExecutor(1, "reroll-disk-write")
-        self._reader = ThreadPoolExecutor(1, "reroll-disk-read")
+        self.begin()
+        self._place = PLACES.find(self.folder)
         kind = filesystem(self.folder)
         if kind in IN_MEMORY:
             text = (
                 f"The spill folder {self.folder} is a {kind}, which is memory, not a disk. Choose a folder on a disk."
             )
             warnings.warn(text, RerollWarning, stacklevel=2)
+        _LIVING.add(self)
+
+    def begin(self) -> None:
+        """Wait for nothing, and have no file yet: what a tier of a forked process begins with."""
+        self._place: Place | None = None
+        self._staged: deque[_Stored] = deque()
+        self._lock = threading.Lock()
 
     def write(self, values: Sequence[Encoded]) -> DiskBlock:
         """Write in the background; wait first while ``staging`` blocks are still to be written."""
@@ -208,8 +230,9 @@ class DiskTier:
         nbytes = sum(value.nbytes for value in values)
         with self._lock:
             self._settle(self._staging - 1)
-            stored = _Stored(self._file, self._extents, self._extents.take(nbytes), nbytes, tuple(kept), parked)
-            stored.written = self._writer.submit(_write, stored)
+            place = self._place = self._place or PLACES.find(self.folder)
+            stored = _Stored(place, place.extents.take(nbytes), nbytes, tuple(kept), parked)
+            stored.written = _THREADS.writer.submit(_write, stored)
             self._staged.append(stored)
         self.traffic.writes += 1
         self.traffic.bytes_written += nbytes
@@ -220,7 +243,7 @@ class DiskTier:
         self.settle()
         self.traffic.reads += 1
         self.traffic.bytes_read += stored.nbytes
-        reading.done = self._reader.submit(_read, stored, reading)
+        reading.done = _THREADS.reader.submit(_read, stored, reading)
         return reading
 
     def settle(self) -> None:
@@ -236,83 +259,34 @@ class DiskTier:
             self._settle(0)
 
     def _settle(self, limit: int) -> None:
-        """Forget the payloads of blocks that are written; wait until at most ``limit`` are not."""
-        while self._staged and (len(self._staged) > limit or self._staged[0].written.done()):
+        """Forget the payloads of blocks that are written; wait until at most ``limit`` are not.
+
+        Raises what went wrong with a block that somebody still wants, once: then none waits any more, so that the next
+        training step does not meet errors of this one.
+        """
+        failed: BaseException | None = None
+        while self._staged and (failed or len(self._staged) > limit or self._staged[0].written.done()):
             error = self._staged[0].written.exception()
             written = self._staged.popleft()
             written.values, written.parked = (), None
-            if error is not None:
-                raise error
+            failed = failed or (None if written.is_gone() else error)
+        if failed is not None:
+            raise failed
 
 
-def filesystem(folder: str | os.PathLike[str]) -> str:
-    """The type of the file system under a folder, such as "ext4" or "tmpfs"; "unknown" where no system says it."""
-    path = Path(folder).resolve()
-    mounts = Path("/proc/self/mounts")
-    if not mounts.exists():
-        return "unknown"
-    kinds: dict[Path, str] = {}
-    for line in mounts.read_text().splitlines():
-        _, place, kind, *_ = line.split(" ")
-        kinds[Path(place.encode().decode("unicode_escape"))] = kind  # the last mount on a place is the visible one
-    return next((kinds[place] for place in (path, *path.parents) if place in kinds), "unknown")
+_LIVING: weakref.WeakSet[DiskTier] = weakref.WeakSet()
 
 
-class SpillFile:
-    """A nameless file, closed when nobody refers to it. Every failure is a StorageError that says where."""
+def _begin_anew() -> None:
+    """Runs in a forked process, which has one thread."""
+    _THREADS.start()
+    PLACES.forget()
+    for tier in list(_LIVING):
+        tier.begin()
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._process = os.getpid()
-        try:
-            self._file = tempfile.TemporaryFile(prefix="reroll-", dir=folder, buffering=0)  # noqa: SIM115  # closed below
-        except OSError as error:
-            raise StorageError(
-                f"No spill file can be made in {folder}: {error.strerror}. Choose a folder that exists and is writable."
-            ) from error
-        weakref.finalize(self, self._file.close)
 
-    def write(self, start: int, views: Iterator[memoryview]) -> int:
-        """Write the views one after another from ``start`` on. Gives their CRC-32."""
-        crc = 0
-        try:
-            for view in views:
-                crc, done = zlib.crc32(view, crc), 0
-                while done < len(view):
-                    done += os.pwrite(self._file.fileno(), view[done:], start + done)
-                start += done
-        except (OSError, ValueError) as error:  # a closed file is a ValueError
-            raise self._failure("written", error) from error
-        return crc
-
-    def read(self, start: int, views: Iterator[memoryview]) -> int:
-        """Fill the views with what was written from ``start`` on. Gives its CRC-32."""
-        crc = 0
-        try:
-            for view in views:
-                done = 0
-                while done < len(view):
-                    count = os.preadv(self._file.fileno(), [view[done:]], start + done)
-                    if count == 0:
-                        raise OSError(0, f"the file ends {len(view) - done} bytes too early")
-                    done += count
-                crc, start = zlib.crc32(view, crc), start + done
-        except (OSError, ValueError) as error:
-            raise self._failure("read", error) from error
-        return crc
-
-    def cut(self) -> None:
-        """Give all bytes back to the file system. A forked process shares the file, and leaves it alone."""
-        if os.getpid() == self._process:
-            with contextlib.suppress(OSError, ValueError):  # nothing is lost if the bytes stay until the file is closed
-                os.ftruncate(self._file.fileno(), 0)
-
-    def _failure(self, done: str, error: OSError | ValueError) -> StorageError:
-        reason = getattr(error, "strerror", None) or str(error)
-        return StorageError(
-            f"The spill file in {self.folder} ({filesystem(self.folder)}) cannot be {done}: {reason}. "
-            f"Free space there or choose another folder, then repeat the training step."
-        )
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
 
 
 register_tier(REMOTE_TIERS.find("disk"), DiskTier, lambda folder: free_disk(folder or tempfile.gettempdir()))

@@ -19,8 +19,9 @@ import torch
 
 from bits import LOSSLESS
 from reroll.backends.codecs.codec import Encoded, decode, encode
-from reroll.backends.tiers.disk import DiskBlock, DiskTier, filesystem
+from reroll.backends.tiers.disk import DiskBlock, DiskTier
 from reroll.backends.tiers.host import HostTier
+from reroll.backends.tiers.spill_file import SpillFile, filesystem
 from reroll.backends.tiers.tier import Tier
 from reroll.errors import OptionError, RerollWarning, StorageError
 
@@ -94,8 +95,13 @@ def test_host_keeps_a_copy() -> None:
     assert torch.equal(decode(block.read()[0]), torch.ones(5))
 
 
+def spilled(tier: DiskTier) -> SpillFile:
+    assert tier._place is not None
+    return tier._place.file
+
+
 def length(tier: DiskTier) -> int:
-    return os.fstat(tier._file._file.fileno()).st_size
+    return os.fstat(spilled(tier)._file.fileno()).st_size
 
 
 def test_the_file_is_reused_and_cut(tmp_path: Path) -> None:
@@ -194,7 +200,7 @@ def test_a_flipped_byte(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path)
     block, other = tier.write(encoded(0)), tier.write(encoded(1))
     tier.drain()
-    descriptor = tier._file._file.fileno()
+    descriptor = spilled(tier)._file.fileno()
     for place in (0, 1234, block.nbytes - 1):
         byte = os.pread(descriptor, 1, place)
         os.pwrite(descriptor, bytes([byte[0] ^ 16]), place)
@@ -209,10 +215,10 @@ def test_a_short_file_and_a_closed_one(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path)
     block = tier.write(encoded(0))
     tier.drain()
-    os.ftruncate(tier._file._file.fileno(), block.nbytes - 3)
+    os.ftruncate(spilled(tier)._file.fileno(), block.nbytes - 3)
     with pytest.raises(StorageError, match="3 bytes too early"):
         block.read()
-    tier._file._file.close()
+    spilled(tier)._file.close()
     with pytest.raises(StorageError, match="cannot be read"):
         block.read()
     late = tier.write(encoded(1))
@@ -287,14 +293,14 @@ def test_what_is_dropped_while_it_is_read_fails_nobody(tmp_path: Path, monkeypat
     tier = DiskTier(tmp_path)
     block = tier.write(encoded(1))
     tier.drain()
-    read = tier._file.read
+    read = spilled(tier).read
 
     def cut_before(*args: object) -> int:
         block._free()
-        tier._file.cut()
+        spilled(tier).cut()
         return read(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(tier._file, "read", cut_before)
+    monkeypatch.setattr(spilled(tier), "read", cut_before)
     block.prefetch()
     reading = block._reading
     assert reading is not None
