@@ -152,7 +152,8 @@ def test_lengths_share_threads_and_one_file(tmp_path: Path) -> None:
 
     def held() -> tuple[int, int]:
         names = [each.name for each in threading.enumerate() if each.name.startswith("reroll-disk")]
-        return len(names), len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+        descriptors = Path("/proc/self/fd")
+        return len(names), len(list(descriptors.iterdir())) if descriptors.is_dir() else 0
 
     before = held()
     for steps in range(21, 33):
