@@ -48,10 +48,12 @@ def check_policy(recurrences: Sequence[Recurrence], options: Options) -> None:
 
 
 def results_of(segment: Segment, recurrence: Recurrence) -> tuple[Tensor, ...]:
-    """Examples of what a recurrence gives: the last carry, and the outputs of all steps, stacked."""
+    """Examples of what a recurrence gives: the last carry, and the outputs of all steps, stacked; they require a
+    gradient where one goes through them."""
     carries = len(recurrence.carries)
     rows = [like.new_empty((recurrence.steps, *like.shape[1:])) for like in segment.output_examples[carries:]]
-    return (*segment.output_examples[:carries], *rows)
+    examples = enumerate((*segment.output_examples[:carries], *rows))
+    return tuple(like.detach().requires_grad_(index in segment.tangents) for index, like in examples)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -54,7 +54,9 @@ class _Standing(torch.autograd.Function):
         ctx.save_for_backward(*operands)
         ctx.set_materialize_grads(False)
         ctx.name, ctx.memory, ctx.last = name, memory, last
-        return tuple(torch.empty(like.shape, dtype=like.dtype, device=like.device) for like in results)
+        made = tuple(torch.empty(like.shape, dtype=like.dtype, device=like.device) for like in results)
+        ctx.mark_non_differentiable(*(each for each, like in zip(made, results, strict=True) if not like.requires_grad))
+        return made
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
@@ -146,8 +148,8 @@ def around(
 ) -> Around:
     """What ``module`` holds around its recurrences.
 
-    results: what each recurrence gives, by the name of its module. fake: gives a fake tensor like another. To be called
-    under the fake mode.
+    results: what each recurrence gives, by the name of its module; what a gradient goes through requires one. fake:
+    gives a fake tensor like another. To be called under the fake mode.
     """
     inputs = [fake(node.meta["example_value"]) for node in module.graph.find_nodes(op="placeholder")]
     memory, outputs = Memory(inputs), Memory(inputs)

@@ -75,9 +75,9 @@ def _without(graph: fx.Graph, recurrence: Recurrence, place: int) -> Recurrence:
     x: Any = recurrence.xs[place]
     source: Any = call.args[x.operand]
     fed = _fused(call, recurrence, place, x, rows)
-    around = outer_emitter(graph, rows)
+    around, here = outer_emitter(graph, rows), source.next  # rows share what was emitted before: all of it in order
     for user, at in reads:
-        with graph.inserting_before(source.next):
+        with graph.inserting_before(here):
             made = around.row(source, at)
         user.replace_all_uses_with(made)
     graph.eliminate_dead_code(has_effect)
