@@ -1,10 +1,11 @@
 """reroll: back-propagation through time inside a memory budget, as a torch.compile backend.
 
 ``torch.compile(model, backend="reroll", options={...})`` compiles for one length, ``reroll.compile(model, time_dim=0)``
-for every length; ``explain`` shows the plan; ``measure`` the cost of one call, ``breakdown`` what its memory is for,
-``gradient_error`` what rounded carries do; ``calibrate`` what this machine moves in a second; ``name`` names a value of
-a step; ``register_pass`` adds a pass of one's own, ``register_schedule`` a schedule; ``register_with_accelerate`` lets
-the Trainer of transformers take the name of the backend.
+for every length; ``explain`` shows the plan; ``check`` compares a call with the plain model's; ``measure`` gives the
+cost of one call, ``breakdown`` what its memory is for, ``gradient_error`` what rounded carries do; ``calibrate`` what
+this machine moves in a second; ``name`` names a value of a step; ``register_pass`` adds a pass of one's own,
+``register_schedule`` a schedule; ``register_with_accelerate`` lets the Trainer of transformers take the name of the
+backend.
 
 What these take and give: ``Options``; a ``Report`` of ``Plan`` s; a pass maps a ``Program`` under a ``Context``, a
 schedule a ``Problem`` to a tree of ``Interval`` s; ``StepValue`` is what ``keep`` and ``recompute`` are asked about.
@@ -21,6 +22,7 @@ from reroll.errors import (
     BudgetError,
     CaptureError,
     CompilerMissingError,
+    DifferenceError,
     IllegalProgramError,
     LengthError,
     MachineError,
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from reroll.backends.dynamo.trainers import register_with_accelerate as register_with_accelerate
     from reroll.backends.front.compile import compile as compile  # noqa: A004  # as torch.compile
     from reroll.backends.measure.breakdown import breakdown as breakdown
+    from reroll.backends.measure.check import check as check
     from reroll.backends.measure.explain import explain as explain
     from reroll.backends.measure.gradient_error import gradient_error as gradient_error
     from reroll.backends.measure.measure import measure as measure
@@ -65,6 +68,7 @@ __all__ = [
     "CaptureError",
     "CompilerMissingError",
     "Context",
+    "DifferenceError",
     "IllegalProgramError",
     "Interval",
     "LengthError",
@@ -87,6 +91,7 @@ __all__ = [
     "UnsupportedError",
     "breakdown",
     "calibrate",
+    "check",
     "compile",
     "explain",
     "gradient_error",
@@ -103,6 +108,7 @@ _LAZY = {
     "Report": "reroll.report.report",
     "breakdown": "reroll.backends.measure.breakdown",
     "calibrate": "reroll.backends.tiers.calibrate",
+    "check": "reroll.backends.measure.check",
     "compile": "reroll.backends.front.compile",
     "explain": "reroll.backends.measure.explain",
     "gradient_error": "reroll.backends.measure.gradient_error",

@@ -75,6 +75,10 @@ class ReplayMismatchError(RerollError):
     """``verify=True`` found a recomputed value that differs from the forward's."""
 
 
+class DifferenceError(RerollError):
+    """``reroll.check(..., strict=True)``: a compiled model does not do what the plain one does."""
+
+
 class RerollWarning(UserWarning):
     """Something was done differently from what the user may expect."""
 

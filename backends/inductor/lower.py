@@ -165,7 +165,7 @@ def _prepare_for_inductor(traced: Traced) -> None:
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
     from torch._inductor.virtualized import V
 
-    with V.set_fake_mode(traced.mode):
+    with tracing(TracingContext(traced.mode)), V.set_fake_mode(traced.mode):
         joint_graph_passes(traced.graph)
 
 

@@ -43,14 +43,14 @@ def gradient_error(
     if nothing needs a gradient.
     """
     graph = reached(compiled_model, inputs, kwargs)
-    model = _model(compiled_model)
-    names = dict(_leaves(model, inputs, kwargs))
+    model = model_of(compiled_model)
+    names = dict(named_leaves(model, inputs, kwargs))
 
     def gradients() -> list[Tensor | None]:
         state = State.of(model, parameters=False)
         try:
             with random_numbers_kept():
-                value = (loss or _mean_squares)(compiled_model(*inputs, **kwargs))
+                value = (loss or mean_squares)(compiled_model(*inputs, **kwargs))
                 return list(torch.autograd.grad(value, list(names), allow_unused=True))
         finally:
             state.restore()
@@ -65,14 +65,14 @@ def gradient_error(
     return found
 
 
-def _model(compiled_model: Any) -> Any:
-    """What was compiled."""
+def model_of(compiled_model: Any) -> Any:
+    """What was compiled; a model that was not is itself."""
     if hasattr(compiled_model, "reroll_caller"):
         return compiled_model.reroll_caller.model
     return getattr(compiled_model, "_orig_mod", getattr(compiled_model, "_torchdynamo_orig_callable", compiled_model))
 
 
-def _leaves(model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[Tensor, str]]:
+def named_leaves(model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[Tensor, str]]:
     """The tensors that gradients are for, and their names."""
     named = {id(value): name for name, value in model.named_parameters()} if isinstance(model, nn.Module) else {}
     state = State.of(model, inputs, kwargs, parameters=False, values=False)
@@ -81,10 +81,13 @@ def _leaves(model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Ite
             yield tensor, named.get(id(tensor), f"tensor {number}")
 
 
-def _mean_squares(result: Any) -> Tensor:
+def mean_squares(result: Any) -> Tensor:
+    """The mean square of each tensor in a model's result, added up."""
     values = [value for value in tensors_of(result) if value.requires_grad]
     if not values:
-        raise UnsupportedError("gradient_error: the model's result needs no gradient. Give a loss that does.")
+        raise UnsupportedError(
+            "The model's result needs no gradient, so there is none to compare. Give a loss that does."
+        )
     return torch.stack([value.abs().square().mean() for value in values]).sum()
 
 

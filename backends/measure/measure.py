@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +19,7 @@ from torch import Tensor, nn
 
 from reroll.backends.progress import telling_of_compilation
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler of torch 2.13 announces its starts and stops below that
-
-
+_LEVEL = "KINETO_LOG_LEVEL"
 _RECURRENCES = ("_Reversible", "_ReversibleBackward")  # the autograd node of ``reroll.backends.runtime.node``
 
 
@@ -55,9 +54,15 @@ def measure(fn: Callable[[], Any], exclude: Iterable[nn.Module | Tensor] = ()) -
     Warm up before: compilation at the first call would count, of which a RerollWarning tells.
     """
     tensors = list(_tensors(exclude))
+    before = {id(tensor): tensor.grad for tensor in tensors}
+    return measured(fn, lambda _: [t.grad for t in tensors if t.grad is not None and t.grad is not before[id(t)]])
+
+
+def measured(fn: Callable[[], Any], made: Callable[[Any], Iterable[Tensor]]) -> Measurement:
+    """``measure``, where ``made`` gives of a call's result the tensors whose memory does not count."""
     on_gpu = any(torch.cuda.memory_allocated(device) for device in _devices())
     with telling_of_compilation("reroll.measure"):
-        peak = (_cuda_peak if on_gpu else _cpu_peak)(fn, tensors)
+        peak = (_cuda_peak if on_gpu else _cpu_peak)(fn, made)
     wall, seconds = time.perf_counter(), time.process_time()
     result = fn()
     _settle()
@@ -69,21 +74,34 @@ def _tensors(given: Iterable[nn.Module | Tensor]) -> Iterator[Tensor]:
         yield from each.parameters() if isinstance(each, nn.Module) else (each,)
 
 
-def _cpu_peak(fn: Callable[[], Any], exclude: list[Tensor]) -> int:
+def _cpu_peak(fn: Callable[[], Any], made: Callable[[Any], Iterable[Tensor]]) -> int:
     result, events = traced(fn)
-    grads = [tensor.grad for tensor in exclude if tensor.grad is not None]
+    left_out = addresses(made(result))
     del result
-    return sum(peak_of(events, addresses(grads)))
+    return sum(peak_of(events, left_out))
 
 
 def traced(fn: Callable[[], Any]) -> tuple[Any, list[Event]]:
     """What a call gives, and the memory events of the CPU during it, in order of time."""
     activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+    with _quiet(), torch.profiler.profile(activities=activities, profile_memory=True) as profile:
         result = fn()
     profiler: Any = profile.profiler
     events = _events(profiler.kineto_results.experimental_event_tree())
     return result, sorted(events, key=lambda event: event.nanoseconds)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The profiler of torch 2.13 announces its starts and stops below level 6, which it reads when it first runs."""
+    if _LEVEL in os.environ:
+        yield
+        return
+    os.environ[_LEVEL] = "6"
+    try:
+        yield
+    finally:
+        os.environ.pop(_LEVEL, None)
 
 
 def addresses(tensors: Iterable[Tensor]) -> set[int]:
@@ -120,19 +138,17 @@ def peak_of(events: Sequence[Event], excluded: set[int]) -> tuple[int, int]:
     return peak
 
 
-def _cuda_peak(fn: Callable[[], Any], exclude: list[Tensor]) -> int:
-    """Gradients that are excluded are taken off the peak, as if they had been there when it was reached."""
-    before = {id(tensor): tensor.grad for tensor in exclude}
+def _cuda_peak(fn: Callable[[], Any], made: Callable[[Any], Iterable[Tensor]]) -> int:
+    """What is left out is taken off the peak, as if it had been there when it was reached."""
     devices = _devices()
     _settle()
     start = sum(torch.cuda.memory_allocated(device) for device in devices)
     for device in devices:
         torch.cuda.reset_peak_memory_stats(device)
-    fn()
+    result = fn()
     _settle()
     peak = sum(torch.cuda.max_memory_allocated(device) for device in devices)
-    made = [tensor.grad for tensor in exclude if tensor.grad is not None and tensor.grad is not before[id(tensor)]]
-    return peak - start - sum(grad.nbytes for grad in made if grad.is_cuda)
+    return peak - start - sum(each.nbytes for each in made(result) if each.is_cuda)
 
 
 def _devices() -> range:

@@ -198,6 +198,8 @@ class DiskBlock:
 class DiskTier:
     """Blocks in a nameless file in ``folder`` (by default the system's temporary folder)."""
 
+    _place: Place | None
+
     def __init__(self, folder: str | os.PathLike[str] | None = None, staging: int = STAGING) -> None:
         if staging < 1:
             raise OptionError(f"A disk tier with staging={staging} could never write. Give at least 1 block.")
@@ -217,7 +219,7 @@ class DiskTier:
 
     def begin(self) -> None:
         """Wait for nothing, and have no file yet: what a tier of a forked process begins with."""
-        self._place: Place | None = None
+        self._place = None
         self._staged: deque[_Stored] = deque()
         self._lock = threading.Lock()
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import reroll
 from captured import captured
 from networks import RecurrentLIF, spikes
 from pairs import compiled
@@ -224,3 +225,18 @@ def test_pooling_is_traced_where_inductor_was_not_loaded_before() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@needs_compiler
+def test_what_inductor_rewrites_by_tracing_is_traced_apart_from_dynamo() -> None:
+    """The gradient of a running product has a scatter that inductor traces anew, beside Dynamo's fake tensors."""
+
+    def loop(x: Tensor, w: Tensor) -> Tensor:
+        h = x.new_zeros(3, 4)
+        for t in range(x.shape[0]):
+            h = torch.tanh(x[t] @ w + h.cumprod(1))
+        return h
+
+    torch.manual_seed(0)
+    x, w = torch.randn(7, 3, 4, dtype=torch.float64, requires_grad=True), torch.randn(4, 4, dtype=torch.float64)
+    reroll.check(torch.compile(loop, backend="reroll"), x, w.requires_grad_(), strict=True, measure=False)

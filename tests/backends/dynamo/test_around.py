@@ -1,0 +1,38 @@
+"""What is predicted of the graph around a loop, where what comes out of the loop needs no gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import reroll
+
+D = torch.float64
+
+
+class Normed(nn.Module):
+    """Statistics of batches in a step, of which the last stands outside of the loop, as nobody reads what it gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.cell = nn.BatchNorm1d(4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, seen = x.new_zeros(3, 4), []
+        for t in range(x.shape[0]):
+            seen.append(h)
+            h = torch.tanh(self.norm(self.cell(x[t]) + h))
+        return torch.stack(seen)
+
+
+@pytest.mark.parametrize("options", [{}, {"memory_budget": 0.6}], ids=["free", "budget"])
+def test_statistics_of_batches_around_a_loop(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    net, x = Normed().to(D), torch.randn(31, 3, 4, dtype=D)
+    model = torch.compile(net, backend="reroll", options={"lowering": "eager", **options})
+    (loop,) = reroll.explain(model, x).loops
+    assert loop.around > 0
+    reroll.check(model, x, strict=True, measure=False)

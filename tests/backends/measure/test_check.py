@@ -1,0 +1,153 @@
+"""``reroll.check`` sees whatever a compiled call does otherwise than the plain one, and changes nothing."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import reroll
+from reroll.backends.measure.check import distance
+from reroll.errors import DifferenceError
+
+
+class Net(nn.Module):
+    """Norms with statistics, dropout, a counter and a parameter that only one result reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.scale = nn.Parameter(torch.ones(4))
+        self.calls, self.p = 0, 0.1
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        h = x.new_zeros(3, 4)
+        for t in range(x.shape[0]):
+            h = nn.functional.dropout(torch.tanh(self.norm(self.cell(x[t]) + h)), self.p, self.training)
+        self.calls += 1
+        return {"h": h, "turned": h.t(), "scaled": [h * self.scale]}
+
+
+def made() -> tuple[Net, Tensor]:
+    torch.manual_seed(0)
+    return Net().double(), torch.randn(12, 3, 4, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.mark.parametrize("door", ["compile", "backend", pytest.param("plain", marks=pytest.mark.inductor)])
+def test_a_compiled_model_is_equal_and_nothing_changes(door: str) -> None:
+    net, x = made()
+    net.p = 0.0 if door == "plain" else 0.1  # inductor draws other random numbers than torch
+    net.cell.weight.grad = torch.full_like(net.cell.weight, 3.0)
+    before, values, state = copy.deepcopy(net.state_dict()), x.detach().clone(), torch.get_rng_state()
+    model: Any = net
+    if door == "compile":
+        model = reroll.compile(net, time_dim=0, lowering="eager")
+    elif door == "backend":
+        model = torch.compile(net, backend="reroll", options={"lowering": "eager"})
+    found = reroll.check(model, x, strict=True, measure=door != "plain")
+    assert found.equal
+    assert found.error < 1e-10
+    assert str(found).startswith("equal to")
+    if found.plain and found.compiled:
+        assert min(found.plain.local_peak, found.compiled.local_peak) > 0
+        assert "local peak" in str(found)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert torch.equal(x, values)
+    assert x.grad is None
+    assert net.cell.bias.grad is None
+    assert torch.equal(net.cell.weight.grad, torch.full_like(net.cell.weight, 3.0))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert net.calls == 0
+
+
+def value(result: Any, net: Net) -> None:
+    result["scaled"][0] = result["scaled"][0] * (1 + 1e-6)
+
+
+def structure(result: Any, net: Net) -> None:
+    result["scaled"] = tuple(result["scaled"])
+
+
+def layout(result: Any, net: Net) -> None:
+    result["turned"] = result["turned"].contiguous()
+
+
+def dtype(result: Any, net: Net) -> None:
+    result["h"] = result["h"].float()
+
+
+def gradient(result: Any, net: Net) -> None:
+    result["h"] = result["h"] + 0.001 * (net.cell.bias - net.cell.bias.detach())
+
+
+def no_gradient(result: Any, net: Net) -> None:
+    result["scaled"] = [result["scaled"][0].detach() + 0 * result["h"]]
+
+
+def detached(result: Any, net: Net) -> None:
+    result["turned"] = result["turned"].detach()
+
+
+def buffer(result: Any, net: Net) -> None:
+    assert net.norm.num_batches_tracked is not None
+    net.norm.num_batches_tracked.add_(1)
+
+
+def attribute(result: Any, net: Net) -> None:
+    net.calls += 1
+
+
+def random(result: Any, net: Net) -> None:
+    torch.rand(1)
+
+
+def not_a_number(result: Any, net: Net) -> None:
+    result["h"] = torch.where(torch.arange(4) == 0, float("nan"), result["h"])
+
+
+CHANGES = {
+    value: "result['scaled'][0]: 1.0e-06 off",
+    structure: "structure of the result",
+    layout: "layout of result['turned']",
+    dtype: "float32 (3, 4) instead of float64 (3, 4)",
+    gradient: "gradient of cell.bias",
+    no_gradient: "gradient of scale: None instead of float64 (4,)",
+    detached: "requires_grad of result['turned']: False instead of True",
+    buffer: "afterwards",
+    attribute: "calls: 2 instead of 1",
+    random: "random numbers that follow",
+    not_a_number: "inf off",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_every_kind_of_difference_is_found(change: Any) -> None:
+    net, x = made()
+
+    def compiled(x: Tensor) -> Any:
+        result = net(x)
+        change(result, net)
+        return result
+
+    compiled.reroll_caller = SimpleNamespace(model=net)  # type: ignore[attr-defined]
+    found = reroll.check(compiled, x, measure=False)
+    assert not found.equal
+    assert any(CHANGES[change] in str(each) for each in found.differences), str(found)
+    assert "DIFFERENT" in str(found)
+    with pytest.raises(DifferenceError, match="differs from the plain one in"):
+        reroll.check(compiled, x, measure=False, strict=True)
+
+
+def test_distances() -> None:
+    a = torch.tensor([1.0, -2.0, float("nan"), float("inf")])
+    assert distance(a, a.clone()) == 0
+    assert distance(a[:2], a[:2] + torch.tensor([0.0, 0.5])) == 0.25
+    assert distance(a, a.nan_to_num(0)) == float("inf")
+    assert distance(torch.zeros(2), torch.full((2,), 1e-30)) == float("inf")
+    assert distance(torch.zeros(2), torch.full((2,), 1e-3), least=1.0) == pytest.approx(1e-3)
+    assert distance(torch.empty(0), torch.empty(0)) == 0
+    assert distance(torch.tensor([True, False]), torch.tensor([True, True])) == 1
