@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import torch
@@ -112,6 +113,14 @@ class Recurrence:
             operands += [read] * len(places)
         constants = range(len(operands), len(operands) + len(self.constants))
         return Slots(steps, carries, tuple(xs), constants, (*operands, *((i,) for i in self.constants)))
+
+    def modes(self) -> ExitStack:
+        """Enters the gradient and autocast modes around the loop, as they were in the user's code."""
+        stack = ExitStack()
+        stack.enter_context(torch.set_grad_enabled(self.grad_enabled))
+        for device, dtype, enabled, cache in self.autocast:
+            stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache))  # type: ignore[arg-type]
+        return stack
 
     def describe(self) -> str:
         """One line: the step, its length, and where it comes from."""

@@ -3,7 +3,7 @@
 Inductor takes seconds for the smallest graph, and what is around a loop is most often one peeled step. So a piece of
 the outer graph (before, between or after recurrences) is compiled only if it makes at least a tenth of the bytes that
 the recurrences make. Private torch API, tried on 2.13: ``compile_fx`` (what the inductor backend calls),
-``TracingContext`` with ``tracing`` (apart from Dynamo's), ``FakeTensor`` and ``FakeTensorMode`` (its examples).
+``FakeTensor`` and ``FakeTensorMode`` (its examples).
 
 The operator that Dynamo makes of ``torch.utils.checkpoint`` is meant to be compiled: run as it is, it does not put back
 random numbers before it runs its function again, so dropout in it gets wrong gradients (torch 2.11 and 2.13). So
@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.passes.split_module import split_module
 from torch.utils.checkpoint import checkpoint
@@ -27,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from reroll.backends.inductor.unit import quick_builds
 from reroll.backends.runtime.unused import rows
 from reroll.errors import RerollWarning
-from reroll.graph.fakes import fake_of
+from reroll.graph.fakes import apart_from_dynamo, fake_of
 from reroll.recurrence import Recurrence
 
 WORTHWHILE = 0.1
@@ -108,7 +107,7 @@ def _compiled(piece: fx.GraphModule) -> nn.Module:
     if single:
         output.args = ((output.args[0],),)
         piece.recompile()
-    with tracing(TracingContext(modes[0])), quick_builds():
+    with apart_from_dynamo(modes[0]), quick_builds():
         return _Piece(compile_fx(piece, [_distinct(modes[0], value) for value in inputs]), single)
 
 

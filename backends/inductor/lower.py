@@ -6,7 +6,7 @@ on the same boundaries, so that what decides later steps is bit-identical in all
 
 Private torch API, tried on 2.11 and 2.13: ``joint_graph_passes`` (random numbers for inductor), ``compile_fx_inner``
 (inductor without AOTAutograd around it), ``_BoxedCodeGen`` (a graph's inputs are freed after their last use),
-``user_visible_output_idxs`` (results keep their layout), ``TracingContext`` and ``tracing`` (apart from Dynamo),
+``user_visible_output_idxs`` (results keep their layout),
 ``V`` (whose fake mode inductor reads), ``config.patch`` (no other layout of convolutions), ``get_cpp_compiler`` and
 ``InvalidCxxCompiler`` (whether there is a compiler).
 """
@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
-from torch._guards import TracingContext, tracing
 
 from reroll.backends.inductor.event_counts import Watch
 from reroll.backends.inductor.native_products import register, stamp, vectors
 from reroll.backends.inductor.unit import quick_builds
 from reroll.errors import CompilerMissingError
 from reroll.graph.editing import deduplicate, primals_and_tangents
+from reroll.graph.fakes import apart_from_dynamo
 from reroll.graph.names import take_names
 from reroll.segment.factors import Product, defer_products
 from reroll.segment.invariants import Once
@@ -165,7 +165,7 @@ def _prepare_for_inductor(traced: Traced) -> None:
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
     from torch._inductor.virtualized import V
 
-    with tracing(TracingContext(traced.mode)), V.set_fake_mode(traced.mode):
+    with apart_from_dynamo(traced.mode), V.set_fake_mode(traced.mode):
         joint_graph_passes(traced.graph)
 
 
@@ -189,7 +189,7 @@ def _inductor(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Boxed
     register()
     stamp(graph)
     as_given = torch._inductor.config.patch(layout_optimization=False)
-    with tracing(TracingContext(traced.mode)), V.set_fake_mode(traced.mode), torch.no_grad(), quick_builds(), as_given:
+    with apart_from_dynamo(traced.mode), V.set_fake_mode(traced.mode), torch.no_grad(), quick_builds(), as_given:
         return compile_fx_inner(graph, inputs, is_backward=backward)
 
 

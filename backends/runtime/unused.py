@@ -25,7 +25,7 @@ from reroll.errors import RerollWarning, UnsupportedError, is_shortage
 from reroll.graph.nested import tensors_of
 from reroll.graph.private import is_higher_order
 from reroll.recurrence import Items, Recurrence, Slices
-from reroll.segment.trace import first_step, mode_of
+from reroll.segment.trace import first_step
 
 Rows = dict[int, list[bool]]
 """By the number of a stacked output whether the loss uses it, step for step, where that is known."""
@@ -196,7 +196,7 @@ def look(
     """Run a step by torch, on what the first one of a call reads and on normal numbers, and reverse it with and without
     zeros for the outputs that are not ``live``. ``differentiable``: which carries are, by number."""
     changing = recurrence.slots(1).constants.start
-    with torch.enable_grad(), random_numbers_kept(), mode_of(recurrence):
+    with torch.enable_grad(), random_numbers_kept(), recurrence.modes():
         real = first_step(recurrence, operands)
         made = [torch.randn_like(value) if n < changing and _is_real(value) else value for n, value in enumerate(real)]
         needing = _needing(recurrence, differentiable)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
+from reroll.capture.carry_layouts import keep_layouts
 from reroll.capture.given.regions import take_given
 from reroll.capture.normal.normal import normalise
 from reroll.capture.normal.sizes import pin
@@ -54,7 +55,11 @@ def capture(module: fx.GraphModule, *, maps: bool = False) -> Capture:
             outer.copy(node)
     outer.graph.eliminate_dead_code(has_effect)
     outer.graph.lint()
-    return Capture(outer.graph, tuple(recurrences))
+    try:
+        graph, recurrences = keep_layouts(outer.graph, recurrences)
+    except CaptureError as error:
+        return Capture(module.graph, (), str(error))
+    return Capture(graph, tuple(recurrences))
 
 
 def _steps(module: fx.GraphModule, normal: fx.Graph, maps: bool) -> tuple[Sequence, list[Step]]:

@@ -1,14 +1,17 @@
 """Empty and fake tensors like others: shapes and layouts for values that are not there.
 
-Private torch API, tried on 2.11 and 2.13: ``FakeTensor`` and ``FakeTensorMode``.
+Private torch API, tried on 2.11 and 2.13: ``FakeTensor`` and ``FakeTensorMode``; ``TracingContext`` and ``tracing``
+(torch takes the mode of Dynamo's tensors while that traces, unless it is told another one).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from reroll.graph.private import storage_id
@@ -41,6 +44,11 @@ def fake_like(
 def new_fake_mode() -> FakeTensorMode:
     """A mode of its own for fake tensors."""
     return FakeTensorMode()
+
+
+def apart_from_dynamo(mode: FakeTensorMode) -> AbstractContextManager[Any]:
+    """Let torch know of this mode alone, as if Dynamo traced nothing around."""
+    return tracing(TracingContext(mode))
 
 
 def fake_of(mode: FakeTensorMode, value: Any) -> Any:

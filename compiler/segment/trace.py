@@ -1,24 +1,21 @@
 """The functional joint graph of a segment of k steps.
 
-Private torch API, tried on 2.11 and 2.13: ``TracingContext`` and ``tracing`` (keep this trace
-apart from Dynamo's), ``FakeTensorMode`` (shapes without memory).
+Private torch API, tried on 2.11 and 2.13: ``FakeTensorMode`` (shapes without memory).
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
-from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from reroll.graph.editing import primals_and_tangents
-from reroll.graph.fakes import fake_of
+from reroll.graph.fakes import apart_from_dynamo, fake_of
 from reroll.recurrence import Items, Numbers, PerStep, Recurrence, Slices, Slots
 from reroll.segment.joint import joint_graph, looked_at
 from reroll.segment.sparsity import Fact, infer_carries
@@ -125,7 +122,7 @@ def trace(recurrence: Recurrence, steps: int, *, decompose: bool) -> Traced:
     """The functional joint graph of ``steps`` steps."""
     mode = FakeTensorMode(shape_env=_static_shapes(), static_shapes=True)
     carried, slots = len(recurrence.carries), recurrence.slots(steps)
-    with tracing(TracingContext(mode)), mode_of(recurrence):
+    with apart_from_dynamo(mode), recurrence.modes():
         examples = [fake_of(mode, example) for example in recurrence.examples]
         inputs = segment_inputs(*_long_enough(recurrence, examples, steps), 0, steps)
         fakes = [fake_of(mode, value) for value in [*(e.contiguous() for e in examples[:carried]), *inputs]]
@@ -197,15 +194,6 @@ def _leaves_of(result: torch.Tensor) -> set[int]:
         seen |= fresh
         todo += fresh
     return found
-
-
-def mode_of(recurrence: Recurrence) -> contextlib.ExitStack:
-    """The gradient and autocast modes around the loop, as they were in the user's code."""
-    stack = contextlib.ExitStack()
-    stack.enter_context(torch.set_grad_enabled(recurrence.grad_enabled))
-    for device, dtype, enabled, cache in recurrence.autocast:
-        stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache))  # type: ignore[arg-type]
-    return stack
 
 
 def _static_shapes() -> ShapeEnv:

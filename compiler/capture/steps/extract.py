@@ -48,8 +48,9 @@ def extract(outer: Outer, step: Step, name: str) -> Recurrence:
     starts = [sum(len(r.initial) for r in step.registers[:i]) for i in range(len(step.registers))]
     for (place, r), (register, ago) in step.finals.items():
         old = step.node(place, r)
-        outer.env[old] = outer.graph.call_function(operator.getitem, (call, starts[register] + ago))
-        outer.env[old].meta["example_value"] = example(old)
+        last = outer.graph.call_function(operator.getitem, (call, starts[register] + ago))
+        last.meta["example_value"] = example(old)
+        outer.env[old] = outer.as_it_lies(last)
     for index, place in enumerate(step.ys):
         stacked = outer.graph.call_function(operator.getitem, (call, builder.offset + index))
         value = example(step.node(place, 0))

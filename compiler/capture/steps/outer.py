@@ -11,6 +11,8 @@ from torch import fx
 
 from reroll.capture.steps.runs import Item, longest, slopes
 from reroll.graph.effects import example
+from reroll.graph.fakes import contiguous
+from reroll.graph.layouts import is_plain, lay_out, memory_order
 
 Group = list[list[fx.Node]]
 """Columns of items, to be read row by row; several rows only where all follow each other evenly."""
@@ -45,7 +47,19 @@ class Outer:
         with self.graph.inserting_after(self.unbound[stacked]):
             row = self.graph.call_function(operator.getitem, (self.unbound[stacked], at))
         row.meta |= {"example_value": example(old), "stack_trace": old.meta.get("stack_trace")}
-        return row
+        with self.graph.inserting_before(row.next):
+            return self.as_it_lies(row)
+
+    def as_it_lies(self, given: fx.Node) -> fx.Node:
+        """What a recurrence gives, which is contiguous, in the layout that its example has in the user's program."""
+        value = example(given)
+        order = () if value is None else memory_order(value)
+        if value is None or is_plain(order):
+            return given
+        given.meta["example_value"] = contiguous(value)
+        made = lay_out(self.graph, given, order)
+        made.meta["stack_trace"] = given.meta.get("stack_trace")
+        return made
 
     def hoist(self, old: fx.Node) -> fx.Node:
         """The new node of a constant; loop-invariant work is done once, before the loop."""

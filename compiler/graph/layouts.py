@@ -1,0 +1,33 @@
+"""The order in which dimensions lie in memory, and operations that give a value another one."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+Order = tuple[int, ...]
+"""Dimensions as they lie in memory, that of the largest stride first."""
+
+
+def memory_order(value: torch.Tensor) -> Order:
+    """The order of a tensor's dimensions; those of one entry, and expanded ones, stay where they are."""
+    dims = [dim for dim, (size, step) in enumerate(zip(value.shape, value.stride(), strict=True)) if size > 1 and step]
+    moved = iter(sorted(dims, key=lambda dim: -value.stride(dim)))
+    return tuple(next(moved) if dim in dims else dim for dim in range(value.dim()))
+
+
+def is_plain(order: Order) -> bool:
+    """Whether it is that of contiguous memory."""
+    return order == tuple(range(len(order)))
+
+
+def lay_out(graph: fx.Graph, node: fx.Node, order: Order) -> fx.Node:
+    """Operations at the point of insertion that give a node's value an order of memory."""
+    value = node.meta.get("example_value")
+    back = sorted(range(len(order)), key=order.__getitem__)
+    for method, *args in (("permute", order), ("contiguous",), ("permute", tuple(back))):
+        node = graph.call_method(method, (node, *args))
+        if value is not None:
+            value = getattr(value, method)(*args)
+            node.meta["example_value"] = value
+    return node

@@ -1,0 +1,133 @@
+"""Carries lie in memory as in the user's program: random numbers, views and results are those of plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import dropout
+
+import reroll
+from reroll.errors import LengthError, RerollWarning
+from reroll.graph.layouts import is_plain, lay_out, memory_order
+
+D = torch.float64
+Loop = Callable[[Tensor, Tensor, Tensor], Any]
+
+
+def masked_first(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
+    """Contiguous from the second step on."""
+    for t in range(x.shape[0]):
+        h = torch.tanh(x[t] @ w + dropout(h, 0.3)) + 0.1 * h
+    return h
+
+
+def masked_always(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
+    """As the first state lies."""
+    for t in range(x.shape[0]):
+        h = 0.9 * h + torch.tanh(x[t] @ w + dropout(h, 0.3))
+    return h
+
+
+def masked_delay(x: Tensor, w: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    a, b = h, 2 * h
+    for t in range(x.shape[0]):
+        a, b = b, torch.tanh(x[t] @ w + dropout(a, 0.2)) + 0.1 * a
+    return a, b
+
+
+def turned(x: Tensor, w: Tensor, h: Tensor) -> tuple[Tensor, ...]:
+    states = []
+    for t in range(x.shape[0]):
+        h = torch.tanh(h.t().view(4, 3) @ w[:3, :3] + dropout(x[t], 0.2).view(4, 3)).t()
+        states.append(h)
+    return h, h.t().view(-1), states[3].t().view(-1), torch.stack(states)
+
+
+def restrided(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
+    for t in range(x.shape[0]):
+        h = torch.tanh(x[t] @ w + (h * 0.5).as_strided((3, 4), (1, 3)))
+    return h
+
+
+LOOPS = (masked_first, masked_always, masked_delay, turned, restrided)
+
+
+def inputs(transposed: bool) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    state = torch.randn(4, 3, dtype=D).t() if transposed else torch.randn(3, 4, dtype=D)
+    x, w = torch.randn(9, 3, 4, dtype=D), torch.randn(4, 4, dtype=D)
+    return x.requires_grad_(), w.requires_grad_(), state.requires_grad_()
+
+
+def doors(loop: Loop) -> list[Any]:
+    eager = {"lowering": "eager"}
+    with_error: Any = {**eager, "on_no_recurrence": "error", "verify": True}
+    double: Any = {**eager, "schedule": "double", "segment": 2, "chunk": 4, "slots": 2, "remote": "disk"}
+    backends = [torch.compile(loop, backend="reroll", options=each) for each in (with_error, double)]
+    return [*backends, reroll.compile(loop, time_dim={"x": 0}, lowering="eager")]
+
+
+CASES = [(loop, transposed) for loop in LOOPS for transposed in (False, True) if transposed or loop is not turned]
+
+
+@pytest.mark.parametrize(("loop", "transposed"), CASES)
+def test_layouts_are_those_of_the_users_program(loop: Loop, transposed: bool) -> None:
+    values = inputs(transposed)
+    for model in doors(loop):
+        torch.compiler.reset()
+        reroll.check(model, *values, strict=True, measure=False)
+        assert reroll.explain(model, *values).loops
+
+
+def flipping(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
+    h = h @ h.t()
+    for t in range(x.shape[0]):
+        h = h.t() * 0.9 + x[t].mean()
+    return h
+
+
+def past_the_carry(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
+    for t in range(x.shape[0]):
+        h = 0.5 * (x[t] @ w) + 0.5 * h.as_strided((3, 4), (1, 3)) + 0.1 * h
+    return h
+
+
+@pytest.mark.parametrize(
+    ("loop", "reason"), [(flipping, "in another way at every step"), (past_the_carry, "as_strided of a value that")]
+)
+def test_what_cannot_be_kept_is_refused(loop: Loop, reason: str) -> None:
+    values = inputs(transposed=False)
+    with pytest.warns(RerollWarning, match=reason):
+        reroll.check(
+            torch.compile(loop, backend="reroll", options={"lowering": "eager"}), *values, strict=True, measure=False
+        )
+    with pytest.raises(LengthError, match=reason):
+        reroll.compile(loop, time_dim={"x": 0}, lowering="eager")(*values)
+
+
+def test_orders_of_memory() -> None:
+    x = torch.empty(2, 3, 4)
+    assert is_plain(memory_order(x))
+    assert is_plain(memory_order(x[:, :1]))
+    assert is_plain(memory_order(torch.empty(3, 1).expand(3, 4)))
+    assert is_plain(memory_order(torch.empty(4, 1).t()))
+    assert memory_order(x.permute(2, 0, 1)) == (1, 2, 0)
+    assert memory_order(torch.empty(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)) == (0, 2, 3, 1)
+    assert memory_order(x.transpose(0, 2)[:, :2]) == (2, 1, 0)
+
+
+@pytest.mark.parametrize("order", [(1, 2, 0), (2, 1, 0), (0, 2, 1)])
+def test_operations_that_lay_out(order: tuple[int, ...]) -> None:
+    graph = torch.fx.Graph()
+    node = graph.placeholder("x")
+    node.meta["example_value"] = torch.empty(2, 3, 4)
+    made = lay_out(graph, node, order)
+    graph.output(made)
+    x = torch.randn(2, 3, 4)
+    result = torch.fx.GraphModule({}, graph)(x)
+    assert torch.equal(result, x)
+    assert memory_order(result) == order == memory_order(made.meta["example_value"])
