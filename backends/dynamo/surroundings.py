@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -82,15 +82,71 @@ def _split(outer: fx.GraphModule, names: set[str]) -> fx.GraphModule:
 
 
 class _Piece(nn.Module):
-    """A compiled piece: inductor's callable gives a sequence, the graph around it wants what the piece gave."""
+    """A compiled piece: inductor's callable gives a sequence, the graph around it wants what the piece gave.
 
-    def __init__(self, call: Any, single: bool) -> None:
+    Its backward makes a gradient of every input, of zeros where nothing came in. Plain autograd gives None to an input
+    that no used result reads, and optimizers tell the two apart: so does this. ``reaches``: for each result the inputs
+    that autograd reaches from it.
+    """
+
+    def __init__(self, call: Any, single: bool, reaches: Sequence[frozenset[int]]) -> None:
         super().__init__()
-        self.call, self.single = call, single
+        self.call, self.single, self.reaches = call, single, reaches
 
     def forward(self, *args: Any) -> Any:
+        inputs = {_edge(value): number for number, value in enumerate(args) if _needs(value)}
         results = self.call(*args)
+        self._leave_out(inputs, results)
         return results[0] if self.single else tuple(results)
+
+    def _leave_out(self, inputs: Mapping[Any, int], results: Sequence[Any]) -> None:
+        """Let the backward of the piece give None to what the results that came to be used do not reach."""
+        ends = {number: value.grad_fn for number, value in enumerate(results) if _needs(value)}
+        nodes = {node for node in ends.values() if node is not None and "CompiledFunction" in node.name()}
+        everything = frozenset(inputs.values())
+        if len(nodes) != 1:
+            return
+        (node,) = nodes
+        given = {results[number].output_nr: self.reaches[number] for number, end in ends.items() if end is node}
+        places = [inputs.get(edge) for edge in node.next_functions]
+
+        def leave_out(grads: Sequence[Tensor | None], came: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+            used = (given.get(number, everything) for number, grad in enumerate(came) if grad is not None)
+            reached = frozenset[int]().union(*used)
+            return tuple(
+                grad if place is None or place in reached else None for grad, place in zip(grads, places, strict=True)
+            )
+
+        node.register_hook(leave_out)
+
+
+def _needs(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _edge(value: Tensor) -> tuple[Any, int]:
+    edge = torch.autograd.graph.get_gradient_edge(value)
+    return edge.node, edge.output_nr
+
+
+def _reaches(piece: fx.GraphModule, inputs: Sequence[Any]) -> list[frozenset[int]]:
+    """For each result of a piece the inputs that autograd reaches from it; the piece is run on fake tensors."""
+    edges = {_edge(value): number for number, value in enumerate(inputs) if _needs(value)}
+    results = piece(*inputs)
+    return [_reached(value, edges) if _needs(value) else frozenset() for value in results]
+
+
+def _reached(result: Tensor, edges: Mapping[Any, int]) -> frozenset[int]:
+    todo = [_edge(result)]
+    seen = set(todo)
+    while todo:
+        node, _ = edge = todo.pop()
+        if edge in edges:
+            continue
+        fresh = {each for each in node.next_functions if each[0] is not None} - seen
+        seen |= fresh
+        todo += fresh
+    return frozenset(edges[edge] for edge in seen if edge in edges)
 
 
 def _compiled(piece: fx.GraphModule) -> nn.Module:
@@ -108,7 +164,9 @@ def _compiled(piece: fx.GraphModule) -> nn.Module:
         output.args = ((output.args[0],),)
         piece.recompile()
     with apart_from_dynamo(modes[0]), quick_builds():
-        return _Piece(compile_fx(piece, [_distinct(modes[0], value) for value in inputs]), single)
+        with modes[0]:
+            reaches = _reaches(piece, [_distinct(modes[0], value) for value in inputs])
+        return _Piece(compile_fx(piece, [_distinct(modes[0], value) for value in inputs]), single, reaches)
 
 
 def _distinct(mode: FakeTensorMode, value: Any) -> Any:
