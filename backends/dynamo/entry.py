@@ -36,7 +36,8 @@ from reroll.backends.runtime.unused import one_by_one
 from reroll.capture.capture import capture
 from reroll.capture.fusion.fuse import fuse
 from reroll.capture.given.regions import without_regions
-from reroll.errors import NoRecurrenceError, OptionError, RerollError, RerollWarning
+from reroll.errors import NoRecurrenceError, OptionError, RerollError, RerollWarning, UnsupportedError
+from reroll.graph.inplace import extent, overlapping
 from reroll.planning.choose import Beside
 from reroll.planning.options import Options
 
@@ -173,17 +174,41 @@ def _break(gm: fx.GraphModule) -> str:
 
 def _entry(graph: Graph) -> Compiled:
     """What Dynamo calls: runs the graph, or names it to whoever explains."""
-    run = graph.run
+    run, written = graph.run, _written(graph.module.graph)
 
     def entry(*args: Any) -> Any:
         graph.plans.follow()
         reached = EXPLAINING.get()
         if reached is None:
+            if written:
+                _refuse_shared(args, written)
             return run(*args)
         reached.append(graph)
         raise Reached
 
     return entry
+
+
+def _written(graph: fx.Graph) -> frozenset[int]:
+    """Numbers of the inputs that a graph changes, which it does at its end."""
+    inputs = enumerate(graph.find_nodes(op="placeholder"))
+    return frozenset(number for number, node in inputs if any(_changes(user, node) for user in node.users))
+
+
+def _changes(user: fx.Node, node: fx.Node) -> bool:
+    return user.op == "call_method" and user.target == "copy_" and user.args[0] is node
+
+
+def _refuse_shared(args: Sequence[Any], written: frozenset[int]) -> None:
+    """Raise UnsupportedError where an input that is changed shares memory with another one, which then changes too."""
+    tensors = [(number, each) for number, each in enumerate(args) if isinstance(each, Tensor)]
+    for group in overlapping([extent(each) for _, each in tensors]):
+        if written.intersection(tensors[place][0] for place in group):
+            raise UnsupportedError(
+                "The model changes a tensor in place that shares memory with another one of those that it reads "
+                "(views of one tensor, or windows of one array). Here the other one would stay as it was. Pass or keep "
+                "a copy of one of them (clone())."
+            )
 
 
 def assemble(gm: fx.GraphModule, outer: fx.Graph, modules: Mapping[str, nn.Module]) -> fx.GraphModule:

@@ -12,6 +12,7 @@ from reroll.backends.front.state import State
 from reroll.backends.processes.apart import in_parts
 from reroll.capture.recorder.identity import PLAIN, Same
 from reroll.errors import UnsupportedError
+from reroll.graph.inplace import overlapping, whole_extent
 from reroll.graph.private import any_autocast, autocast_dtypes
 
 _PLAIN = (*PLAIN, type(...), torch.Size)
@@ -72,29 +73,14 @@ def _tensors(state: State) -> Any:
     return groups, tuple(map(_tensor, values, offsets))
 
 
-def sharing(values: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
-    """Numbers of the tensors that share memory with each other: those of one storage, and windows of one array."""
+def sharing(values: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+    """Numbers of the tensors and arrays that share memory with each other. Raises UnsupportedError for a DTensor."""
     if any(map(in_parts, values)):
         raise UnsupportedError(
             "reroll.compile: the model holds or is given a DTensor, whose parts lie in several processes. Give it "
             "whole tensors, or compile by reroll.compile only the parts of it that have these."
         )
-    groups: list[list[int]] = []
-    end = 0
-    for start, stop, number in sorted(_extent(value, number) for number, value in enumerate(values)):
-        if start >= end:
-            groups.append([])
-        groups[-1].append(number)
-        end = max(end, stop)
-    return tuple(tuple(sorted(group)) for group in groups if len(group) > 1)
-
-
-def _extent(value: Tensor, number: int) -> tuple[int, int, int]:
-    """(first byte, byte behind the last, number) of the memory of a tensor's storage."""
-    if value.layout != torch.strided or value.device.type == "meta":
-        return 0, 0, number
-    storage = value.untyped_storage()
-    return storage.data_ptr(), storage.data_ptr() + storage.nbytes(), number
+    return overlapping([whole_extent(value) for value in values])
 
 
 def _tensor(value: Tensor, offset: int) -> Any:

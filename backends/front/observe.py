@@ -62,11 +62,12 @@ def observe(
 
 
 def _shared(model: Callable[..., Any], call: Call) -> list[torch.Tensor]:
-    """Sequences that share memory with other tensors, and those."""
+    """Sequences that share memory with other tensors or with numpy's arrays, and those tensors."""
     state = State.of(model, call.args, call.kwargs, parameters=False, values=False)
-    values = [value for value, _, _ in state.tensors]
+    values = [*(value for value, _, _ in state.tensors), *(array for array, _ in state.arrays)]
     groups = [[values[number] for number in group] for group in sharing(values)]
-    return [value for group in groups if any(id(each) in call.dims for each in group) for value in group]
+    found = [value for group in groups if any(id(each) in call.dims for each in group) for value in group]
+    return [value for value in found if isinstance(value, torch.Tensor)]
 
 
 def _followed(

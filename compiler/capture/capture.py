@@ -15,9 +15,10 @@ from reroll.capture.steps.outer import Outer
 from reroll.capture.steps.search import find_steps, repeats
 from reroll.capture.steps.step import Step
 from reroll.errors import CaptureError
-from reroll.graph.effects import has_effect, in_transform
+from reroll.graph.effects import has_effect, in_transform, is_random
 from reroll.graph.lines import where
-from reroll.recurrence import Capture
+from reroll.graph.private import is_higher_order
+from reroll.recurrence import Capture, Recurrence
 
 _SMALL_COVERAGE = 0.6
 _CLEARLY_MORE = 1.5
@@ -56,10 +57,22 @@ def capture(module: fx.GraphModule, *, maps: bool = False) -> Capture:
     outer.graph.eliminate_dead_code(has_effect)
     outer.graph.lint()
     try:
+        for each in recurrences:
+            _refuse_random_branches(each)
         graph, recurrences = keep_layouts(outer.graph, recurrences)
     except CaptureError as error:
         return Capture(module.graph, (), str(error))
     return Capture(graph, tuple(recurrences))
+
+
+def _refuse_random_branches(recurrence: Recurrence) -> None:
+    """Raise CaptureError for ``torch.cond`` with random numbers: torch's own backward of it draws other ones again."""
+    for node in recurrence.step.graph.nodes:
+        if is_higher_order(node.target) and node.target.name() == "cond" and is_random(node):
+            raise CaptureError(
+                f"a branch of torch.cond draws random numbers, at {where(node)}, and its backward would draw others; "
+                "draw them before the branch, or choose by torch.where"
+            )
 
 
 def _steps(module: fx.GraphModule, normal: fx.Graph, maps: bool) -> tuple[Sequence, list[Step]]:

@@ -1,16 +1,17 @@
-"""Operations that update an operand, and one operation that does what they do on copies."""
+"""Operations that update an operand, one operation that does what they do on copies, and what shares memory."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from reroll.graph.memory import strided_nbytes
 from reroll.graph.private import is_overload, overload_name, storage_id, written
 
 _INPLACE_OPERATORS = {
@@ -164,3 +165,39 @@ def spell(node: fx.Node) -> str | None:
         except (AttributeError, ImportError):
             continue
     return None
+
+
+Extent = tuple[int, int]
+"""An address, and that behind the last byte."""
+
+
+def overlapping(extents: Sequence[Extent]) -> tuple[tuple[int, ...], ...]:
+    """Numbers of the extents that overlap, or are joined by others that do."""
+    groups: list[list[int]] = []
+    end = 0
+    for start, stop, number in sorted((*extent, number) for number, extent in enumerate(extents)):
+        if start >= end:
+            groups.append([])
+        groups[-1].append(number)
+        end = max(end, stop)
+    return tuple(tuple(sorted(group)) for group in groups if len(group) > 1)
+
+
+def extent(value: torch.Tensor) -> Extent:
+    """Where the elements of a tensor lie."""
+    if value.layout != torch.strided or value.device.type == "meta" or not value.numel():
+        return 0, 0
+    return value.data_ptr(), value.data_ptr() + strided_nbytes(value.shape, value.stride(), value.dtype.itemsize)
+
+
+def whole_extent(value: Any) -> Extent:
+    """The memory that a tensor, or an array of numpy's, is part of."""
+    if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided or value.device.type == "meta":
+            return 0, 0
+        storage = value.untyped_storage()
+        return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    while isinstance(value.base, type(value)):
+        value = value.base
+    start = int(value.__array_interface__["data"][0])
+    return start, start + int(value.nbytes)

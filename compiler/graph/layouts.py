@@ -11,8 +11,9 @@ Order = tuple[int, ...]
 
 def memory_order(value: torch.Tensor) -> Order:
     """The order of a tensor's dimensions; those of one entry, and expanded ones, stay where they are."""
-    dims = [dim for dim, (size, step) in enumerate(zip(value.shape, value.stride(), strict=True)) if size > 1 and step]
-    moved = iter(sorted(dims, key=lambda dim: -value.stride(dim)))
+    strides = value.stride()
+    dims = [dim for dim, (size, step) in enumerate(zip(value.shape, strides, strict=True)) if size > 1 and step]
+    moved = iter(sorted(dims, key=lambda dim: -strides[dim]))
     return tuple(next(moved) if dim in dims else dim for dim in range(value.dim()))
 
 

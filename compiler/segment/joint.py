@@ -46,11 +46,12 @@ def joint_graph(
     """
     table = _decompositions() if decompose else None
     try:
-        graph = _traced(function, primals, ends, table) if not look.writes else None
-        if graph is None:
-            made = aot_export_joint_simple(function, tuple(primals), trace_joint=bool(ends), decompositions=table)
-            assert isinstance(made, fx.GraphModule)
-            graph = made
+        with _values_unseen():
+            graph = _traced(function, primals, ends, table) if not look.writes else None
+            if graph is None:
+                made = aot_export_joint_simple(function, tuple(primals), trace_joint=bool(ends), decompositions=table)
+                assert isinstance(made, fx.GraphModule)
+                graph = made
     except RuntimeError as error:
         raise CaptureError(
             f"The step at {recurrence.where} could not be traced with its gradient: {error}. Simplify the step, or "
@@ -63,6 +64,17 @@ def joint_graph(
         )
     graph.graph.eliminate_dead_code()
     return graph
+
+
+@contextmanager
+def _values_unseen() -> Iterator[None]:
+    """Without torch's anomaly mode, which looks for NaN in gradients: these are fake, and have no values."""
+    enabled, looks = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    torch.autograd.set_detect_anomaly(False)
+    try:
+        yield
+    finally:
+        torch.autograd.set_detect_anomaly(enabled, looks)
 
 
 class SeenOperations(TorchDispatchMode):

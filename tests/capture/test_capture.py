@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import reroll
 from agreement import compare, sizes
 from networks_zoo import SIZE, Net, Network, load
+from reroll.errors import RerollWarning
 
 ZOO = load()
 REGULAR = ("plain_rnn", "lstm_cell", "lif", "batch_norm", "dropout", "out_rows", "mutates_input")
@@ -82,3 +84,24 @@ def test_the_step_reads_as_the_code_does() -> None:
     assert calls == ["linear", "linear", "add", "tanh"]
     assert "zoo_cells.py" in recurrence.where
     assert recurrence.where in recurrence.describe()
+
+
+def test_random_branches_are_left_to_torch() -> None:
+    """Torch's own backward of ``cond`` draws other numbers than its forward did."""
+
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.Linear(4, 4).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = x.new_zeros(3, 4)
+            for t in range(x.shape[0]):
+                branches = (lambda a: nn.functional.dropout(a, 0.3), lambda a: a * torch.rand_like(a))
+                h = torch.tanh(self.cell(x[t]) + torch.cond(x[t].sum() > 0, *branches, (h,)))
+            return h
+
+    torch.manual_seed(0)
+    model = torch.compile(Branching(), backend="reroll", options={"lowering": "eager"})
+    with pytest.warns(RerollWarning, match=r"torch\.cond draws random numbers, at File .* torch\.where"):
+        reroll.check(model, torch.randn(9, 3, 4, dtype=torch.float64), strict=True, measure=False)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch.nn import functional
 
+import reroll
 import reroll.segment.joint as joint
 from agreement import compare
 from reroll.errors import CaptureError
@@ -97,3 +98,20 @@ def test_checks_of_values_are_refused_with_what_does_without(extra: Callable[[Te
     with pytest.raises(CaptureError, match=r"raises an error for some values of a matrix.* inv_ex"):
         compare(Loop(inverse), inputs)
     assert not compare(Loop(unchecked), inputs, tolerance=1e-5)[0]
+
+
+@pytest.mark.parametrize("options", [{}, {"memory_budget": 0.9}], ids=["free", "budget"])
+def test_anomaly_mode_does_not_look_at_values_while_a_step_is_traced(options: dict[str, Any]) -> None:
+    def loop(x: Tensor, w: Tensor) -> Tensor:
+        h = x.new_zeros(3, 4)
+        for t in range(x.shape[0]):
+            h = torch.tanh(x[t] @ w + h)
+        return h
+
+    torch.manual_seed(0)
+    x, w = torch.randn(9, 3, 4, dtype=torch.float64, requires_grad=True), torch.randn(4, 4, dtype=torch.float64)
+    with torch.autograd.set_detect_anomaly(True):
+        model = torch.compile(loop, backend="reroll", options={"lowering": "eager", **options})
+        reroll.check(model, x, w.requires_grad_(), strict=True, measure=False)
+        assert torch.is_anomaly_enabled()
+    assert not torch.is_anomaly_enabled()

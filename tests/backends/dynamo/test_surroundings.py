@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 import reroll
 from reroll.backends.dynamo import surroundings
@@ -59,9 +59,13 @@ LOSSES: dict[str, Callable[[Any], Tensor]] = {
 @needs_compiler
 @pytest.mark.parametrize("door", ["backend", "compile"])
 def test_what_no_used_result_reads_has_no_gradient(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = list[nn.Module]()
-    piece = surroundings._compiled
-    monkeypatch.setattr(surroundings, "_compiled", lambda each: compiled.append(each) or piece(each))
+    compiled, compile_piece = list[fx.GraphModule](), surroundings._compiled
+
+    def noted(piece: fx.GraphModule) -> nn.Module:
+        compiled.append(piece)
+        return compile_piece(piece)
+
+    monkeypatch.setattr(surroundings, "_compiled", noted)
     torch.manual_seed(0)
     net, x = Heads().to(D), torch.randn(12, 3, 4, dtype=D, requires_grad=True)
     model = torch.compile(net, backend="reroll") if door == "backend" else reroll.compile(net, time_dim=0)
