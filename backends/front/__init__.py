@@ -4,9 +4,9 @@ In: a model and `time_dim`; at each call arguments of some length T
 Out: the model's own results at T, with gradients; a LengthError or refusal before any result otherwise
 Nouns: Caller, Front, Entry, Call, token (a short stand-in for a sequence), Family; what an attempt ends in: Ran,
     Misfit, Untraced, Refused, Unrecorded
-Mind: Calls of compiled models wait for one another (`compile._ONE_CALL_AT_A_TIME`): a first call sets torch's stance
-    and Dynamo's settings, which are global. Another thread's call under them ran uncompiled
-    (`tests/backends/front/test_threads.py`).
+Mind: Calls of compiled models take turns (`turns.py`) but for what is compiled: a first call sets torch's stance and
+    Dynamo's settings, which are global. Another thread's call under them ran uncompiled, and a forward that waits for
+    another thread's must not keep that from its turn (`tests/backends/front/test_threads.py`).
     Two compiled models never share a backend object.
     Nothing is traced inside of a run of what Dynamo compiled (`Unwound` with `Untraced` comes first): torch keeps all
     that it holds of a frame in which it fails to compile another call of the same frame. Dynamo holds only a `Handle`

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from reroll.backends.dynamo.entry import UNREADABLE, dynamo_is_off, dynamo_settings
+from reroll.backends.dynamo.entry import UNREADABLE, dynamo_is_off
 from reroll.backends.front.arguments import TimeDim, find_time
 from reroll.backends.front.entries import (
     Front,
@@ -41,11 +40,11 @@ from reroll.backends.front.entries import (
 from reroll.backends.front.observe import SHORT, Observed, TooShortError, observe
 from reroll.backends.front.outputs import outputs
 from reroll.backends.front.recorded import Recorded
+from reroll.backends.front.turns import turn
 from reroll.backends.processes.apart import alone, forward_of, spoken_around
 from reroll.errors import LengthError, OptionError, RerollWarning, UnsupportedError
 from reroll.planning.options import Options
 
-_ONE_CALL_AT_A_TIME = threading.RLock()  # torch's stance and Dynamo's settings, which a first call sets, are global
 _WITHIN = (
     "a model that reroll.compile has made calls Dynamo itself, so a function compiled around it ends its graph at the "
     "call and begins another one after it; leave out fullgraph=True, or compile only what is around the model"
@@ -69,8 +68,8 @@ def compile(model: Any = None, *, time_dim: TimeDim | None = None, **options: An
     back. What hooks and the model itself do outside of Python objects that can be reached from it (files, prints)
     happens in those runs too. All but T is guarded as under ``torch.compile(fullgraph=True, dynamic=False)``: another
     batch size, dtype or mode of training compiles anew. A sequence so short that its first and last steps, which differ
-    from the others, meet (most often below three) is run by torch as it is. Calls in several threads wait for one
-    another.
+    from the others, meet (most often below three) is run by torch as it is. Calls in several threads wait for
+    one another while a model is looked at or compiled, not while it runs.
 
     Where Dynamo refuses the Python code of a model, its operations are recorded while Python runs a short piece, and a
     RerollWarning says so. There are no guards then: at every call the arguments, what can be reached from the model,
@@ -125,7 +124,7 @@ class Caller:
             return self.model(*args, **kwargs)
         call = find_time(self.signature, self.time_dim, args, kwargs)
         running = Running(self.front, call, steps=self.steps)
-        with _ONE_CALL_AT_A_TIME, dynamo_settings():
+        with turn():
             try:
                 self._settle(running)
             except TooShortError:
@@ -243,7 +242,7 @@ class AnyLengthModule(nn.Module):
             )
         if self._inside is None:
             return self.reroll_caller(*args, **kwargs)
-        with _ONE_CALL_AT_A_TIME, forward_of(self._inside, self.reroll_caller):
+        with turn(), forward_of(self._inside, self.reroll_caller):
             return self._orig_mod(*args, **kwargs)
 
     def train(self, mode: bool = True) -> AnyLengthModule:

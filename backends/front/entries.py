@@ -24,6 +24,7 @@ from reroll.backends.front.families import Family, forget
 from reroll.backends.front.keys import key_of
 from reroll.backends.front.observe import Observed, observe
 from reroll.backends.front.state import State
+from reroll.backends.front.turns import between_turns
 from reroll.backends.progress import hinting
 from reroll.capture.recorder.graph import Unrecordable
 from reroll.errors import LengthError
@@ -209,7 +210,8 @@ class Entry:
         if reached is not None:
             reached.append(graph)
             raise Reached
-        results = graph.run(*(running.sequences.get(id(each), each) for each in operands))
+        with between_turns():
+            results = graph.run(*(running.sequences.get(id(each), each) for each in operands))
         return tuple(_given(results, outputs, running))
 
     def trace(self, running: Running) -> bool:

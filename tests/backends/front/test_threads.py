@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -51,3 +52,50 @@ def test_first_calls_at_many_lengths_at_once() -> None:
     for ones, others in zip(found, expected * 2, strict=True):
         for one, other in zip(ones, others, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+DEADLOCK = 60  # seconds: only a deadlock takes so long
+meeting: list[threading.Barrier] = []
+
+
+@torch.library.custom_op("reroll_test::meet", mutates_args=())
+def meet(x: Tensor) -> Tensor:
+    """Waits for the other thread's call, where there is to be one."""
+    for barrier in meeting:
+        barrier.wait(DEADLOCK)
+    return x.clone()
+
+
+@meet.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+class Meeting(Spiking):
+    """Results go through an operator that waits for another thread."""
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        met: Tensor = meet(super().forward(x_TBI))
+        return met
+
+
+def test_a_forward_that_waits_for_another_threads_forward_goes_on() -> None:
+    models = [Meeting(), Meeting()]
+    compiled = [reroll.compile(model, time_dim=0, lowering="eager") for model in models]
+    x, limit = torch.randn(33, 2, 3), torch._dynamo.config.recompile_limit
+
+    def called(model: Any) -> Tensor:
+        with torch.no_grad():  # each thread has a mode of its own
+            result: Tensor = model(x)
+            return result
+
+    expected = [called(model) for model in [*models, *compiled]][:2]
+    meeting.append(threading.Barrier(2))
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            found = list(threads.map(called, compiled))
+    finally:
+        meeting.clear()
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    assert torch._dynamo.config.recompile_limit == limit

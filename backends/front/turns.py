@@ -1,0 +1,79 @@
+"""One thread at a time looks at a model or compiles it; what is compiled runs at any time, in all of them at once.
+
+Torch's stance and Dynamo's settings, which both need, are those of the process. So a thread has a *turn* while it calls
+a compiled model, and ends it while the compiled graph runs: a forward that waits for another thread's goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from reroll.backends.dynamo.entry import dynamo_settings
+
+
+class _Turns(threading.local):
+    """How often this thread has taken its turn, one inside of the other, and the settings of the first of them."""
+
+    depth = 0
+    settings: Any = None
+
+
+_mine = _Turns()
+_lock = threading.Lock()
+
+
+def _begin() -> None:
+    _lock.acquire()
+    _mine.settings = dynamo_settings()
+    _mine.settings.__enter__()
+
+
+def _end() -> None:
+    try:
+        _mine.settings.__exit__(None, None, None)
+    finally:
+        _mine.settings = None
+        _lock.release()
+
+
+@contextmanager
+def turn() -> Iterator[None]:
+    """Wait for this thread's turn, and have it inside, with Dynamo's settings for compiled models."""
+    if _mine.depth == 0:
+        _begin()
+    _mine.depth += 1
+    try:
+        yield
+    finally:
+        _mine.depth -= 1
+        if _mine.depth == 0:
+            _end()
+
+
+@contextmanager
+def between_turns() -> Iterator[None]:
+    """Let others have their turn inside, under the settings that were there before this thread's."""
+    depth, _mine.depth = _mine.depth, 0
+    if depth:
+        _end()
+    try:
+        yield
+    finally:
+        if depth:
+            _begin()
+        _mine.depth = depth
+
+
+def _begin_anew() -> None:
+    """Runs in a forked process, which has one thread: another one's turn is over."""
+    global _lock  # noqa: PLW0603
+    if _mine.depth == 0:
+        _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
