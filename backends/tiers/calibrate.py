@@ -5,10 +5,12 @@ What calibrations found is kept on disk: one JSON file for each machine, version
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import platform
+import stat
 import tempfile
 import time
 import warnings
@@ -169,8 +171,8 @@ def _cpu() -> str:
 
 
 def cache_folder() -> Path:
-    """``REROLL_CACHE_DIR``, else ``reroll`` in ``XDG_CACHE_HOME`` or ``~/.cache``; for a user without a home, in the
-    system's temporary folder."""
+    """``REROLL_CACHE_DIR``, else ``reroll`` in ``XDG_CACHE_HOME`` or ``~/.cache``; for a user without a home, in a
+    folder of the user's own in the system's temporary one."""
     own, shared = os.environ.get("REROLL_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
     if own:
         return Path(own)
@@ -179,7 +181,20 @@ def cache_folder() -> Path:
     try:
         return Path.home() / ".cache" / "reroll"
     except RuntimeError:
-        return Path(tempfile.gettempdir()) / "reroll"
+        return _homeless()
+
+
+def _homeless() -> Path:
+    """A folder of this user's own in the system's temporary folder, where everybody may make folders of any name."""
+    return Path(tempfile.gettempdir()) / (f"reroll-{os.getuid()}" if hasattr(os, "getuid") else "reroll")
+
+
+def _is_anothers(folder: Path) -> bool:
+    """Whether another user may have written what stands in a folder: it is the temporary one, and not this user's."""
+    if folder != _homeless() or not hasattr(os, "getuid"):
+        return False
+    status = folder.lstat()
+    return not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or bool(status.st_mode & 0o077)
 
 
 def path_of(origin: Origin) -> Path:
@@ -194,7 +209,7 @@ def recall(origin: Origin) -> Machine | None:
     A file that is broken, or speaks of another origin, is ignored with a RerollWarning.
     """
     path = path_of(origin)
-    if not path.exists():
+    if not path.exists() or _is_anothers(path.parent):
         return None
     try:
         read = json.loads(path.read_text("utf-8"))
@@ -215,7 +230,9 @@ def remember(origin: Origin, machine: Machine) -> None:
     path = path_of(origin)
     text = json.dumps({"measured_on": dict(origin), "machine": json.loads(machine.to_json())}, indent=2) + "\n"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if _is_anothers(path.parent):
+            raise PermissionError(errno.EPERM, "it is not this user's alone")
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
             file.write(text)
         try:

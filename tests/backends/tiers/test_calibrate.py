@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
+import tempfile
 import threading
 import time
 import warnings
@@ -134,6 +137,26 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/me")
     assert cache_folder() == Path("/home/me/.cache/reroll")
+
+
+def test_the_cache_of_a_user_without_a_home_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("REROLL_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def no_home() -> Path:
+        raise RuntimeError("no home")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    origin = {"machine": "m"}
+    assert cache_folder() == tmp_path / f"reroll-{os.getuid()}"
+    remember(origin, MACHINE)
+    assert stat.S_IMODE(cache_folder().stat().st_mode) == 0o700
+    assert recall(origin) == MACHINE
+    cache_folder().chmod(0o777)  # so anybody may have put a file there
+    assert recall(origin) is None
+    with pytest.warns(RerollWarning, match="not this user's alone.*Set REROLL_CACHE_DIR"):
+        remember(origin, MACHINE)
 
 
 def test_writers_at_once_leave_a_whole_file(folder: Path) -> None:
