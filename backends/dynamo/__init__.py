@@ -12,10 +12,13 @@ Mind: The entry point is a plain function: Dynamo sets attributes on it. Two com
     2.13). The tokens of `reroll.compile` count.
     `tag_activation_checkpoint` run as it is does not keep random numbers: torch's own checkpoint is put in its place;
     nested ones still do not keep them.
-    `torch.cond` whose branches draw random numbers differs from eager.
+    Torch registers a backend in two steps, between which another thread may come (`names.py`).
     accelerate has a closed Enum of backends: `register_with_accelerate` answers its `_missing_`.
 """
 
 from reroll.backends.dynamo.entry import reroll
+from reroll.backends.dynamo.names import register_once
+
+register_once(reroll)
 
 __all__ = ["reroll"]
