@@ -15,6 +15,7 @@ from reroll.errors import UnsupportedError
 from reroll.graph.inplace import overlapping, whole_extent
 from reroll.graph.private import any_autocast, autocast_dtypes
 
+_LARGE, _SAMPLES = 1 << 20, 4096  # bytes from which on an array is a data set, and of how many places it is known by
 _PLAIN = (*PLAIN, type(...), torch.Size)
 
 
@@ -48,9 +49,18 @@ def key_of(state: State, roots: Any) -> Any:
     owners = [(type(value), _items(attributes, described)) for value, attributes in state.objects]
     owners += [(type(value), _items(content, described)) for value, content in state.containers]
     cells = tuple(described(content) for _, content in state.cells)
-    arrays = tuple((each.shape, each.dtype.str, each.tobytes()) for each, _ in state.arrays)
+    arrays = tuple(_array(each) for each, _ in state.arrays)
     held = (tuple(owners), cells, arrays, _tensors(state))
     return described(roots[0]), _nested(roots[1:], described), held, _modes()
+
+
+def _array(value: Any) -> Any:
+    """An array of numpy's by its values; a large one by where it is, and by some of its values."""
+    if value.nbytes <= _LARGE or value.dtype.hasobject:
+        return value.shape, value.dtype.str, value.tobytes()
+    flat = value.reshape(-1) if value.flags.c_contiguous else value.flat
+    some = flat[:: max(value.size // _SAMPLES, 1)].tobytes()
+    return value.shape, value.dtype.str, value.__array_interface__["data"][0], value.strides, some
 
 
 def _items(content: Any, described: Any) -> Any:

@@ -54,7 +54,8 @@ class State:
     def of(cls, *roots: Any, parameters: bool, untouched: frozenset[int] = frozenset(), values: bool = True) -> State:
         """Note all that can be reached, but for the objects whose identities are ``untouched``.
 
-        parameters: note the values of parameters too, not only that they changed. values: note those of other tensors.
+        parameters: note the values of parameters too, not only that they changed. values: note those of other tensors,
+        of arrays, and what lists, dicts and sets hold; without them nothing is copied, and nothing can be put back.
         """
         state, seen, todo = cls(), set(untouched), list(roots)
         while todo:
@@ -70,12 +71,12 @@ class State:
             kept = parameters if isinstance(value, nn.Parameter) else values
             self.tensors.append((value, version_of(value), _copy(value) if kept else None))
         elif isinstance(value, dict | list | set | deque):
-            self.containers.append((value, value.copy()))
+            self.containers.append((value, value.copy() if values else value))
             yield from value.values() if isinstance(value, dict) else value
         elif isinstance(value, tuple | frozenset | functools.partial | types.MethodType | types.FunctionType):
             yield from self._note_fixed(value)
         elif isinstance(value, np.ndarray):
-            self.arrays.append((value, value.copy()))
+            self.arrays.append((value, value.copy() if values else value))
         elif hasattr(type(value), "__next__"):
             raise UnsupportedError(
                 f"reroll.compile: the model keeps an iterator ({type(value).__name__}), whose state cannot be put back "
@@ -113,15 +114,17 @@ class State:
                 yield value
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Put back what changed; all else is left alone, as another thread may be about to change it."""
         for value, attributes in self.objects:
             _refill(vars(value), attributes)
         for value, content in self.containers:
             _refill(value, content)
         for cell, content in self.cells:
-            cell.cell_contents = content
+            if cell.cell_contents is not content:
+                cell.cell_contents = content
         for array, values in self.arrays:
-            array[...] = values
+            if not _same_values(array, values):
+                array[...] = values
         with torch.no_grad():
             for tensor, version, kept in self.tensors:
                 # Some kernels change running statistics without a new version, so values are compared too.
@@ -145,7 +148,7 @@ class State:
             fixed = isinstance(value, set) or (not isinstance(value, dict) and len(was) != len(now))
             yield from _changed(f"container {number}", was, now, None if fixed else len(self.objects) + number)
         for number, (array, values) in enumerate(self.arrays):
-            if not np.array_equal(array, values, equal_nan=array.dtype.kind in "fc"):
+            if not _same_values(array, values):
                 yield Change(f"array {number}", array.tolist(), None, None, values)
         for number, (cell, content) in enumerate(self.cells):
             if cell.cell_contents is not content:
@@ -190,15 +193,23 @@ def _changed(name: str, was: Mapping[Any, Any], now: Mapping[Any, Any], owner: i
         yield Change(f"{name}.{key} is gone", None, None, key, was[key])
 
 
+def _same_values(array: Any, values: Any) -> bool:
+    return array is values or np.array_equal(array, values, equal_nan=array.dtype.kind in "fc")
+
+
 def _refill(value: Any, content: Any) -> None:
-    if isinstance(value, list):
+    """Give a list, dict, set or deque the content that it had, if it has another one."""
+    if isinstance(value, set):
+        changed = value != content
+    elif isinstance(value, dict):
+        changed = [*_identities(value)] != [*_identities(content)]
+    else:
+        changed = [*map(id, value)] != [*map(id, content)]
+    if changed and isinstance(value, list):
         value[:] = content
-    elif isinstance(value, deque):
+    elif changed:
         value.clear()
-        value.extend(content)
-    elif isinstance(value, set) or [*_identities(value)] != [*_identities(content)]:
-        value.clear()
-        value.update(content)
+        (value.extend if isinstance(value, deque) else value.update)(content)
 
 
 def _identities(mapping: Mapping[Any, Any]) -> Iterator[tuple[Any, int]]:
