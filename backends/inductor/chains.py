@@ -28,6 +28,7 @@ from reroll.backends.inductor.wrapper import (
     View,
     Viewed,
     body_of,
+    tell_foreign,
 )
 
 _KERNEL = re.compile(r"^(\w+) = async_compile\.cpp_pybinding\(\[(.*?)\], r'''(.*?)'''\)$", re.MULTILINE | re.DOTALL)
@@ -166,7 +167,10 @@ def chained(source: str) -> str:
     """The text of a wrapper with its chains; the text as it is where it is of another form."""
     kernels = {match[1]: (match[2], match[3]) for match in _KERNEL.finditer(source) if _is_plain(match[2], match[3])}
     body = body_of(source)
-    if body is None or body.indent is None or not kernels:
+    if not kernels:
+        return source
+    if body is None or body.indent is None:
+        tell_foreign("kernels are called one by one, which takes longer")
         return source
     statements = [
         each if _is_known(each.form, kernels) else Statement(each.line, each.line) for each in body.statements

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
+from reroll.errors import RerollWarning
 from reroll.graph.memory import Allocations, strided_nbytes
 
 _CALL = re.compile(r"^( *)def call\((?:self, )?args\):\n", re.MULTILINE)
@@ -153,6 +155,22 @@ def body_of(source: str) -> Body | None:
     return Body(head.start(), head.end(), end, indent if flat else None, tuple(map(_statement, lines)))
 
 
+def tell_foreign(so: str, statement: str = "") -> None:
+    """Warn, once for each consequence, that inductor's text is of another form: what follows, and where it is so."""
+    if so in _TOLD:
+        return
+    _TOLD.add(so)
+    where = f" (first at: {statement})" if statement else ""
+    text = (
+        f"The code that inductor of torch {torch.__version__} writes has a form that reroll does not know{where}, so "
+        f"{so}. Results are not touched. Please report it."
+    )
+    warnings.warn(text, RerollWarning, stacklevel=3)
+
+
+_TOLD: set[str] = set()
+
+
 def _statement(line: str) -> Statement:
     text = _COMMENT.sub("", line).strip()
     return Statement(line.strip(), text, _form(text))
@@ -189,13 +207,15 @@ def wrapper_peak(source: str, inputs: Mapping[str, int], itemsizes: Mapping[str,
     """
     body = body_of(source)
     if body is None:
+        tell_foreign("predicted peaks come from the operations instead, and may be further off")
         return None
     ledger = Allocations()
     for name, nbytes in inputs.items():
         ledger.allocate(name, nbytes)
-    if all(_understood(each, ledger, itemsizes) for each in body.statements):
-        return ledger.peak
-    return None
+    foreign = next((each.line for each in body.statements if not _understood(each, ledger, itemsizes)), None)
+    if foreign is not None:
+        tell_foreign("predicted peaks come from the operations instead, and may be further off", foreign)
+    return ledger.peak if foreign is None else None
 
 
 def _understood(statement: Statement, ledger: Allocations, itemsizes: Mapping[str, int]) -> bool:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
+from captured import captured
+from networks import RecurrentLIF, spikes
+from reroll.backends.construct.share import build
+from reroll.backends.inductor import wrapper
+from reroll.backends.inductor.chains import chained
 from reroll.backends.inductor.wrapper import (
     Allocated,
     Called,
@@ -15,7 +22,10 @@ from reroll.backends.inductor.wrapper import (
     View,
     Viewed,
     body_of,
+    wrapper_peak,
 )
+from reroll.errors import RerollWarning
+from reroll.planning.options import Options
 
 VIEW = View("buf0", "(8, 4)", "(1, 8)", 16)
 FORMS = {
@@ -69,3 +79,37 @@ def test_what_is_nested_or_has_no_end_is_told_apart() -> None:
     assert body_of(source("", "del buf0")) is None
     assert body_of("def partition_0(args):\n    return ()\n" + source("", "return ()")) is None
     assert body_of("nothing") is None
+
+
+@pytest.mark.inductor
+def test_the_code_of_a_real_segment_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a torch that writes otherwise this fails; users are told by a warning."""
+    monkeypatch.setattr(wrapper, "_TOLD", set())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RerollWarning)
+        built = build(captured(RecurrentLIF(8, 32, 3), spikes(20, 4, 8)), Options.of({}))
+    segment = built.executable.compiled.segments[built.choice.segment]
+    for text in (segment.forward.source_code, segment.backward.source_code):  # type: ignore[union-attr]
+        body = body_of(text)
+        assert body is not None
+        assert any(isinstance(each.form, Called) and each.form.kernel.startswith("chain_") for each in body.statements)
+
+
+@pytest.mark.parametrize("change", [("def call(", "def other("), ("buf0 = empty_strided_cpu", "buf0 = made_otherwise")])
+def test_another_form_is_told_once(change: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wrapper, "_TOLD", set())
+    text = source("", "buf0 = empty_strided_cpu((4, 8), (8, 1), torch.float32)", "return (buf0, )")
+    assert wrapper_peak(text, {}, {}) == 128
+    with pytest.warns(RerollWarning, match=r"has a form that reroll does not know.*predicted peaks"):
+        assert wrapper_peak(text.replace(*change), {}, {}) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert wrapper_peak(text.replace(*change), {}, {}) is None
+
+
+def test_kernels_without_a_body_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wrapper, "_TOLD", set())
+    code = 'extern "C" void kernel(const float* a)'
+    kernel = f"cpp_fused_0 = async_compile.cpp_pybinding(['const float*'], r'''{code}''')\n"
+    with pytest.warns(RerollWarning, match="called one by one"):
+        assert chained(kernel + "def other(args):\n    return ()\n") == kernel + "def other(args):\n    return ()\n"
