@@ -2,7 +2,8 @@
 
 One ``Run`` is one call of one recurrence. It holds the values that the program keeps, and nothing of it outlives the
 autograd graph of the call. A carry is made in the forward register and is gone when the next segment runs, unless it
-was saved; random number states travel with the carries that are kept.
+was saved; random number states travel with the carries that are kept. The first run of a step draws from torch's
+generators, and what runs again from a generator of its own.
 
 ``Start`` is a call before its first step: from there it can be played as often as need be.
 
@@ -27,7 +28,13 @@ from reroll.backends.codecs.codec import Encoded, encode
 from reroll.backends.inductor.lower import Given, Segment
 from reroll.backends.runtime.executable import Executable, Instruction
 from reroll.backends.runtime.gradients import Gradients
-from reroll.backends.runtime.randomness import random_state, set_random_state
+from reroll.backends.runtime.randomness import (
+    OwnNumbers,
+    device_states,
+    random_state,
+    set_device_states,
+    set_random_state,
+)
 from reroll.backends.runtime.values import Carry, Kept, Reloaded, Stored, Tape
 from reroll.backends.runtime.witness import Witness
 from reroll.program.program import Node, advance, backward, offload, recompute, reload, reverse, save, tape, turn
@@ -49,6 +56,7 @@ class Run:
 
     def __init__(self, executable: Executable, start: Start) -> None:
         self.executable, self.start = executable, start
+        self.own: OwnNumbers | None = None
         self.loop = executable.recurrence.name
         self.operands = start.operands
         self.values: dict[Node, Any] = {}
@@ -90,7 +98,9 @@ class Run:
         run.keep = keep
         carried = len(self.executable.recurrence.carries)
         run.output_grads = grads[carried:]
-        here = random_state(self.operands) if self.executable.recurrence.random else None
+        devices = device_states(self.operands) if self.executable.recurrence.random else ()
+        if self.start.random is not None:
+            run.own = OwnNumbers(self.start.random)
         compiled, instructions, clock = self.executable.compiled, self.executable.instructions, self.executable.clock
         run.values[instructions.forward[-1].node] = list(grads[:carried])
         try:
@@ -104,8 +114,7 @@ class Run:
         finally:
             run.values.clear()
             run.register, run.output_grads, run.fixed, run.origin = None, (), {}, 0
-            if here is not None:
-                set_random_state(here)
+            set_device_states(devices)
         alive = self.executable.routes[self.executable.program.segment].live_operands(grads)
         found = [*final, *(run.grads.pop(i) for i in range(carried, len(self.operands)))]
         return [grad if operand in alive else None for operand, grad in enumerate(found)]
@@ -206,7 +215,9 @@ class Run:
     def _random(self, carry: Carry) -> tuple[Tensor, ...] | None:
         if not self.executable.recurrence.random:
             return None
-        return carry.random if carry.random is not None else random_state(self.operands)
+        if carry.random is not None:
+            return carry.random
+        return self.own.state(self.operands) if self.own else random_state(self.operands)
 
     def _encoded(self, carry: Carry, codec: tuple[str, ...]) -> tuple[Encoded, ...]:
         names = codec or ("raw",) * len(carry.tensors)
@@ -218,7 +229,9 @@ class Run:
     def _run(self, source: Node, start: int, stop: int, taped: Tape | None) -> Carry:
         carry, start, stop = self._carry(source), self.origin + start, self.origin + stop
         if carry.random is not None:
-            set_random_state(carry.random)
+            if self.own is None:
+                raise AssertionError("a carry that was kept is run from in a backward pass")
+            self.own.start(carry.random)
         tensors, width, self.register = carry.tensors, len(carry.tensors), None
         segments = self.executable.compiled.segments
         del carry
@@ -228,7 +241,8 @@ class Run:
             inputs += self.fixed[steps][0]
             del tensors
             lasting = taped is not None and not taped.passing
-            with named(self.loop, (_FIRST if start >= self.frontier else _AGAIN).format, start, start + steps):
+            drawing = _UNSEEN if self.own is None else self.own.drawing()
+            with drawing, named(self.loop, (_FIRST if start >= self.frontier else _AGAIN).format, start, start + steps):
                 results = self.executable.run_forward(segment, inputs, lasting)
             tensors = tuple(results[:width])
             if start >= self.frontier:
@@ -301,13 +315,13 @@ def again(executable: Executable, start: Start) -> Run:
     """A run of a call that has given its results already, with its forward half played once more."""
     run = Run(executable, start)
     run.frontier = executable.recurrence.steps
-    here = random_state(start.operands) if start.random is not None else None
-    start.rewind()
+    devices = device_states(start.operands) if start.random is not None else ()
+    if start.random is not None:
+        run.own = OwnNumbers(start.random)
     try:
         run.forward(training=True)
     finally:
-        if here is not None:
-            set_random_state(here)
+        set_device_states(devices)
     return run
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, fx
 
 from reroll.backends.runtime.executable import Executable
-from reroll.backends.runtime.randomness import random_numbers_kept, random_state, set_random_state
+from reroll.backends.runtime.randomness import OwnNumbers, device_states, random_state, set_device_states
 from reroll.errors import RerollWarning, UnsupportedError, is_shortage
 from reroll.graph.nested import tensors_of
 from reroll.graph.private import is_higher_order
@@ -195,12 +195,18 @@ def look(
 ) -> Trial:
     """Run a step by torch, on what the first one of a call reads and on normal numbers, and reverse it with and without
     zeros for the outputs that are not ``live``. ``differentiable``: which carries are, by number."""
-    changing = recurrence.slots(1).constants.start
-    with torch.enable_grad(), random_numbers_kept(), recurrence.modes():
-        real = first_step(recurrence, operands)
-        made = [torch.randn_like(value) if n < changing and _is_real(value) else value for n, value in enumerate(real)]
-        needing = _needing(recurrence, differentiable)
-        first, second = (_looked_at(recurrence, values, needing, live) for values in (real, made))
+    changing, devices = recurrence.slots(1).constants.start, device_states(operands)
+    own = OwnNumbers(random_state(operands))
+    try:
+        with torch.enable_grad(), recurrence.modes(), own.drawing():
+            real = first_step(recurrence, operands)
+            made = [
+                torch.randn_like(value) if n < changing and _is_real(value) else value for n, value in enumerate(real)
+            ]
+            needing = _needing(recurrence, differentiable)
+            first, second = (_looked_at(recurrence, values, needing, live, own) for values in (real, made))
+    finally:
+        set_device_states(devices)
     return Trial(first.differ or first.blurred or second.differ, first.reached)
 
 
@@ -229,7 +235,9 @@ class _Watching(fx.Interpreter):
         return super().run_node(n)
 
 
-def _looked_at(recurrence: Recurrence, values: Sequence[Any], needing: Sequence[bool], live: frozenset[int]) -> Trial:
+def _looked_at(
+    recurrence: Recurrence, values: Sequence[Any], needing: Sequence[bool], live: frozenset[int], own: OwnNumbers
+) -> Trial:
     """A function that adds something adds it to the gradients of what it is given."""
     inputs = [value.detach().requires_grad_(need) for value, need in zip(values, needing, strict=True)]
     watching = _Watching(recurrence.step)
@@ -238,9 +246,9 @@ def _looked_at(recurrence: Recurrence, values: Sequence[Any], needing: Sequence[
     wanted = [*watching.given, *leaves.values()]
     ends = {number: value for number, value in enumerate(outputs) if value.requires_grad}
     some = {number: value for number, value in ends.items() if number in live}
-    state = random_state(values)
+    state = own.state(values)
     alone = _gradients(some, wanted, live)
-    set_random_state(state)
+    own.start(state)
     padded = _gradients(ends, wanted, live) if len(some) < len(ends) else alone
     count = len(watching.given)
     reached = (n for n, grad in zip(leaves, alone[count:], strict=True) if grad is not None)

@@ -89,7 +89,7 @@ def test_the_code_of_a_real_segment_is_understood(monkeypatch: pytest.MonkeyPatc
         warnings.simplefilter("error", RerollWarning)
         built = build(captured(RecurrentLIF(8, 32, 3), spikes(20, 4, 8)), Options.of({}))
     segment = built.executable.compiled.segments[built.choice.segment]
-    for text in (segment.forward.source_code, segment.backward.source_code):  # type: ignore[union-attr]
+    for text in (segment.forward.source_code, segment.backward.source_code):  # type: ignore[attr-defined, union-attr]
         body = body_of(text)
         assert body is not None
         assert any(isinstance(each.form, Called) and each.form.kernel.startswith("chain_") for each in body.statements)
