@@ -135,6 +135,7 @@ class Packed(torch.nn.Module):
         return y
 
 
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="Dynamo of torch 2.11 fails on packed sequences with allow_rnn")
 def test_packed_sequences_are_refused_by_line_or_run_as_in_eager() -> None:
     model, x, lengths = Packed(), torch.randn(6, 2, 3), torch.tensor([6, 4])
     with torch._dynamo.config.patch(allow_rnn=True):

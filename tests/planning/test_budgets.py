@@ -256,5 +256,6 @@ def test_a_backward_around_the_loop_that_takes_no_fake_tensors() -> None:
     x.meta["example_value"] = weight.requires_grad_()
     module = fx.GraphModule({"loop": nn.Identity()}, graph)
     with fake_mode:
-        found = around(module, {"loop": (torch.empty(4, 4),)}, lambda like: torch.empty(like.shape).requires_grad_())
+        results = {"loop": (torch.empty(4, 4, requires_grad=True),)}
+        found = around(module, results, lambda like: torch.empty(like.shape).requires_grad_())
     assert found.during("loop") >= 2 * weight.nbytes
