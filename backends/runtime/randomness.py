@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from reroll.graph.private import argument_names
+
 aten = torch.ops.aten
 
 
@@ -116,12 +118,12 @@ def _is_elsewhere(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 @cache
 def _with_generator(func: Any) -> Any:
     """The overload of an operation that takes a generator beside its operands; None where there is none."""
-    names = {argument.name for argument in func._schema.arguments}
+    names = argument_names(func)
     if "generator" in names:
         return func
     for overload in func.overloadpacket.overloads():
         other = getattr(func.overloadpacket, overload)
-        if {argument.name for argument in other._schema.arguments} == names | {"generator"}:
+        if argument_names(other) == names | {"generator"}:
             return other
     return None
 

@@ -65,6 +65,11 @@ def is_mutable(target: Any) -> bool:
     return bool(target._schema.is_mutable)
 
 
+def argument_names(target: Any) -> frozenset[str]:
+    """The names of the arguments that an operator of ``torch.ops`` takes, by its schema."""
+    return frozenset(argument.name for argument in target._schema.arguments)
+
+
 def overload_name(target: Any) -> str:
     """The last part of an operator's name, as in ``aten.add.Tensor``."""
     return str(target._overloadname)

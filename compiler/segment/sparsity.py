@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, fx
 
 from reroll.graph.names import NAMED
-from reroll.graph.private import outside_modes
+from reroll.graph.private import is_mutable, is_overload, outside_modes
 from reroll.segment.facts import (
     FLOATS,
     FOLLOWED,
@@ -122,8 +122,7 @@ def _packet(node: fx.Node) -> Any:
 
 
 def _writes(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and bool(schema.is_mutable)
+    return is_overload(node.target) and is_mutable(node.target)
 
 
 def _dtype(node: fx.Node) -> torch.dtype | None:
