@@ -1,0 +1,154 @@
+"""Random programs through both doors, compared with eager in float64 in everything that ``reroll.check`` sees.
+
+    python benchmarks/campaign/campaign.py --seconds 600          # go on where the committed result ended
+    python benchmarks/campaign/campaign.py --seed 1234            # one program: its text, and what becomes of it
+    python benchmarks/campaign/campaign.py --show
+
+Each seed makes one program, and says through which door it goes and with which options. Seeds never repeat: a run
+begins behind the last one of ``results/campaign.json``. What is refused is counted by reason, what is wrong, raises a
+raw error or gives no answer is made smaller and kept whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import random
+import sys
+import time
+from collections import Counter
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from judge import DEFECTS, Verdict, Way, judge
+from programs import Program, generate
+from rich.console import Console
+from rich.table import Table
+from shrink import shrink
+
+RESULT = Path(__file__).parents[1] / "results" / "campaign.json"
+CHUNK = 10  # programs of one task
+SHRINKING = 120.0  # seconds
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"schedule": "store_all"},
+    {"schedule": "standard", "segment": 2, "chunk": 4},
+    {"schedule": "double", "segment": 2, "chunk": 4, "slots": 2, "remote": "host"},
+    {"schedule": "double", "segment": 1, "chunk": 3, "slots": 2, "remote": "disk"},
+    {"schedule": "hierarchical", "segment": 1, "chunk": 4, "slots": 2},
+    {"schedule": "revolve", "segment": 1, "slots": 2, "verify": True},
+    {"codec": "none"},
+)
+
+
+def way_of(program: Program) -> Way:
+    """The door and the options of a seed. Inductor draws other random numbers than torch."""
+    draw = random.Random(f"way of {program.seed}")
+    lowering = "inductor" if draw.random() < 0.1 and not program.random else "eager"
+    options = {"lowering": lowering, **draw.choice(OPTIONS)}
+    return Way("backend" if draw.random() < 0.6 else "compile", tuple(sorted(options.items())))
+
+
+def judged(seeds: range) -> list[dict[str, Any]]:
+    """What becomes of the programs of some seeds; failures are made smaller."""
+    torch.set_num_threads(1)
+    rows = []
+    for seed in seeds:
+        program = generate(seed)
+        way = way_of(program)
+        verdict = judge(program, way)
+        row = {"seed": seed, "way": str(way), "kind": verdict.kind, "why": verdict.why}
+        if verdict.kind in DEFECTS:
+            row["source"] = _smaller(program, way, verdict).source()
+        rows.append(row)
+    return rows
+
+
+def _smaller(program: Program, way: Way, verdict: Verdict) -> Program:
+    if verdict.kind == "no answer":
+        return program
+    return shrink(program, verdict, lambda each: judge(each, way), SHRINKING)
+
+
+def run(first: int, seconds: float, workers: int) -> tuple[int, list[dict[str, Any]]]:
+    """Judge programs from a seed on for some time. Gives the first seed that is left, and a row for each program."""
+    end, rows, seed = time.monotonic() + seconds, list[dict[str, Any]](), first
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), max_tasks_per_child=4) as pool:
+        waiting = set[Future[list[dict[str, Any]]]]()
+        while time.monotonic() < end or waiting:
+            while len(waiting) < workers and time.monotonic() < end:
+                waiting.add(pool.submit(judged, range(seed, seed + CHUNK)))
+                seed += CHUNK
+            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for each in done:
+                rows += each.result()
+                print(f"{len(rows)} programs: {dict(Counter(row['kind'] for row in rows))}", flush=True)
+    return seed, rows
+
+
+def merged(before: dict[str, Any], first: int, stop: int, rows: list[dict[str, Any]], command: str) -> dict[str, Any]:
+    """The result file with one more run."""
+    sys.path.append(str(Path(__file__).parents[1]))  # behind this folder
+    where = importlib.import_module("measuring").machine(command)
+    made = {"seeds": [first, stop], "counts": dict(Counter(row["kind"] for row in rows)), "environment": where}
+    reasons: dict[str, Counter[str]] = {"refused": Counter(), "left": Counter()}
+    for kind, counter in reasons.items():
+        counter.update(before.get("reasons", {}).get(kind, {}))
+        counter.update(row["why"] for row in rows if row["kind"] == kind)
+    defects = [*before.get("defects", []), *(row for row in rows if row["kind"] in DEFECTS)]
+    return {
+        "runs": [*before.get("runs", []), made],
+        "reasons": {kind: dict(counter.most_common()) for kind, counter in reasons.items()},
+        "defects": defects,
+    }
+
+
+def show(result: dict[str, Any], console: Console) -> None:
+    """Counts of all runs, reasons, and defects."""
+    counts: Counter[str] = Counter()
+    for each in result.get("runs", []):
+        counts.update(each["counts"])
+    table = Table("kind", "programs")
+    for kind, count in counts.most_common():
+        table.add_row(kind, f"{count:,}")
+    console.print(table)
+    for kind, found in result.get("reasons", {}).items():
+        reasons = Table(kind, "programs")
+        for why, count in found.items():
+            reasons.add_row(why, str(count))
+        console.print(reasons)
+    for each in result.get("defects", []):
+        console.print(f"{each['kind']}: seed {each['seed']}, {each['way']}: {each['why']}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--show", action="store_true")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    given, console = parser.parse_args(), Console()
+    before = json.loads(given.out.read_text()) if given.out.exists() else {}
+    if given.seed is not None:
+        program = generate(given.seed)
+        way = way_of(program)
+        console.print(program.source(), highlight=False, markup=False)
+        console.print(f"{way}: {judge(program, way)}")
+    elif given.show:
+        show(before, console)
+    else:
+        first = max((each["seeds"][1] for each in before.get("runs", [])), default=0)
+        stop, rows = run(first, given.seconds, given.workers)
+        command = f"python benchmarks/campaign/campaign.py --seconds {given.seconds:g} --workers {given.workers}"
+        result = merged(before, first, stop, rows, command)
+        given.out.write_text(json.dumps(result, indent=1) + "\n")
+        show(result, console)
+
+
+if __name__ == "__main__":
+    main()

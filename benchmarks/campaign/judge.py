@@ -1,0 +1,144 @@
+"""One program through one door: equal to eager, refused with a sentence, left to torch, or a defect."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import signal
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from programs import Program
+from torch._dynamo.exc import TorchDynamoException
+
+import reroll
+from reroll.errors import RerollError, RerollWarning
+
+SECONDS = 180
+"""After which a program counts as one that gave no answer."""
+TOLERANCE, SHORT = 1e-8, 1e-4  # of float64 throughout, and where inductor rounds float32 in another order
+DEFECTS = ("wrong", "raw", "no answer")
+
+
+@dataclass(frozen=True)
+class Way:
+    """A door and its options."""
+
+    door: str
+    options: tuple[tuple[str, Any], ...]
+
+    def __str__(self) -> str:
+        return f"{self.door}({', '.join(f'{name}={value!r}' for name, value in self.options)})"
+
+    def compiled(self, model: Any) -> Any:
+        """The model through this door."""
+        if self.door == "backend":
+            return torch.compile(model, backend="reroll", options=dict(self.options))
+        return reroll.compile(model, time_dim={"x": 0, "u": 0, "bf": 1}, **dict(self.options))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``kind``: equal, refused, left (to torch), invalid (eager raises), or one of ``DEFECTS``; and why."""
+
+    kind: str
+    why: str = ""
+
+
+class NoAnswerError(BaseException):
+    """Raised in a program that takes too long; no ``except Exception`` catches it."""
+
+
+@contextmanager
+def limited(seconds: int) -> Iterator[None]:
+    """Raise NoAnswerError inside after some seconds."""
+
+    def stop(*_: Any) -> None:
+        raise NoAnswerError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def judge(program: Program, way: Way) -> Verdict:
+    """What becomes of a program. A difference counts if it is there with other numbers, too."""
+    with tempfile.TemporaryDirectory() as folder:
+        module = _module(program, Path(folder) / f"program{program.seed}.py")
+        exact = "float()" not in program.source() or ("lowering", "eager") in way.options
+        tolerance = TOLERANCE if exact else SHORT
+        first = _judged(module, way, program.seed, tolerance)
+        if first.kind != "wrong":
+            return first
+        second = _judged(module, way, program.seed + 1, tolerance)
+        return first if second.kind == "wrong" else Verdict("equal", "but for one draw of the inputs")
+
+
+def _module(program: Program, path: Path) -> Any:
+    path.write_text(program.source())
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _judged(module: Any, way: Way, seed: int, tolerance: float) -> Verdict:
+    torch._dynamo.reset()
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(seed)
+    net, (args, kwargs) = module.Net(), module.inputs()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            reroll.check(_Plain(net), *args, measure=False, **kwargs)
+        except Exception as error:  # the program is none  # noqa: BLE001
+            return Verdict("invalid", _first_line(error))
+        try:
+            with limited(SECONDS):
+                found = reroll.check(way.compiled(net), *args, measure=False, tolerance=tolerance, **kwargs)
+        except NoAnswerError:
+            return Verdict("no answer")
+        except RerollError as error:
+            return Verdict("refused", _first_line(error))
+        except TorchDynamoException as error:
+            handed_on = "BackendCompilerFailed" not in type(error).__name__
+            return Verdict("refused" if handed_on else "raw", f"{type(error).__name__}: {_first_line(error)}")
+        except Exception as error:  # noqa: BLE001
+            return Verdict("raw", f"{type(error).__name__}: {_first_line(error)}")
+    if not found.equal:
+        return Verdict("wrong", str(found.differences[0]))
+    text = [str(each.message) for each in told if issubclass(each.category, RerollWarning)]
+    reasons = [each for each in text if "found no recurrence" in each]
+    return Verdict("left", _first_line(reasons[0])) if reasons else Verdict("equal")
+
+
+class _Plain:
+    """A model that ``reroll.check`` compares with itself."""
+
+    def __init__(self, model: Any) -> None:
+        self.reroll_caller = self
+        self.model = model
+
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        return self.model(*inputs, **kwargs)
+
+
+def _first_line(error: object) -> str:
+    """The beginning of a message, without places and numbers, so that equal reasons are counted together."""
+    text = str(error).strip().partition("\n")[0]
+    text = re.sub(r'File "[^"]*", line \d+, in \w+: .*?(?=[;.,)]|$)', "<line>", text)
+    return re.sub(r"\d+", "N", text)[:200]
