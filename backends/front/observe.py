@@ -28,6 +28,7 @@ from reroll.graph.nested import places_of, tensors_of, with_leaves
 from reroll.graph.private import version_of
 
 SHORT = ((8, 9, 11), (16, 17, 19), (32, 33, 35))
+_FEWEST = SHORT[0][0]  # steps of a sequence that can show a pattern by itself
 _TRIES = 4
 _WHOLE_LOOPS = ("lstm", "gru", "rnn_tanh", "rnn_relu", "while_loop", "scan", "associative_scan")
 _MANY = 256  # operations from which on a loop over another dimension than time is looked for
@@ -114,6 +115,8 @@ def _candidates(length: int) -> Iterator[tuple[tuple[int, ...], tuple[str, ...],
     for free in (("float",), LITERALS):
         for lengths in SHORT:
             yield lengths, free, 1
+        if _FEWEST <= length < SHORT[0][-1]:  # a table may have as many rows as there are steps
+            yield (length - 3, length - 2, length), free, 1
         for period, lengths in enumerate(periodic, 2):
             yield lengths, free, 1
             yield lengths, free, period
@@ -133,8 +136,9 @@ def probe(
         except Exception as error:
             _run_plainly(model, call)
             raise LengthError(
-                f"The model cannot be run on the first {length} steps of its sequence: {type(error).__name__}: "
-                f"{error}. If these are no steps, say in time_dim which arguments have time, in which dimension."
+                f"The model cannot be run on {length} steps: {type(error).__name__}: {error}. If these are no steps, "
+                "say in time_dim which arguments have time, in which dimension. If a table in it has a row for each "
+                "step, give it more rows, or use torch.compile(backend='reroll')."
             ) from error
         changes = changes or changed
         traces.append(trace)

@@ -119,7 +119,7 @@ def test_decisions_on_values_are_refused_with_their_line() -> None:
         ({"y": 0}, (torch.zeros(30, 2, I),), "'y', which is no parameter"),
         ({"x_TBI": "first"}, (torch.zeros(30, 2, I),), "is 'first'"),
         ({"x_TBI": (0, 1)}, (torch.zeros(30, 2, I),), "a tensor of shape"),
-        (1, (torch.zeros(2, 30, I),), "first 8 steps"),
+        (1, (torch.zeros(2, 30, I),), "on 8 steps"),
     ],
 )
 def test_a_wrong_time_dimension_is_refused(time_dim: Any, args: Any, match: str) -> None:
@@ -160,6 +160,40 @@ def test_a_layer_over_time_may_stand_before_a_loop_over_another_dimension() -> N
 
     model, x = Heads(), torch.randn(30, 16, I)
     torch.testing.assert_close(reroll.compile(model, time_dim=0, **EAGER)(x), model(x))
+
+
+class Table(nn.Module):
+    """Adds a row of a table at each step."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.rows, self.weight = nn.Parameter(torch.randn(rows, 4)), nn.Parameter(torch.randn(4, 4) / 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.new_zeros(x.shape[1:])
+        for t in range(x.shape[0]):
+            h = torch.tanh(x[t] + h @ self.weight + self.rows[t])
+        return h
+
+
+@pytest.mark.parametrize("steps", [8, 9, 10, 11])
+def test_a_table_may_have_a_row_for_each_step_and_no_more(steps: int) -> None:
+    net = Table(steps).double()
+    reroll.check(
+        reroll.compile(net, time_dim=0, lowering="eager"), torch.randn(steps, 3, 4).double(), strict=True, measure=False
+    )
+
+
+def test_a_table_that_is_too_short_to_look_at_is_refused() -> None:
+    class Skips(Table):
+        def forward(self, x: Tensor) -> Tensor:
+            h = x.new_zeros(x.shape[1:])
+            for t in range(0, x.shape[0], 3):
+                h = torch.tanh(x[t] + h @ self.weight + self.rows[t])
+            return h
+
+    with pytest.raises(reroll.LengthError, match=r"cannot be run on 11 steps: IndexError.*give it more rows"):
+        reroll.compile(Skips(9), time_dim=0, lowering="eager")(torch.randn(9, 3, 4))
 
 
 def test_wrong_uses_are_refused() -> None:
