@@ -12,10 +12,7 @@ raw error or gives no answer is made smaller and kept whole.
 from __future__ import annotations
 
 import argparse
-import importlib
-import json
 import random
-import sys
 import time
 from collections import Counter
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -26,11 +23,11 @@ from typing import Any
 import torch
 from judge import DEFECTS, Verdict, Way, judge
 from programs import Program, generate
+from record import RESULT, Section, environment, read, write
 from rich.console import Console
 from rich.table import Table
 from shrink import shrink
 
-RESULT = Path(__file__).parents[1] / "results" / "campaign.json"
 CHUNK = 10  # programs of one task
 SHRINKING = 120.0  # seconds
 OPTIONS: tuple[dict[str, Any], ...] = (
@@ -90,11 +87,9 @@ def run(first: int, seconds: float, workers: int) -> tuple[int, list[dict[str, A
     return seed, rows
 
 
-def merged(before: dict[str, Any], first: int, stop: int, rows: list[dict[str, Any]], command: str) -> dict[str, Any]:
-    """The result file with one more run."""
-    sys.path.append(str(Path(__file__).parents[1]))  # behind this folder
-    where = importlib.import_module("measuring").machine(command)
-    made = {"seeds": [first, stop], "counts": dict(Counter(row["kind"] for row in rows)), "environment": where}
+def merged(before: Section, first: int, stop: int, rows: list[dict[str, Any]], command: str) -> Section:
+    """The section with one more run."""
+    made = {"seeds": [first, stop], "counts": dict(Counter(row["kind"] for row in rows)), **environment(command)}
     reasons: dict[str, Counter[str]] = {"refused": Counter(), "left": Counter()}
     for kind, counter in reasons.items():
         counter.update(before.get("reasons", {}).get(kind, {}))
@@ -107,7 +102,7 @@ def merged(before: dict[str, Any], first: int, stop: int, rows: list[dict[str, A
     }
 
 
-def show(result: dict[str, Any], console: Console) -> None:
+def show(result: Section, console: Console) -> None:
     """Counts of all runs, reasons, and defects."""
     counts: Counter[str] = Counter()
     for each in result.get("runs", []):
@@ -133,7 +128,7 @@ def main() -> None:
     parser.add_argument("--show", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULT)
     given, console = parser.parse_args(), Console()
-    before = json.loads(given.out.read_text()) if given.out.exists() else {}
+    before = read(given.out, "programs")
     if given.seed is not None:
         program = generate(given.seed)
         way = way_of(program)
@@ -146,7 +141,7 @@ def main() -> None:
         stop, rows = run(first, given.seconds, given.workers)
         command = f"python benchmarks/campaign/campaign.py --seconds {given.seconds:g} --workers {given.workers}"
         result = merged(before, first, stop, rows, command)
-        given.out.write_text(json.dumps(result, indent=1) + "\n")
+        write(given.out, "programs", result)
         show(result, console)
 
 

@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,10 +72,33 @@ def limited(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+def outcome(differences: Callable[[], Sequence[object]], seconds: int = SECONDS) -> Verdict:
+    """What becomes of a comparison that gives all differences from eager, or raises."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            with limited(seconds):
+                found = differences()
+        except NoAnswerError:
+            return Verdict("no answer")
+        except RerollError as error:
+            return Verdict("refused", first_line(error))
+        except TorchDynamoException as error:
+            handed_on = "BackendCompilerFailed" not in type(error).__name__
+            return Verdict("refused" if handed_on else "raw", f"{type(error).__name__}: {first_line(error)}")
+        except Exception as error:  # noqa: BLE001
+            return Verdict("raw", f"{type(error).__name__}: {first_line(error)}")
+    if found:
+        return Verdict("wrong", str(found[0]))
+    text = [str(each.message) for each in told if issubclass(each.category, RerollWarning)]
+    reasons = [each for each in text if "found no recurrence" in each]
+    return Verdict("left", first_line(reasons[0])) if reasons else Verdict("equal")
+
+
 def judge(program: Program, way: Way) -> Verdict:
     """What becomes of a program. A difference counts if it is there with other numbers, too."""
     with tempfile.TemporaryDirectory() as folder:
-        module = _module(program, Path(folder) / f"program{program.seed}.py")
+        module = loaded(program.source(), Path(folder) / f"program{program.seed}.py")
         exact = "float()" not in program.source() or ("lowering", "eager") in way.options
         tolerance = TOLERANCE if exact else SHORT
         first = _judged(module, way, program.seed, tolerance)
@@ -85,8 +108,9 @@ def judge(program: Program, way: Way) -> Verdict:
         return first if second.kind == "wrong" else Verdict("equal", "but for one draw of the inputs")
 
 
-def _module(program: Program, path: Path) -> Any:
-    path.write_text(program.source())
+def loaded(text: str, path: Path) -> Any:
+    """A module with this text, in a file, so that errors name its lines."""
+    path.write_text(text)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -101,29 +125,16 @@ def _judged(module: Any, way: Way, seed: int, tolerance: float) -> Verdict:
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(seed)
     net, (args, kwargs) = module.Net(), module.inputs()
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        try:
-            reroll.check(_Plain(net), *args, measure=False, **kwargs)
-        except Exception as error:  # the program is none  # noqa: BLE001
-            return Verdict("invalid", _first_line(error))
-        try:
-            with limited(SECONDS):
-                found = reroll.check(way.compiled(net), *args, measure=False, tolerance=tolerance, **kwargs)
-        except NoAnswerError:
-            return Verdict("no answer")
-        except RerollError as error:
-            return Verdict("refused", _first_line(error))
-        except TorchDynamoException as error:
-            handed_on = "BackendCompilerFailed" not in type(error).__name__
-            return Verdict("refused" if handed_on else "raw", f"{type(error).__name__}: {_first_line(error)}")
-        except Exception as error:  # noqa: BLE001
-            return Verdict("raw", f"{type(error).__name__}: {_first_line(error)}")
-    if not found.equal:
-        return Verdict("wrong", str(found.differences[0]))
-    text = [str(each.message) for each in told if issubclass(each.category, RerollWarning)]
-    reasons = [each for each in text if "found no recurrence" in each]
-    return Verdict("left", _first_line(reasons[0])) if reasons else Verdict("equal")
+    try:
+        plain = reroll.check(_Plain(net), *args, measure=False, **kwargs)
+        assert plain.equal, "eager differs from itself"
+    except Exception as error:  # the program is none  # noqa: BLE001
+        return Verdict("invalid", first_line(error))
+
+    def differences() -> Sequence[object]:
+        return reroll.check(way.compiled(net), *args, measure=False, tolerance=tolerance, **kwargs).differences
+
+    return outcome(differences)
 
 
 class _Plain:
@@ -137,7 +148,7 @@ class _Plain:
         return self.model(*inputs, **kwargs)
 
 
-def _first_line(error: object) -> str:
+def first_line(error: object) -> str:
     """The beginning of a message, without places and numbers, so that equal reasons are counted together."""
     text = str(error).strip().partition("\n")[0]
     text = re.sub(r'File "[^"]*", line \d+, in \w+: .*?(?=[;.,)]|$)', "<line>", text)

@@ -27,6 +27,7 @@ class Outer:
     emitted: dict[fx.Node, tuple[fx.Node, int]] = field(default_factory=dict)
     unbound: dict[fx.Node, fx.Node] = field(default_factory=dict)
     repeated: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    needing: dict[fx.Node, bool] = field(default_factory=dict)
 
     def value(self, old: fx.Node) -> fx.Node:
         """The new node of an old one; one step's output is taken from the stacked outputs.
@@ -48,7 +49,21 @@ class Outer:
             row = self.graph.call_function(operator.getitem, (self.unbound[stacked], at))
         row.meta |= {"example_value": example(old), "stack_trace": old.meta.get("stack_trace")}
         with self.graph.inserting_before(row.next):
-            return self.as_it_lies(row)
+            return self.as_it_lies(self._needing_gradients_as(row, stacked))
+
+    def _needing_gradients_as(self, row: fx.Node, stacked: fx.Node) -> fx.Node:
+        """A row that needs no gradient in the user's program, of outputs that need some at other steps."""
+        if example(row) is None or _needs(row) or not self._some_need(stacked):
+            return row
+        made = self.graph.call_method("detach", (row,))
+        made.meta |= row.meta
+        return made
+
+    def _some_need(self, stacked: fx.Node) -> bool:
+        """Whether a row of some step needs a gradient."""
+        if stacked not in self.needing:
+            self.needing[stacked] = any(_needs(old) for old, (whole, _) in self.emitted.items() if whole is stacked)
+        return self.needing[stacked]
 
     def as_it_lies(self, given: fx.Node) -> fx.Node:
         """What a recurrence gives, which is contiguous, in the layout that its example has in the user's program."""
@@ -104,7 +119,11 @@ class Outer:
             return None
         dim %= value.dim()
         pieces = [self._piece(group, dim, old.target is torch.stack) for group in groups]
-        return pieces[0] if len(pieces) == 1 else self.graph.call_function(torch.cat, (pieces, dim))
+        return self._laid_out(pieces[0]) if len(pieces) == 1 else self.graph.call_function(torch.cat, (pieces, dim))
+
+    def _laid_out(self, piece: fx.Node) -> fx.Node:
+        """A piece in the layout of a new stack: every other row of one has another."""
+        return self.graph.call_method("contiguous", (piece,)) if piece.target is operator.getitem else piece
 
     def stacked(self, olds: Iterable[fx.Node]) -> fx.Node | None:
         """Nodes stacked along a new first dimension, if some are rows that follow each other evenly."""
@@ -118,7 +137,7 @@ class Outer:
         made = pieces[0] if len(pieces) == 1 else self.graph.call_function(torch.cat, (pieces, 0))
         row, count = example(nodes[0]), len(nodes)
         if row is not None:
-            needs = any(value is not None and value.requires_grad for value in map(example, nodes))
+            needs = any(map(_needs, nodes))
             made.meta["example_value"] = row.new_empty((count, *row.shape)).requires_grad_(needs)
         return made
 
@@ -166,6 +185,11 @@ class Outer:
         elif rows is None or rows.shape[0] != len(group):
             stacked = call(torch.narrow, (stacked, 0, first, len(group)))
         return method("contiguous", (call(torch.movedim, (stacked, 0, dim)),)) if dim else stacked
+
+
+def _needs(node: fx.Node) -> bool:
+    value = example(node)
+    return value is not None and value.requires_grad
 
 
 def _same_shape(items: list[fx.Node]) -> bool:

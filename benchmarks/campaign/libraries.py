@@ -1,0 +1,212 @@
+"""The networks that others wrote (``tests/networks``), every one under every schedule, through both doors, and so on.
+
+    python benchmarks/campaign/libraries.py                  # go on where the committed result ended
+    python benchmarks/campaign/libraries.py --only torch-gru_cell,plain-delays --again
+    python benchmarks/campaign/libraries.py --show
+
+Each is trained for three batches beside its eager twin, and compared in outputs, gradients, states, parameters and the
+random number that follows:
+
+- ``backend``: each schedule of ``training.SCHEDULES``;
+- ``compile``: the same through ``reroll.compile``, where one compiled model sees batches of 13, 4 and 33 steps;
+- ``without``: through the backend, with one of the default passes left out;
+- ``inductor``: through the backend, lowered by inductor; what draws random numbers is not compared, as inductor's are
+  others;
+- ``taylor``: whether the compiled gradient is the derivative of the eager loss, by Taylor's rate: the rest of the first
+  order is quartered where the step is halved. Only where the loss is smooth, which eager's gradient shows first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
+from itertools import pairwise
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from judge import DEFECTS, Verdict, outcome
+from record import RESULT, environment, read, write
+from rich.console import Console
+from rich.table import Table
+
+import reroll
+
+TESTS = Path(__file__).parents[2] / "tests"
+FOLDERS = (TESTS / "networks", *(TESTS / "support").iterdir())
+LENGTHS = (13, 4, 33)
+SECONDS = 600  # for one way
+STEPS = (1e-2, 5e-3, 2.5e-3)  # of Taylor's rate
+Way = Callable[[], Sequence[object]]
+
+
+def cases() -> dict[str, Any]:
+    """The networks by name."""
+    sys.path += [str(folder) for folder in FOLDERS if str(folder) not in sys.path]
+    import test_networks  # found only now
+
+    made: dict[str, Any] = test_networks.CASES
+    return made
+
+
+def ways(name: str, case: Any) -> Iterator[tuple[str, Way]]:
+    """What is compared, by name."""
+    import training
+
+    backend, compiled = training.through_backend, training.through_front_door
+    for options in training.SCHEDULES:
+        label = _label(options)
+        yield f"backend {label}", partial(training.compare, case, backend, options, (case.steps, *case.lengths))
+        yield f"compile {label}", partial(training.compare, case, compiled, options, LENGTHS)
+    deepest = training.SCHEDULES[3]
+    for left_out in reroll.DEFAULT_PASSES:
+        passes = tuple(each for each in reroll.DEFAULT_PASSES if each != left_out)
+        options = {**deepest, "passes": passes}
+        yield f"without {left_out}", partial(training.compare, case, backend, options, (case.steps,))
+    if not _draws(case):
+        options = {"lowering": "inductor", "segment": 2}
+        yield "inductor", partial(training.compare, case, backend, options, (case.steps,))
+    yield "taylor", partial(_taylor, case)
+
+
+def _label(options: Mapping[str, Any]) -> str:
+    return " ".join(str(options[name]) for name in ("schedule", "remote") if name in options)
+
+
+def _draws(case: Any) -> bool:
+    """Whether the network draws random numbers: it is then another one at another seed."""
+    import training
+
+    with training.precision(case.dtype), training.quiet(case), torch.no_grad():
+        model, found = training.built(case).train(), []
+        batch = case.lengthwise(case.steps)[0]
+        torch.manual_seed(0)
+        before = torch.get_rng_state()
+        case.reset(model)
+        model(*batch)
+        found.append(torch.get_rng_state())
+    return not torch.equal(before, found[0])
+
+
+def _taylor(case: Any) -> list[str]:
+    """What Taylor's rate says against the compiled gradient; nothing where eager's gradient has no such rate."""
+    import training
+
+    with training.precision(case.dtype), training.quiet(case):
+        batch = case.lengthwise(case.steps)[0]
+        model = training.built(case)
+        parameters = list(model.parameters())
+        if not parameters or case.dtype != torch.float64:
+            return []
+        directions = [torch.randn_like(each) for each in parameters]
+
+        def loss(run: Any, model: Any) -> torch.Tensor:
+            case.restart(model)
+            case.reset(model)
+            torch.manual_seed(0)
+            made = [each for each in torch.utils._pytree.tree_leaves(run(*batch)) if isinstance(each, torch.Tensor)]
+            total: torch.Tensor = training.loss_of(made)
+            return total
+
+        def slope(compiled: bool) -> tuple[float, float]:
+            twin = training.built(case)
+            run = training.through_backend(twin, case.time_dim, training.SCHEDULES[3]) if compiled else twin
+            value = loss(run, twin)
+            grads = torch.autograd.grad(value, list(twin.parameters()), allow_unused=True)
+            pairs = zip(grads, directions, strict=True)
+            return float(value), float(sum((g * d).sum() for g, d in pairs if g is not None))
+
+        def rest(value: float, rate: float, step: float) -> float:
+            twin = training.built(case)
+            with torch.no_grad():
+                for parameter, direction in zip(twin.parameters(), directions, strict=True):
+                    parameter.add_(direction, alpha=step)
+                return float(loss(twin, twin)) - value - step * rate
+
+        eager, ours = slope(compiled=False), slope(compiled=True)
+        plain, found = ([rest(*each, step) for step in STEPS] for each in (eager, ours))
+    if not _second_order(plain):
+        return []
+    return [] if _second_order(found) else [f"Taylor's rests are {found} with reroll, {plain} in eager"]
+
+
+def _second_order(rests: Sequence[float]) -> bool:
+    """Whether rests fall by four where the step is halved."""
+    return all(0.2 < abs(b / a) < 0.3 for a, b in pairwise(rests) if a)
+
+
+def judged(name: str, wanted: Sequence[str]) -> dict[str, dict[str, str]]:
+    """The verdict of each way of a network."""
+    torch.set_num_threads(1)
+    case, rows = cases()[name], {}
+    for way, differences in ways(name, case):
+        if wanted and not any(way.startswith(each) for each in wanted):
+            continue
+        torch._dynamo.reset()
+        with torch._dynamo.config.patch(**case.settings):
+            rows[way] = _row(outcome(differences, SECONDS))
+    return rows
+
+
+def _row(verdict: Verdict) -> dict[str, str]:
+    return {"kind": verdict.kind, **({"why": verdict.why} if verdict.why else {})}
+
+
+def show(section: Mapping[str, Any], console: Console) -> None:
+    """A row for each network, and all that is not equal."""
+    groups = ("backend", "compile", "without", "inductor", "taylor")
+    table = Table("network", *groups)
+    for name, row in section.get("rows", {}).items():
+        counts = {group: [each["kind"] for way, each in row.items() if way.startswith(group)] for group in groups}
+        table.add_row(name, *(f"{kinds.count('equal')} of {len(kinds)}" for kinds in counts.values()))
+    console.print(table)
+    for name, row in section.get("rows", {}).items():
+        for way, each in row.items():
+            if each["kind"] != "equal":
+                console.print(f"{name}, {way}: {each['kind']}: {each.get('why')}", markup=False, highlight=False)
+
+
+def parse() -> argparse.Namespace:
+    """The options of the command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=None, type=lambda text: text.split(","), help="names, separated by commas")
+    parser.add_argument("--ways", default=[], type=lambda text: text.split(","), help="beginnings of ways")
+    parser.add_argument("--again", action="store_true", help="judge rows that are there already")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--show", action="store_true")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    return parser.parse_args()
+
+
+def main() -> None:
+    given, console = parse(), Console(width=140)
+    section = read(given.out, "networks")
+    rows = section.setdefault("rows", {})
+    names = given.only or list(cases())
+    wanted = [name for name in names if given.again or name not in rows]
+    if not given.show:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        section |= environment("python benchmarks/campaign/libraries.py")
+        with ProcessPoolExecutor(given.workers, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+            waiting = {pool.submit(judged, name, given.ways): name for name in wanted}
+            for done in as_completed(waiting):
+                name, found = waiting[done], done.result()
+                rows[name] = {**rows.get(name, {}), **found}
+                write(given.out, "networks", section)
+                kinds = Counter(each["kind"] for each in found.values())
+                print(
+                    f"{name}: {dict(kinds)}",
+                    *(each for each in found.items() if each[1]["kind"] in DEFECTS),
+                    flush=True,
+                )
+    show(section, console)
+
+
+if __name__ == "__main__":
+    main()

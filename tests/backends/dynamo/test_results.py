@@ -1,0 +1,48 @@
+"""Results of a loop are as in eager beside their values: layouts, and which of them need gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import reroll
+
+D = torch.float64
+PICKS: dict[str, Callable[[list[Tensor]], Any]] = {
+    "all": tuple,
+    "every other": lambda rows: torch.stack(rows[::2]).view(-1),
+    "every other, from behind": lambda rows: torch.stack(rows[::-2]).view(-1),
+    "every third along another dimension": lambda rows: torch.stack(rows[::3], 1).view(-1),
+    "every other, read": lambda rows: list(rows[::2]),
+}
+
+
+class FromConstants(nn.Module):
+    """A carry that begins as a constant: what the first step gives needs no gradient, all later rows do."""
+
+    def __init__(self, pick: Callable[[list[Tensor]], Any]) -> None:
+        super().__init__()
+        self.weight, self.pick = nn.Parameter(torch.randn(4, 4) / 2), pick
+
+    def forward(self, x: Tensor) -> tuple[Any, Tensor]:
+        h, rows = torch.ones(3, 4, dtype=x.dtype), []
+        for t in range(x.shape[0]):
+            rows.append(h * 0.5)
+            h = 0.9 * h + torch.tanh(x[t] @ self.weight)
+        return self.pick(rows), h
+
+
+@pytest.mark.parametrize("door", ["backend", "compile"])
+@pytest.mark.parametrize("pick", PICKS)
+def test_layouts_and_who_needs_gradients(pick: str, door: str) -> None:
+    torch.manual_seed(0)
+    net, x = FromConstants(PICKS[pick]).to(D), torch.randn(11, 3, 4, dtype=D)
+    if door == "backend":
+        model: Any = torch.compile(net, backend="reroll", options={"lowering": "eager"})
+    else:
+        model = reroll.compile(net, time_dim=0, lowering="eager")
+    reroll.check(model, x, strict=True, measure=False)
