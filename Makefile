@@ -5,6 +5,7 @@
 #   make test INDEX=https://download.pytorch.org/whl/cpu    torch from another index, here without CUDA
 #   make test ARGS="-k house -x"                            more arguments for pytest
 #   make test WORKERS=8                                     more tests at a time
+#   make campaign SECONDS=36000                             a longer look for defects
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -12,6 +13,7 @@ TORCH  ?= torch==2.13.0
 INDEX  ?=
 ARGS   ?=
 WORKERS ?= 2
+SECONDS ?= 3600
 
 PY    := $(VENV)/bin/python
 EMPTY :=
@@ -23,7 +25,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/build/inductor
 
-.PHONY: help setup test quick lint style types house demo bench clean distclean
+.PHONY: help setup test quick campaign lint style types house demo bench clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -43,7 +45,7 @@ $(STAMP): pyproject.toml
 	@rm -f $(VENV)/.ready-* && touch "$@"
 
 test: lint  ## lint, check types, run all tests
-	$(PY) -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal -m "not campaign" $(ARGS)
 
 # The rules of the house, and everything about numbers, graphs and programs, but for what trains models to see it.
 QUICK := tests/project/test_house.py tests/project/test_order.py tests/project/test_rooms.py \
@@ -53,8 +55,16 @@ TRAINS := tests/planning/test_budgets.py tests/planning/test_candidates.py tests
 	tests/backends/codecs/test_rounding.py
 
 quick: $(STAMP)  ## a part of the tests, under two minutes: for daily work
-	$(PY) -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not inductor" $(QUICK) \
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not inductor and not campaign" $(QUICK) \
 		$(addprefix --ignore=,$(TRAINS)) $(ARGS)
+
+# The random programs go on where the last run ended; networks and operations, where a row is missing. Each result is
+# kept in benchmarks/results/campaign.json. Hours: SECONDS is the share of the random programs.
+campaign: $(STAMP)  ## look for defects: random programs, all networks, all operations of torch
+	$(PY) benchmarks/campaign/campaign.py --seconds $(SECONDS) --workers $(WORKERS)
+	$(PY) benchmarks/campaign/libraries.py --workers $(WORKERS)
+	$(PY) benchmarks/campaign/operations.py --workers $(WORKERS)
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal -m campaign $(ARGS)
 
 lint: style types  ## ruff and mypy --strict
 

@@ -76,12 +76,18 @@ class Check:
         return f"{found}, {memory}, {speed}"
 
 
+Layout = tuple[tuple[int, int], ...]
+"""Size and stride of each dimension that has a second entry."""
+
+
 @dataclass
 class _Seen:
-    """All that one call shows, by name. ``tensors`` are copies; ``others`` are compared by ``==``."""
+    """All that one call shows, by name. ``tensors`` are copies; ``layouts`` sizes and strides; ``others`` are compared
+    by ``==``."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor | None] = field(default_factory=dict)
+    layouts: dict[str, Layout] = field(default_factory=dict)
     others: dict[str, Any] = field(default_factory=dict)
 
 
@@ -105,10 +111,11 @@ def check(
     networks in float64, or on inputs away from thresholds. Inductor draws other random numbers than torch: compare
     dropout with ``lowering="eager"``. measure: also local peaks and seconds, which takes two more steps of each.
 
-    Compared are results (types, values, shapes, dtypes, layouts, what requires a gradient), gradients of parameters and
-    inputs (which are None, too), buffers, attributes and inputs that the call changes, and the random numbers that
-    follow it. Inputs, parameters, gradients, buffers, attributes of modules and random numbers are afterwards as they
-    were. With ``strict`` raises DifferenceError, which names the first difference.
+    Compared are results (types, values, shapes, dtypes, what requires a gradient, layouts, but that what is expanded
+    may be written out), gradients of parameters and inputs (which are None, too), buffers, attributes and inputs that
+    the call changes, and the random numbers that follow it. Inputs, parameters, gradients, buffers, attributes of
+    modules and random numbers are afterwards as they were. With ``strict`` raises DifferenceError, which names the
+    first difference.
     """
     compiled, plain = _compiled(model), model_of(model)
     call = _Call(plain, inputs, kwargs, loss or mean_squares, seed)
@@ -187,15 +194,23 @@ def _note_result(seen: _Seen, result: Any) -> None:
     for place, value in places_of(result):
         name = "result" + "".join(f"[{key!r}]" for key in place)
         seen.tensors[name] = value.detach().clone()
-        seen.others[f"layout of {name}"] = _layout(value)
+        seen.layouts[f"layout of {name}"] = _layout(value)
         seen.others[f"requires_grad of {name}"] = value.requires_grad
 
 
-def _layout(value: Tensor) -> Any:
-    """Strides, but for those of dimensions that have no second entry."""
+def _layout(value: Tensor) -> Layout:
     if value.layout is not torch.strided or value.numel() == 0:
-        return value.layout
-    return tuple(step for step, size in zip(value.stride(), value.shape, strict=True) if size > 1)
+        return ()
+    return tuple((size, step) for size, step in zip(value.shape, value.stride(), strict=True) if size > 1)
+
+
+def _lie_alike(before: Layout, after: Layout) -> bool:
+    """Whether strides are equal, or, where the plain one expands a dimension, the others lie in one order."""
+    if before == after or len(before) != len(after):
+        return before == after
+    kept = [dim for dim, (_, step) in enumerate(before) if step]
+    orders = [sorted(kept, key=lambda dim: -each[dim][1]) for each in (before, after)]
+    return len(kept) < len(before) and orders[0] == orders[1]
 
 
 def _note_state(seen: _Seen, state: State, leaves: Mapping[Tensor, str]) -> None:
@@ -217,6 +232,11 @@ def _compared(expected: _Seen, actual: _Seen, tolerance: float | None) -> tuple[
         before, after = (each.others.get(name, "nothing") for each in (expected, actual))
         if before != after:
             differences.append(Difference(name, f"{after} instead of {before}"))
+    for name, lies in expected.layouts.items():
+        other = actual.layouts.get(name, lies)  # what is missing differs in its structure
+        if not _lie_alike(lies, other):
+            strides = [tuple(step for _, step in each) for each in (other, lies)]
+            differences.append(Difference(name, f"strides {strides[0]} instead of {strides[1]}"))
     floor = _NOISE * max(map(_largest, expected.gradients.values()), default=0.0)
     names = dict.fromkeys((*expected.tensors, *actual.tensors))
     pairs = [(name, expected.tensors.get(name), actual.tensors.get(name), 0.0) for name in names]

@@ -83,6 +83,9 @@ def run(first: int, seconds: float, workers: int) -> tuple[int, list[dict[str, A
             done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
             for each in done:
                 rows += each.result()
+                for row in rows[-CHUNK:]:
+                    if row["kind"] != "equal":
+                        print(f"seed {row['seed']}, {row['way']}: {row['kind']}: {row['why']}")
                 print(f"{len(rows)} programs: {dict(Counter(row['kind'] for row in rows))}", flush=True)
     return seed, rows
 

@@ -29,7 +29,7 @@ class Net(nn.Module):
         for t in range(x.shape[0]):
             h = nn.functional.dropout(torch.tanh(self.norm(self.cell(x[t]) + h)), self.p, self.training)
         self.calls += 1
-        return {"h": h, "turned": h.t(), "scaled": [h * self.scale]}
+        return {"h": h, "turned": h.t(), "scaled": [h * self.scale], "expanded": h.expand(2, 3, 4)}
 
 
 def made() -> tuple[Net, Tensor]:
@@ -109,10 +109,15 @@ def not_a_number(result: Any, net: Net) -> None:
     result["h"] = torch.where(torch.arange(4) == 0, float("nan"), result["h"])
 
 
+def order(result: Any, net: Net) -> None:
+    result["expanded"] = result["expanded"].transpose(1, 2).contiguous().transpose(1, 2)
+
+
 CHANGES = {
     value: "result['scaled'][0]: 1.0e-06 off",
     structure: "structure of the result",
     layout: "layout of result['turned']",
+    order: "layout of result['expanded']: strides (12, 1, 3) instead of (0, 4, 1)",
     dtype: "float32 (3, 4) instead of float64 (3, 4)",
     gradient: "gradient of cell.bias",
     no_gradient: "gradient of scale: None instead of float64 (4,)",
@@ -122,6 +127,17 @@ CHANGES = {
     random: "random numbers that follow",
     not_a_number: "inf off",
 }
+
+
+def test_what_eager_expands_may_be_written_out() -> None:
+    net, x = made()
+
+    def written_out(x: Tensor) -> Any:
+        result = net(x)
+        return {**result, "expanded": result["expanded"].contiguous()}
+
+    written_out.reroll_caller = SimpleNamespace(model=net)  # type: ignore[attr-defined]
+    assert reroll.check(written_out, x, measure=False).equal
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
