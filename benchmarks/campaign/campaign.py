@@ -2,11 +2,13 @@
 
     python benchmarks/campaign/campaign.py --seconds 600          # go on where the committed result ended
     python benchmarks/campaign/campaign.py --seed 1234            # one program: its text, and what becomes of it
+    python benchmarks/campaign/campaign.py --defects              # judge all defects that were found once more
     python benchmarks/campaign/campaign.py --show
 
 Each seed makes one program, and says through which door it goes and with which options. Seeds never repeat: a run
-begins behind the last one of ``results/campaign.json``. What is refused is counted by reason, what is wrong, raises a
-raw error or gives no answer is made smaller and kept whole.
+begins behind the last one of ``results/campaign.json``. What is refused is counted by reason. What is wrong, raises a
+raw error or gives no answer is made smaller and kept whole, with the pieces of reroll without which it comes out right
+(``blame.py``).
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ import random
 import time
 from collections import Counter
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
+from blame import blame
 from judge import DEFECTS, Verdict, Way, judge
 from programs import Program, generate
 from record import RESULT, Section, environment, read, write
@@ -60,7 +64,9 @@ def judged(seeds: range) -> list[dict[str, Any]]:
         verdict = judge(program, way)
         row = {"seed": seed, "way": str(way), "kind": verdict.kind, "why": verdict.why}
         if verdict.kind in DEFECTS:
-            row["source"] = _smaller(program, way, verdict).source()
+            smaller = _smaller(program, way, verdict)
+            row["source"] = smaller.source()
+            row["right_without"] = blame(verdict, way, partial(judge, smaller))
         rows.append(row)
     return rows
 
@@ -105,6 +111,16 @@ def merged(before: Section, first: int, stop: int, rows: list[dict[str, Any]], c
     }
 
 
+def judged_again(before: Section, commit: str) -> Section:
+    """The section with what becomes of every defect now; one that is mended says since which commit that is known."""
+    defects = []
+    for row in before.get("defects", []):
+        found = judge(generate(row["seed"]), way_of(generate(row["seed"])))
+        mended = {} if found.kind in DEFECTS else {"mended": row.get("mended", commit)}
+        defects.append({**{key: value for key, value in row.items() if key != "mended"}, **mended})
+    return {**before, "defects": defects}
+
+
 def show(result: Section, console: Console) -> None:
     """Counts of all runs, reasons, and defects."""
     counts: Counter[str] = Counter()
@@ -120,7 +136,8 @@ def show(result: Section, console: Console) -> None:
             reasons.add_row(why, str(count))
         console.print(reasons)
     for each in result.get("defects", []):
-        console.print(f"{each['kind']}: seed {each['seed']}, {each['way']}: {each['why']}")
+        now = f"mended, seen at {each['mended']}" if "mended" in each else "OPEN"
+        console.print(f"{each['kind']} ({now}): seed {each['seed']}, {each['way']}: {each['why']}")
 
 
 def main() -> None:
@@ -128,6 +145,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int)
+    parser.add_argument("--defects", action="store_true")
     parser.add_argument("--show", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULT)
     given, console = parser.parse_args(), Console()
@@ -136,7 +154,15 @@ def main() -> None:
         program = generate(given.seed)
         way = way_of(program)
         console.print(program.source(), highlight=False, markup=False)
-        console.print(f"{way}: {judge(program, way)}")
+        verdict = judge(program, way)
+        console.print(f"{way}: {verdict}", highlight=False, markup=False)
+        if verdict.kind in DEFECTS:
+            console.print(f"right without: {', '.join(blame(verdict, way, partial(judge, program))) or 'nothing'}")
+    elif given.defects:
+        torch.set_num_threads(1)
+        found = judged_again(before, environment("")["commit"])
+        write(given.out, "programs", found)
+        show(found, console)
     elif given.show:
         show(before, console)
     else:
