@@ -33,6 +33,7 @@ from reroll.backends.front.entries import (
     Ran,
     Refused,
     Running,
+    SkippedError,
     Unrecorded,
     Untraced,
     new_backend,
@@ -185,7 +186,7 @@ class Caller:
             if steps != running.steps:
                 running.steps = self.steps = steps
                 return
-        if running.failed is not None or not isinstance(error, UNREADABLE):
+        if running.failed is not None or not isinstance(error, (UNREADABLE, SkippedError)):
             raise error
         running.failed, running.front = refused, Front(self.model, Recorded(self.model, str(error)), self.options)
 
@@ -200,7 +201,7 @@ class Caller:
             return observe(self.model, running.call, (), {})
         except LengthError as error:
             short = isinstance(error, TooShortError) and running.call.length < SHORT[0][0]
-            if short or not isinstance(refusal, UNREADABLE):
+            if short or not isinstance(refusal, (UNREADABLE, SkippedError)):
                 error.__context__ = refusal  # it led here
                 raise
             raise _noted(refusal, error) from None

@@ -27,8 +27,14 @@ from reroll.backends.front.state import State
 from reroll.backends.front.turns import between_turns
 from reroll.backends.progress import hinting
 from reroll.capture.recorder.graph import Unrecordable
-from reroll.errors import LengthError
+from reroll.errors import LengthError, UnsupportedError
 from reroll.planning.options import Options
+
+_SKIPPED = "found no compiled frames"  # in what torch raises with fullgraph=True
+
+
+class SkippedError(UnsupportedError):
+    """Dynamo has not looked at the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +124,10 @@ class Running:
             if self.steps <= self.call.length:
                 raise
             return Refused(error)
+        except RuntimeError as error:
+            if _SKIPPED not in str(error):
+                raise
+            return Refused(SkippedError("Dynamo leaves the model as it is, without a word on why."))
 
     def traced(self) -> Any:
         """Call the model under Dynamo on tokens of ``steps`` steps."""

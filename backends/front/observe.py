@@ -63,8 +63,16 @@ def observe(
 
 
 def _shared(model: Callable[..., Any], call: Call) -> list[torch.Tensor]:
-    """Sequences that share memory with other tensors or with numpy's arrays, and those tensors."""
+    """Sequences that share memory with other tensors or with numpy's arrays, and those tensors.
+
+    Raises UnsupportedError for sparse tensors, which share none that could be told.
+    """
     state = State.of(model, call.args, call.kwargs, parameters=False, values=False)
+    if any(value.layout is not torch.strided for value, _, _ in state.tensors):
+        raise UnsupportedError(
+            "reroll.compile: the model holds or is given a sparse tensor, which Dynamo does not read and a record of "
+            "its operations does not tell. Use a dense one (to_dense()), or the plain model."
+        )
     values = [*(value for value, _, _ in state.tensors), *(array for array, _ in state.arrays)]
     groups = [[values[number] for number in group] for group in sharing(values)]
     found = [value for group in groups if any(id(each) in call.dims for each in group) for value in group]

@@ -283,7 +283,9 @@ def distance(before: Tensor, after: Tensor, least: float = 0.0) -> float:
     if before.numel() == 0:
         return 0.0
     wide = torch.complex128 if before.is_complex() else torch.float64
-    first, second = before.to(wide), after.to(wide)
+    first, second = (
+        each.to_dense().to(wide) if each.layout is not torch.strided else each.to(wide) for each in (before, after)
+    )
     same = (first == second) | (first.isnan() & second.isnan())
     if bool(same.all()):
         return 0.0

@@ -10,7 +10,7 @@ import torch
 from agreement import compare, sizes
 from random_programs import WIDTH, Program
 
-SEEDS = range(12)
+SEEDS, MORE = range(12), range(12, 60)
 LENGTHS = (7, 11, 5, 13)
 
 
@@ -31,9 +31,14 @@ def check(seed: int) -> int:
     return len(sizes(made)) > 0
 
 
-@pytest.mark.parametrize("part", range(3))
-def test_random_programs(part: int) -> None:
-    seeds = SEEDS[part::3]
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        *(SEEDS[part::3] for part in range(3)),
+        *(pytest.param(MORE[part::12], marks=pytest.mark.campaign) for part in range(12)),
+    ],
+)
+def test_random_programs(seeds: range) -> None:
     rolled = 0
     for seed in seeds:
         rolled += check(seed)

@@ -34,22 +34,18 @@ FAMILIES = {
 }
 CASES = {f"{family}-{name}": case for family, cases in FAMILIES.items() for name, case in cases.items()}
 STANDARD = SCHEDULES[1]
-# One of each kind: the others differ from these by their step, not by how it repeats.
+# One of each kind; benchmarks/campaign/libraries.py runs all networks under all schedules and through both doors.
 OF_A_KIND = ("torch-gru_cell", "torch-lstm", "spikingjelly-lif", "spikingjelly-if_multi_step")
-LIKE_OTHERS = ("plain-learnable_decay", "plain-always_forced", "plain-recurrent_spiking")
-# Dynamo takes up to 25 seconds for one of these at three lengths: the others run in benchmarks/networks_table.py.
-ANY_LENGTH = (
-    *(name for name in CASES if name.startswith("plain") and name not in LIKE_OTHERS),
-    *("torch-gru_cell", "torch-lstm", "torch-gru_dropout", "torch-lstm_deep"),
-    *("spikingjelly-parametric_lif_float64", "spikingjelly-poisson_encoder"),
-    *("spikingjelly-carried_over", "spikingjelly-lif_multi_step_float64", "snntorch-leaky_hidden"),
+DAILY = (
+    *(name for name in CASES if name.startswith("plain")),
+    *("torch-gru_cell", "torch-lstm", "torch-gru_dropout", "torch-lstm_cell"),
+    *("spikingjelly-if_multi_step", "spikingjelly-poisson_encoder"),
+    *("spikingjelly-carried_over", "snntorch-rleaky", "snntorch-leaky_hidden"),
 )
-# Steps like those of other networks here, and of the same kind: in that table, too.
-ALIKE = (
-    *("snntorch-leaky", "snntorch-lapicque", "snntorch-synaptic", "snntorch-spikegen_outside"),
-    *("snntorch-sconv2dlstm", "snntorch-leaky_learned", "snntorch-alpha"),
-    *("snntorch-leaky_hidden_reset_inside", "spikingjelly-lif", "spikingjelly-parametric_lif"),
-    *("spikingjelly-lif_multi_step", "spikingjelly-carried_over_multi_step", "torch-rnn_tanh"),
+ANY_LENGTH = (
+    *("plain-delays", "plain-loss_inside", "plain-nested", "plain-bidirectional", "plain-teacher_forcing"),
+    *("torch-gru_cell", "torch-lstm_deep", "spikingjelly-carried_over", "spikingjelly-lif_multi_step_float64"),
+    "snntorch-leaky_hidden",
 )
 SAME_STRUCTURE = (
     *OF_A_KIND,
@@ -70,7 +66,7 @@ def _what_dynamo_captures(request: pytest.FixtureRequest) -> None:
         pytest.skip("Dynamo of torch 2.11 gives the last states of nn.LSTM wrong shapes, which reroll refuses")
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in ALIKE])
+@pytest.mark.parametrize("name", DAILY)
 def test_every_schedule(name: str) -> None:
     found, loops = compare_schedules(CASES[name])
     assert not {options: texts for options, texts in found.items() if texts}

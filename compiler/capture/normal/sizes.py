@@ -58,7 +58,8 @@ def _pin_value(value: Any) -> Any:
     elif isinstance(value, torch.SymBool):
         bool(value)
     elif _symbolic(value):
-        for size in (*value.shape, *value.stride(), value.storage_offset()):
+        strided = value.layout is torch.strided
+        for size in (*value.shape, *((*value.stride(), value.storage_offset()) if strided else ())):
             int(size)
     return value
 
@@ -68,6 +69,8 @@ def _symbolic(value: Any) -> bool:
         return any(_symbolic(item) for item in value)
     if not isinstance(value, torch.Tensor):
         return isinstance(value, _NUMBERS)
+    if value.layout is not torch.strided:
+        return any(not isinstance(n, int) for n in value.shape)
     return any(not isinstance(n, int) for n in (*value.shape, *value.stride(), value.storage_offset()))
 
 

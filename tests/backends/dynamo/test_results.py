@@ -46,3 +46,28 @@ def test_layouts_and_who_needs_gradients(pick: str, door: str) -> None:
     else:
         model = reroll.compile(net, time_dim=0, lowering="eager")
     reroll.check(model, x, strict=True, measure=False)
+
+
+class Sparse(nn.Module):
+    """Weights that are mostly zeros, held as such, and a count."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        dense = torch.eye(4, dtype=D) + torch.eye(4, dtype=D).roll(1, 0)
+        self.register_buffer("links", getattr(dense, f"to_sparse_{kind}")())
+        self.weight = nn.Parameter(torch.randn(4, 4, dtype=D) / 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.new_zeros(4, 3)
+        for t in range(x.shape[0]):
+            h = torch.tanh(torch.sparse.mm(self.links, h) + self.weight @ x[t])
+        return h
+
+
+@pytest.mark.parametrize("kind", ["coo", "csr"])
+def test_sparse_weights(kind: str) -> None:
+    net, x = Sparse(kind), torch.randn(9, 4, 3, dtype=D)
+    # Dynamo leaves it as it is
+    reroll.check(torch.compile(net, backend="reroll"), x, strict=True, measure=False)
+    with pytest.raises(reroll.UnsupportedError, match="holds or is given a sparse tensor"):
+        reroll.compile(net, time_dim=0)(x)

@@ -99,7 +99,9 @@ WRONG = {
 
 @pytest.mark.parametrize("way", ["compile", "backend"])
 @pytest.mark.parametrize(("place", "gives"), WRONG)
-@pytest.mark.parametrize("own", ["Aux", "operator", "Surrogate"])
+@pytest.mark.parametrize(
+    "own", ["Aux", *(pytest.param(own, marks=pytest.mark.campaign) for own in ("operator", "Surrogate"))]
+)
 def test_gradients_are_those_of_eager_or_refused(own: str, place: str, gives: str, way: str) -> None:
     model, x = Net(FUNCTIONS[own], place, gives).double(), torch.randn(20, 3, 4).double()
     options: dict[str, Any] = {"lowering": "eager", "segment": 4}
