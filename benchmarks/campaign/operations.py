@@ -131,7 +131,14 @@ def _is_plain(net: OneOperation, x: Tensor) -> bool:
 
 
 def _differences(net: OneOperation, x: Tensor, lowering: str, dtype: torch.dtype) -> Sequence[object]:
-    options = {"lowering": lowering, "schedule": "double", "segment": 2, "chunk": 2, "slots": 2, "remote": "host"}
+    options: dict[str, Any] = {
+        "lowering": lowering,
+        "schedule": "double",
+        "segment": 2,
+        "chunk": 2,
+        "slots": 2,
+        "remote": "host",
+    }
     model = torch.compile(net, backend="reroll", options=options)
     return reroll.check(model, x, measure=False, tolerance=TOLERANCES[dtype]).differences
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 B, H, T = 3, 4, 9
 HEAD = """from dataclasses import dataclass
@@ -239,7 +240,8 @@ class Program:
         behind = number + 1
         while behind < len(lines) and _indent(lines[behind]) > _indent(lines[number]):
             behind += 1
-        return replace(self, **{part: (*lines[:number], *lines[behind:])})
+        changed: dict[str, Any] = {part: (*lines[:number], *lines[behind:])}
+        return replace(self, **changed)
 
     def source(self) -> str:
         """The text of a module with ``Net`` and ``inputs()``."""
