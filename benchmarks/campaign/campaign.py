@@ -1,6 +1,7 @@
 """Random programs through both doors, compared with eager in float64 in everything that ``reroll.check`` sees.
 
     python benchmarks/campaign/campaign.py --seconds 600          # go on where the committed result ended
+    python benchmarks/campaign/campaign.py --of mutants           # networks of the tests, changed in one place
     python benchmarks/campaign/campaign.py --seed 1234            # one program: its text, and what becomes of it
     python benchmarks/campaign/campaign.py --defects              # judge all defects that were found once more
     python benchmarks/campaign/campaign.py --show
@@ -16,8 +17,10 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections import Counter
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,14 +28,16 @@ from typing import Any
 
 import torch
 from blame import blame
-from judge import DEFECTS, Verdict, Way, judge
+from changed_networks import mutant
+from judge import DEFECTS, Verdict, Way, judge, judge_mutant
 from programs import Program, generate
 from record import RESULT, Section, environment, read, write
 from rich.console import Console
 from rich.table import Table
 from shrink import shrink
 
-CHUNK = 10  # programs of one task
+Row = dict[str, Any]
+CHUNK = 40  # programs of one process
 SHRINKING = 120.0  # seconds
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},
@@ -46,21 +51,36 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 )
 
 
-def way_of(program: Program) -> Way:
+def way_of(seed: int, draws: bool) -> Way:
     """The door and the options of a seed. Inductor draws other random numbers than torch."""
-    draw = random.Random(f"way of {program.seed}")
-    lowering = "inductor" if draw.random() < 0.1 and not program.random else "eager"
+    draw = random.Random(f"way of {seed}")
+    lowering = "inductor" if draw.random() < 0.1 and not draws else "eager"
     options = {"lowering": lowering, **draw.choice(OPTIONS)}
     return Way("backend" if draw.random() < 0.6 else "compile", tuple(sorted(options.items())))
 
 
-def judged(seeds: range) -> list[dict[str, Any]]:
+def judged_mutants(seeds: range) -> list[Row]:
+    """What becomes of the mutants of some seeds."""
+    torch.set_num_threads(1)
+    rows = []
+    for seed in seeds:
+        changed, way = mutant(seed), way_of(seed, draws=True)  # whether one draws is not known
+        verdict = judge_mutant(changed, way)
+        row = {"seed": seed, "way": str(way), "kind": verdict.kind, "why": verdict.why}
+        if verdict.kind in DEFECTS:
+            row["source"] = changed.source()
+            row["right_without"] = blame(verdict, way, partial(judge_mutant, changed))
+        rows.append(row)
+    return rows
+
+
+def judged_programs(seeds: range) -> list[Row]:
     """What becomes of the programs of some seeds; failures are made smaller."""
     torch.set_num_threads(1)
     rows = []
     for seed in seeds:
         program = generate(seed)
-        way = way_of(program)
+        way = way_of(seed, program.random)
         verdict = judge(program, way)
         row = {"seed": seed, "way": str(way), "kind": verdict.kind, "why": verdict.why}
         if verdict.kind in DEFECTS:
@@ -77,48 +97,69 @@ def _smaller(program: Program, way: Way, verdict: Verdict) -> Program:
     return shrink(program, verdict, lambda each: judge(each, way), SHRINKING)
 
 
-def run(first: int, seconds: float, workers: int) -> tuple[int, list[dict[str, Any]]]:
-    """Judge programs from a seed on for some time. Gives the first seed that is left, and a row for each program."""
-    end, rows, seed = time.monotonic() + seconds, list[dict[str, Any]](), first
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), max_tasks_per_child=4) as pool:
-        waiting = set[Future[list[dict[str, Any]]]]()
-        while time.monotonic() < end or waiting:
+JUDGES: dict[str, Callable[[range], list[Row]]] = {"programs": judged_programs, "mutants": judged_mutants}
+
+
+def run(of: str, first: int, seconds: float, workers: int) -> Iterator[tuple[int, list[Row]]]:
+    """Judge programs from a seed on for some time. Gives, in order, the seed behind each chunk, and its rows."""
+    end, seed = time.monotonic() + seconds, first
+    waiting = deque[Future[list[Row]]]()
+    with ThreadPoolExecutor(workers) as pool:
+        while waiting or time.monotonic() < end:
             while len(waiting) < workers and time.monotonic() < end:
-                waiting.add(pool.submit(judged, range(seed, seed + CHUNK)))
+                waiting.append(pool.submit(_apart, of, range(seed, seed + CHUNK)))
                 seed += CHUNK
-            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for each in done:
-                rows += each.result()
-                for row in rows[-CHUNK:]:
-                    if row["kind"] != "equal":
-                        print(f"seed {row['seed']}, {row['way']}: {row['kind']}: {row['why']}")
-                print(f"{len(rows)} programs: {dict(Counter(row['kind'] for row in rows))}", flush=True)
-    return seed, rows
+            rows = waiting.popleft().result()
+            yield rows[-1]["seed"] + 1, rows
 
 
-def merged(before: Section, first: int, stop: int, rows: list[dict[str, Any]], command: str) -> Section:
-    """The section with one more run."""
-    made = {"seeds": [first, stop], "counts": dict(Counter(row["kind"] for row in rows)), **environment(command)}
+def _apart(of: str, seeds: range) -> list[Row]:
+    """What a process of its own says of some seeds. One with which the process ends is a raw error."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        try:
+            return pool.submit(JUDGES[of], seeds).result()
+        except BrokenProcessPool:
+            if len(seeds) == 1:
+                return [{"seed": seeds[0], "way": "", "kind": "raw", "why": "the process ended"}]
+    return [row for seed in seeds for row in _apart(of, range(seed, seed + 1))]
+
+
+def merged(before: Section, made: Section, rows: list[Row]) -> Section:
+    """The section with a run that has grown by some rows; ``made`` says where and by what."""
+    runs = before.get("runs", [])
+    if not runs or runs[-1]["seeds"][1] != rows[0]["seed"] or {**runs[-1], **made} != runs[-1]:
+        runs = [*runs, {"seeds": [rows[0]["seed"]] * 2, "counts": {}, **made}]
+    last = runs[-1]
+    counts = Counter(last["counts"]) + Counter(row["kind"] for row in rows)
+    grown = {**last, "seeds": [last["seeds"][0], rows[-1]["seed"] + 1], "counts": dict(counts)}
     reasons: dict[str, Counter[str]] = {"refused": Counter(), "left": Counter()}
     for kind, counter in reasons.items():
         counter.update(before.get("reasons", {}).get(kind, {}))
         counter.update(row["why"] for row in rows if row["kind"] == kind)
-    defects = [*before.get("defects", []), *(row for row in rows if row["kind"] in DEFECTS)]
     return {
-        "runs": [*before.get("runs", []), made],
+        "runs": [*runs[:-1], grown],
         "reasons": {kind: dict(counter.most_common()) for kind, counter in reasons.items()},
-        "defects": defects,
+        "defects": [*before.get("defects", []), *(row for row in rows if row["kind"] in DEFECTS)],
     }
 
 
-def judged_again(before: Section, commit: str) -> Section:
+def judged_again(of: str, before: Section, commit: str) -> Section:
     """The section with what becomes of every defect now; one that is mended says since which commit that is known."""
     defects = []
     for row in before.get("defects", []):
-        found = judge(generate(row["seed"]), way_of(generate(row["seed"])))
-        mended = {} if found.kind in DEFECTS else {"mended": row.get("mended", commit)}
+        (found,) = JUDGES[of](range(row["seed"], row["seed"] + 1))
+        mended = {} if found["kind"] in DEFECTS else {"mended": row.get("mended", commit)}
         defects.append({**{key: value for key, value in row.items() if key != "mended"}, **mended})
     return {**before, "defects": defects}
+
+
+def tell(rows: list[Row], found: Section) -> None:
+    """Print what is not equal, and how far it is."""
+    for row in rows:
+        if row["kind"] not in ("equal", "invalid"):
+            print(f"seed {row['seed']}, {row['way']}: {row['kind']}: {row['why']}")
+    last = found["runs"][-1]
+    print(f"{last['seeds'][1] - last['seeds'][0]} programs: {last['counts']}", flush=True)
 
 
 def show(result: Section, console: Console) -> None:
@@ -140,8 +181,18 @@ def show(result: Section, console: Console) -> None:
         console.print(f"{each['kind']} ({now}): seed {each['seed']}, {each['way']}: {each['why']}")
 
 
+def show_one(of: str, seed: int, console: Console) -> None:
+    """The text of a program, what becomes of it, and what is to blame."""
+    (row,) = JUDGES[of](range(seed, seed + 1))
+    console.print(
+        row.pop("source", (generate if of == "programs" else mutant)(seed).source()), highlight=False, markup=False
+    )
+    console.print(row, highlight=False, markup=False)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--of", choices=JUDGES, default="programs")
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int)
@@ -149,29 +200,23 @@ def main() -> None:
     parser.add_argument("--show", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULT)
     given, console = parser.parse_args(), Console()
-    before = read(given.out, "programs")
     if given.seed is not None:
-        program = generate(given.seed)
-        way = way_of(program)
-        console.print(program.source(), highlight=False, markup=False)
-        verdict = judge(program, way)
-        console.print(f"{way}: {verdict}", highlight=False, markup=False)
-        if verdict.kind in DEFECTS:
-            console.print(f"right without: {', '.join(blame(verdict, way, partial(judge, program))) or 'nothing'}")
-    elif given.defects:
-        torch.set_num_threads(1)
-        found = judged_again(before, environment("")["commit"])
-        write(given.out, "programs", found)
-        show(found, console)
-    elif given.show:
-        show(before, console)
-    else:
-        first = max((each["seeds"][1] for each in before.get("runs", [])), default=0)
-        stop, rows = run(first, given.seconds, given.workers)
-        command = f"python benchmarks/campaign/campaign.py --seconds {given.seconds:g} --workers {given.workers}"
-        result = merged(before, first, stop, rows, command)
-        write(given.out, "programs", result)
-        show(result, console)
+        show_one(given.of, given.seed, console)
+        return
+    found = read(given.out, given.of)
+    if given.defects:
+        found = judged_again(given.of, found, environment("")["commit"])
+        write(given.out, given.of, found)
+    elif not given.show:
+        first = max((each["seeds"][1] for each in found.get("runs", [])), default=0)
+        options = f"--of {given.of} --seconds {given.seconds:g} --workers {given.workers}"
+        command = f"python benchmarks/campaign/campaign.py {options}"
+        made = environment(command)
+        for _, rows in run(given.of, first, given.seconds, given.workers):
+            found = merged(read(given.out, given.of), made, rows)
+            write(given.out, given.of, found)
+            tell(rows, found)
+    show(found, console)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,14 @@ import signal
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from changed_networks import Mutant, network_of
 from programs import Program
 from torch._dynamo.exc import TorchDynamoException
 
@@ -29,10 +30,11 @@ DEFECTS = ("wrong", "raw", "no answer")
 
 @dataclass(frozen=True)
 class Way:
-    """A door and its options."""
+    """A door, its options, and ``time_dim``, if it is not that of ``programs.py``."""
 
     door: str
     options: tuple[tuple[str, Any], ...]
+    time: Any = None
 
     def __str__(self) -> str:
         return f"{self.door}({', '.join(f'{name}={value!r}' for name, value in self.options)})"
@@ -41,7 +43,8 @@ class Way:
         """The model through this door."""
         if self.door == "backend":
             return torch.compile(model, backend="reroll", options=dict(self.options))
-        return reroll.compile(model, time_dim={"x": 0, "u": 0, "bf": 1}, **dict(self.options))
+        time = {"x": 0, "u": 0, "bf": 1} if self.time is None else self.time
+        return reroll.compile(model, time_dim=time, **dict(self.options))
 
 
 @dataclass(frozen=True)
@@ -120,11 +123,32 @@ def loaded(text: str, path: Path) -> Any:
     return module
 
 
+def judge_mutant(mutant: Mutant, way: Way) -> Verdict:
+    """What becomes of a mutant."""
+    torch._dynamo.reset()
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(mutant.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with limited(SECONDS):
+                net = network_of(mutant, loaded, Path(folder) / f"mutant{mutant.seed}.py")
+                given = net.network.inputs(net.network.steps)
+        except (Exception, NoAnswerError) as error:  # the program is none  # noqa: BLE001
+            return Verdict("invalid", first_line(error))
+        args = [each.requires_grad_(net.network.leaf) if each.is_floating_point() else each for each in given]
+        over_time = all(each.dim() and each.shape[0] == net.network.steps for each in args)
+        return _compared(net, replace(way, time=0) if over_time else replace(way, door="backend"), args, {}, TOLERANCE)
+
+
 def _judged(module: Any, way: Way, seed: int, tolerance: float) -> Verdict:
     torch._dynamo.reset()
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(seed)
     net, (args, kwargs) = module.Net(), module.inputs()
+    return _compared(net, way, args, kwargs, tolerance)
+
+
+def _compared(net: Any, way: Way, args: Sequence[Any], kwargs: Mapping[str, Any], tolerance: float) -> Verdict:
     try:
         plain = reroll.check(_Plain(net), *args, measure=False, **kwargs)
         assert plain.equal, "eager differs from itself"
