@@ -76,8 +76,8 @@ def changes(function: ast.FunctionDef) -> Iterator[tuple[int, Change]]:
             yield line, _another_name(node, names)
         elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Name):
             yield line, _moved(node)
-        for body in (getattr(node, "body", None), getattr(node, "orelse", None)):
-            for statement in body if isinstance(body, list) else ():
+        for body in (getattr(node, part) for part in ("body", "orelse") if isinstance(getattr(node, part, None), list)):
+            for statement in body:
                 yield statement.lineno, _left_out(body, statement)
                 yield statement.lineno, _twice(body, statement)
 

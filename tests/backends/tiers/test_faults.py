@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 import reroll
 import reroll.backends.tiers.host as host
-import reroll.backends.tiers.spill_file as spill_file
 from reroll.backends.runtime.executable import Executable
 from reroll.backends.tiers.disk import DiskTier
 from reroll.backends.tiers.host import HostTier
@@ -63,7 +62,7 @@ POINTS: dict[str, tuple[str, Any, str, Callable[[], Exception]]] = {
     "disk: bytes are written": ("disk", os, "pwrite", full),
     "disk: bytes are read": ("disk", os, "preadv", io_error),
     "disk: the file is cut": ("disk", os, "ftruncate", io_error),
-    "disk: a file is opened": ("disk", spill_file.tempfile, "TemporaryFile", full),
+    "disk: a file is opened": ("disk", tempfile, "TemporaryFile", full),
     "disk: a block is written": ("disk", DiskTier, "write", short_of_memory),
     "disk: a read begins": ("disk", DiskTier, "start_read", short_of_memory),
     "disk: writes are waited for": ("disk", DiskTier, "settle", short_of_memory),
