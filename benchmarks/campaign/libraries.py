@@ -186,6 +186,8 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     given, console = parse(), Console(width=140)
+    if unknown := set(given.only or ()) - set(cases()):
+        raise SystemExit(f"no such network: {', '.join(sorted(unknown))}")
     section = read(given.out, "networks")
     rows = section.setdefault("rows", {})
     names = given.only or list(cases())

@@ -170,28 +170,38 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def judge_all(given: argparse.Namespace, rows: dict[str, Any]) -> Iterator[None]:
+    """Judge what is missing in the rows, and put it there, a few operations at a time."""
+    with ProcessPoolExecutor(given.workers, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        waiting = set()
+        for way in given.ways:
+            left = [name for name in given.only or names() if given.again or way not in rows.get(name, {})]
+            parts = [left[at : at + CHUNK] for at in range(0, len(left), CHUNK)]
+            waiting |= {pool.submit(judged, part, (way,)) for part in parts}
+        for done in as_completed(waiting):
+            for name, found in done.result().items():
+                rows[name] = {**rows.get(name, {}), **found}
+                tell(name, found)
+            yield
+
+
+def tell(name: str, found: Mapping[str, Any]) -> None:
+    """Print defects."""
+    for way, each in found.items():
+        if bad := [why for why in each.get("reasons", {}) if why.split(":")[0] in DEFECTS]:
+            print(f"{name}, {way}: {bad}", flush=True)
+
+
 def main() -> None:
     given, console = parse(), Console(width=140)
+    if unknown := set(given.only or ()) - set(names()):
+        raise SystemExit(f"no such operation: {', '.join(sorted(unknown))}")
     section = read(given.out, "operations")
-    rows = section.setdefault("rows", {})
-    all_names = given.only or names()
     if not given.show:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         section |= environment("python benchmarks/campaign/operations.py")
-        with ProcessPoolExecutor(given.workers, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-            waiting = set()
-            for way in given.ways:
-                left = [name for name in all_names if given.again or way not in rows.get(name, {})]
-                parts = [left[at : at + CHUNK] for at in range(0, len(left), CHUNK)]
-                waiting |= {pool.submit(judged, part, (way,)) for part in parts}
-            for done in as_completed(waiting):
-                for name, found in done.result().items():
-                    rows[name] = {**rows.get(name, {}), **found}
-                    for way, each in found.items():
-                        bad = [why for why in each.get("reasons", {}) if why.split(":")[0] in DEFECTS]
-                        if bad:
-                            print(f"{name}, {way}: {bad}", flush=True)
-                write(given.out, "operations", section)
+        for _ in judge_all(given, section.setdefault("rows", {})):
+            write(given.out, "operations", section)
     show(section, console)
 
 

@@ -347,6 +347,16 @@ def generate(seed: int) -> Program:
         writer.lines.append(f"{name} = {_update(draw, kind, name, new)}")
     matrices = [name for name, kind in carries if kind == "M"]
     writer.lines += [f"{name}.append({draw.choice([*matrices, writer.pick('M')])})" for name in lists]
+    numbers = any(word in " ".join([*before, *writer.lines]) for word in ("drop", "rand", "bernoulli"))
+    parts = (*before, *writer.before), header, tuple(writer.lines)
+    after, result, frozen, keywords = _ending(draw, carries, lists)
+    return Program(seed, *parts, after, result, frozen, numbers, keywords)
+
+
+def _ending(
+    draw: random.Random, carries: list[tuple[str, str]], lists: list[str]
+) -> tuple[tuple[str, ...], str, bool, int]:
+    """The lines behind the loop, the result, whether a parameter is frozen, and how many inputs are given by name."""
     after = [f"r{number} = {draw.choice(GATHERED).format(name)}" for number, name in enumerate(lists)]
     results = [name for name, _ in carries if draw.random() < 0.8 or name == "c0"]
     results += [f"r{number}" for number in range(len(lists))]
@@ -356,10 +366,7 @@ def generate(seed: int) -> Program:
         after += draw.choice(SECOND_LOOPS + (OVER_LISTS if lists else ()))
         results.append("d0")
     result, frozen = _result(draw, results), draw.random() < 0.1
-    keywords = draw.choice((0, 0, 1, 3, 6))
-    numbers = any(word in " ".join([*before, *writer.lines]) for word in ("drop", "rand", "bernoulli"))
-    steps = tuple(writer.lines)
-    return Program(seed, (*before, *writer.before), header, steps, tuple(after), result, frozen, numbers, keywords)
+    return tuple(after), result, frozen, draw.choice((0, 0, 1, 3, 6))
 
 
 def _spice(draw: random.Random, writer: _Writer) -> None:

@@ -65,15 +65,15 @@ def _function_updates(node: fx.Node) -> Iterator[Place]:
 
 def _python_function_updates(target: Callable[..., Any], node: fx.Node) -> Iterator[Place]:
     try:
-        parameters = list(inspect.signature(target).parameters)
+        parameters = inspect.signature(target).parameters
     except (TypeError, ValueError):
         return
     given: dict[str, Place] = dict(zip(parameters, range(len(node.args)), strict=False))
     given |= {name: name for name in node.kwargs}
     if "inplace" in given and operand(node, given["inplace"]) is True:
         yield 0
-    switch, names = STATISTICS.get(target, (None, ()))
-    if switch is None or switch not in given or operand(node, given[switch]) is not True:
+    switch, names = STATISTICS.get(target, ("", ()))
+    if not switch or not (operand(node, given[switch]) if switch in given else parameters[switch].default):
         return
     for name in names:
         if name in given and isinstance(operand(node, given[name]), fx.Node):

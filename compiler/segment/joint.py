@@ -53,6 +53,11 @@ def joint_graph(
                 assert isinstance(made, fx.GraphModule)
                 graph = made
     except RuntimeError as error:
+        if "input mutations" in str(error):
+            raise CaptureError(
+                f"The step at {recurrence.where} updates a tensor in place by an operator whose schema does not say "
+                "so, as those of torch.native_batch_norm do not. Use the modules of torch.nn (nn.BatchNorm1d)."
+            ) from error
         raise CaptureError(
             f"The step at {recurrence.where} could not be traced with its gradient: {error}. Simplify the step, or "
             "leave this model to another backend."

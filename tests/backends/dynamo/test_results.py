@@ -71,3 +71,41 @@ def test_sparse_weights(kind: str) -> None:
     reroll.check(torch.compile(net, backend="reroll"), x, strict=True, measure=False)
     with pytest.raises(reroll.UnsupportedError, match="holds or is given a sparse tensor"):
         reroll.compile(net, time_dim=0)(x)
+
+
+class Statistics(nn.Module):
+    """Running statistics that a function updates by default, without being asked to."""
+
+    def __init__(self, norm: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.norm, self.weight = norm, nn.Parameter(torch.randn(5, 5) / 2)
+        self.mean: Tensor
+        self.var: Tensor
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("var", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.new_zeros(3, 4, 5)
+        for t in range(x.shape[0]):
+            h = torch.tanh(self.norm(x[t] + h @ self.weight, self.mean, self.var))
+        return h
+
+
+def native(x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+    found: Tensor = torch.native_batch_norm(x, None, None, mean, var, True, 0.1, 1e-5)[0]
+    return found
+
+
+@pytest.mark.parametrize("door", ["backend", "compile"])
+def test_statistics_that_are_updated_by_default(door: str) -> None:
+    x = torch.randn(9, 3, 4, 5, dtype=D)
+
+    def compiled(norm: Callable[..., Tensor]) -> Any:
+        net = Statistics(norm).to(D)
+        if door == "backend":
+            return torch.compile(net, backend="reroll", options={"lowering": "eager"})
+        return reroll.compile(net, time_dim=0, lowering="eager")
+
+    reroll.check(compiled(nn.functional.instance_norm), x, strict=True, measure=False)
+    with pytest.raises(reroll.CaptureError, match=r"updates a tensor.*does not say so.*nn\.BatchNorm"):
+        compiled(native)(x)
