@@ -272,7 +272,11 @@ def _kind(value: Tensor | None) -> str:
 def _largest(value: Tensor | None) -> float:
     if value is None or not value.numel():
         return 0.0
-    return float(value.abs().nan_to_num(0, 0, 0).max())
+    return float(_dense(value).abs().nan_to_num(0, 0, 0).max())
+
+
+def _dense(value: Tensor) -> Tensor:
+    return value if value.layout is torch.strided else value.to_dense()
 
 
 def distance(before: Tensor, after: Tensor, least: float = 0.0) -> float:
@@ -283,9 +287,7 @@ def distance(before: Tensor, after: Tensor, least: float = 0.0) -> float:
     if before.numel() == 0:
         return 0.0
     wide = torch.complex128 if before.is_complex() else torch.float64
-    first, second = (
-        each.to_dense().to(wide) if each.layout is not torch.strided else each.to(wide) for each in (before, after)
-    )
+    first, second = _dense(before).to(wide), _dense(after).to(wide)
     same = (first == second) | (first.isnan() & second.isnan())
     if bool(same.all()):
         return 0.0

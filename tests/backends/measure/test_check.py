@@ -167,3 +167,24 @@ def test_distances() -> None:
     assert distance(torch.zeros(2), torch.full((2,), 1e-3), least=1.0) == pytest.approx(1e-3)
     assert distance(torch.empty(0), torch.empty(0)) == 0
     assert distance(torch.tensor([True, False]), torch.tensor([True, True])) == 1
+
+
+@pytest.mark.parametrize("kind", ["coo", "csr"])
+def test_sparse_gradients_and_buffers_are_compared(kind: str) -> None:
+    class Linked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.links = nn.Parameter(getattr(torch.eye(4), f"to_sparse_{kind}")())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sparse.mm(self.links, x)
+
+    net, x = Linked(), torch.randn(4, 3)
+
+    def compiled(x: Tensor) -> Tensor:
+        return net(x) * 1.01
+
+    compiled.reroll_caller = SimpleNamespace(model=net)  # type: ignore[attr-defined]
+    assert reroll.check(torch.compile(net, backend="reroll"), x, measure=False).equal
+    found = reroll.check(compiled, x, measure=False)
+    assert {each.name for each in found.differences} == {"result", "gradient of links"}
