@@ -18,13 +18,14 @@ import torch
 from changed_networks import Mutant, network_of
 from programs import Program
 from torch._dynamo.exc import TorchDynamoException
+from torch.utils._pytree import tree_map_only
 
 import reroll
 from reroll.errors import RerollError, RerollWarning
 
 SECONDS = 180
 """After which a program counts as one that gave no answer."""
-TOLERANCE, SHORT = 1e-8, 1e-4  # of float64 throughout, and where inductor rounds float32 in another order
+TOLERANCE, SHORT = 1e-8, 1e-4  # of float64 throughout, and where a value of a step is float32
 DEFECTS = ("wrong", "raw", "no answer")
 
 
@@ -102,8 +103,7 @@ def judge(program: Program, way: Way) -> Verdict:
     """What becomes of a program. A difference counts if it is there with other numbers, too."""
     with tempfile.TemporaryDirectory() as folder:
         module = loaded(program.source(), Path(folder) / f"program{program.seed}.py")
-        exact = "float()" not in program.source() or ("lowering", "eager") in way.options
-        tolerance = TOLERANCE if exact else SHORT
+        tolerance = SHORT if "float()" in program.source() else TOLERANCE
         first = _judged(module, way, program.seed, tolerance)
         if first.kind != "wrong":
             return first
@@ -135,8 +135,9 @@ def judge_mutant(mutant: Mutant, way: Way) -> Verdict:
                 given = net.network.inputs(net.network.steps)
         except (Exception, NoAnswerError) as error:  # the program is none  # noqa: BLE001
             return Verdict("invalid", first_line(error))
-        args = [each.requires_grad_(net.network.leaf) if each.is_floating_point() else each for each in given]
-        over_time = all(each.dim() and each.shape[0] == net.network.steps for each in args)
+        leaf, steps = net.network.leaf, net.network.steps
+        args = tree_map_only(torch.Tensor, lambda v: v.requires_grad_(leaf) if v.is_floating_point() else v, given)
+        over_time = all(isinstance(v, torch.Tensor) and v.dim() and v.shape[0] == steps for v in args)
         return _compared(net, replace(way, time=0) if over_time else replace(way, door="backend"), args, {}, TOLERANCE)
 
 

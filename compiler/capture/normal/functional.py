@@ -127,6 +127,11 @@ class _Rewriter:
         root = self.roots[_known(storage_of(value))]
         while value is not root:
             base, same = self.parents[value]
+            if not same and _cuts_gradients(value):
+                raise CaptureError(
+                    f"{where(update)}: what detach() gave is updated in place with a gradient, and shares memory with "
+                    "what it was taken of. Write clone() behind detach(), or the update out of place."
+                )
             if not same:
                 extra = value.args[1:]
                 if value.args[:1] != (base,) or any(
@@ -161,6 +166,13 @@ class _Rewriter:
                 self.new.call_function(set_grad_enabled, (True,))
             self.env[root] = original
             self.versions[storage] += 1
+
+
+def _cuts_gradients(view: fx.Node) -> bool:
+    """Whether a view is one of ``detach`` that needs a gradient after all: an update in place has brought it."""
+    value = view.meta.get("example_value")
+    name = view.target if isinstance(view.target, str) else getattr(view.target, "__name__", "")
+    return isinstance(value, torch.Tensor) and value.requires_grad and name in ("detach", "detach.default")
 
 
 def _known(storage: int | None) -> int:

@@ -109,3 +109,31 @@ def test_statistics_that_are_updated_by_default(door: str) -> None:
     reroll.check(compiled(nn.functional.instance_norm), x, strict=True, measure=False)
     with pytest.raises(reroll.CaptureError, match=r"updates a tensor.*does not say so.*nn\.BatchNorm"):
         compiled(native)(x)
+
+
+class Detached(nn.Module):
+    """A row that begins detached, and gets a gradient by an update in place."""
+
+    def __init__(self, copied: bool) -> None:
+        super().__init__()
+        self.weight, self.copied = nn.Parameter(torch.randn(4, 4) / 2), copied
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, rows = x.new_ones(3, 4), []
+        for t in range(x.shape[0]):
+            row = h.detach()
+            row = row.clone() if self.copied else row * 1 if t % 2 else torch.zeros_like(row).detach()
+            row += h @ self.weight
+            rows.append(row)
+            h = 0.9 * h + x[t]
+        return torch.stack(rows)
+
+
+def test_updates_of_what_was_detached_keep_their_gradients() -> None:
+    x = torch.randn(12, 3, 4, dtype=D)
+    copied, net = Detached(copied=True).to(D), Detached(copied=False).to(D)
+    reroll.check(reroll.compile(copied, time_dim=0, lowering="eager"), x, strict=True, measure=False)
+    with pytest.raises(reroll.LengthError, match=r"what detach\(\) gave is updated in place.*Write clone\(\) behind"):
+        reroll.compile(net, time_dim=0, lowering="eager")(x)
+    with pytest.warns(reroll.RerollWarning, match=r"what detach\(\) gave is updated in place"):
+        reroll.check(torch.compile(net, backend="reroll"), x, strict=True, measure=False)

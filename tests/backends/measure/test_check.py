@@ -177,12 +177,14 @@ def test_sparse_gradients_and_buffers_are_compared(kind: str) -> None:
             self.links = nn.Parameter(getattr(torch.eye(4), f"to_sparse_{kind}")())
 
         def forward(self, x: Tensor) -> Tensor:
-            return torch.sparse.mm(self.links, x)
+            found: Tensor = torch.sparse.mm(self.links, x)
+            return found
 
     net, x = Linked(), torch.randn(4, 3)
 
     def compiled(x: Tensor) -> Tensor:
-        return net(x) * 1.01
+        changed: Tensor = net(x) * 1.01
+        return changed
 
     compiled.reroll_caller = SimpleNamespace(model=net)  # type: ignore[attr-defined]
     assert reroll.check(torch.compile(net, backend="reroll"), x, measure=False).equal
