@@ -28,8 +28,8 @@ from typing import Any
 
 import torch
 from blame import blame
-from changed_networks import mutant
-from judge import DEFECTS, Verdict, Way, judge, judge_mutant
+from changed_networks import Mutant, mutant
+from judge import DEFECTS, Text, Verdict, Way, judge, judge_mutant
 from programs import Program, generate
 from record import RESULT, Section, environment, read, write
 from rich.console import Console
@@ -68,7 +68,7 @@ def judged_mutants(seeds: range) -> list[Row]:
         verdict = judge_mutant(changed, way)
         row = {"seed": seed, "way": str(way), "kind": verdict.kind, "why": verdict.why}
         if verdict.kind in DEFECTS:
-            row["source"] = changed.source()
+            row |= {"source": changed.source(), "text": changed.text, "name": changed.name, **_spelled(way)}
             row["right_without"] = blame(verdict, way, partial(judge_mutant, changed))
         rows.append(row)
     return rows
@@ -85,10 +85,19 @@ def judged_programs(seeds: range) -> list[Row]:
         row = {"seed": seed, "way": str(way), "kind": verdict.kind, "why": verdict.why}
         if verdict.kind in DEFECTS:
             smaller = _smaller(program, way, verdict)
-            row["source"] = smaller.source()
+            row |= {"source": smaller.source(), **_spelled(way)}
             row["right_without"] = blame(verdict, way, partial(judge, smaller))
         rows.append(row)
     return rows
+
+
+def _spelled(way: Way) -> Row:
+    return {"door": way.door, "options": dict(way.options)}
+
+
+def kept(row: Row) -> Mutant:
+    """The mutant of a defect, as it was when it was found."""
+    return Mutant(row["seed"], row["name"], row["text"], row["why"])
 
 
 def _smaller(program: Program, way: Way, verdict: Verdict) -> Program:
@@ -144,11 +153,12 @@ def merged(before: Section, made: Section, rows: list[Row]) -> Section:
 
 
 def judged_again(of: str, before: Section, commit: str) -> Section:
-    """The section with what becomes of every defect now; one that is mended says since which commit that is known."""
+    """What becomes now of the texts of all defects; one that is mended says since which commit that is known."""
     defects = []
     for row in before.get("defects", []):
-        (found,) = JUDGES[of](range(row["seed"], row["seed"] + 1))
-        mended = {} if found["kind"] in DEFECTS else {"mended": row.get("mended", commit)}
+        way = Way(row["door"], tuple(sorted(row["options"].items())))
+        found = judge(Text(row["seed"], row["source"]), way) if of == "programs" else judge_mutant(kept(row), way)
+        mended = {} if found.kind in DEFECTS else {"mended": row.get("mended", commit)}
         defects.append({**{key: value for key, value in row.items() if key != "mended"}, **mended})
     return {**before, "defects": defects}
 

@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from changed_networks import Mutant, network_of
-from programs import Program
 from torch._dynamo.exc import TorchDynamoException
 from torch.utils._pytree import tree_map_only
 
@@ -46,6 +45,29 @@ class Way:
             return torch.compile(model, backend="reroll", options=dict(self.options))
         time = {"x": 0, "u": 0, "bf": 1} if self.time is None else self.time
         return reroll.compile(model, time_dim=time, **dict(self.options))
+
+
+class Source(Protocol):
+    """The text of a module with ``Net`` and ``inputs()``, and a seed for its numbers."""
+
+    @property
+    def seed(self) -> int:
+        """Of parameters and inputs."""
+
+    def source(self) -> str:
+        """The text."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A source that was kept."""
+
+    seed: int
+    text: str
+
+    def source(self) -> str:
+        """The text."""
+        return self.text
 
 
 @dataclass(frozen=True)
@@ -99,7 +121,7 @@ def outcome(differences: Callable[[], Sequence[object]], seconds: int = SECONDS)
     return Verdict("left", first_line(reasons[0])) if reasons else Verdict("equal")
 
 
-def judge(program: Program, way: Way) -> Verdict:
+def judge(program: Source, way: Way) -> Verdict:
     """What becomes of a program. A difference counts if it is there with other numbers, too."""
     with tempfile.TemporaryDirectory() as folder:
         module = loaded(program.source(), Path(folder) / f"program{program.seed}.py")

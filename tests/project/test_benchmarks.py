@@ -44,6 +44,7 @@ def test_table_of_networks_at_a_small_size(tmp_path: Path, monkeypatch: pytest.M
     assert table.main(command) == written  # what is there is not measured again
 
 
+@pytest.mark.campaign
 def test_costs_over_lengths_at_a_small_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     lengths = importlib.import_module("lengths")
@@ -80,6 +81,7 @@ def test_study_at_a_small_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (tmp_path / "study_chunk.png").stat().st_size > 0
 
 
+@pytest.mark.campaign
 def test_benchmark_for_cards_at_a_small_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     card = importlib.import_module("card")
