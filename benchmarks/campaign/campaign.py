@@ -59,58 +59,55 @@ def way_of(seed: int, draws: bool) -> Way:
     return Way("backend" if draw.random() < 0.6 else "compile", tuple(sorted(options.items())))
 
 
-def judged_mutants(seeds: range) -> list[Row]:
-    """What becomes of the mutants of some seeds."""
+Subject = Program | Mutant
+JUDGES: dict[str, Callable[[Any, Way], Verdict]] = {"programs": judge, "mutants": judge_mutant}
+
+
+def subject(of: str, seed: int) -> tuple[Subject, Way]:
+    """What a seed makes, and the way it goes. Whether a mutant draws random numbers is not known."""
+    if of == "mutants":
+        return mutant(seed), way_of(seed, draws=True)
+    program = generate(seed)
+    return program, way_of(seed, program.random)
+
+
+def judged(of: str, seeds: range) -> list[Row]:
+    """What becomes of what some seeds make; failures of programs are made smaller."""
     torch.set_num_threads(1)
     rows = []
     for seed in seeds:
-        changed, way = mutant(seed), way_of(seed, draws=True)  # whether one draws is not known
-        verdict = judge_mutant(changed, way)
+        made, way = subject(of, seed)
+        verdict = JUDGES[of](made, way)
         row = {"seed": seed, "way": str(way), "kind": verdict.kind, "why": verdict.why}
         if verdict.kind in DEFECTS:
-            row |= {"source": changed.source(), "text": changed.text, "name": changed.name, **_spelled(way)}
-            row["right_without"] = blame(verdict, way, partial(judge_mutant, changed))
+            smaller = _smaller(made, way, verdict)
+            row |= {**_described(smaller, way), "right_without": blame(verdict, way, partial(JUDGES[of], smaller))}
         rows.append(row)
     return rows
 
 
-def judged_programs(seeds: range) -> list[Row]:
-    """What becomes of the programs of some seeds; failures are made smaller."""
-    torch.set_num_threads(1)
-    rows = []
-    for seed in seeds:
-        program = generate(seed)
-        way = way_of(seed, program.random)
-        verdict = judge(program, way)
-        row = {"seed": seed, "way": str(way), "kind": verdict.kind, "why": verdict.why}
-        if verdict.kind in DEFECTS:
-            smaller = _smaller(program, way, verdict)
-            row |= {"source": smaller.source(), **_spelled(way)}
-            row["right_without"] = blame(verdict, way, partial(judge, smaller))
-        rows.append(row)
-    return rows
+def _described(made: Subject, way: Way) -> Row:
+    """All that it takes to judge a defect again."""
+    text = {"text": made.text, "name": made.name} if isinstance(made, Mutant) else {}
+    return {"source": made.source(), "door": way.door, "options": dict(way.options), **text}
 
 
-def _spelled(way: Way) -> Row:
-    return {"door": way.door, "options": dict(way.options)}
+def _again(of: str, row: Row) -> Verdict:
+    """What becomes now of a defect that was kept."""
+    way = Way(row["door"], tuple(sorted(row["options"].items())))
+    if of == "mutants":
+        return judge_mutant(Mutant(row["seed"], row["name"], row["text"], row["why"]), way)
+    return judge(Text(row["seed"], row["source"]), way)
 
 
-def kept(row: Row) -> Mutant:
-    """The mutant of a defect, as it was when it was found."""
-    return Mutant(row["seed"], row["name"], row["text"], row["why"])
+def _smaller(made: Subject, way: Way, verdict: Verdict) -> Subject:
+    if verdict.kind == "no answer" or isinstance(made, Mutant):
+        return made
+    return shrink(made, verdict, lambda each: judge(each, way), SHRINKING)
 
 
-def _smaller(program: Program, way: Way, verdict: Verdict) -> Program:
-    if verdict.kind == "no answer":
-        return program
-    return shrink(program, verdict, lambda each: judge(each, way), SHRINKING)
-
-
-JUDGES: dict[str, Callable[[range], list[Row]]] = {"programs": judged_programs, "mutants": judged_mutants}
-
-
-def run(of: str, first: int, seconds: float, workers: int) -> Iterator[tuple[int, list[Row]]]:
-    """Judge programs from a seed on for some time. Gives, in order, the seed behind each chunk, and its rows."""
+def run(of: str, first: int, seconds: float, workers: int) -> Iterator[list[Row]]:
+    """Judge programs from a seed on for some time. Gives the rows of each chunk, in order."""
     end, seed = time.monotonic() + seconds, first
     waiting = deque[Future[list[Row]]]()
     with ThreadPoolExecutor(workers) as pool:
@@ -118,18 +115,19 @@ def run(of: str, first: int, seconds: float, workers: int) -> Iterator[tuple[int
             while len(waiting) < workers and time.monotonic() < end:
                 waiting.append(pool.submit(_apart, of, range(seed, seed + CHUNK)))
                 seed += CHUNK
-            rows = waiting.popleft().result()
-            yield rows[-1]["seed"] + 1, rows
+            yield waiting.popleft().result()
 
 
 def _apart(of: str, seeds: range) -> list[Row]:
     """What a process of its own says of some seeds. One with which the process ends is a raw error."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         try:
-            return pool.submit(JUDGES[of], seeds).result()
+            return pool.submit(judged, of, seeds).result()
         except BrokenProcessPool:
             if len(seeds) == 1:
-                return [{"seed": seeds[0], "way": "", "kind": "raw", "why": "the process ended"}]
+                made, way = subject(of, seeds[0])
+                row = {"seed": seeds[0], "way": str(way), "kind": "raw", "why": "the process ended"}
+                return [{**row, **_described(made, way)}]
     return [row for seed in seeds for row in _apart(of, range(seed, seed + 1))]
 
 
@@ -156,9 +154,7 @@ def judged_again(of: str, before: Section, commit: str) -> Section:
     """What becomes now of the texts of all defects; one that is mended says since which commit that is known."""
     defects = []
     for row in before.get("defects", []):
-        way = Way(row["door"], tuple(sorted(row["options"].items())))
-        found = judge(Text(row["seed"], row["source"]), way) if of == "programs" else judge_mutant(kept(row), way)
-        mended = {} if found.kind in DEFECTS else {"mended": row.get("mended", commit)}
+        mended = {} if _again(of, row).kind in DEFECTS else {"mended": row.get("mended", commit)}
         defects.append({**{key: value for key, value in row.items() if key != "mended"}, **mended})
     return {**before, "defects": defects}
 
@@ -193,10 +189,8 @@ def show(result: Section, console: Console) -> None:
 
 def show_one(of: str, seed: int, console: Console) -> None:
     """The text of a program, what becomes of it, and what is to blame."""
-    (row,) = JUDGES[of](range(seed, seed + 1))
-    console.print(
-        row.pop("source", (generate if of == "programs" else mutant)(seed).source()), highlight=False, markup=False
-    )
+    (row,) = judged(of, range(seed, seed + 1))
+    console.print(row.pop("source", subject(of, seed)[0].source()), highlight=False, markup=False)
     console.print(row, highlight=False, markup=False)
 
 
@@ -222,7 +216,7 @@ def main() -> None:
         options = f"--of {given.of} --seconds {given.seconds:g} --workers {given.workers}"
         command = f"python benchmarks/campaign/campaign.py {options}"
         made = environment(command)
-        for _, rows in run(given.of, first, given.seconds, given.workers):
+        for rows in run(given.of, first, given.seconds, given.workers):
             found = merged(read(given.out, given.of), made, rows)
             write(given.out, given.of, found)
             tell(rows, found)
