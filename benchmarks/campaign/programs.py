@@ -1,13 +1,15 @@
 """Random programs with a loop over time, as the text of a module: what people write, mixed at random.
 
 A program is lines of Python, so that a failure can be read, kept, and made smaller by leaving lines out. What the lines
-of a step may read is known by its kind: ``M`` a matrix [B, H], ``V`` a vector [H], ``S`` a number without dimensions,
-``I`` whole numbers [B]. Every operation says which kinds it takes and gives.
+of a step may read is known by its kind: ``M`` a matrix [B, H], ``C`` a cube [B, 2, 2], ``V`` a vector [H], ``S`` a
+number without dimensions, ``I`` whole numbers [B], ``K`` a mask [B, H]. Every operation says which kinds it takes and
+gives.
 """
 
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,6 +37,10 @@ class Spike(torch.autograd.Function):
 class Result:
     state: torch.Tensor
     rows: object
+
+
+class State:
+    pass
 
 
 """
@@ -120,6 +126,23 @@ OPERATIONS = (
     ("S", "S", "{0} / (1 + t)"),
     ("I", "I", "({0} + 1) % H_"),
     ("I", "II", "torch.maximum({0}, {1})"),
+    ("K", "M", "{0} > 0.1"),
+    ("K", "KK", "{0} & ~{1}"),
+    ("K", "K", "{0}.roll(1, 1)"),
+    ("M", "MK", "torch.where({1}, {0}, 0.5 * {0})"),
+    ("M", "MK", "{0}.masked_fill({1}, 0.2)"),
+    ("M", "MK", "{0} * {1}"),
+    ("C", "M", "{0}.view(B_, 2, 2)"),
+    ("C", "M", "{0}.unflatten(1, (2, 2)).mT"),
+    ("C", "MM", "torch.stack([{0}, {1}], 2)[:, 1:3]"),
+    ("C", "CC", "torch.tanh({0} @ {1})"),
+    ("C", "CC", "torch.einsum('bij,bkj->bki', {0}, {1}) * 0.3"),
+    ("C", "C", "{0}.transpose(1, 2) * 0.9"),
+    ("C", "C", "F.softmax({0}, -1)"),
+    ("C", "C", "F.conv2d({0}.unsqueeze(1), self.kernel.unsqueeze(2), padding=(0, 1)).squeeze(1).tanh()"),
+    ("M", "C", "{0}.flatten(1)"),
+    ("M", "C", "{0}.permute(0, 2, 1).reshape(B_, H_)"),
+    ("M", "C", "F.interpolate({0}, size=H_, mode='linear').mean(1)"),
 )
 RANDOM = (
     ("M", "M", "F.dropout({0}, 0.3, self.training)"),
@@ -135,6 +158,10 @@ WRITES = (
     "{0} = {0} + 0; {0}[0] += 0.1",
     "{0} = {0}.clone(); {0}[{0} > 0.5] = 0.2",
     "{0} = {0} * 1.0; {0}.t()[1].zero_()",
+    "z = {0}.detach(); z *= 0.5; {0} = {0} + z",
+    "z = {0}.detach().clone(); z[:, 0] = {0}[:, 1]; {0} = {0} * 0.5 + z",
+    "z = torch.zeros_like({0}); z[:, 1:] += {0}[:, 1:] * 0.5; {0} = z",
+    "z = {0}.detach(); z += 0.1 * {0}; {0} = 0.5 * z + 0.1",
 )
 BUFFERS = ("self.count += 1", "self.mean.mul_(0.9).add_({0}.detach().mean(0), alpha=0.1)", "self.last = {0}.detach()")
 INITIAL = {
@@ -152,7 +179,23 @@ INITIAL = {
     "V": ("x.new_zeros(H_)", "self.v", "self.v * 2", "h0[0]"),
     "S": ("x.new_zeros(())", "0", "0.0", "self.v.sum()"),
     "I": ("torch.zeros(B_, dtype=torch.long)", "labels"),
+    "K": ("torch.zeros(B_, H_, dtype=torch.bool)", "h0 > 0"),
+    "C": (
+        "x.new_zeros(B_, 2, 2)",
+        "h0.view(B_, 2, 2)",
+        "h0.view(B_, 2, 2).transpose(1, 2)",
+        "torch.eye(2).expand(B_, 2, 2)",
+    ),
 }
+UPDATES = {
+    "M": ("{1}", "0.9 * {0} + 0.5 * {1}", "torch.tanh({0} + {1})", "torch.tanh({0} @ self.w + {1})"),
+    "C": ("0.6 * {0} + 0.3 * {1}", "torch.tanh({0} @ {1})", "torch.tanh({0}.transpose(1, 2) + {1})"),
+    "V": ("0.5 * {0} + 0.5 * {1}",),
+    "S": ("{0} + 0.1 * {1}",),
+    "I": ("({0} + {1}) % H_",),
+    "K": ("{0} ^ {1}", "{0} | {1}"),
+}
+BOXES = ("s['{0}']", "s.{0}")
 HEADERS = (
     "for t in range(x.shape[0]):",
     "for t in range(x.shape[0]):",
@@ -171,6 +214,7 @@ BEFORE = (
     "y = x.flip(0)",
     "y = F.dropout(x, 0.2, self.training)",
     "y = x.cumsum(0) * 0.1",
+    "y = self.blocks(x)",
 )
 READS = (
     "y[t]",
@@ -188,6 +232,12 @@ SECOND_LOOPS = (
     ("d0 = h0 * 0.3", "for t in range(u.shape[0]):", "    d0 = torch.tanh(u[t] + d0 @ self.w)"),
     ("d0 = h0.new_zeros(B_, H_)", "for t in reversed(range(x.shape[0])):", "    d0 = 0.5 * d0 + self.fc(x[t]).tanh()"),
     ("d0 = c0", "for x_t, u_t in zip(x, u):", "    d0 = torch.sigmoid(x_t * d0 + u_t)"),
+    ("d0 = c0", "for block in self.blocks:", "    d0 = d0 + 0.5 * block(d0)"),
+    (
+        "d0 = c0",
+        "for block in self.blocks[1:]:",
+        "    d0 = F.dropout(torch.tanh(block[0](d0) + c0), 0.2, self.training)",
+    ),
 )
 OVER_LISTS = (
     ("d0 = h0", "for each in out0:", "    d0 = torch.tanh(each + d0 @ self.w)"),
@@ -272,6 +322,7 @@ NET = f"""class Net(nn.Module):
         self.kernel = nn.Parameter(torch.randn(1, 1, 3) * 0.4)
         self.fc, self.ln, self.bn = nn.Linear({H}, {H}), nn.LayerNorm({H}), nn.BatchNorm1d({H})
         self.emb, self.drop = nn.Embedding({H}, {H}), nn.Dropout(0.2)
+        self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear({H}, {H}), nn.Tanh()) for _ in range(5)))
         self.register_buffer("count", torch.zeros((), dtype=torch.long))
         self.register_buffer("mean", torch.zeros({H}))
         self.last = None
@@ -300,7 +351,13 @@ class _Writer:
         """A value of a kind, rather a recent one; one is made of a matrix where there is none."""
         names = self.known.setdefault(kind, [])
         if not names:
-            made = {"V": "{0}.mean(0)", "S": "{0}.mean()", "I": "{0}.argmax(1)"}[kind]
+            made = {
+                "V": "{0}.mean(0)",
+                "S": "{0}.mean()",
+                "I": "{0}.argmax(1)",
+                "K": "{0} > 0",
+                "C": "{0}.view(B_, 2, 2)",
+            }[kind]
             self.assign(kind, made.format(self.pick("M")))
         return self.draw.choice(names[-4:])
 
@@ -312,6 +369,15 @@ class _Writer:
         self.known.setdefault(kind, []).append(name)
         return name
 
+    def derived(self, name: str, source: str) -> bool:
+        """Whether a value was made from another in this step."""
+        names = {source}
+        for line in self.lines:
+            made, _, text = line.strip().partition(" = ")
+            if not names.isdisjoint(re.findall(r"\w+", text)):
+                names.add(made)
+        return name in names
+
     def operation(self, operations: tuple[tuple[str, str, str], ...]) -> str:
         """One operation of those that are given."""
         kind, operands, text = self.draw.choice(operations)
@@ -322,7 +388,7 @@ def generate(seed: int) -> Program:
     """The program of a seed."""
     draw = random.Random(seed)
     before = [draw.choice(BEFORE)]
-    kinds = ["M", *draw.choices(("M", "V", "S", "I"), (5, 2, 2, 1), k=draw.choice((0, 0, 1, 1, 2)))]
+    kinds = ["M", *draw.choices("MVSIKC", (5, 2, 2, 1, 1, 2), k=draw.choice((0, 0, 1, 1, 2)))]
     carries = [(f"c{number}", kind) for number, kind in enumerate(kinds)]
     before += [f"{name} = {draw.choice(INITIAL[kind])}" for name, kind in carries]
     lists = [f"out{number}" for number in range(draw.choice((0, 1, 1, 1, 2)))]
@@ -344,13 +410,32 @@ def generate(seed: int) -> Program:
     _spice(draw, writer)
     for name, kind in carries:
         new = writer.pick(kind)
-        writer.lines.append(f"{name} = {_update(draw, kind, name, new)}")
+        carried = name != "c0" or writer.derived(new, name)
+        writer.lines.append(f"{name} = {_update(draw, kind, name, new, carried)}")
     matrices = [name for name, kind in carries if kind == "M"]
     writer.lines += [f"{name}.append({draw.choice([*matrices, writer.pick('M')])})" for name in lists]
     numbers = any(word in " ".join([*before, *writer.lines]) for word in ("drop", "rand", "bernoulli"))
     parts = (*before, *writer.before), header, tuple(writer.lines)
     after, result, frozen, keywords = _ending(draw, carries, lists)
-    return Program(seed, *parts, after, result, frozen, numbers, keywords)
+    numbers |= any("dropout" in line for line in after)
+    program = Program(seed, *parts, after, result, frozen, numbers, keywords)
+    return _boxed(program, draw.choice(BOXES)) if draw.random() < 0.15 else program
+
+
+def _boxed(program: Program, form: str) -> Program:
+    """The program with its carries as entries of a dict, or attributes of an object."""
+
+    def boxed(line: str) -> str:
+        return re.sub(r"\b(c\d)\b", lambda found: form.format(found[1]), line)
+
+    made = "s = {}" if "[" in form else "s = State()"
+    before, step, after = (tuple(map(boxed, part)) for part in (program.before, program.step, program.after))
+    return replace(program, before=(made, *before), step=step, after=after, result=boxed(_names_kept(program.result)))
+
+
+def _names_kept(result: str) -> str:
+    """A result that is a dict keeps its keys, which look like carries."""
+    return re.sub(r'"c(\d)":', r'"carry\1":', result)
 
 
 def _ending(
@@ -388,11 +473,10 @@ def _spice(draw: random.Random, writer: _Writer) -> None:
         writer.lines += ["n += 1", draw.choice(COUNTED).format(writer.pick("M"))]
 
 
-def _update(draw: random.Random, kind: str, name: str, new: str) -> str:
-    if kind == "M":
-        forms = ("{1}", "0.9 * {0} + 0.5 * {1}", "torch.tanh({0} + {1})", "torch.tanh({0} @ self.w + {1})")
-        return draw.choice(forms).format(name, new)
-    return {"V": f"0.5 * {name} + 0.5 * {new}", "S": f"{name} + 0.1 * {new}", "I": f"({name} + {new}) % H_"}[kind]
+def _update(draw: random.Random, kind: str, name: str, new: str, carried: bool) -> str:
+    """The next value of a carry. ``carried``: whether the new value may take its place, as it was made from it."""
+    forms = UPDATES[kind] if carried or kind != "M" else UPDATES[kind][1:]
+    return draw.choice(forms).format(name, new)
 
 
 def _result(draw: random.Random, names: list[str]) -> str:

@@ -100,6 +100,7 @@ def find_pattern(
     names = {number: colour for colour, number in palette.items()}
     lengths = tuple(trace.length for trace in traces)
     layout = list(_layout(np.array(traces[-1].colours, np.int32), 0, multiple))
+    layout = _only_loops(layout, [_parse(trace, traces[-1].colours, layout) for trace in traces])
     parsed = [_parse(trace, traces[-1].colours, layout) for trace in traces]
     stretches, literals = [], []
     for at, (start, period, repeated) in enumerate(layout):
@@ -163,6 +164,21 @@ def _layout(colours: Any, offset: int, multiple: int) -> Iterator[tuple[int, int
     yield offset + start, period, True
     rest = start + count * period
     yield from _layout(colours[rest:], offset + rest, multiple)
+
+
+def _only_loops(
+    layout: Sequence[tuple[int, int, bool]], parsed: Sequence[list[tuple[int, int]]]
+) -> list[tuple[int, int, bool]]:
+    """The stretches, where equal operations in a row that are as many at every length are no loop.
+
+    ``0.9 * h + 0.5 * (0.3 * x)`` has three of them, and each has a number of its own.
+    """
+    made = []
+    for at, (start, period, repeated) in enumerate(layout):
+        counts = {starts[at][1] for starts in parsed if at < len(starts)}
+        fixed = repeated and len(counts) == 1
+        made.append((start, period * counts.pop(), False) if fixed else (start, period, repeated))
+    return made
 
 
 def _parse(trace: EventTrace, model: list[int], layout: list[tuple[int, int, bool]]) -> list[tuple[int, int]]:

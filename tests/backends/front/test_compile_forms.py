@@ -65,6 +65,21 @@ def test_lightning_leaves_nothing_on_the_model(monkeypatch: pytest.MonkeyPatch) 
     assert torch.equal(fast(x_TBI), pickle.loads(pickle.dumps(fast))(x_TBI))
 
 
+def test_products_in_a_row_behind_a_statistic() -> None:
+    """The buffer's first value comes from outside: the loop begins behind it, and ends with half a step."""
+
+    def normed(net: Net, x_TBI: Tensor) -> Tensor:
+        h_BI = x_TBI.new_zeros(x_TBI.shape[1:])
+        for t in range(x_TBI.shape[0]):
+            n_BI = net.norm(x_TBI[t]) * 0.3
+            h_BI = 0.9 * h_BI + 0.5 * n_BI
+        return h_BI
+
+    net = Net(normed)
+    net.norm = nn.BatchNorm1d(I)
+    assert reroll.check(reroll.compile(net, time_dim=0, **EAGER), torch.randn(20, 3, I), measure=False).equal
+
+
 def test_decorators_of_functions_and_methods() -> None:
     @reroll.compile(time_dim=0, **EAGER)  # type: ignore[untyped-decorator]
     def total(x_TB: Tensor) -> Tensor:

@@ -1,0 +1,44 @@
+"""What a model does at three lengths, as stretches that are run once and loops whose number of runs follows T."""
+
+from __future__ import annotations
+
+import pytest
+
+from reroll.capture.lengths.pattern import EventTrace, find_pattern
+from reroll.errors import LengthError
+
+LENGTHS = (8, 9, 11)
+PALETTE = {("mul", None, "made", "float"): 0, ("tanh", None, "made"): 1, ("gives result", None, "made"): 2}
+Event = tuple[int, tuple[int | float, ...]]
+
+
+def trace(length: int, events: list[Event]) -> EventTrace:
+    """A recording of these events."""
+    colours = [colour for colour, _ in events]
+    return EventTrace(length, colours, [numbers for _, numbers in events], ["a line"] * len(events), {})
+
+
+def behind(length: int, scales: tuple[float, ...]) -> EventTrace:
+    """``for t in range(T): h = tanh(0.5 * h)``, and behind it products by these numbers."""
+    steps: list[Event] = [(0, (1, 0, 0.5)), (1, (1, 0))]
+    return trace(length, steps * length + [(0, (1, 0, each)) for each in scales] + [(2, (1, 0))])
+
+
+@pytest.mark.parametrize("scales", [(), (0.3,), (0.3, 0.9, 0.5), (0.3,) * 5])
+def test_equal_operations_in_a_row_that_do_not_grow_are_no_loop(scales: tuple[float, ...]) -> None:
+    pattern = find_pattern([behind(length, scales) for length in LENGTHS], PALETTE)
+    assert [stretch.count(20) for stretch in pattern.stretches if stretch.count.b] == [20]
+    numbers = [each.values for each in pattern.literals if each.stretch]
+    assert numbers == [((scale,),) * 3 for scale in scales]
+
+
+def test_equal_operations_in_a_row_that_grow_are_one() -> None:
+    traces = [trace(n, [(1, (1, 0))] + [(0, (1, 0, 0.5))] * (n - 1) + [(2, (1, 0))]) for n in LENGTHS]
+    pattern = find_pattern(traces, PALETTE)
+    assert [stretch.count(20) for stretch in pattern.stretches] == [1, 19, 1]
+
+
+def test_a_loop_that_is_run_a_number_of_times_that_is_not_affine_is_refused() -> None:
+    traces = [trace(n, [(0, (1, 0, 0.5))] * (n * n) + [(2, (1, 0))]) for n in LENGTHS]
+    with pytest.raises(LengthError, match="which is no affine function of the length"):
+        find_pattern(traces, PALETTE)
