@@ -4,8 +4,8 @@ For each shape M x K x N: the time of ``z W`` and ``z^T g`` by events, and of ``
 events, relative to torch's product of the same operands (medians of calls that take turns, one pinned core), at several
 densities of z; the density at which both take the same time; and what a look at a z that is dense after all costs.
 Packed products are measured as inductor calls them: many in one compiled function. The result goes to
-``results/events.json``; ``CROSSOVER``, ``SPIKES`` and ``INPUTS`` of ``passes/event_products.py``, and ``CROSSOVER`` of
-``passes/pack_weights.py``, are read off it.
+``results/events.json``, from which the constants of ``passes/segment/event_products.py`` and ``pack_weights.py`` are
+read off; ``tests/project/test_events.py`` compares them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import machine, pinned
+from measuring import keep_pages, machine, pinned
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -101,6 +101,7 @@ def main() -> None:
     options = parser.parse_args()
     assert events.built()
     torch.manual_seed(0)
+    keep_pages()
     found: dict[str, Any] = {}
     register()
     names = ("product", "outer", "packed_events")

@@ -20,8 +20,10 @@ from reroll.segment.ops import OUTER, PRODUCT, ROWS
 from reroll.segment.products import turned
 from reroll.segment.sparsity import MOVES, Fact, infer
 
-# Measured by benchmarks/events.py (one core, AVX-512): events are as fast as dense products at 0.25 to 0.5.
-CROSSOVER = 0.25
+# Densities up to which events are no slower than dense products: read off benchmarks/results/events.json, with which
+# tests/project/test_events.py compares them. ``z^T g`` reads all rows of g, of which few stay in the first cache.
+CROSSOVER = 0.2
+OUTER_CROSSOVERS = ((128, 0.28), (None, 0.2))  # (fewer rows than, density)
 # Multiplications from which on a look at an operand that is dense after all costs little: 5 us on 50, or on 100.
 SPIKES, INPUTS = 2**20, 2**22
 _SCALES = (aten.mul.Tensor, aten.div.Tensor)
@@ -117,12 +119,21 @@ def _scatter(graph: fx.Graph, node: fx.Node, source: fx.Node, right: fx.Node, le
     """``node``, the product of ``source`` transposed with ``right``, by events of one of them, if that is worth it."""
     with graph.inserting_before(node):
         if _is_large(node, least.get(source)):
-            _replace(graph, node, call(graph, OUTER, source, right, CROSSOVER, 0))
+            _replace(graph, node, _outer(graph, source, right))
         elif _is_large(node, least.get(right)):
-            made = call(graph, aten.permute.default, call(graph, OUTER, right, source, CROSSOVER, 0), [1, 0])
+            made = call(graph, aten.permute.default, _outer(graph, right, source), [1, 0])
             if not primals_and_tangents(graph)[1]:  # what a forward saves must lie as its backward was told
                 made = call(graph, aten.clone.default, made, memory_format=torch.contiguous_format)
             _replace(graph, node, made)
+
+
+def outer_crossover(rows: int) -> float:
+    """The density of ``z [rows, K]`` up to which ``z^T g`` is done by events."""
+    return next(density for fewer, density in OUTER_CROSSOVERS if fewer is None or rows < fewer)
+
+
+def _outer(graph: fx.Graph, z: fx.Node, g: fx.Node) -> fx.Node:
+    return call(graph, OUTER, z, g, outer_crossover(z.meta["val"].shape[0]), 0)
 
 
 def _replace(graph: fx.Graph, node: fx.Node, by: fx.Node) -> None:

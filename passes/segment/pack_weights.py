@@ -18,8 +18,8 @@ from reroll.program.registry import register_pass
 from reroll.segment.ops import PACK, PACKED_EVENTS, PACKED_PRODUCT, PRODUCT, ROWS
 
 _LEAST_COLUMNS = 8
-# Measured by benchmarks/events.py (one core, AVX-512): events in panels take as long as dense panels at 0.45 to 0.7.
-CROSSOVER = 0.4
+# The density up to which events in panels are no slower than dense panels (benchmarks/results/events.json).
+CROSSOVER = 0.35
 
 
 @register_pass("pack-weights", on="half")

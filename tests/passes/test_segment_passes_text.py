@@ -149,8 +149,8 @@ def test_event_products_are_those_of_spikes() -> None:
         g: f32[64, 128]
         above: bool[64, 128] = aten.gt.Scalar(v, 1)
         z: f32[64, 128] = prims.convert_element_type.default(above, torch.float32)
-        event_product: f32[64, 128] = reroll.event_product.default(b, z, w, 0.25, 0)
-        event_outer: f32[128, 128] = reroll.event_outer.default(z, g, 0.25, 0)
+        event_product: f32[64, 128] = reroll.event_product.default(b, z, w, 0.2, 0)
+        event_outer: f32[128, 128] = reroll.event_outer.default(z, g, 0.28, 0)
         dense: f32[64, 128] = aten.mm.default(v, w)
         small: f32[64, 2] = aten.mm.default(z, few)
         return event_product, event_outer, dense, small
@@ -179,10 +179,10 @@ def test_event_products_know_a_carry_by_its_facts_and_turn_a_weight_once() -> No
         gain: f32[1] = constant
         w_t: f32[128, 128] = aten.permute.default(w, [1, 0])
         event_rows: f32[128, 128] = reroll.event_rows.default(w_t)
-        event_product: f32[64, 128] = reroll.event_product.default(None, z, event_rows, 0.25, 0)
+        event_product: f32[64, 128] = reroll.event_product.default(None, z, event_rows, 0.2, 0)
         scaled: f32[64, 128] = aten.mul.Tensor(z, gain)
-        event_product_1: f32[64, 128] = reroll.event_product.default(None, scaled, event_rows, 0.25, 0)
-        event_outer: f32[128, 128] = reroll.event_outer.default(z, g, 0.25, 0)
+        event_product_1: f32[64, 128] = reroll.event_product.default(None, scaled, event_rows, 0.2, 0)
+        event_outer: f32[128, 128] = reroll.event_outer.default(z, g, 0.28, 0)
         permute: f32[128, 128] = aten.permute.default(event_outer, [1, 0])
         clone: f32[128, 128] = aten.clone.default(permute, memory_format=torch.contiguous_format)
         return event_product, event_product_1, clone
@@ -222,7 +222,7 @@ def test_pack_weights_lays_a_weight_out_once_for_all_products_with_it() -> None:
         b: f32[8] = constant
         y: f32[2, 8] = aten.mm.default(x, w)
         y_biased: f32[2, 8] = aten.addmm.default(b, x, w)
-        by_events: f32[2, 8] = reroll.event_product.default(None, z, w, 0.25, 0)
+        by_events: f32[2, 8] = reroll.event_product.default(None, z, w, 0.2, 0)
         return y, y_biased, by_events
         """)
     assert behind("pack-weights", before) == dedent("""\
@@ -234,7 +234,7 @@ def test_pack_weights_lays_a_weight_out_once_for_all_products_with_it() -> None:
         packed_product: f32[2, 8] = reroll.packed_product.default(x, pack_weight, 8, 0)
         packed_product_1: f32[2, 8] = reroll.packed_product.default(x, pack_weight, 8, 0)
         add: f32[2, 8] = aten.add.Tensor(packed_product_1, b)
-        packed_event_product: f32[2, 8] = reroll.packed_event_product.default(z, pack_weight, None, 8, 0.4, 0)
+        packed_event_product: f32[2, 8] = reroll.packed_event_product.default(z, pack_weight, None, 8, 0.35, 0)
         return packed_product, add, packed_event_product
         """)
     assert behind("pack-weights", before, replace(COMPILED, vectors=False)) == before
