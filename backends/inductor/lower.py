@@ -179,7 +179,9 @@ def _eager(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Boxed:
 def _inductor(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Boxed:
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.virtualized import V
+    from torch.fx.graph import CodeGen
 
+    graph.graph.set_codegen(CodeGen())  # a step without gradients is not cut, and has that of its trace
     output = graph.graph.output_node()
     results: Any = output.args[0]
     output.meta["user_visible_output_idxs"] = list(range(len(results)))  # laid out as the backward is compiled for

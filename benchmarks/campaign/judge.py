@@ -26,6 +26,7 @@ SECONDS = 180
 """After which a program counts as one that gave no answer."""
 TOLERANCE, SHORT = 1e-8, 1e-4  # of float64 throughout, and where a value of a step is float32
 DEFECTS = ("wrong", "raw", "no answer")
+_OURS = ("BackendCompilerFailed", "InductorError")  # Dynamo's names for what a backend raises, not for what it refuses
 
 
 @dataclass(frozen=True)
@@ -84,18 +85,21 @@ class NoAnswerError(BaseException):
 
 @contextmanager
 def limited(seconds: int) -> Iterator[None]:
-    """Raise NoAnswerError inside after some seconds."""
+    """Raise NoAnswerError inside after some CPU seconds, and after ten times as many by the clock: it may only wait."""
 
     def stop(*_: Any) -> None:
         raise NoAnswerError
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
+    timers = ((signal.ITIMER_PROF, signal.SIGPROF, seconds), (signal.ITIMER_REAL, signal.SIGALRM, 10 * seconds))
+    before = [signal.signal(told, stop) for _, told, _ in timers]
+    for timer, _, after in timers:
+        signal.setitimer(timer, after)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        for (timer, told, _), handler in zip(timers, before, strict=True):
+            signal.setitimer(timer, 0)
+            signal.signal(told, handler)
 
 
 def outcome(differences: Callable[[], Sequence[object]], seconds: int = SECONDS) -> Verdict:
@@ -110,8 +114,8 @@ def outcome(differences: Callable[[], Sequence[object]], seconds: int = SECONDS)
         except RerollError as error:
             return Verdict("refused", first_line(error))
         except TorchDynamoException as error:
-            handed_on = "BackendCompilerFailed" not in type(error).__name__
-            return Verdict("refused" if handed_on else "raw", f"{type(error).__name__}: {first_line(error)}")
+            kind = "raw" if type(error).__name__ in _OURS else "refused"
+            return Verdict(kind, f"{type(error).__name__}: {first_line(error)}")
         except Exception as error:  # noqa: BLE001
             return Verdict("raw", f"{type(error).__name__}: {first_line(error)}")
     if found:

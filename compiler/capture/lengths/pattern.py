@@ -94,12 +94,13 @@ def find_pattern(
 ) -> Pattern:
     """The pattern of three recordings, shortest first. Raises LengthError if there is none.
 
-    free: kinds of the user's numbers that may be no affine function of run and length. multiple: how many repetitions
-    of equal operations are one run of a loop, for loops whose numbers have a period.
+    free: kinds of the user's numbers that may be no affine function of run and length. multiple: how many steps are one
+    run of a loop, for loops whose numbers have a period. A loop whose operations have that period is no longer then.
     """
     names = {number: colour for colour, number in palette.items()}
     lengths = tuple(trace.length for trace in traces)
-    layout = list(_layout(np.array(traces[-1].colours, np.int32), 0, multiple))
+    share = multiple / lengths[-1] if multiple > 1 else 0.0
+    layout = list(_layout(np.array(traces[-1].colours, np.int32), 0, share))
     layout = _only_loops(layout, [_parse(trace, traces[-1].colours, layout) for trace in traces])
     parsed = [_parse(trace, traces[-1].colours, layout) for trace in traces]
     stretches, literals = [], []
@@ -149,8 +150,11 @@ def _anchors(
             yield place, "first" if len(first) == 1 else "last"
 
 
-def _layout(colours: Any, offset: int, multiple: int) -> Iterator[tuple[int, int, bool]]:
-    """(start, period, whether it repeats) of the stretches of a sequence of colours, in order."""
+def _layout(colours: Any, offset: int, share: float) -> Iterator[tuple[int, int, bool]]:
+    """(start, period, whether it repeats) of the stretches of a sequence of colours, in order.
+
+    share: of all steps, those that one run makes at least.
+    """
     runs = repeats(colours)
     if not runs:
         if len(colours):
@@ -158,12 +162,13 @@ def _layout(colours: Any, offset: int, multiple: int) -> Iterator[tuple[int, int
         return
     _, period, start, stop = runs[0]
     count = (stop - start) // period
+    multiple = max(1, round(count * share))
     if count >= MIN_STEPS * multiple:
         period, count = period * multiple, count // multiple
-    yield from _layout(colours[:start], offset, multiple)
+    yield from _layout(colours[:start], offset, share)
     yield offset + start, period, True
     rest = start + count * period
-    yield from _layout(colours[rest:], offset + rest, multiple)
+    yield from _layout(colours[rest:], offset + rest, share)
 
 
 def _only_loops(
@@ -175,23 +180,37 @@ def _only_loops(
     """
     made = []
     for at, (start, period, repeated) in enumerate(layout):
-        counts = {starts[at][1] for starts in parsed if at < len(starts)}
+        counts = {starts[at][1] for starts in parsed}
         fixed = repeated and len(counts) == 1
         made.append((start, period * counts.pop(), False) if fixed else (start, period, repeated))
     return made
 
 
 def _parse(trace: EventTrace, model: list[int], layout: list[tuple[int, int, bool]]) -> list[tuple[int, int]]:
-    """(start, runs) of each stretch in a recording."""
-    found, at = [], 0
-    for start, period, repeated in layout:
-        template, first = model[start : start + period], at
-        while trace.colours[at : at + period] == template and (repeated or at == first):
-            at += period
-        found.append((first, (at - first) // period))
-        if not repeated and at == first:
-            break
-    if at != len(trace.colours):
-        line = trace.lines[min(at, len(trace.lines) - 1)]
+    """(start, runs) of each stretch in a recording.
+
+    A loop is run as often as the stretches behind it let it be: the first of them may begin within what looks like one
+    more run.
+    """
+    colours, furthest = trace.colours, 0
+
+    def parsed(number: int, at: int) -> list[tuple[int, int]] | None:
+        nonlocal furthest
+        furthest = max(furthest, at)
+        if number == len(layout):
+            return [] if at == len(colours) else None
+        start, period, repeated = layout[number]
+        template, most = model[start : start + period], 0
+        while colours[at + most * period : at + (most + 1) * period] == template and (repeated or not most):
+            most += 1
+        for runs in range(most, -1 if repeated else 0, -1):
+            rest = parsed(number + 1, at + runs * period)
+            if rest is not None:
+                return [(at, runs), *rest]
+        return None
+
+    found = parsed(0, 0)
+    if found is None:
+        line = trace.lines[min(furthest, len(trace.lines) - 1)]
         raise LengthError(f"What the model does at {trace.length} steps differs from other lengths, at {line}.")
     return found

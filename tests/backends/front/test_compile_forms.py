@@ -65,17 +65,39 @@ def test_lightning_leaves_nothing_on_the_model(monkeypatch: pytest.MonkeyPatch) 
     assert torch.equal(fast(x_TBI), pickle.loads(pickle.dumps(fast))(x_TBI))
 
 
-def test_products_in_a_row_behind_a_statistic() -> None:
+def normed(net: Net, x_TBI: Tensor) -> Tensor:
     """The buffer's first value comes from outside: the loop begins behind it, and ends with half a step."""
+    h_BI = x_TBI.new_zeros(x_TBI.shape[1:])
+    for t in range(x_TBI.shape[0]):
+        n_BI = net.norm(x_TBI[t]) * 0.3
+        h_BI = 0.9 * h_BI + 0.5 * n_BI
+    return h_BI
 
-    def normed(net: Net, x_TBI: Tensor) -> Tensor:
-        h_BI = x_TBI.new_zeros(x_TBI.shape[1:])
-        for t in range(x_TBI.shape[0]):
-            n_BI = net.norm(x_TBI[t]) * 0.3
-            h_BI = 0.9 * h_BI + 0.5 * n_BI
-        return h_BI
 
-    net = Net(normed)
+def warmed_up(net: Net, x_TBI: Tensor) -> Tensor:
+    """The first steps end as all do."""
+    h_BI = x_TBI.new_zeros(x_TBI.shape[1:])
+    for t in range(x_TBI.shape[0]):
+        n_BI = torch.tanh(x_TBI[t])
+        if t < 4:
+            n_BI = n_BI * 0.5 + 0.1
+        h_BI = 0.9 * h_BI + 0.5 * n_BI
+    return h_BI
+
+
+def every_second(net: Net, x_TBI: Tensor) -> Tensor:
+    """The rows of steps of two kinds, read by a loop of one."""
+    h_BI, rows = x_TBI.new_zeros(x_TBI.shape[1:]), []
+    for t in range(x_TBI.shape[0]):
+        n_BI = rows[-1] if t % 2 and rows else x_TBI[t]
+        h_BI = torch.tanh(0.9 * h_BI + 0.5 * n_BI)
+        rows.append(h_BI)
+    return torch.stack([row_BI.sin() for row_BI in rows])
+
+
+@pytest.mark.parametrize("body", [normed, warmed_up, every_second])
+def test_loops_that_begin_or_end_in_the_middle_of_a_step(body: Callable[..., Any]) -> None:
+    net = Net(body)
     net.norm = nn.BatchNorm1d(I)
     assert reroll.check(reroll.compile(net, time_dim=0, **EAGER), torch.randn(20, 3, I), measure=False).equal
 

@@ -240,3 +240,19 @@ def test_what_inductor_rewrites_by_tracing_is_traced_apart_from_dynamo() -> None
     torch.manual_seed(0)
     x, w = torch.randn(7, 3, 4, dtype=torch.float64, requires_grad=True), torch.randn(4, 4, dtype=torch.float64)
     reroll.check(torch.compile(loop, backend="reroll"), x, w.requires_grad_(), strict=True, measure=False)
+
+
+@needs_compiler
+@pytest.mark.parametrize("leaf", [False, True])
+def test_a_step_that_no_gradient_goes_through_gives_its_rows(leaf: bool) -> None:
+    """It has nothing to cut, and two results: inductor is given the graph as it was traced."""
+
+    def held(x_TBH: Tensor, v_BH: Tensor) -> Tensor:
+        rows = []
+        for x_BH in x_TBH.unbind(0):
+            v_BH = torch.where(x_BH > 0, v_BH, 0.5 * v_BH)
+            rows.append(v_BH)
+        return torch.stack(rows)
+
+    inputs = torch.randn(9, 3, 4).requires_grad_(leaf), torch.ones(3, 4)
+    assert torch.equal(torch.compile(held, backend="reroll")(*inputs), held(*inputs))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 
 from reroll.capture.lengths.pattern import EventTrace, find_pattern
@@ -42,3 +44,24 @@ def test_a_loop_that_is_run_a_number_of_times_that_is_not_affine_is_refused() ->
     traces = [trace(n, [(0, (1, 0, 0.5))] * (n * n) + [(2, (1, 0))]) for n in LENGTHS]
     with pytest.raises(LengthError, match="which is no affine function of the length"):
         find_pattern(traces, PALETTE)
+
+
+def test_a_loop_that_begins_within_what_looks_like_one_more_run_of_another() -> None:
+    """``for t in range(T)`` with one operation more in the first four steps: the steps end alike."""
+    warm, plain = [(1, (1, 0)), (0, (1, 0, 0.5)), (1, (1, 0))], [(1, (1, 0)), (1, (1, 0))]
+    traces = [trace(n, [(2, (1, 0)), *warm * 4, *plain * (n - 4), (2, (1, 0))]) for n in LENGTHS]
+    counts = [stretch.count(20) * len(stretch.slots) for stretch in find_pattern(traces, PALETTE).stretches]
+    assert sum(counts) == 2 + 3 * 4 + 2 * 16
+
+
+def test_steps_of_a_run_are_those_of_the_loop_whose_operations_have_the_period() -> None:
+    """Every second step has one operation more; the loop behind it reads a row at a distance that has that period."""
+    lengths = (9, 11, 15)
+    steps = [[(1, (1, 0))] + [(0, (1, 0, 0.5))] * (t % 2) for t in range(lengths[-1])]
+    rows: list[Event] = [(3, (2 - t % 2, 0)) for t in range(lengths[-1])]
+    palette = {**PALETTE, ("exp", None, "made"): 3}
+    traces = [trace(n, [*chain(*steps[:n]), (2, (1, 0)), *rows[:n], (2, (1, 0))]) for n in lengths]
+    with pytest.raises(LengthError, match="changes from step to step"):
+        find_pattern(traces, palette)
+    pattern = find_pattern(traces, palette, multiple=2)
+    assert [(len(each.slots), each.count(21)) for each in pattern.stretches if each.count.b] == [(3, 10), (2, 10)]
