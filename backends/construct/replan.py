@@ -15,10 +15,12 @@ from functools import partial
 import torch
 
 from reroll.backends.construct.plan import Built, plan
+from reroll.backends.construct.several import Share, beside_each_other, share_out
 from reroll.backends.construct.share import automatic_budget
 from reroll.backends.runtime.node import Rolled
 from reroll.backends.runtime.unused import have_own_functions
 from reroll.errors import BudgetError, RerollError, RerollWarning, ShortageError
+from reroll.planning.choose import ALONE
 from reroll.words.units import nbytes_text
 
 _LESS = 0.7  # of what a plan needs for which memory did not suffice is what the next may need
@@ -58,7 +60,7 @@ class Plans:
         if self.budget is not None and self.needed <= budget <= self.budget * _MORE:
             return
         if self.automatic:
-            self._replace([_planned(each, budget) for each in self.built])
+            self._replace(_shared_anew(self.built, budget))
         else:
             self._replace([found for each in self.built if (found := _within(each, budget))])
         self.budget = budget
@@ -97,11 +99,23 @@ class Plans:
 
     def _replace(self, found: Sequence[Built]) -> None:
         taken = {each.name: each for each in found}
-        self.built = tuple(taken.get(each.name, each) for each in self.built)
+        self.built = tuple(beside_each_other([taken.get(each.name, each) for each in self.built]))
         for each in found:
             self.modules[each.name].executable = each.executable
             if each.executable.compiled.graphs.device is None:
                 each.kernels.compiled.graphs.forget()
+
+
+def _shared_anew(built: Sequence[Built], budget: int) -> list[Built]:
+    """The plans of the recurrences of a graph within another budget, of the same kernels. Raises BudgetError."""
+    if len(built) == 1:
+        return [_planned(built[0], budget)]
+
+    def share(each: Built) -> Share:
+        alone = replace(each, beside=ALONE)
+        return Share([each.choice.segment], each.beside.around, lambda _, nbytes: _planned(alone, nbytes))
+
+    return share_out(list(map(share, built)), built[0].options, budget)
 
 
 def _planned(built: Built, budget: int) -> Built:

@@ -19,6 +19,7 @@ from torch import Tensor
 from reroll.backends.construct import kernels as compiling
 from reroll.backends.construct.kernels import Kernels, kind, results_of
 from reroll.backends.construct.plan import Built, plan
+from reroll.backends.construct.several import Share, share_out
 from reroll.backends.tiers.available import free_bytes, total_bytes
 from reroll.backends.tiers.device import home_of
 from reroll.errors import BudgetError, OptionError, RerollWarning
@@ -29,17 +30,14 @@ from reroll.planning.segments import lengths_of, segment_lengths
 from reroll.recurrence import Recurrence
 from reroll.words.units import nbytes_text
 
+BytesAround = Callable[[Mapping[str, tuple[Tensor, ...]]], Mapping[str, int]]
+"""From what recurrences give, by their names, to the bytes that their graph holds while each of them runs."""
 SHARE = 0.8  # of what is free, for an automatic budget: gradients and the optimizer's state come later
 _WORTHWHILE = 0.9  # of the steps that are run now: shorter segments are compiled if they may come below
 
 
-def build_all(
-    recurrences: Sequence[Recurrence], options: Options, beside: Callable[[Mapping[str, tuple[Tensor, ...]]], Beside]
-) -> list[Built]:
-    """Compile recurrences as the options say, each kind of kernel once.
-
-    beside: from what they give, by their names, to what shares a budget with each of them.
-    """
+def build_all(recurrences: Sequence[Recurrence], options: Options, around: BytesAround) -> list[Built]:
+    """Compile recurrences as the options say, each kind of kernel once."""
     known: dict[Any, Kernels] = {}
 
     def kernels(recurrence: Recurrence, lengths: tuple[int, ...]) -> Kernels:
@@ -49,7 +47,7 @@ def build_all(
         return known[key]
 
     kernels_of = [partial(_kernels_of_length, kernels, each) for each in recurrences]
-    return fitting_all(kernels_of, recurrences, options, beside)
+    return fitting_all(kernels_of, recurrences, options, around)
 
 
 def _kernels_of_length(
@@ -64,30 +62,41 @@ def build(recurrence: Recurrence, options: Options) -> Built:
     def kernels(length: int) -> Kernels:
         return compiling.compile_kernels(recurrence, options, lengths_of(recurrence, length))
 
-    return fitting_all([kernels], [recurrence], options, lambda _: ALONE)[0]
+    return fitting_all([kernels], [recurrence], options, lambda _: {})[0]
 
 
 def fitting_all(
     kernels_of: Sequence[Callable[[int], Kernels]],
     recurrences: Sequence[Recurrence],
     options: Options,
-    beside: Callable[[Mapping[str, tuple[Tensor, ...]]], Beside],
+    around: BytesAround,
 ) -> list[Built]:
-    """The plans of the recurrences of one graph, which share a budget with each other and with what is beside them.
+    """The plans of the recurrences of one graph, which share a budget with each other and with what is around them.
 
-    beside: from what the recurrences give, by their names. Raises BudgetError if a recurrence does not get enough.
+    Raises BudgetError if no plans meet it.
     """
-    shares, pairs = ALONE, list(zip(kernels_of, recurrences, strict=True))
-    options = within_machine(options, home_of(recurrences[0].examples)) if pairs else options
-    if options.memory_budget is not None and pairs:
-        results = {}
-        for kernels, each in pairs:
-            length = segment_lengths(each, options)[0]
-            results[each.name] = results_of(kernels(length).compiled.segments[length], each)
-        shares = beside(results)
-    if options.automatic_budget and pairs and torch.is_grad_enabled():  # else nothing is kept, whatever the plan
-        shares = replace(shares, budget=automatic_budget(recurrences[0]))
-    return [_fitting(kernels, each, options, shares) for kernels, each in pairs]
+    pairs = list(zip(kernels_of, recurrences, strict=True))
+    if not pairs or options.memory_budget is None:
+        return [_fitting(kernels, each, options, ALONE) for kernels, each in pairs]
+    options = within_machine(options, home_of(recurrences[0].examples))
+    results = {}
+    for kernels, each in pairs:
+        length = segment_lengths(each, options)[0]
+        results[each.name] = results_of(kernels(length).compiled.segments[length], each)
+    held, own = around(results), None
+    if options.automatic_budget and torch.is_grad_enabled():  # else nothing is kept, whatever the plan
+        own = automatic_budget(recurrences[0])
+    budget = parse_budget(options.memory_budget) if own is None else own
+    if len(pairs) == 1 or budget is None:
+        return [_fitting(kernels, each, options, Beside(held.get(each.name, 0), 0, own)) for kernels, each in pairs]
+    return share_out([_share(*pair, options, held.get(pair[1].name, 0)) for pair in pairs], options, budget)
+
+
+def _share(kernels_of: Callable[[int], Kernels], recurrence: Recurrence, options: Options, around: int) -> Share:
+    def within(length: int, nbytes: int) -> Built:
+        return plan(kernels_of(length), recurrence, options, Beside(budget=nbytes))
+
+    return Share(segment_lengths(recurrence, options), around, within)
 
 
 def automatic_budget(recurrence: Recurrence) -> int:

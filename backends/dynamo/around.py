@@ -20,7 +20,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from reroll.graph.fakes import fake_of
-from reroll.planning.choose import Beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +197,7 @@ def around_of(module: fx.GraphModule, results: Mapping[str, tuple[Tensor, ...]],
         return around(module, results, partial(fake_of, mode)).and_besides(tokens)
 
 
-def beside_of(module: fx.GraphModule, results: Mapping[str, tuple[Tensor, ...]], tokens: int = 0) -> Beside:
-    """What shares a budget with each of the recurrences of a graph, which give ``results``, by their names."""
+def bytes_around(module: fx.GraphModule, results: Mapping[str, tuple[Tensor, ...]], tokens: int = 0) -> dict[str, int]:
+    """What a graph holds at most while each of its recurrences runs, which give ``results``, by their names."""
     held = around_of(module, results, tokens)
-    return Beside(max(held.during(name) for name in results), len(results))
+    return {name: held.during(name) for name in results}

@@ -28,7 +28,7 @@ from reroll.backends.construct.kernels import check_policy
 from reroll.backends.construct.plan import Built
 from reroll.backends.construct.replan import Plans
 from reroll.backends.construct.share import build_all
-from reroll.backends.dynamo.around import Around, around_of, beside_of
+from reroll.backends.dynamo.around import Around, around_of, bytes_around
 from reroll.backends.dynamo.surroundings import compile_surroundings, run_by_torch
 from reroll.backends.processes.apart import refuse_pieces
 from reroll.backends.processes.together import check_together, refuse_in_place
@@ -38,7 +38,6 @@ from reroll.capture.fusion.fuse import fuse
 from reroll.capture.given.regions import without_regions
 from reroll.errors import NoRecurrenceError, OptionError, RerollError, RerollWarning, UnsupportedError
 from reroll.graph.inplace import extent, overlapping
-from reroll.planning.choose import Beside
 from reroll.planning.options import Options
 
 Compiled = Callable[..., Any]
@@ -142,10 +141,10 @@ def _compile(
     check_policy(found.recurrences, parsed)
     check_together(found.recurrences, parsed)
 
-    def beside(results: Mapping[str, tuple[Tensor, ...]]) -> Beside:
-        return beside_of(assemble(gm, found.outer, {name: nn.Identity() for name in results}), results)
+    def held(results: Mapping[str, tuple[Tensor, ...]]) -> dict[str, int]:
+        return bytes_around(assemble(gm, found.outer, {name: nn.Identity() for name in results}), results)
 
-    plans = Plans(build_all(found.recurrences, parsed, beside))
+    plans = Plans(build_all(found.recurrences, parsed, held))
     module = run = assemble(gm, found.outer, plans.modules)
     if parsed.lowering == "inductor":
         run = compile_surroundings(module, found.recurrences)

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from reroll.backends.construct.kernels import Kernels, check_policy, compile_kernels
 from reroll.backends.construct.replan import Plans
 from reroll.backends.construct.share import fitting_all
-from reroll.backends.dynamo.around import beside_of
+from reroll.backends.dynamo.around import bytes_around
 from reroll.backends.dynamo.entry import Graph, assemble
 from reroll.backends.front.observe import Observed
 from reroll.backends.runtime.node import Idle
@@ -22,7 +22,6 @@ from reroll.capture.fusion.fuse import fuse
 from reroll.capture.lengths.align import align
 from reroll.capture.lengths.instantiate import Instance, instantiate
 from reroll.graph.fakes import fake_of, new_fake_mode
-from reroll.planning.choose import Beside
 from reroll.planning.options import Options
 from reroll.planning.segments import any_lengths, segment_length
 from reroll.recurrence import Numbers, Recurrence
@@ -72,11 +71,11 @@ class Family:
             kernels.append(partial(self._kernels, at, recurrence))
             running.append(recurrence)
 
-        def beside(results: Mapping[str, tuple[Tensor, ...]]) -> Beside:
+        def held(results: Mapping[str, tuple[Tensor, ...]]) -> dict[str, int]:
             standing = {**modules, **{name: nn.Identity() for name in results}}
-            return beside_of(assemble(self.module, instance.outer, standing), results, tokens)
+            return bytes_around(assemble(self.module, instance.outer, standing), results, tokens)
 
-        plans = Plans(fitting_all(kernels, running, self.options, beside))
+        plans = Plans(fitting_all(kernels, running, self.options, held))
         module = assemble(self.module, instance.outer, modules | plans.modules)
         return Graph(module, module, plans, "", "", self.notes, tokens)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import itemgetter
 
 from reroll.errors import BudgetError
@@ -25,20 +25,20 @@ def default_tier(options: Options, device: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What shares a budget with a recurrence: bytes ``around`` the recurrences of its graph, of which there are
-    ``count``, as what all of them keep is held at the same time. ``budget``: bytes in place of the option's."""
+    """What shares a budget with a recurrence while it runs: bytes ``around`` the recurrences of its graph, and what
+    the ``others`` before it keep for their backward. ``budget``: bytes in place of the option's."""
 
     around: int = 0
-    count: int = 1
+    others: int = 0
     budget: int | None = None
 
     def allowed(self, budget: int) -> int:
-        """Local bytes of one recurrence."""
-        return (budget - self.around) // self.count
+        """Local bytes of the recurrence."""
+        return budget - self.around - self.others
 
     def needed(self, peak: int) -> int:
-        """The least budget for recurrences of which each has this peak."""
-        return self.around + self.count * peak
+        """The least budget for a recurrence of this peak."""
+        return peak + self.around + self.others
 
 
 ALONE = Beside()
@@ -63,14 +63,14 @@ def choose(demand: Demand, options: Options, beside: Beside = ALONE) -> Plan:
     offered = candidates(first, options, allowed - demand.needs.scratch, demand.waiting, demand.carry)
     found = _first_within(offered, allowed, demand)
     if found.prediction.peak <= allowed:
-        return replace(found, choice=replace(found.choice, allowed=allowed))
+        return found.within(allowed)
     needed = beside.needed(found.prediction.peak)
-    further = _further(options, problem, demand.waiting)
+    more = further(options, problem, demand.waiting)
     around = f" ({beside.around:,} of them around the loop)" if beside.around else ""
     refusal = BudgetError(
         f"memory_budget={options.memory_budget!r} ({budget:,} bytes) is below the least that this network needs: "
         f"{needed:,} bytes{around}, with schedule {found.choice.describe()}. "
-        f"{'Free memory' if options.automatic_budget else 'Raise the budget'}{further}."
+        f"{'Free memory' if options.automatic_budget else 'Raise the budget'}{more}."
     )
     refusal.nbytes = needed
     raise refusal
@@ -106,7 +106,7 @@ def _lesser(found: tuple[int, int, Plan] | None, other: tuple[int, int, Plan]) -
     return other if found is None else min(found, other, key=itemgetter(0, 1))
 
 
-def _further(options: Options, problem: Problem, waiting: int) -> str:
+def further(options: Options, problem: Problem, waiting: int) -> str:
     """What else would help, for the end of a sentence: not a tier for which as many carries wait as revolve holds."""
     if options.schedule == "auto" and not options.tiers:
         lower = problem.carry + problem.tape + waiting < least_memory(problem)

@@ -35,6 +35,10 @@ class Plan:
     tally: Tally
     prediction: Prediction
 
+    def within(self, allowed: int) -> Plan:
+        """The same, with the local bytes that it had to meet."""
+        return replace(self, choice=replace(self.choice, allowed=allowed))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Demand:

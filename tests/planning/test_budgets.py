@@ -73,14 +73,14 @@ def test_revolve_keeps_every_result(steps: int, segment: int, slots: int) -> Non
     scratch=st.integers(0, 300),
     budgets=st.lists(st.integers(1, 30_000), min_size=2, max_size=6),
     around=st.integers(0, 500),
-    count=st.integers(1, 3),
+    others=st.integers(0, 500),
 )
 @settings(max_examples=40, deadline=None)
 def test_budgets_are_met_and_more_bytes_are_never_slower(
-    steps: int, segment: int, carry: int, tape: int, scratch: int, budgets: list[int], around: int, count: int
+    steps: int, segment: int, carry: int, tape: int, scratch: int, budgets: list[int], around: int, others: int
 ) -> None:
     steps = -(-steps // segment) * segment
-    demand, beside = demand_of(steps, needs(segment, carry, tape, scratch)), Beside(around, count)
+    demand, beside = demand_of(steps, needs(segment, carry, tape, scratch)), Beside(around, others)
 
     def chosen(budget: int) -> Choice:
         return choose(demand, Options(memory_budget=budget), beside).choice

@@ -1,0 +1,152 @@
+"""Plans of several recurrences of a graph that meet one budget: each gets what a byte is worth in it.
+
+A few plans are made of each, from the one that needs least to plain's; which is taken of each, ``planning.together``
+says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from reroll.backends.construct.plan import Built
+from reroll.errors import BudgetError
+from reroll.graph.work import work
+from reroll.planning.choice import Choice, steps_run
+from reroll.planning.choose import Beside, further
+from reroll.planning.options import Options
+from reroll.planning.plan import Plan
+from reroll.planning.together import Offer, cheapest, least
+
+_RUNGS = 8  # plans between the least and plain's, each with as many times more bytes than the one before
+_FINER = 4  # further plans between a plan that was chosen and the next
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Share:
+    """A recurrence whose plan is not decided: ``within`` makes the fastest with segments of a length within local
+    bytes, or raises BudgetError. ``lengths`` that may be tried, the usual first; ``around``: bytes held beside it."""
+
+    lengths: Sequence[int]
+    around: int
+    within: Callable[[int, int], Built]
+
+
+def share_out(shares: Sequence[Share], options: Options, budget: int | float) -> list[Built]:
+    """The plans of the recurrences of one graph, in the order in which they run, of the least cost within a budget.
+
+    budget: bytes, or a fraction of what plain BPTT holds. Raises BudgetError, which says the least that would do.
+    """
+    around = [each.around for each in shares]
+    if isinstance(budget, float):
+        budget = int(budget * least([[_offer(each, _plain(each))] for each in map(_at_ease, shares)], around))
+    at_ease = [made for each in shares if (made := _within(each, each.lengths[0], budget - each.around))]
+    if len(at_ease) == len(shares) and _chosen([[each] for each in at_ease], around, budget):
+        return _shared(shares, at_ease, options, budget)
+    plans = [list(_ladder(each, each.lengths[0])) for each in shares]
+    found = _chosen(plans, around, budget)
+    if found is None:
+        plans = [[built for length in each.lengths for built in _ladder(each, length)] for each in shares]
+        found = _chosen(plans, around, budget)
+    if found is None:
+        raise _refusal(plans, around, options, budget)
+    return _shared(shares, _finer(shares, plans, found, budget), options, budget)
+
+
+def beside_each_other(built: Sequence[Built]) -> list[Built]:
+    """The plans, each with what those before it keep while it runs."""
+    made, others = [], 0
+    for each in built:
+        made.append(replace(each, beside=replace(each.beside, others=others)))
+        others += each.plan.prediction.turned
+    return made
+
+
+def _shared(shares: Sequence[Share], built: Sequence[Built], options: Options, budget: int) -> list[Built]:
+    """The plans that were chosen, with what they had to meet."""
+    own = budget if options.automatic_budget else None
+    placed = [replace(each, beside=Beside(share.around, 0, own)) for share, each in zip(shares, built, strict=True)]
+    return [replace(each, plan=each.plan.within(each.beside.allowed(budget))) for each in beside_each_other(placed)]
+
+
+def _within(share: Share, length: int, nbytes: int) -> Built | None:
+    with suppress(BudgetError):
+        return share.within(length, nbytes)
+    return None
+
+
+def _at_ease(share: Share) -> Built:
+    return share.within(share.lengths[0], 1 << 62)
+
+
+def _plain(built: Built) -> Plan:
+    return built.demand.plan(Choice("store_all", built.choice.problem))
+
+
+def _ladder(share: Share, length: int) -> Iterator[Built]:
+    """Plans with segments of a length: the one that needs least, and some up to plain's."""
+    try:
+        lowest = share.within(length, 1)
+    except BudgetError as error:
+        lowest = share.within(length, error.nbytes)
+    yield lowest
+    low = lowest.plan.prediction.peak
+    growth = max(_plain(lowest).prediction.peak / low, 1.0)
+    yield from _rungs(share, length, [int(low * growth ** (rung / _RUNGS)) + 1 for rung in range(1, _RUNGS + 1)])
+
+
+def _rungs(share: Share, length: int, sizes: Sequence[int]) -> Iterator[Built]:
+    """The plans within some sizes, each once."""
+    seen = set[tuple[int, int]]()
+    for nbytes in sizes:
+        built = _within(share, length, nbytes)
+        if built is not None:
+            key = built.plan.prediction.peak, built.plan.prediction.turned
+            if key not in seen:
+                seen.add(key)
+                yield built
+
+
+def _finer(
+    shares: Sequence[Share], plans: Sequence[Sequence[Built]], found: Sequence[Built], budget: int
+) -> list[Built]:
+    """The plans that are chosen where each recurrence may also have some between its own and the next larger one."""
+    more = []
+    for share, mine, built in zip(shares, plans, found, strict=True):
+        low = built.plan.prediction.peak
+        high = min((peak for each in mine if (peak := each.plan.prediction.peak) > low), default=low)
+        sizes = [low + (high - low) * part // (_FINER + 1) for part in range(1, _FINER + 1)] if high > low else []
+        more.append([built, *_rungs(share, built.choice.segment, sizes)])
+    chosen = _chosen(more, [each.around for each in shares], budget)
+    assert chosen is not None, "what was found is among them"
+    return chosen
+
+
+def _chosen(plans: Sequence[Sequence[Built]], around: Sequence[int], budget: int) -> list[Built] | None:
+    offers = [[_offer(built, built.plan) for built in mine] for mine in plans]
+    numbers = cheapest(offers, around, budget)
+    return None if numbers is None else [mine[number] for mine, number in zip(plans, numbers, strict=True)]
+
+
+def _offer(built: Built, plan: Plan) -> Offer:
+    traced = built.kernels.traced
+    cost = steps_run(plan.choice) * work(traced.graph.graph) / traced.steps
+    return Offer(plan.prediction.peak, plan.prediction.turned, cost)
+
+
+def _refusal(plans: Sequence[Sequence[Built]], around: Sequence[int], options: Options, budget: int) -> BudgetError:
+    offers = [[_offer(built, built.plan) for built in mine] for mine in plans]
+    needed = least(offers, around)
+    found = _chosen(plans, around, needed)
+    assert found is not None
+    schedules = ", ".join(f"{each.choice.describe()} for {each.name}" for each in found)
+    first = "Free memory" if options.automatic_budget else "Raise the budget"
+    hints = (further(options, each.choice.problem, each.demand.waiting) for each in found)
+    error = BudgetError(
+        f"memory_budget={options.memory_budget!r} ({budget:,} bytes) is below the least that the {len(plans)} loops of "
+        f"this network need together: {needed:,} bytes (up to {max(around):,} of them around the loops), with "
+        f"{schedules}. {first}{next(filter(None, hints), '')}."
+    )
+    error.nbytes = needed
+    return error

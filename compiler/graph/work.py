@@ -1,0 +1,30 @@
+"""How much a graph computes, by the shapes of its values: the same on every machine."""
+
+from __future__ import annotations
+
+from torch import fx
+from torch.utils.flop_counter import flop_registry
+
+from reroll.graph.memory import result_nbytes
+
+_FLOPS = 4.0  # of products, in the time in which a core moves a byte
+
+
+def work(graph: fx.Graph) -> float:
+    """What the operations of a graph take, in bytes moved: what they make, and the arithmetic of products.
+
+    Values need examples (``val`` in their meta).
+    """
+    return sum(result_nbytes(node.meta.get("val")) + _flops(node) / _FLOPS for node in _calls(graph))
+
+
+def _calls(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.op == "call_function"]
+
+
+def _flops(node: fx.Node) -> float:
+    count = flop_registry.get(getattr(node.target, "overloadpacket", node.target))
+    if count is None:
+        return 0.0
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
+    return float(count(*args, **kwargs, out_val=node.meta["val"]))

@@ -1,0 +1,100 @@
+"""Two loops in one graph share a budget by what a byte is worth in each, and the least that is named is the least."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import reroll
+from reroll.backends.construct import several
+from reroll.errors import BudgetError
+from reroll.report.report import Report
+
+EAGER = {"lowering": "eager"}
+ROOM = (0.15, 0.3, 0.5, 0.8)  # of what plain BPTT holds
+
+
+class Two(nn.Module):
+    """A wide loop that computes little, then a narrow one that computes much for each byte that it keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.RNNCell(6, 48), nn.GRUCell(6, 8)
+
+    def forward(self, x_TBI: Tensor, u_TBI: Tensor) -> tuple[Tensor, Tensor]:
+        h_BH, g_BH = x_TBI.new_zeros(x_TBI.shape[1], 48), x_TBI.new_zeros(x_TBI.shape[1], 8)
+        for x_BI in x_TBI.unbind(0):
+            h_BH = self.wide(x_BI, h_BH)
+        for u_BI in u_TBI.unbind(0):
+            g_BH = self.narrow(u_BI, g_BH)
+        return h_BH, g_BH
+
+
+INPUTS = torch.randn(40, 16, 6), torch.randn(28, 16, 6)
+
+
+def compiled(model: nn.Module, door: str, **options: Any) -> Any:
+    torch._dynamo.reset()
+    if door == "backend":
+        return torch.compile(model, backend="reroll", options={**EAGER, **options})
+    return reroll.compile(model, time_dim=0, **EAGER, **options)
+
+
+def report(model: nn.Module, **options: Any) -> Report:
+    return reroll.explain(compiled(model, "backend", **options), *INPUTS)
+
+
+@pytest.fixture(scope="module")
+def plain() -> int:
+    return report(Two(), schedule="store_all").predicted_peak
+
+
+def work(found: Report) -> float:
+    """Steps that are run again, of both loops, by what one takes."""
+    return sum(loop.tally.reforward_steps * weight for loop, weight in zip(found.loops, (1.0, 1.5), strict=True))
+
+
+def test_a_budget_is_kept_and_used(plain: int) -> None:
+    found = [report(Two(), memory_budget=int(room * plain)) for room in ROOM]
+    peaks = [each.predicted_peak / plain for each in found]
+    assert all(0.85 * room <= peak <= room for room, peak in zip(ROOM, peaks, strict=True))
+    again = [work(each) for each in found]
+    assert again == sorted(again, reverse=True), "more bytes are never slower"
+    budgets = [loop.budget for loop in found[1].loops]
+    assert all(budget is not None for budget in budgets)
+    assert [loop.prediction.peak <= budget for loop, budget in zip(found[1].loops, budgets, strict=True)] == [True] * 2  # type: ignore[operator]
+
+
+def test_the_least_that_is_named_works_and_one_byte_less_is_refused() -> None:
+    model = Two()
+    with pytest.raises(
+        BudgetError, match=r"the least that the 2 loops of this network need together: [0-9,]+ bytes"
+    ) as found:
+        report(model, memory_budget=1)
+    least = found.value.nbytes
+    assert report(model, memory_budget=least).predicted_peak == least
+    with pytest.raises(BudgetError) as found:
+        report(model, memory_budget=least - 1)
+    assert found.value.nbytes == least
+
+
+def test_a_share_of_plain_memory(plain: int) -> None:
+    assert report(Two(), memory_budget=0.4).predicted_peak <= 0.4 * plain
+    assert report(Two(), memory_budget=1.0).predicted_peak == plain
+
+
+def test_loops_that_fit_as_they_are_are_planned_once(plain: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(several, "_ladder", None)
+    assert report(Two(), memory_budget=2 * plain).predicted_peak <= plain
+
+
+@pytest.mark.parametrize("door", ["backend", "compile"])
+def test_gradients_under_a_shared_budget(door: str, plain: int) -> None:
+    model = Two().double()
+    for room in ROOM[1:3]:
+        fast = compiled(model, door, memory_budget=int(2 * room * plain))
+        inputs = (torch.randn(40, 16, 6, dtype=torch.float64), torch.randn(40, 16, 6, dtype=torch.float64))
+        assert reroll.check(fast, *inputs, measure=False).equal
