@@ -21,6 +21,12 @@ def where(node: fx.Node) -> str:
     return f"{trace[files[-1]].strip()}: {code}".rstrip(": ")
 
 
+def take_line(node: fx.Node, source: fx.Node) -> None:
+    """Say that a node comes from the line of another; nothing where that has none, as torch joins what it finds."""
+    if trace := source.meta.get("stack_trace"):
+        node.meta["stack_trace"] = trace
+
+
 def user_trace() -> str:
     """The line of the user's code that is running: the innermost one outside of torch and reroll; as in a traceback."""
     frame: Any = sys._getframe(1)

@@ -131,3 +131,17 @@ def test_operations_that_lay_out(order: tuple[int, ...]) -> None:
     result = torch.fx.GraphModule({}, graph)(x)
     assert torch.equal(result, x)
     assert memory_order(result) == order == memory_order(made.meta["example_value"])
+
+
+def test_no_node_says_that_it_comes_from_no_line() -> None:
+    """Torch joins the lines of nodes when it compiles what is around the loop, and raised a TypeError for None."""
+
+    def turned(x_TBH: Tensor, h_HB: Tensor) -> Tensor:
+        c_BH = h_HB.t()
+        for x_BH in x_TBH.unbind(0):
+            c_BH = torch.tanh(c_BH + x_BH)
+        return c_BH
+
+    fast = torch.compile(turned, backend="reroll", options={"lowering": "eager"})
+    found = reroll.explain(fast, torch.randn(9, 3, 4), torch.randn(4, 3).requires_grad_())
+    assert [node for node in found.outer.nodes if node.meta.get("stack_trace", "") is None] == []

@@ -18,7 +18,7 @@ from torch import fx
 
 from reroll.graph.effects import Mode, attribute, autocasts, grad_enabled, has_effect, mark_random
 from reroll.graph.fakes import contiguous, fake_like, fake_of, new_fake_mode
-from reroll.graph.lines import where
+from reroll.graph.lines import take_line, where
 from reroll.graph.private import map_aggregate
 from reroll.recurrence import Recurrence, Slices
 
@@ -94,7 +94,7 @@ class Emitter:
     def _noted(self, node: fx.Node, value: Any) -> fx.Node:
         node.meta["example_value"] = self.fakes[node] = value
         if self.source is not None:
-            node.meta["stack_trace"] = self.source.meta.get("stack_trace")
+            take_line(node, self.source)
         return node
 
     def paste(self, body: Body, operands: Sequence[Any]) -> list[Any]:
@@ -107,7 +107,7 @@ class Emitter:
             if node.op == "get_attr" and body.path:
                 made.target = f"{body.path}.{node.target}"
             if self.source is not None and not made.meta.get("stack_trace"):
-                made.meta["stack_trace"] = self.source.meta.get("stack_trace")
+                take_line(made, self.source)
         return [fx.map_arg(result, env.__getitem__) for result in body.results]
 
     def loop(

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from reroll.graph.effects import example, spelled
+from reroll.graph.lines import take_line
 
 _WINDOW = 16
 
@@ -29,7 +30,7 @@ def select(graph: fx.Graph, base: fx.Node, dim: int, index: int) -> fx.Node:
         node = graph.call_function(torch.select, (base, dim, index))
     if value is not None:
         node.meta["example_value"] = value.select(dim, index)
-    node.meta["stack_trace"] = base.meta.get("stack_trace")
+    take_line(node, base)
     return node
 
 

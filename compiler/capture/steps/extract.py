@@ -17,7 +17,7 @@ from reroll.capture.steps.step import SliceOf, Step, tensor_of
 from reroll.graph.editing import add_input, flatten, merge_duplicates, rebuild
 from reroll.graph.effects import attribute, autocasts, example, grad_enabled, has_effect, is_random
 from reroll.graph.fakes import contiguous, resized
-from reroll.graph.lines import where
+from reroll.graph.lines import take_line, where
 from reroll.graph.names import names_of
 from reroll.recurrence import Items, Numbers, PerStep, Recurrence, Slices
 
@@ -44,7 +44,7 @@ def extract(outer: Outer, step: Step, name: str) -> Recurrence:
     operands = [outer.hoist(node) for register in step.registers for node in register.initial] + list(builder.numbers)
     call = outer.graph.call_module(name, tuple(operands))
     first = step.node(0, 0)
-    call.meta["stack_trace"] = first.meta.get("stack_trace")
+    take_line(call, first)
     starts = [sum(len(r.initial) for r in step.registers[:i]) for i in range(len(step.registers))]
     for (place, r), (register, ago) in step.finals.items():
         old = step.node(place, r)

@@ -13,6 +13,7 @@ from reroll.capture.steps.runs import Item, longest, slopes
 from reroll.graph.effects import example
 from reroll.graph.fakes import contiguous
 from reroll.graph.layouts import is_plain, lay_out, memory_order
+from reroll.graph.lines import take_line
 
 Group = list[list[fx.Node]]
 """Columns of items, to be read row by row; several rows only where all follow each other evenly."""
@@ -47,7 +48,8 @@ class Outer:
                 self.unbound[stacked] = self.graph.call_function(torch.unbind, (stacked, 0))
         with self.graph.inserting_after(self.unbound[stacked]):
             row = self.graph.call_function(operator.getitem, (self.unbound[stacked], at))
-        row.meta |= {"example_value": example(old), "stack_trace": old.meta.get("stack_trace")}
+        row.meta["example_value"] = example(old)
+        take_line(row, old)
         with self.graph.inserting_before(row.next):
             return self.as_it_lies(self._needing_gradients_as(row, stacked))
 
@@ -73,7 +75,7 @@ class Outer:
             return given
         given.meta["example_value"] = contiguous(value)
         made = lay_out(self.graph, given, order)
-        made.meta["stack_trace"] = given.meta.get("stack_trace")
+        take_line(made, given)
         return made
 
     def hoist(self, old: fx.Node) -> fx.Node:
