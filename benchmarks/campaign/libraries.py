@@ -14,6 +14,9 @@ random number that follows:
   others;
 - ``taylor``: whether the compiled gradient is the derivative of the eager loss, by Taylor's rate: the rest of the first
   order is quartered where the step is halved. Left out where the loss is not smooth, which eager's gradient shows.
+
+In a float32 network a difference counts where it is more than ten times what a rounding of the parameters makes of
+eager: potentials at a threshold flip, and a loss near zero cancels.
 """
 
 from __future__ import annotations
@@ -62,18 +65,47 @@ def ways(name: str, case: Any) -> Iterator[tuple[str, Way]]:
     backend, compiled = training.through_backend, training.through_front_door
     for options in training.SCHEDULES:
         label = _label(options)
-        yield f"backend {label}", partial(training.compare, case, backend, options, (case.steps, *case.lengths))
-        yield f"compile {label}", partial(training.compare, case, compiled, options, LENGTHS)
+        yield f"backend {label}", partial(_compared, case, backend, options, (case.steps, *case.lengths))
+        yield f"compile {label}", partial(_compared, case, compiled, options, LENGTHS)
     deepest = training.SCHEDULES[3]
     for left_out in reroll.DEFAULT_PASSES:
         passes = tuple(each for each in reroll.DEFAULT_PASSES if each != left_out)
         options = {**deepest, "passes": passes}
-        yield f"without {left_out}", partial(training.compare, case, backend, options, (case.steps,))
+        yield f"without {left_out}", partial(_compared, case, backend, options, (case.steps,))
     if not _draws(case):
         options = {"lowering": "inductor", "segment": 2}
-        yield "inductor", partial(training.compare, case, backend, options, (case.steps,))
+        yield "inductor", partial(_compared, case, backend, options, (case.steps,))
     if _is_smooth(case) and _second_order(plain := _rests(case, compiled=False)):
         yield "taylor", partial(_taylor, case, plain)
+
+
+def _compared(case: Any, door: Any, options: Mapping[str, Any], lengths: Sequence[int]) -> list[str]:
+    """What differs from eager, but for what may be rounding."""
+    import training
+
+    found: list[str] = training.compare(case, door, options, lengths)
+    if not found or case.dtype != torch.float32:
+        return found
+    rounding = dict(map(_named, training.compare(case, _rounded, {}, lengths)))
+    return [text for text in found if _named(text)[1] > 10 * rounding.get(_named(text)[0], 0.0)]
+
+
+def _named(difference: str) -> tuple[str, float]:
+    """What differs, and by how much; what is no number is more than any."""
+    name, _, size = difference.rpartition(": ")
+    try:
+        return name, float(size)
+    except ValueError:
+        return difference, float("inf")
+
+
+def _rounded(model: Any, time_dim: Any, options: Mapping[str, Any]) -> Any:
+    """The model with other roundings in its parameters; not compiled."""
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1 + 2.0**-24 * torch.randn(parameter.shape, generator=draw))
+    return model
 
 
 def _label(options: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 In: Options, and a Demand: bytes of carries, tapes, scratch, what is around the loop
 Out: a Plan: schedule, chunk, slots, tier, tree, with its predicted peak; or a BudgetError that names the least
-Nouns: Options, Choice, Plan, Demand, Alternative
+Nouns: Options, Choice, Plan, Demand, Alternative, Offer (of one loop among several that share a budget)
 Mind: Plans are made of numbers here; nothing is compiled in this room.
     Choices are ranked in steps run (`steps_run`), not in seconds: the choice is the same on every machine and every
     rank.
