@@ -21,7 +21,8 @@ def relative(shape: str, kind: str, density: float) -> float:
     rows = [(float(at), row[kind]) for at, row in SHAPES[shape]["densities"].items()]
     dense = SHAPES[shape]["looks"]["packed"] if kind == "packed_events" else 1.0
     (low, before), (high, after) = next(pair for pair in pairwise(rows) if density <= pair[1][0])
-    return (before + (after - before) * (density - low) / (high - low)) / dense
+    between: float = before + (after - before) * (density - low) / (high - low)
+    return between / dense
 
 
 def constant(shape: str, kind: str) -> float:

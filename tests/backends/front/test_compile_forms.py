@@ -65,7 +65,7 @@ def test_lightning_leaves_nothing_on_the_model(monkeypatch: pytest.MonkeyPatch) 
     assert torch.equal(fast(x_TBI), pickle.loads(pickle.dumps(fast))(x_TBI))
 
 
-def normed(net: Net, x_TBI: Tensor) -> Tensor:
+def normed(net: Any, x_TBI: Tensor) -> Tensor:
     """The buffer's first value comes from outside: the loop begins behind it, and ends with half a step."""
     h_BI = x_TBI.new_zeros(x_TBI.shape[1:])
     for t in range(x_TBI.shape[0]):
@@ -87,7 +87,7 @@ def warmed_up(net: Net, x_TBI: Tensor) -> Tensor:
 
 def every_second(net: Net, x_TBI: Tensor) -> Tensor:
     """The rows of steps of two kinds, read by a loop of one."""
-    h_BI, rows = x_TBI.new_zeros(x_TBI.shape[1:]), []
+    h_BI, rows = x_TBI.new_zeros(x_TBI.shape[1:]), list[Tensor]()
     for t in range(x_TBI.shape[0]):
         n_BI = rows[-1] if t % 2 and rows else x_TBI[t]
         h_BI = torch.tanh(0.9 * h_BI + 0.5 * n_BI)
@@ -97,7 +97,7 @@ def every_second(net: Net, x_TBI: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("body", [normed, warmed_up, every_second])
 def test_loops_that_begin_or_end_in_the_middle_of_a_step(body: Callable[..., Any]) -> None:
-    net = Net(body)
+    net: Any = Net(body)
     net.norm = nn.BatchNorm1d(I)
     assert reroll.check(reroll.compile(net, time_dim=0, **EAGER), torch.randn(20, 3, I), measure=False).equal
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 
 import pytest
@@ -14,7 +15,7 @@ PALETTE = {("mul", None, "made", "float"): 0, ("tanh", None, "made"): 1, ("gives
 Event = tuple[int, tuple[int | float, ...]]
 
 
-def trace(length: int, events: list[Event]) -> EventTrace:
+def trace(length: int, events: Sequence[Event]) -> EventTrace:
     """A recording of these events."""
     colours = [colour for colour, _ in events]
     return EventTrace(length, colours, [numbers for _, numbers in events], ["a line"] * len(events), {})
