@@ -118,7 +118,10 @@ def main() -> None:
             cells = [cell for kind in equal for cell in (f"{rows[0.1][kind]:.2f}", f"{equal[kind] or 1:.2f}")]
             dense, *rest = looks.values()
             table.add_row(name, *cells, f"{dense:.2f}", ", ".join(f"{each:.2f}" for each in rest))
-    result = {"shapes": found, "environment": machine("python benchmarks/events.py")}
+    result = {
+        "shapes": found,
+        "environment": machine(f"python benchmarks/events.py --rounds {options.rounds} --core {options.core}"),
+    }
     RESULT.write_text(json.dumps(result, indent=1) + "\n")
     Console(width=130).print(table)
 

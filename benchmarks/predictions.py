@@ -97,14 +97,17 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--networks", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--budgets", nargs="*", type=float, default=[0.3, 0.1])
-    parser.add_argument("--shorter", type=int, default=2, help="divide the usual number of steps by this")
+    parser.add_argument("--shorter", type=int, default=1, help="divide the usual number of steps by this")
     parser.add_argument("--core", type=int, default=None)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "predictions.json")
     given = parser.parse_args(arguments)
-    found: dict[str, Any] = {"environment": machine("python benchmarks/predictions.py"), "networks": {}}
+    budgets = " ".join(f"{each:g}" for each in given.budgets)
+    command = f"python benchmarks/predictions.py --budgets {budgets} --shorter {given.shorter} --core {given.core}"
+    found: dict[str, Any] = {"networks": {}}
     if given.out.exists():
         found["networks"] = json.loads(given.out.read_text())["networks"]
     with pinned(given.core):
+        found["environment"] = machine(command)
         for name in given.networks:
             found["networks"][name] = network_rows(name, given.budgets, given.shorter)
             found["environment"]["load_average"] = os.getloadavg()

@@ -98,6 +98,11 @@ def row(name: str, rounds: int, core: int | None, jax: str | None) -> Result:
     return {"steps": steps, "profile": where, "contenders": {each: {**found[each], **times[each]} for each in found}}
 
 
+def _command(name: str, options: argparse.Namespace) -> str:
+    asked = f"--only {name} --rounds {options.rounds} --core {options.core}"
+    return f"python benchmarks/speed.py {asked}{' --jax PYTHON' if options.jax else ''}"
+
+
 def measured(name: str, options: argparse.Namespace) -> Result:
     """A row, in a process and an inductor cache of its own."""
     command = [sys.executable, __file__, "--row", name, "--rounds", str(options.rounds), "--core", str(options.core)]
@@ -111,7 +116,7 @@ def measured(name: str, options: argparse.Namespace) -> Result:
     found: Result = json.loads(done.stdout.splitlines()[-1])
     return {
         **found,
-        "environment": {**machine("python benchmarks/speed.py"), "load_average": [before, os.getloadavg()]},
+        "environment": {**machine(_command(name, options)), "load_average": [before, os.getloadavg()]},
     }
 
 

@@ -9,6 +9,7 @@ random number that follows:
 
 - ``backend``: each schedule of ``training.SCHEDULES``;
 - ``compile``: the same through ``reroll.compile``, where one compiled model sees batches of 13, 4 and 33 steps;
+- ``options``: through the backend, with a memory budget, without packing, and with segments of one step;
 - ``without``: through the backend, with one of the default passes left out;
 - ``inductor``: through the backend, lowered by inductor; what draws random numbers is not compared, as inductor's are
   others;
@@ -45,6 +46,12 @@ TESTS = Path(__file__).parents[2] / "tests"
 FOLDERS = (TESTS / "networks", *(TESTS / "support").iterdir())
 LENGTHS = (13, 4, 33)
 SECONDS = 600  # for one way
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {"memory_budget": 0.5},
+    {"memory_budget": 0.5, "remote": "host"},
+    {"schedule": "standard", "codec": "none"},
+    {"schedule": "double", "segment": 1, "codec": "none", "remote": "disk"},
+)
 STEPS = (1e-2, 5e-3, 2.5e-3)  # of Taylor's rate
 Way = Callable[[], Sequence[object]]
 
@@ -67,6 +74,10 @@ def ways(name: str, case: Any) -> Iterator[tuple[str, Way]]:
         label = _label(options)
         yield f"backend {label}", partial(_compared, case, backend, options, (case.steps, *case.lengths))
         yield f"compile {label}", partial(_compared, case, compiled, options, LENGTHS)
+    for options in OPTIONS:
+        label = ", ".join(f"{name}={value}" for name, value in options.items())
+        asked = {"lowering": "eager", **options}
+        yield f"options {label}", partial(_compared, case, backend, asked, (case.steps,))
     deepest = training.SCHEDULES[3]
     for left_out in reroll.DEFAULT_PASSES:
         passes = tuple(each for each in reroll.DEFAULT_PASSES if each != left_out)
@@ -192,7 +203,7 @@ def _row(verdict: Verdict) -> dict[str, str]:
 
 def show(section: Mapping[str, Any], console: Console) -> None:
     """A row for each network, and all that is not equal."""
-    groups = ("backend", "compile", "without", "inductor", "taylor")
+    groups = ("backend", "compile", "options", "without", "inductor", "taylor")
     table = Table("network", *groups)
     for name, row in section.get("rows", {}).items():
         counts = {group: [each["kind"] for way, each in row.items() if way.startswith(group)] for group in groups}
