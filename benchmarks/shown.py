@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "shown.json"
 DEMOS = ("digits", "adding")
 BLOCK = re.compile(r"^```python\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
-ROW = re.compile(r"^[│|] (\w[\w -]*?) +[│|] (.*?) +[│|]$", flags=re.MULTILINE)
+ROW = re.compile(r"^│ (\w[\w -]*?)  +(.*?) +│$", flags=re.MULTILINE)
 COST = re.compile(r"^(plain BPTT|reroll) +([\d.]+) CPU s a step, local peak ([\d.]+) MB$", flags=re.MULTILINE)
 OUTCOME = re.compile(r"^(?:Accuracy on (?P<held_out>\d+) held-out digits|\.\.\. .*): (?P<value>[\d.]+)$", re.MULTILINE)
 

@@ -133,3 +133,21 @@ def test_what_a_budget_allows_lies_between_the_measured_points(monkeypatch: pyte
     assert claims.reached(rows, "steps", "double", "plain", 400) == "over 400"
     rows[1]["contenders"]["plain"] = {"local_peak_bytes": 9}
     assert claims.reached(rows, "steps", "double", "plain", 400) == "under 100"
+
+
+@pytest.mark.campaign
+def test_first_steps_at_a_small_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    first = importlib.import_module("first_steps")
+    monkeypatch.setattr(first, "STEPS", 8)
+    found = first.row("GRU cell", "backend, eager", core=0)
+    assert found["first_s"] > found["second_s"] >= 0
+
+
+def test_what_demos_print_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    shown = importlib.import_module("shown")
+    text = "Accuracy on 360 held-out digits: 0.958\nplain BPTT 0.20 CPU s a step, local peak 30.86 MB\n"
+    assert shown.OUTCOME.search(text).groupdict() == {"held_out": "360", "value": "0.958"}
+    assert shown.COST.findall(text) == [("plain BPTT", "0.20", "30.86")]
+    assert shown.ROW.findall("│ steps re-run  40 (1.00 for each)   │") == [("steps re-run", "40 (1.00 for each)")]

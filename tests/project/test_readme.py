@@ -168,7 +168,7 @@ def result(name: str) -> Any:
     return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text("utf-8"))
 
 
-def megabytes(nbytes: int) -> str:
+def megabytes(nbytes: float) -> str:
     found = nbytes / 1e6
     return f"{found:.1f}" if found >= 0.95 else f"{found:.2f}"
 
@@ -185,6 +185,29 @@ def test_the_measured_figures_are_those_of_the_result_file() -> None:
     assert len(shown) == 6
     long = figures["long"]
     assert f"steps needs {megabytes(long['local_peak_bytes'])} MB" in PAGES["docs/measured.md"]
+
+
+def test_the_report_of_the_readme_is_that_of_its_result_file() -> None:
+    found = result("shown")["example"]
+    for line in blocks("README.md", "text")[0].splitlines():
+        label, _, value = line.partition("  ")
+        assert found["report"][label] == value.strip(), label
+    peaks = f"{found['predicted']:,} bytes were predicted, {found['measured']:,} were measured"
+    text = " ".join(section("README.md", "What it will do, and what it did").split())
+    assert f"Here {peaks}, and plain BPTT needs {found['plain']:,}." in text
+
+
+def test_what_the_demos_print_is_that_of_their_result_file() -> None:
+    text, found = section("docs/measured.md", "The demos"), result("shown")
+    for row, name in zip(rows(text), ("digits", "adding"), strict=True):
+        costs = [found[name][who] for who in ("plain BPTT", "reroll")]
+        told = [f"{megabytes(1e6 * each['mb'])} MB, {each['cpu_s']:.2f} CPU s" for each in costs]
+        told[1] = f"{costs[1]['mb']:.2f} MB, {costs[1]['cpu_s']:.2f} CPU s"
+        assert [cell.strip() for cell in row.split("|")[2:4]] == told
+    assert f"accuracy of {found['digits']['outcome']:.3f} on {found['digits']['held_out']} that" in " ".join(
+        text.split()
+    )
+    assert f"mean square error of {found['adding']['outcome']:.3f};" in " ".join(text.split())
 
 
 def test_the_figures_of_a_long_run_are_those_of_its_result_file() -> None:
