@@ -14,7 +14,7 @@ from reroll.backends.construct.plan import Built
 from reroll.errors import BudgetError
 from reroll.graph.work import work
 from reroll.planning.choice import Choice, steps_run
-from reroll.planning.choose import Beside, further
+from reroll.planning.choose import Beside, way_out
 from reroll.planning.options import Options
 from reroll.planning.plan import Plan
 from reroll.planning.together import Offer, cheapest, least
@@ -40,14 +40,16 @@ def share_out(shares: Sequence[Share], options: Options, budget: int | float) ->
     """
     around = [each.around for each in shares]
     if isinstance(budget, float):
-        budget = int(budget * least([[_offer(each, _plain(each))] for each in map(_at_ease, shares)], around))
+        plain = [replace(each, plan=_plain(each)) for each in map(_at_ease, shares)]
+        budget = int(budget * least([_offers([each]) for each in plain], around))
     at_ease = [made for each in shares if (made := _within(each, each.lengths[0], budget - each.around))]
     if len(at_ease) == len(shares) and _chosen([[each] for each in at_ease], around, budget):
         return _shared(shares, at_ease, options, budget)
     plans = [list(_ladder(each, each.lengths[0])) for each in shares]
     found = _chosen(plans, around, budget)
     if found is None:
-        plans = [[built for length in each.lengths for built in _ladder(each, length)] for each in shares]
+        for each, mine in zip(shares, plans, strict=True):
+            mine += (built for length in each.lengths[1:] for built in _ladder(each, length))
         found = _chosen(plans, around, budget)
     if found is None:
         raise _refusal(plans, around, options, budget)
@@ -124,29 +126,31 @@ def _finer(
 
 
 def _chosen(plans: Sequence[Sequence[Built]], around: Sequence[int], budget: int) -> list[Built] | None:
-    offers = [[_offer(built, built.plan) for built in mine] for mine in plans]
-    numbers = cheapest(offers, around, budget)
+    numbers = cheapest(list(map(_offers, plans)), around, budget)
     return None if numbers is None else [mine[number] for mine, number in zip(plans, numbers, strict=True)]
 
 
-def _offer(built: Built, plan: Plan) -> Offer:
-    traced = built.kernels.traced
-    cost = steps_run(plan.choice) * work(traced.graph.graph) / traced.steps
-    return Offer(plan.prediction.peak, plan.prediction.turned, cost)
+def _offers(plans: Sequence[Built]) -> list[Offer]:
+    """What the plans of a recurrence need and cost; those with segments of one length share their kernels."""
+    traced = {built.kernels.traced for built in plans}
+    weights = {each: work(each.graph.graph) / each.steps for each in traced}
+    return [
+        Offer(plan.prediction.peak, plan.prediction.turned, steps_run(plan.choice) * weights[built.kernels.traced])
+        for built in plans
+        for plan in [built.plan]
+    ]
 
 
 def _refusal(plans: Sequence[Sequence[Built]], around: Sequence[int], options: Options, budget: int) -> BudgetError:
-    offers = [[_offer(built, built.plan) for built in mine] for mine in plans]
-    needed = least(offers, around)
+    needed = least(list(map(_offers, plans)), around)
     found = _chosen(plans, around, needed)
     assert found is not None
     schedules = ", ".join(f"{each.choice.describe()} for {each.name}" for each in found)
-    first = "Free memory" if options.automatic_budget else "Raise the budget"
-    hints = (further(options, each.choice.problem, each.demand.waiting) for each in found)
+    advice = max((way_out(options, each.choice.problem, each.demand.waiting) for each in found), key=len)
     error = BudgetError(
         f"memory_budget={options.memory_budget!r} ({budget:,} bytes) is below the least that the {len(plans)} loops of "
         f"this network need together: {needed:,} bytes (up to {max(around):,} of them around the loops), with "
-        f"{schedules}. {first}{next(filter(None, hints), '')}."
+        f"{schedules}. {advice}"
     )
     error.nbytes = needed
     return error

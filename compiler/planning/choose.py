@@ -65,12 +65,11 @@ def choose(demand: Demand, options: Options, beside: Beside = ALONE) -> Plan:
     if found.prediction.peak <= allowed:
         return found.within(allowed)
     needed = beside.needed(found.prediction.peak)
-    more = further(options, problem, demand.waiting)
     around = f" ({beside.around:,} of them around the loop)" if beside.around else ""
     refusal = BudgetError(
         f"memory_budget={options.memory_budget!r} ({budget:,} bytes) is below the least that this network needs: "
         f"{needed:,} bytes{around}, with schedule {found.choice.describe()}. "
-        f"{'Free memory' if options.automatic_budget else 'Raise the budget'}{more}."
+        f"{way_out(options, problem, demand.waiting)}"
     )
     refusal.nbytes = needed
     raise refusal
@@ -106,7 +105,12 @@ def _lesser(found: tuple[int, int, Plan] | None, other: tuple[int, int, Plan]) -
     return other if found is None else min(found, other, key=itemgetter(0, 1))
 
 
-def further(options: Options, problem: Problem, waiting: int) -> str:
+def way_out(options: Options, problem: Problem, waiting: int) -> str:
+    """What to do where no choice meets a budget."""
+    return f"{'Free memory' if options.automatic_budget else 'Raise the budget'}{_further(options, problem, waiting)}."
+
+
+def _further(options: Options, problem: Problem, waiting: int) -> str:
     """What else would help, for the end of a sentence: not a tier for which as many carries wait as revolve holds."""
     if options.schedule == "auto" and not options.tiers:
         lower = problem.carry + problem.tape + waiting < least_memory(problem)
