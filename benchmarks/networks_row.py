@@ -37,7 +37,7 @@ LENGTHS = (40, 41, 43, 46, 50, 57, 71, 90)  # with the first length and that of 
 EAGER = "eager"
 
 
-sys.path[:0] = [str(TESTS), str(TESTS / "networks")]
+sys.path[:0] = [str(folder) for folder in (TESTS / "networks", *(TESTS / "support").iterdir())]
 
 
 def cases() -> dict[str, Any]:

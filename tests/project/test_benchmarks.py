@@ -3,6 +3,8 @@
 import importlib
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +30,19 @@ def test_benchmark_at_a_small_size(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     }
 
 
-def test_table_of_networks_at_a_small_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    table = importlib.import_module("networks_table")
+def test_table_of_networks_at_a_small_size(tmp_path: Path) -> None:
     out = tmp_path / "networks.json"
-    command = ["--fast", "--only", "torch-gru_cell", "--out", str(out)]
-    table.main(command)
+    command = [sys.executable, str(FOLDER / "networks_table.py"), "--fast", "--only", "torch-gru_cell"]
+    subprocess.run([*command, "--out", str(out)], check=True, capture_output=True)
     written = json.loads(out.read_text())
     row = written["eager"]["torch-gru_cell"]
-    assert table.refusal(row) is None
     for schedule in ("standard", "double"):
+        assert "refused" not in row[schedule]
         assert row[schedule]["relative_error"] < 1e-12
         assert row[schedule]["local_peak_bytes"][schedule] < row[schedule]["local_peak_bytes"]["eager"]
     assert row["standard"]["compiled_after_ten_lengths"] == row["standard"]["compiled_after_first_calls"][0]
-    assert table.main(command) == written  # what is there is not measured again
+    subprocess.run([*command, "--out", str(out)], check=True, capture_output=True)
+    assert json.loads(out.read_text()) == written  # what is there is not measured again
 
 
 @pytest.mark.campaign
