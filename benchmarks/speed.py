@@ -5,6 +5,8 @@ inductor under it; JAX (``--jax PYTHON``, see ``speed_jax.py``); reroll as it is
 reroll without one of its rewrites, or with kernels called one by one (``chains.py``). All contenders of a network take
 turns on one core; CPU seconds, medians of the rounds, and the allocator's peak above inputs, parameters and their
 gradients. A row is saved in ``results/speed.json`` as soon as it is measured; ``--only`` names rows, ``--show`` prints.
+``--more``: other lengths of network D, and torch's own layers, with the first contenders alone; the rows go to
+``results/speed_more.json``.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import torch
 from measuring import gradients, interleaved, machine, pinned, relative_error, summary, training_step
 from rich.console import Console
 from rich.table import Table
-from speed_networks import NETWORKS, Checkpointed, CompiledSegments
+from speed_networks import MORE, NETWORKS, Checkpointed, CompiledSegments
 from speed_peers import Peers
 from speed_plot import draw
 from speed_profile import profile
@@ -35,13 +37,15 @@ import reroll
 from reroll.backends.inductor import unit as toolchain
 
 HERE = Path(__file__).resolve().parent
-RESULT = HERE / "results" / "speed.json"
+RESULT, RESULT_MORE = (HERE / "results" / name for name in ("speed.json", "speed_more.json"))
 EAGER, SINGLE = "eager BPTT", "reroll without chains"
 OURS: dict[str, dict[str, Any]] = {
     "reroll": {},
     "reroll, standard": {"schedule": "standard"},
     "reroll, double (disk)": {"schedule": "double", "remote": "disk"},
     "reroll, double (disk), 4 steps a segment": {"schedule": "double", "remote": "disk", "segment": 4},
+}
+VARIANTS: dict[str, dict[str, Any]] = {
     "reroll, 16 steps a segment": {"segment": 16},
     "reroll without replay": {"replay": False},
     **{
@@ -49,7 +53,7 @@ OURS: dict[str, dict[str, Any]] = {
         for name in ("merge-gradients", "batch-products", "event-products", "split-biases", "pack-weights")
     },
 }
-OURS[SINGLE] = {}
+VARIANTS[SINGLE] = {}
 Result = dict[str, Any]
 
 
@@ -64,13 +68,14 @@ def single_calls() -> Iterator[None]:
 def row(name: str, rounds: int, core: int | None, jax: str | None) -> Result:
     """Everything about one network."""
     torch.manual_seed(0)
-    make, inputs, steps = NETWORKS[name]
+    make, inputs, steps = (NETWORKS | MORE)[name]
     network, x = make(), inputs(steps)
+    ours = OURS | VARIANTS if name in NETWORKS else OURS
     models: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         EAGER: network,
         "torch.utils.checkpoint": Checkpointed(network),
         "inductor segments, checkpoint": CompiledSegments(network),
-        **{each: reroll.compile(network, time_dim=0, **options) for each, options in OURS.items()},
+        **{each: reroll.compile(network, time_dim=0, **options) for each, options in ours.items()},
     }
     training = {each: training_step(model, network, x) for each, model in models.items()}
     expected = gradients(training[EAGER], network)
@@ -85,7 +90,7 @@ def row(name: str, rounds: int, core: int | None, jax: str | None) -> Result:
             network.zero_grad(set_to_none=True)
             peak = reroll.measure(step, [network]).local_peak
             found[each] = {"first_step_wall_s": first, "relative_error": error, "local_peak_bytes": peak}
-            if each in OURS:
+            if each in ours:
                 report = reroll.explain(models[each], x)
                 found[each]["plan"] = report.loops[0].choice.describe()
                 found[each]["predicted_peak_bytes"] = report.predicted_peak
@@ -94,12 +99,12 @@ def row(name: str, rounds: int, core: int | None, jax: str | None) -> Result:
                 raise RuntimeError(f"JAX failed: {failed}")
             found.update(peers.told)
             times = summary(interleaved({**training, **peers.steps}, rounds), EAGER)
-        where = profile(training[SINGLE])
-    return {"steps": steps, "profile": where, "contenders": {each: {**found[each], **times[each]} for each in found}}
+        where = {"profile": profile(training[SINGLE])} if SINGLE in training else {}
+    return {"steps": steps, **where, "contenders": {each: {**found[each], **times[each]} for each in found}}
 
 
 def _command(name: str, options: argparse.Namespace) -> str:
-    asked = f"--only {name} --rounds {options.rounds} --core {options.core}"
+    asked = f"{'--more ' if options.more else ''}--only '{name}' --rounds {options.rounds} --core {options.core}"
     return f"python benchmarks/speed.py {asked}{' --jax PYTHON' if options.jax else ''}"
 
 
@@ -134,16 +139,17 @@ def show(result: Result) -> None:
             rest = (f"{of['relative_error']:.0e}", f"{of['first_step_wall_s']:.1f}", of.get("plan", ""))
             table.add_row(who, *numbers, *times, *rest)
         console.print(table)
-        shares = ", ".join(f"{kind} {share:.0%}" for kind, share in each["profile"]["shares"].items())
-        console.print(
-            f"{SINGLE} spends: {shares}; dense products at torch's best: {1e3 * each['profile']['limit_s']:.0f} ms"
-        )
+        if where := each.get("profile"):
+            shares = ", ".join(f"{kind} {share:.0%}" for kind, share in where["shares"].items())
+            limit = f"dense products at torch's best: {1e3 * where['limit_s']:.0f} ms"
+            console.print(f"{SINGLE} spends: {shares}; {limit}")
 
 
 def main() -> None:
     """Parse the options and measure."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", default=list(NETWORKS), help="names of networks")
+    parser.add_argument("--only", nargs="*", help="names of networks")
+    parser.add_argument("--more", action="store_true", help="other lengths of network D, and torch's own layers")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--core", type=int, default=1)
     parser.add_argument("--jax", help="a Python that has jax and equinox")
@@ -154,13 +160,14 @@ def main() -> None:
     if options.row:
         print(json.dumps(row(options.row, options.rounds, options.core, options.jax)))
         return
-    result: Result = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    for name in [] if options.show else options.only:
+    file = RESULT_MORE if options.more else RESULT
+    result: Result = json.loads(file.read_text()) if file.exists() else {}
+    for name in [] if options.show else options.only or (MORE if options.more else NETWORKS):
         result[name] = measured(name, options)
-        RESULT.write_text(json.dumps(result, indent=1) + "\n")
+        file.write_text(json.dumps(result, indent=1) + "\n")
     show(result)
     if options.plot:
-        draw(result, RESULT.with_suffix(".png"))
+        draw(result, file.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -176,6 +176,21 @@ class Tanh(Network):
         return (torch.tanh(self.wi(x_BI) + self.wr(state[0])),)
 
 
+class Layer(Network):
+    """``nn.LSTM`` or ``nn.GRU``: torch runs a whole segment by one call."""
+
+    def __init__(self, layer: type[nn.LSTM] | type[nn.GRU], neurons: int = 256) -> None:
+        super().__init__()
+        self.layer: Any = layer(64, neurons)
+        self.sizes = ((neurons,),) * (2 if layer is nn.LSTM else 1)
+
+    def segment(self, x_TBI: Tensor, *state: Tensor) -> State:
+        """The hidden state last."""
+        first = [each[None] for each in reversed(state)]
+        _, last = self.layer(x_TBI, tuple(first) if len(first) > 1 else first[0])
+        return tuple(each[0] for each in reversed(last)) if isinstance(last, tuple) else (last[0],)
+
+
 def dense(batch: int, inputs: int) -> Callable[[int], Tensor]:
     """Normal inputs of T steps."""
     return lambda steps: torch.randn(steps, batch, inputs)
@@ -196,4 +211,15 @@ NETWORKS: dict[str, tuple[Callable[[], Network], Callable[[int], Tensor], int]] 
     "GRU cell": (lambda: Gated(nn.GRUCell), dense(32, 64), 1000),
     "tanh RNN, 1,024 neurons": (lambda: Tanh(1024), dense(32, 64), 256),
     "tanh RNN, 32 neurons": (lambda: Tanh(32), dense(4, 64), 2000),
+}
+
+# Other lengths of network D, and torch's own layers over time.
+MORE = {
+    **{
+        f"{name}, T={steps:,}": (NETWORKS[name][0], NETWORKS[name][1], steps)
+        for name in ("recurrent LIF (D2r)", "recurrent LIF, sparse (D)")
+        for steps in (256, 4096)
+    },
+    "nn.LSTM": (lambda: Layer(nn.LSTM), dense(32, 64), 1000),
+    "nn.GRU": (lambda: Layer(nn.GRU), dense(32, 64), 1000),
 }
