@@ -46,7 +46,9 @@ def behind(graph: fx.Graph, operands: Iterable[fx.Node]) -> AbstractContextManag
     """New nodes go behind all of these, and behind the placeholders. Nodes that read them may need a ``sort``."""
     order = {node: at for at, node in enumerate(graph.nodes)}
     placeholders = graph.find_nodes(op="placeholder")
-    return graph.inserting_before(max([*operands, *placeholders], key=order.__getitem__).next)
+    last = max([*operands, *placeholders], key=order.__getitem__)
+    place: AbstractContextManager[Any] = graph.inserting_before(last.next)
+    return place
 
 
 def constants(graph: fx.Graph) -> set[fx.Node]:

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -152,3 +153,20 @@ def test_what_demos_print_is_understood(monkeypatch: pytest.MonkeyPatch) -> None
     assert shown.OUTCOME.search(text).groupdict() == {"held_out": "360", "value": "0.958"}
     assert shown.COST.findall(text) == [("plain BPTT", "0.20", "30.86")]
     assert shown.ROW.findall("│ steps re-run  40 (1.00 for each)   │") == [("steps re-run", "40 (1.00 for each)")]
+
+
+def test_outcomes_of_a_suite_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    matrix = importlib.import_module("matrix")
+    suite = tmp_path / "test_three.py"
+    suite.write_text(
+        "import pytest\ndef test_right(): pass\ndef test_wrong(): assert False\n"
+        "@pytest.mark.skip('no card')\ndef test_left(): pass\n@pytest.fixture\ndef broken(): raise ValueError\n"
+        "def test_set_up(broken): pass\n"
+    )
+    report = tmp_path / "report.xml"
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(suite), f"--junitxml={report}"]
+    subprocess.run([*command, "-c", os.devnull], check=False, capture_output=True)
+    found = matrix.outcomes(report)
+    assert (found["passed"], found["skipped"]) == (1, {"no card": 1})
+    assert [name.split("::")[1] for name in found["failed"]] == ["test_set_up", "test_wrong"]

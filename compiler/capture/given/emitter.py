@@ -33,7 +33,8 @@ class Body:
     @property
     def inputs(self) -> list[fx.Node]:
         """Its placeholders."""
-        return self.module.graph.find_nodes(op="placeholder")
+        found: list[fx.Node] = self.module.graph.find_nodes(op="placeholder")
+        return found
 
     @property
     def results(self) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 
 from trained import DOORS, NETWORKS, WIDTH, GatedReader, distance, reversals, spiking, through_front, trained_alike
 
@@ -84,9 +85,7 @@ def test_weights_used_again_in_the_same_autocast_region_get_both_gradients(door:
 def scaled_steps(run: Any, model: nn.Module, inputs: Sequence[Tensor]) -> list[float]:
     """Train with a scale that overflows float16 in the first step, and again after it has grown; gives the scales."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    scaler = torch.amp.GradScaler(
-        "cpu", init_scale=2.0**30, growth_interval=2, growth_factor=2.0**14, backoff_factor=2.0**-14
-    )
+    scaler = GradScaler("cpu", init_scale=2.0**30, growth_interval=2, growth_factor=2.0**14, backoff_factor=2.0**-14)
     scales = []
     for x_TBI in inputs:
         optimizer.zero_grad()
