@@ -12,7 +12,7 @@ from reroll.backends.construct.kernels import Kernels
 from reroll.backends.inductor.lower import Segment
 from reroll.backends.inductor.wrapper import wrapper_peak
 from reroll.backends.tiers.tier import STAGING
-from reroll.graph.memory import graph_peak, origin, storage_nbytes
+from reroll.graph.memory import Owned, graph_peak, origin, storage_nbytes
 from reroll.program.memory import Needs, SegmentBytes
 from reroll.program.tally import Sizes
 from reroll.recurrence import Recurrence, Slots
@@ -53,18 +53,23 @@ def needs_of(kernels: Kernels, recurrence: Recurrence, *, recorded: bool) -> Nee
 def footprint(segment: Segment, carries: int, once: int) -> SegmentBytes:
     """What the runs of a segment hold, whose first ``carries`` inputs are the carry; ``once`` bytes are held anyway."""
     placeholders = segment.forward_graph.graph.find_nodes(op="placeholder")
-    own = [node.name for node in placeholders[:carries]]
+    own = [(storage_nbytes(node.meta.get("val")), (node.name,)) for node in placeholders[:carries]]
     fresh = once + _peak(segment.forward, segment.forward_graph.graph, own)
     kept = once + _peak(segment.forward, segment.forward_graph.graph, [])
     if segment.backward is None or segment.backward_graph is None:
         return SegmentBytes(0, fresh, kept, 0)
-    saved = _saved(segment, set(placeholders[carries:]))
-    reverse = once + _peak(segment.backward, segment.backward_graph.graph, [reader.name for _, reader in saved])
-    memory: dict[fx.Node, int] = {}
+    saved = _blocks(_saved(segment, set(placeholders[carries:])))
+    reverse = once + _peak(segment.backward, segment.backward_graph.graph, saved)
+    return SegmentBytes(sum(nbytes for nbytes, _ in saved), fresh, kept, reverse)
+
+
+def _blocks(saved: Iterable[tuple[fx.Node, fx.Node]]) -> Owned:
+    """The memory of saved values: what shares that of one value of the forward is one block."""
+    memory: dict[fx.Node, tuple[int, tuple[str, ...]]] = {}
     for made, reader in saved:
-        nbytes = max(storage_nbytes(made.meta.get("val")), storage_nbytes(reader.meta.get("val")))
-        memory[made] = max(memory.get(made, 0), nbytes)
-    return SegmentBytes(sum(memory.values()), fresh, kept, reverse)
+        nbytes, names = memory.get(made, (storage_nbytes(made.meta.get("val")), ()))
+        memory[made] = max(nbytes, storage_nbytes(reader.meta.get("val"))), (*names, reader.name)
+    return list(memory.values())
 
 
 def _saved(segment: Segment, operands: set[fx.Node]) -> list[tuple[fx.Node, fx.Node]]:
@@ -88,11 +93,10 @@ def output_gradients(segment: Segment, carries: int, steps: int) -> int:
     return sum(storage_nbytes(like) // like.shape[0] * steps for like in found)
 
 
-def _peak(compiled: Any, graph: fx.Graph, owned: list[str]) -> int:
+def _peak(compiled: Any, graph: fx.Graph, owned: Owned) -> int:
     source = getattr(compiled, "source_code", None)
     if isinstance(source, str):
-        sizes = {node.name: storage_nbytes(node.meta.get("val")) for node in graph.find_nodes(op="placeholder")}
-        peak = wrapper_peak(source, {name: sizes[name] for name in owned}, _itemsizes(graph))
+        peak = wrapper_peak(source, owned, _itemsizes(graph))
         if peak is not None:
             return peak
     return graph_peak(graph, owned)

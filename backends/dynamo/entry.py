@@ -132,7 +132,7 @@ def _compile(
     parsed = Options.of(options)
     refuse_pieces(gm)
     refuse_in_place(gm)
-    found = fuse(capture(gm))
+    found = fuse(capture(gm, depth=parsed.depth))
     if not found.recurrences:
         run = _without_recurrence(gm, example_inputs, parsed, found.reason)
         return _entry(Graph(run, gm, Plans(), found.reason, _break(gm)))

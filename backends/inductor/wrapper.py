@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from reroll.errors import RerollWarning
-from reroll.graph.memory import Allocations, strided_nbytes
+from reroll.graph.memory import Allocations, Owned, strided_nbytes
 
 _CALL = re.compile(r"^( *)def call\((?:self, )?args\):\n", re.MULTILINE)
 _TUPLE = r"\([\d, ]*\)"
@@ -199,10 +199,10 @@ def _operands(text: str) -> Iterator[str | View]:
         yield name or View(base, size, stride, int(offset))
 
 
-def wrapper_peak(source: str, inputs: Mapping[str, int], itemsizes: Mapping[str, int]) -> int | None:
+def wrapper_peak(source: str, owned: Owned, itemsizes: Mapping[str, int]) -> int | None:
     """The most bytes that inductor's wrapper holds; None where its source is not of the form that is understood.
 
-    inputs: bytes of each owned input by name; the others take nothing. itemsizes: bytes of an element of the results of
+    owned: blocks of inputs that die with it; others take nothing. itemsizes: bytes of an element of the results of
     each operation by name; inductor writes down the shapes of what torch's own kernels give.
     """
     body = body_of(source)
@@ -210,8 +210,7 @@ def wrapper_peak(source: str, inputs: Mapping[str, int], itemsizes: Mapping[str,
         tell_foreign("predicted peaks come from the operations instead, and may be further off")
         return None
     ledger = Allocations()
-    for name, nbytes in inputs.items():
-        ledger.allocate(name, nbytes)
+    ledger.own(owned)
     foreign = next((each.line for each in body.statements if not _understood(each, ledger, itemsizes)), None)
     if foreign is not None:
         tell_foreign("predicted peaks come from the operations instead, and may be further off", foreign)

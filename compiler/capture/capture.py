@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import fx
 
 from reroll.capture.carry_layouts import keep_layouts
 from reroll.capture.given.regions import take_given
 from reroll.capture.normal.normal import normalise
 from reroll.capture.normal.sizes import pin
-from reroll.capture.steps.colours import Sequence
+from reroll.capture.steps.colours import Likeness, Sequence
 from reroll.capture.steps.extract import extract
 from reroll.capture.steps.operands import MIN_STEPS, Region, why_not
 from reroll.capture.steps.outer import Outer
 from reroll.capture.steps.search import find_steps, repeats
 from reroll.capture.steps.step import Step
 from reroll.errors import CaptureError
-from reroll.graph.effects import has_effect, in_transform, is_random
+from reroll.graph.effects import example, has_effect, in_transform, is_random
 from reroll.graph.lines import where
 from reroll.graph.private import is_higher_order
 from reroll.recurrence import Capture, Recurrence
@@ -24,12 +26,14 @@ _SMALL_COVERAGE = 0.6
 _CLEARLY_MORE = 1.5
 _FEW_STEPS = 8
 _TINY = 8
+_LEAST_SHARE = 0.1  # of the bytes that all operations make: blocks that make less are left to inductor
 
 
-def capture(module: fx.GraphModule, *, maps: bool = False) -> Capture:
+def capture(module: fx.GraphModule, *, maps: bool = False, depth: bool = False) -> Capture:
     """Find and take out the recurrences of a captured graph. The graph itself stays as it is.
 
-    maps: also take out steps that carry nothing, so that no operation is left once for every step.
+    maps: also take out steps that carry nothing, so that no operation is left once for every step. depth: blocks with
+    weights of their own count as steps too, where nothing repeats over time and they hold enough to pay.
     """
     transform = next((node for node in module.graph.nodes if in_transform(node)), None)
     if transform is not None:
@@ -40,6 +44,7 @@ def capture(module: fx.GraphModule, *, maps: bool = False) -> Capture:
     except CaptureError as error:
         return Capture(module.graph, (), f"the graph cannot be brought to a normal form: {error}")
     sequence, steps = _steps(module, normal, maps)
+    steps = _with_blocks(module, normal, steps) if depth else steps
     if not steps and not given:
         return Capture(normal, (), _explain(sequence))
     pin(module.graph)
@@ -56,13 +61,18 @@ def capture(module: fx.GraphModule, *, maps: bool = False) -> Capture:
             outer.copy(node)
     outer.graph.eliminate_dead_code(has_effect)
     outer.graph.lint()
+    return _settled(module, outer.graph, recurrences)
+
+
+def _settled(module: fx.GraphModule, outer: fx.Graph, recurrences: Iterable[Recurrence]) -> Capture:
+    """The recurrences with layouts that stay as they are from step to step; none where one is refused."""
     try:
         for each in recurrences:
             _refuse_random_branches(each)
-        graph, recurrences = keep_layouts(outer.graph, recurrences)
+        graph, settled = keep_layouts(outer, recurrences)
     except CaptureError as error:
         return Capture(module.graph, (), str(error))
-    return Capture(graph, tuple(recurrences))
+    return Capture(graph, tuple(settled))
 
 
 def _refuse_random_branches(recurrence: Recurrence) -> None:
@@ -77,20 +87,36 @@ def _refuse_random_branches(recurrence: Recurrence) -> None:
 
 def _steps(module: fx.GraphModule, normal: fx.Graph, maps: bool) -> tuple[Sequence, list[Step]]:
     """Steps in program order; numbers that change are looked for only where the plain search finds little."""
-    sequence = Sequence(module, normal, abstract=False, maps=maps)
+    sequence = Sequence(module, normal, maps=maps)
     steps = find_steps(sequence)
     covered, size = _covered(steps), len(sequence.nodes)
     if size - covered < MIN_STEPS * 2:
         return sequence, steps
-    abstract = Sequence(module, normal, abstract=True, maps=maps)
+    abstract = Sequence(module, normal, Likeness.NUMBERS, maps=maps)
     if covered < _SMALL_COVERAGE * size:
         others = find_steps(abstract)
         if _covered(others) > _CLEARLY_MORE * covered:
             return abstract, _worthwhile(others)
-    borders = [0, *(at for step in steps for at in (step.region.start, step.region.stop)), size]
-    for low, high in zip(borders[::2], borders[1::2], strict=True):
-        steps = [*steps, *find_steps(abstract, low, high)]
-    return sequence, _worthwhile(sorted(steps, key=lambda step: step.region.start))
+    return sequence, _worthwhile(_with_more(steps, abstract))
+
+
+def _with_blocks(module: fx.GraphModule, normal: fx.Graph, steps: list[Step]) -> list[Step]:
+    """Steps in program order, and between them blocks that differ in their weights alone, if these hold enough."""
+    for likeness in (Likeness.WEIGHTS, Likeness.FROZEN):
+        sequence = Sequence(module, normal, likeness)
+        made = [0 if value is None else value.nbytes for value in map(example, sequence.nodes)]
+        least = _LEAST_SHARE * sum(made)
+        more = _with_more(steps, sequence)
+        steps = [s for s in more if s in steps or sum(made[s.region.start : s.region.stop]) >= least]
+    return _worthwhile(steps)
+
+
+def _with_more(steps: list[Step], sequence: Sequence) -> list[Step]:
+    """The steps, and those that a sequence of the same nodes has between them, in program order."""
+    borders = [0, *(at for step in steps for at in (step.region.start, step.region.stop)), len(sequence.nodes)]
+    between = zip(borders[::2], borders[1::2], strict=True)
+    more = [step for low, high in between for step in find_steps(sequence, low, high)]
+    return sorted([*steps, *more], key=lambda step: step.region.start)
 
 
 def _worthwhile(steps: list[Step]) -> list[Step]:

@@ -11,7 +11,7 @@ saved tensors of a tape.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,13 @@ class Allocations:
         self.names[name], self.blocks[block] = block, (nbytes, 1)
         self.held += nbytes
         self.peak = max(self.peak, self.held)
+
+    def own(self, blocks: Owned) -> None:
+        """Blocks that are there from the beginning, each under its names."""
+        for nbytes, names in blocks:
+            self.allocate(names[0], nbytes)
+            for name in names[1:]:
+                self.alias(name, names[0])
 
     def alias(self, name: Any, source: Any) -> None:
         """Another name for the block of ``source``; nothing if that is not known."""
@@ -92,22 +99,38 @@ def origin(node: fx.Node) -> fx.Node:
     return node
 
 
-def graph_peak(graph: fx.Graph, owned: Collection[str]) -> int:
-    """The most bytes that a boxed run of an ATen graph holds. ``owned`` names the placeholders that die with it."""
+Owned = Sequence[tuple[int, tuple[str, ...]]]
+"""Blocks of memory that die with a run: their bytes, and the placeholders that share one."""
+
+
+def graph_peak(graph: fx.Graph, owned: Owned) -> int:
+    """The most bytes that a boxed run of an ATen graph holds."""
     ledger, last = Allocations(), last_uses(graph)
+    ledger.own(owned)
     for node in graph.nodes:
-        if node.op == "placeholder":
-            if node.name in owned:
-                ledger.allocate(node, storage_nbytes(node.meta.get("val")))
-        elif node.op == "call_function":
-            source = viewed(node)
-            if source is None:
-                ledger.allocate(node, result_nbytes(node.meta.get("val")))
-            else:
-                ledger.alias(node, source)
+        if node.op == "call_function":
+            _made(ledger, node)
         for dead in last.get(node, ()):
-            ledger.drop(dead)
+            for name in _names(dead):
+                ledger.drop(name)
     return ledger.peak
+
+
+def _made(ledger: Allocations, node: fx.Node) -> None:
+    """A call's result: memory of its own, each of several results apart, or a view."""
+    source, value = viewed(node), node.meta.get("val")
+    if source is not None:
+        picked = node.target is operator.getitem and isinstance(source.meta.get("val"), tuple | list)
+        ledger.alias(node.name, _names(source)[node.args[1]] if picked else source.name)  # type: ignore[index]
+        return
+    for name, item in zip(_names(node), value if isinstance(value, tuple | list) else (value,), strict=True):
+        ledger.allocate(name, storage_nbytes(item))
+
+
+def _names(node: fx.Node) -> list[str]:
+    """The names under which the ledger has the results of a node."""
+    value = node.meta.get("val")
+    return [f"{node.name}[{at}]" for at in range(len(value))] if isinstance(value, tuple | list) else [node.name]
 
 
 def result_nbytes(value: Any) -> int:

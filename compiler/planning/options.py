@@ -48,6 +48,7 @@ class Options:
     cuda_graphs: record segments as CUDA graphs, which launch all their kernels at once. Used only where a replay gives
         the same bits as the kernels one by one; of no effect on a CPU.
     spill_folder: folder of the disk tier; None: the system's temporary folder.
+    depth: whether blocks over depth, which differ in their weights alone, are rolled as steps over time are.
     on_no_recurrence: ``warn`` and compile as usual, or raise an ``error``.
     """
 
@@ -66,6 +67,7 @@ class Options:
     verify: bool = False
     cuda_graphs: bool = True
     spill_folder: str | None = None
+    depth: bool = True
     on_no_recurrence: str = "warn"
 
     def __post_init__(self) -> None:
@@ -83,7 +85,7 @@ class Options:
             _check_choice("remote", tier, tiers)
         if not isinstance(self.replay, bool) and self.replay != "auto":
             raise OptionError(f"Option replay={self.replay!r} is not valid. Use True, False or 'auto'.")
-        for name in ("verify", "cuda_graphs"):
+        for name in ("verify", "cuda_graphs", "depth"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"Option {name}={getattr(self, name)!r} is not a bool. Use True or False.")
         _check_passes(self.passes)

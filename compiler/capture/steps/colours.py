@@ -1,13 +1,14 @@
 """The calls of a graph in program order, as tables of numbers: colours, operands, indices, modes.
 
 The *colour* of a node is its operation, its literals, the structure and shapes of its operands, the identity of the
-inputs it reads and the structure of its submodules; integers that index are left out. An *abstract* sequence leaves out
-numbers of arithmetic and the identity of inputs that are no parameters too.
+inputs it reads and the structure of its submodules; integers that index are left out. What else is left out says the
+sequence's ``Likeness``.
 """
 
 from __future__ import annotations
 
 import operator
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,19 @@ FILLS: dict[Any, int] = {torch.tensor: 0, torch.full: 1, torch.full_like: 1, "ne
 _MOVING = ("moving",)
 
 
+class Likeness(IntEnum):
+    """What may differ between nodes of one colour; each allows what those before it do.
+
+    ``NUMBERS``: numbers of arithmetic, and inputs that are no parameters. ``WEIGHTS``: parameters, all of them trained
+    or all of them frozen, so that blocks over depth are alike. ``FROZEN``: parameters, some trained and some frozen.
+    """
+
+    EXACT = 0
+    NUMBERS = 1
+    WEIGHTS = 2
+    FROZEN = 3
+
+
 class Sequence:
     """The calls of a normal-form graph in program order, with their colours and operand tables.
 
@@ -38,8 +52,10 @@ class Sequence:
     ``modes[i]`` are the gradient and autocast modes before node i. ``maps``: steps that carry nothing count as steps.
     """
 
-    def __init__(self, module: torch.nn.Module, graph: fx.Graph, abstract: bool, maps: bool = False) -> None:
-        self.module, self.graph, self.abstract, self.maps = module, graph, abstract, maps
+    def __init__(
+        self, module: torch.nn.Module, graph: fx.Graph, likeness: Likeness = Likeness.EXACT, maps: bool = False
+    ) -> None:
+        self.module, self.graph, self.likeness, self.maps = module, graph, likeness, maps
         self.nodes: list[fx.Node] = [
             node for node in graph.nodes if node.op in ("call_function", "call_method", "call_module")
         ]
@@ -91,7 +107,7 @@ class Sequence:
             return False
         if node.target is torch.select:
             return place == 2
-        return self.abstract and may_move(node, place)
+        return self.likeness >= Likeness.NUMBERS and may_move(node, place)
 
     def _colour(self, node: fx.Node) -> Any:
         place = -1
@@ -105,27 +121,29 @@ class Sequence:
 
         operands = map_aggregate((node.args, node.kwargs), leaf_colour)
         target = id(node.target) if node.op == "call_function" else node.target
-        return (node.op, target, repr(operands), _kind(node))
+        return (node.op, target, repr(operands), self._kind(node))
 
     def _operand_colour(self, leaf: fx.Node) -> Any:
         if leaf.op == "get_attr":
             value = attribute(self.module, leaf)
-            plain = isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
-            return ("*", tuple(value.shape), value.dtype) if self.abstract and plain else self.content(leaf)
-        if leaf.op == "placeholder" and not (self.abstract and _is_input(leaf)):
-            return ("in", leaf.name)
-        return ("*", _kind(leaf))
+            free = isinstance(value, torch.Tensor) and self._may_differ(value)
+            return ("*", self._kind_of(value)) if free else self.content(leaf)
+        if leaf.op == "placeholder":
+            value = example(leaf)
+            return ("*", self._kind(leaf)) if value is not None and self._may_differ(value) else ("in", leaf.name)
+        return ("*", self._kind(leaf))
 
+    def _may_differ(self, value: torch.Tensor) -> bool:
+        """Whether a tensor from outside may be another one of its kind at each step."""
+        return self.likeness >= (Likeness.WEIGHTS if isinstance(value, torch.nn.Parameter) else Likeness.NUMBERS)
 
-def _kind(node: fx.Node) -> Any:
-    value = example(node)
-    return None if value is None else (tuple(value.shape), value.dtype, value.device)
+    def _kind(self, node: fx.Node) -> Any:
+        value = example(node)
+        return None if value is None else self._kind_of(value)
 
-
-def _is_input(node: fx.Node) -> bool:
-    """Whether a placeholder is a tensor that the user passes at each call, not a parameter."""
-    value = example(node)
-    return value is not None and not isinstance(value, torch.nn.Parameter)
+    def _kind_of(self, value: torch.Tensor) -> Any:
+        trained = value.requires_grad if self.likeness == Likeness.WEIGHTS else None
+        return tuple(value.shape), value.dtype, value.device, trained
 
 
 def may_move(node: fx.Node, place: int) -> bool:

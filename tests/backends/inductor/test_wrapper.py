@@ -99,12 +99,12 @@ def test_the_code_of_a_real_segment_is_understood(monkeypatch: pytest.MonkeyPatc
 def test_another_form_is_told_once(change: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wrapper, "_TOLD", set())
     text = source("", "buf0 = empty_strided_cpu((4, 8), (8, 1), torch.float32)", "return (buf0, )")
-    assert wrapper_peak(text, {}, {}) == 128
+    assert wrapper_peak(text, [], {}) == 128
     with pytest.warns(RerollWarning, match=r"has a form that reroll does not know.*predicted peaks"):
-        assert wrapper_peak(text.replace(*change), {}, {}) is None
+        assert wrapper_peak(text.replace(*change), [], {}) is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert wrapper_peak(text.replace(*change), {}, {}) is None
+        assert wrapper_peak(text.replace(*change), [], {}) is None
 
 
 def test_kernels_without_a_body_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """measure: what is counted; and that explain predicts it."""
 
+import operator
 from dataclasses import replace
 from typing import Any
 
@@ -152,12 +153,12 @@ def call(self, args):
 
 
 def test_the_plan_of_a_wrapper_is_read() -> None:
-    assert wrapper_peak(WRAPPER, {}, {}) == 128 + 256
-    assert wrapper_peak(WRAPPER, {"primals_1": 128}, {}) == 128 + 256
-    assert wrapper_peak(WRAPPER, {"primals_1": 512}, {}) == 512 + 128
-    assert wrapper_peak(WRAPPER, {"primals_2": 128}, {}) == 128 + 256 + 128
-    assert wrapper_peak(WRAPPER.replace("buf4 = empty_strided_cpu(", "buf4 = unheard_of("), {}, {}) is None
-    assert wrapper_peak("nothing", {}, {}) is None
+    assert wrapper_peak(WRAPPER, [], {}) == 128 + 256
+    assert wrapper_peak(WRAPPER, [(128, ("primals_1",))], {}) == 128 + 256
+    assert wrapper_peak(WRAPPER, [(512, ("primals_1",))], {}) == 512 + 128
+    assert wrapper_peak(WRAPPER, [(128, ("primals_2",))], {}) == 128 + 256 + 128
+    assert wrapper_peak(WRAPPER.replace("buf4 = empty_strided_cpu(", "buf4 = unheard_of("), [], {}) is None
+    assert wrapper_peak("nothing", [], {}) is None
 
 
 KERNELS = """
@@ -179,8 +180,8 @@ KERNELS = """
 
 def test_results_of_kernels_that_are_not_inductors_count() -> None:
     sizes = {"aten.fft.default": 8, "aten.two.default": 4}
-    assert wrapper_peak(KERNELS, {}, sizes) == 4 * 16 * 8 + 64 * 4
-    assert wrapper_peak(KERNELS, {}, {"aten.fft.default": 8}) is None
+    assert wrapper_peak(KERNELS, [], sizes) == 4 * 16 * 8 + 64 * 4
+    assert wrapper_peak(KERNELS, [], {"aten.fft.default": 8}) is None
 
 
 def test_the_walk_of_a_graph_counts_views_once() -> None:
@@ -194,4 +195,20 @@ def test_the_walk_of_a_graph_counts_views_once() -> None:
     for node in graph.nodes:
         node.meta["val"] = torch.empty(32, device="meta")
     assert graph_peak(graph, []) == 2 * 128
-    assert graph_peak(graph, ["x"]) == 2 * 128
+    assert graph_peak(graph, [(128, ("x",))]) == 2 * 128
+
+
+def test_the_walk_of_a_graph_counts_memory_once_and_each_result_by_itself() -> None:
+    graph = fx.Graph()
+    aten = torch.ops.aten
+    q, k = graph.placeholder("q"), graph.placeholder("k")  # views of one saved tensor
+    both = graph.call_function(aten.aminmax.default, (q,))
+    low, high = (graph.call_function(operator.getitem, (both, index)) for index in range(2))
+    first = graph.call_function(aten.exp.default, (low,))  # the last use of the first result
+    second = graph.call_function(aten.add.Tensor, (first, k))
+    graph.output((graph.call_function(aten.add.Tensor, (second, high)),))
+    for node in graph.nodes:
+        node.meta["val"] = torch.empty(32, device="meta")
+    both.meta["val"] = (torch.empty(32, device="meta"),) * 2
+    assert graph_peak(graph, [(256, ("q", "k"))]) == 256 + 3 * 128  # else 2 * 256 + 3 * 128, or 256 + 4 * 128
+    assert graph_peak(graph, []) == 3 * 128

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from by_hand import filled, written
-from reroll.capture.steps.colours import Sequence
+from reroll.capture.steps.colours import Likeness, Sequence
 from reroll.capture.steps.operands import (
     Carried,
     Constant,
@@ -106,9 +106,9 @@ def apart(x: Any, w: Any, h: Any, g: Any) -> Any:
     return [torch.sin(torch.select(x, 0, t)) for t in range(6)]
 
 
-def sequence_of(function: Callable[..., Any], abstract: bool = False, maps: bool = False) -> Sequence:
+def sequence_of(function: Callable[..., Any], likeness: Likeness = Likeness.EXACT, maps: bool = False) -> Sequence:
     module = written(function, X, W, H, G)
-    return Sequence(module, module.graph, abstract, maps)
+    return Sequence(module, module.graph, likeness, maps)
 
 
 def spelled(operand: Operand) -> str:
@@ -134,7 +134,7 @@ def told(sequence: Sequence, region: Region) -> list[str] | None:
     return None if found is None else [" | ".join(map(spelled, operands)) for operands in found]
 
 
-ABSTRACT, MAPS = {"abstract": True}, {"maps": True}
+NUMBERS, MAPS = {"likeness": Likeness.NUMBERS}, {"maps": True}
 SECOND = "x | . | 1 + 1 r"
 STEP = ["w | #3 of 1 ago (h)", "x | . | 0 + 1 r", "#0 | #1", "#2"]
 FOUND: tuple[tuple[Callable[..., Any], dict[str, bool], Region, list[str]], ...] = (
@@ -150,8 +150,8 @@ FOUND: tuple[tuple[Callable[..., Any], dict[str, bool], Region, list[str]], ...]
     (two_steps_ago, {}, Region(0, 1, 5), ["#0 of 1 ago (h) | #0 of 2 ago (h, g)"]),
     (two_carries, {}, Region(0, 3, 4), ["#1 of 1 ago (h) | #2 of 1 ago (g)", "#0", "#2 of 1 ago (g)"]),
     (items, {}, Region(3, 1, 3), ["#0 of 1 ago (h) | [sin, cos, exp]"]),
-    (numbers, ABSTRACT, Region(0, 1, 4), ["#0 of 1 ago (h) | {1, 0.5, 0.25, 0.125}"]),
-    (stays, ABSTRACT, Region(0, 1, 4), ["#0 of 1 ago (h) | ."]),
+    (numbers, NUMBERS, Region(0, 1, 4), ["#0 of 1 ago (h) | {1, 0.5, 0.25, 0.125}"]),
+    (stays, NUMBERS, Region(0, 1, 4), ["#0 of 1 ago (h) | ."]),
     (apart, MAPS, Region(0, 2, 6), ["x | . | 0 + 1 r", "#0"]),
 )
 
@@ -212,4 +212,4 @@ def test_a_step_that_reads_another_value_ends_the_stretch(other: int, expected: 
         return h
 
     module = written(function, H, G, H, G)
-    assert window(Sequence(module, module.graph, abstract=False), Region(0, 1, 8)) == expected
+    assert window(Sequence(module, module.graph), Region(0, 1, 8)) == expected
