@@ -67,8 +67,8 @@ class Recurrence:
     ys...)``, each of ``ys`` stacked along a new first dimension of ``steps``. ``constants`` are operand numbers.
     ``autocast`` holds the arguments of the autocast regions around the loop, ``grad_enabled`` whether it runs with
     gradients, ``random`` whether a step draws random numbers, ``where`` the line of the user's code.
-    ``any_length``: its compiled segments serve other numbers of steps too, so slices of time come in a layout that does
-    not depend on it.
+    ``blocks``: its steps are blocks over depth, which read weights of their own. ``any_length``: its compiled segments
+    serve other numbers of steps too, so slices of time come in a layout that does not depend on it.
     """
 
     name: str
@@ -82,6 +82,7 @@ class Recurrence:
     autocast: tuple[tuple[object, ...], ...] = ()
     grad_enabled: bool = True
     random: bool = False
+    blocks: bool = False
     where: str = ""
     any_length: bool = False
 

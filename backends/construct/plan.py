@@ -48,7 +48,7 @@ class Built:
     @property
     def needed(self) -> int:
         """The least budget that leaves the recurrence what its plan is predicted to hold."""
-        return self.beside.needed(self.plan.prediction.peak)
+        return self.beside.needed(self.plan.prediction)
 
     def results(self) -> tuple[Tensor, ...]:
         """Examples of what the recurrence gives."""

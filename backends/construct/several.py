@@ -18,6 +18,7 @@ from reroll.planning.choose import Beside, way_out
 from reroll.planning.options import Options
 from reroll.planning.plan import Plan
 from reroll.planning.together import Offer, cheapest, least
+from reroll.program.memory import Around
 
 _RUNGS = 8  # plans between the least and plain's, each with as many times more bytes than the one before
 _FINER = 4  # further plans between a plan that was chosen and the next
@@ -26,10 +27,10 @@ _FINER = 4  # further plans between a plan that was chosen and the next
 @dataclass(frozen=True, slots=True, eq=False)
 class Share:
     """A recurrence whose plan is not decided: ``within`` makes the fastest with segments of a length within local
-    bytes, or raises BudgetError. ``lengths`` that may be tried, the usual first; ``around``: bytes held beside it."""
+    bytes, or raises BudgetError. ``lengths`` that may be tried, the usual first; ``around``: what is held around it."""
 
     lengths: Sequence[int]
-    around: int
+    around: Around
     within: Callable[[int, int], Built]
 
 
@@ -38,21 +39,20 @@ def share_out(shares: Sequence[Share], options: Options, budget: int | float) ->
 
     budget: bytes, or a fraction of what plain BPTT holds. Raises BudgetError, which says the least that would do.
     """
-    around = [each.around for each in shares]
     if isinstance(budget, float):
-        plain = [replace(each, plan=_plain(each)) for each in map(_at_ease, shares)]
-        budget = int(budget * least([_offers([each]) for each in plain], around))
-    at_ease = [made for each in shares if (made := _within(each, each.lengths[0], budget - each.around))]
-    if len(at_ease) == len(shares) and _chosen([[each] for each in at_ease], around, budget):
+        plain = [[replace(each, plan=_plain(each))] for each in map(_at_ease, shares)]
+        budget = int(budget * least(_offers(shares, plain)))
+    at_ease = [made for each in shares if (made := _within(each, each.lengths[0], budget - each.around.reversing))]
+    if len(at_ease) == len(shares) and _chosen(shares, [[each] for each in at_ease], budget):
         return _shared(shares, at_ease, options, budget)
     plans = [list(_ladder(each, each.lengths[0])) for each in shares]
-    found = _chosen(plans, around, budget)
+    found = _chosen(shares, plans, budget)
     if found is None:
         for each, mine in zip(shares, plans, strict=True):
             mine += (built for length in each.lengths[1:] for built in _ladder(each, length))
-        found = _chosen(plans, around, budget)
+        found = _chosen(shares, plans, budget)
     if found is None:
-        raise _refusal(plans, around, options, budget)
+        raise _refusal(shares, plans, options, budget)
     return _shared(shares, _finer(shares, plans, found, budget), options, budget)
 
 
@@ -69,7 +69,10 @@ def _shared(shares: Sequence[Share], built: Sequence[Built], options: Options, b
     """The plans that were chosen, with what they had to meet."""
     own = budget if options.automatic_budget else None
     placed = [replace(each, beside=Beside(share.around, 0, own)) for share, each in zip(shares, built, strict=True)]
-    return [replace(each, plan=each.plan.within(each.beside.allowed(budget))) for each in beside_each_other(placed)]
+    return [
+        replace(each, plan=each.plan.within(each.beside.allowed(budget, each.plan.prediction)))
+        for each in beside_each_other(placed)
+    ]
 
 
 def _within(share: Share, length: int, nbytes: int) -> Built | None:
@@ -120,36 +123,38 @@ def _finer(
         high = min((peak for each in mine if (peak := each.plan.prediction.peak) > low), default=low)
         sizes = [low + (high - low) * part // (_FINER + 1) for part in range(1, _FINER + 1)] if high > low else []
         more.append([built, *_rungs(share, built.choice.segment, sizes)])
-    chosen = _chosen(more, [each.around for each in shares], budget)
+    chosen = _chosen(shares, more, budget)
     assert chosen is not None, "what was found is among them"
     return chosen
 
 
-def _chosen(plans: Sequence[Sequence[Built]], around: Sequence[int], budget: int) -> list[Built] | None:
-    numbers = cheapest(list(map(_offers, plans)), around, budget)
+def _chosen(shares: Sequence[Share], plans: Sequence[Sequence[Built]], budget: int) -> list[Built] | None:
+    numbers = cheapest(_offers(shares, plans), budget)
     return None if numbers is None else [mine[number] for mine, number in zip(plans, numbers, strict=True)]
 
 
-def _offers(plans: Sequence[Built]) -> list[Offer]:
-    """What the plans of a recurrence need and cost; those with segments of one length share their kernels."""
-    traced = {built.kernels.traced for built in plans}
+def _offers(shares: Sequence[Share], plans: Sequence[Sequence[Built]]) -> list[list[Offer]]:
+    """What the plans of each recurrence need and cost; those with segments of one length share their kernels."""
+    traced = {built.kernels.traced for mine in plans for built in mine}
     weights = {each: work(each.graph.graph) / each.steps for each in traced}
-    return [
-        Offer(plan.prediction.peak, plan.prediction.turned, steps_run(plan.choice) * weights[built.kernels.traced])
-        for built in plans
-        for plan in [built.plan]
-    ]
+
+    def offer(share: Share, built: Built) -> Offer:
+        prediction, cost = built.plan.prediction, steps_run(built.plan.choice) * weights[built.kernels.traced]
+        return Offer(share.around.needed(prediction), prediction.turned, cost)
+
+    return [[offer(share, built) for built in mine] for share, mine in zip(shares, plans, strict=True)]
 
 
-def _refusal(plans: Sequence[Sequence[Built]], around: Sequence[int], options: Options, budget: int) -> BudgetError:
-    needed = least(list(map(_offers, plans)), around)
-    found = _chosen(plans, around, needed)
+def _refusal(shares: Sequence[Share], plans: Sequence[Sequence[Built]], options: Options, budget: int) -> BudgetError:
+    needed = least(_offers(shares, plans))
+    found = _chosen(shares, plans, needed)
     assert found is not None
+    around = max(share.around.at_peak(built.plan.prediction)[1] for share, built in zip(shares, found, strict=True))
     schedules = ", ".join(f"{each.choice.describe()} for {each.name}" for each in found)
     advice = max((way_out(options, each.choice.problem, each.demand.waiting) for each in found), key=len)
     error = BudgetError(
         f"memory_budget={options.memory_budget!r} ({budget:,} bytes) is below the least that the {len(plans)} loops of "
-        f"this network need together: {needed:,} bytes (up to {max(around):,} of them around the loops), with "
+        f"this network need together: {needed:,} bytes (up to {around:,} of them around the loops), with "
         f"{schedules}. {advice}"
     )
     error.nbytes = needed

@@ -27,11 +27,12 @@ from reroll.planning.choice import Choice, steps_run
 from reroll.planning.choose import ALONE, Beside
 from reroll.planning.options import Options, parse_budget
 from reroll.planning.segments import lengths_of, segment_lengths
+from reroll.program.memory import NOTHING, Around
 from reroll.recurrence import Recurrence
 from reroll.words.units import nbytes_text
 
-BytesAround = Callable[[Mapping[str, tuple[Tensor, ...]]], Mapping[str, int]]
-"""From what recurrences give, by their names, to the bytes that their graph holds while each of them runs."""
+BytesAround = Callable[[Mapping[str, tuple[Tensor, ...]]], Mapping[str, Around]]
+"""From what recurrences give, by their names, to the bytes that their graph holds around each of them."""
 SHARE = 0.8  # of what is free, for an automatic budget: gradients and the optimizer's state come later
 _WORTHWHILE = 0.9  # of the steps that are run now: shorter segments are compiled if they may come below
 
@@ -88,11 +89,13 @@ def fitting_all(
         own = automatic_budget(recurrences[0])
     budget = parse_budget(options.memory_budget) if own is None else own
     if len(pairs) == 1 or budget is None:
-        return [_fitting(kernels, each, options, Beside(held.get(each.name, 0), 0, own)) for kernels, each in pairs]
-    return share_out([_share(*pair, options, held.get(pair[1].name, 0)) for pair in pairs], options, budget)
+        return [
+            _fitting(kernels, each, options, Beside(held.get(each.name, NOTHING), 0, own)) for kernels, each in pairs
+        ]
+    return share_out([_share(*pair, options, held.get(pair[1].name, NOTHING)) for pair in pairs], options, budget)
 
 
-def _share(kernels_of: Callable[[int], Kernels], recurrence: Recurrence, options: Options, around: int) -> Share:
+def _share(kernels_of: Callable[[int], Kernels], recurrence: Recurrence, options: Options, around: Around) -> Share:
     def within(length: int, nbytes: int) -> Built:
         return plan(kernels_of(length), recurrence, options, Beside(budget=nbytes))
 

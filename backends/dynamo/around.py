@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,29 +20,30 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from reroll.graph.fakes import fake_of
+from reroll.program.memory import Around
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class Outside:
     """Bytes outside of the recurrences beside inputs, parameters and the gradients of these.
 
-    Between forward and backward: ``outputs``, the results of the graph, and ``saved``, all else. ``reversing``: by the
-    name of each recurrence what is held while it is reversed, without the gradients of its own results; the gradients
-    that it adds up itself are among it where they become no parameter's gradient as they are.
+    Between forward and backward: ``outputs``, the results of the graph, and ``saved``, all else. ``running`` and
+    ``reversing``: by the name of each recurrence what is held while it runs, and while it is reversed, without its own
+    results and their gradients; the gradients that it adds up itself are among it
+    where they become no parameter's gradient as they are. ``always``: bytes beside all these.
     """
 
     outputs: int = 0
     saved: int = 0
+    running: Mapping[str, int] = field(default_factory=dict)
     reversing: Mapping[str, int] = field(default_factory=dict)
+    always: int = 0
 
-    def during(self, name: str) -> int:
-        """The most bytes that are held while a recurrence runs, or is reversed."""
-        return max(self.outputs + self.saved, self.reversing.get(name, 0))
-
-    def and_besides(self, nbytes: int) -> Around:
-        """The same with bytes more that are held all the time."""
-        reversing = {name: held + nbytes for name, held in self.reversing.items()}
-        return Around(self.outputs, self.saved + nbytes, reversing)
+    def around(self, name: str) -> Around:
+        """What is held around a recurrence."""
+        turned = self.outputs + self.saved
+        held = self.running.get(name, turned), turned, self.reversing.get(name, 0)
+        return Around(*(nbytes + self.always for nbytes in held))
 
 
 class _Standing(torch.autograd.Function):
@@ -53,6 +54,7 @@ class _Standing(torch.autograd.Function):
         ctx.save_for_backward(*operands)
         ctx.set_materialize_grads(False)
         ctx.name, ctx.memory, ctx.last = name, memory, last
+        memory.running[name] = memory.alive()
         made = tuple(torch.empty(like.shape, dtype=like.dtype, device=like.device) for like in results)
         ctx.mark_non_differentiable(*(each for each, like in zip(made, results, strict=True) if not like.requires_grad))
         return made
@@ -81,6 +83,7 @@ class Memory:
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         self.inputs = {_key(tensor) for tensor in inputs}
         self.seen: dict[int, Block] = {}
+        self.running: dict[str, int] = {}
         self.reversed: dict[str, tuple[dict[int, Block], dict[int, Block]]] = {}
 
     def see(self, value: Any) -> None:
@@ -142,30 +145,34 @@ class _Watching(TorchDispatchMode):
         return result
 
 
-def around(
+def outside(
     module: fx.GraphModule, results: Mapping[str, tuple[Tensor, ...]], fake: Callable[[Tensor], Tensor]
-) -> Around:
+) -> Outside:
     """What ``module`` holds around its recurrences.
 
     results: what each recurrence gives, by the name of its module; what a gradient goes through requires one. fake:
     gives a fake tensor like another. To be called under the fake mode.
     """
-    inputs = [fake(node.meta["example_value"]) for node in module.graph.find_nodes(op="placeholder")]
+    given = [node.meta["example_value"] for node in module.graph.find_nodes(op="placeholder")]
+    operands = [
+        fake(each) if isinstance(each, Tensor) else each for each in given
+    ]  # numbers: sizes, which nobody reads
+    inputs = list(_tensors(operands))
     memory, outputs = Memory(inputs), Memory(inputs)
     with _Watching(memory):
-        given = _Walk(module, results, memory).run(*inputs)
-        outputs.see(given)
+        found = _Walk(module, results, memory).run(*operands)
+        outputs.see(found)
         held = outputs.alive(), memory.alive() - outputs.alive()
-        wanted = [each for each in _tensors(given) if each.requires_grad]
-        del given
+        wanted = [each for each in _tensors(found) if each.requires_grad]
+        del found
         try:
-            torch.autograd.backward(wanted, [torch.empty_like(each) for each in wanted])
+            torch.autograd.backward(wanted, [each.new_empty(()).expand_as(each) for each in wanted])
         except RuntimeError:  # an operation whose backward does not take fake tensors: say what it is at most
             most = sum(held) + 2 * sum(each.nbytes for each in inputs if each.requires_grad)
-            return Around(*held, dict.fromkeys(results, most))
+            return Outside(*held, memory.running, dict.fromkeys(results, most))
     final = {_key(each.grad) for each in inputs if each.is_leaf and each.grad is not None}
     reversing = {name: _other(held, final) + _other(given, final) for name, (held, given) in memory.reversed.items()}
-    return Around(*held, reversing)
+    return Outside(*held, memory.running, reversing)
 
 
 def _other(blocks: Mapping[int, Block], final: set[int]) -> int:
@@ -190,14 +197,16 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-def around_of(module: fx.GraphModule, results: Mapping[str, tuple[Tensor, ...]], tokens: int = 0) -> Around:
+def outside_of(module: fx.GraphModule, results: Mapping[str, tuple[Tensor, ...]], tokens: int = 0) -> Outside:
     """What a graph holds around its recurrences, which give ``results``, by their names, beside ``tokens`` bytes."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
-        return around(module, results, partial(fake_of, mode)).and_besides(tokens)
+        return replace(outside(module, results, partial(fake_of, mode)), always=tokens)
 
 
-def bytes_around(module: fx.GraphModule, results: Mapping[str, tuple[Tensor, ...]], tokens: int = 0) -> dict[str, int]:
-    """What a graph holds at most while each of its recurrences runs, which give ``results``, by their names."""
-    held = around_of(module, results, tokens)
-    return {name: held.during(name) for name in results}
+def bytes_around(
+    module: fx.GraphModule, results: Mapping[str, tuple[Tensor, ...]], tokens: int = 0
+) -> dict[str, Around]:
+    """What a graph holds around each of its recurrences, which give ``results``, by their names."""
+    held = outside_of(module, results, tokens)
+    return {name: held.around(name) for name in results}

@@ -28,7 +28,7 @@ from reroll.backends.construct.kernels import check_policy
 from reroll.backends.construct.plan import Built
 from reroll.backends.construct.replan import Plans
 from reroll.backends.construct.share import build_all
-from reroll.backends.dynamo.around import Around, around_of, bytes_around
+from reroll.backends.dynamo.around import Outside, bytes_around, outside_of
 from reroll.backends.dynamo.surroundings import compile_surroundings, run_by_torch
 from reroll.backends.processes.apart import refuse_pieces
 from reroll.backends.processes.together import check_together, refuse_in_place
@@ -39,6 +39,7 @@ from reroll.capture.given.regions import without_regions
 from reroll.errors import NoRecurrenceError, OptionError, RerollError, RerollWarning, UnsupportedError
 from reroll.graph.inplace import extent, overlapping
 from reroll.planning.options import Options
+from reroll.program.memory import Around
 
 Compiled = Callable[..., Any]
 _LONG = 512
@@ -81,9 +82,9 @@ class Graph:
         """Its recurrences with their present plans."""
         return self.plans.built
 
-    def around(self) -> Around:
+    def outside(self) -> Outside:
         """What is held around the recurrences."""
-        return around_of(self.module, {each.name: each.results() for each in self.built}, self.tokens)
+        return outside_of(self.module, {each.name: each.results() for each in self.built}, self.tokens)
 
 
 class Reached(BaseException):
@@ -141,7 +142,7 @@ def _compile(
     check_policy(found.recurrences, parsed)
     check_together(found.recurrences, parsed)
 
-    def held(results: Mapping[str, tuple[Tensor, ...]]) -> dict[str, int]:
+    def held(results: Mapping[str, tuple[Tensor, ...]]) -> Mapping[str, Around]:
         return bytes_around(assemble(gm, found.outer, {name: nn.Identity() for name in results}), results)
 
     plans = Plans(build_all(found.recurrences, parsed, held))

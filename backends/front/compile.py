@@ -81,6 +81,11 @@ def compile(model: Any = None, *, time_dim: TimeDim | None = None, **options: An
     Raises LengthError, with the line, if what the model does at T steps cannot be told from a few steps.
     """
     parsed = Options.of(options)
+    if parsed.depth:
+        raise OptionError(
+            "reroll.compile rolls loops over time. Blocks over depth are rolled by the backend: "
+            "torch.compile(model, backend='reroll', options={'depth': True})."
+        )
     if time_dim is None:
         raise OptionError(
             "reroll.compile needs to know which dimension is time: give time_dim=0 for inputs of [T, batch, ...], "

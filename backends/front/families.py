@@ -24,6 +24,7 @@ from reroll.capture.lengths.instantiate import Instance, instantiate
 from reroll.graph.fakes import fake_of, new_fake_mode
 from reroll.planning.options import Options
 from reroll.planning.segments import any_lengths, segment_length
+from reroll.program.memory import Around
 from reroll.recurrence import Numbers, Recurrence
 
 _PROGRAMS = 64
@@ -71,7 +72,7 @@ class Family:
             kernels.append(partial(self._kernels, at, recurrence))
             running.append(recurrence)
 
-        def held(results: Mapping[str, tuple[Tensor, ...]]) -> dict[str, int]:
+        def held(results: Mapping[str, tuple[Tensor, ...]]) -> Mapping[str, Around]:
             standing = {**modules, **{name: nn.Identity() for name in results}}
             return bytes_around(assemble(self.module, instance.outer, standing), results, tokens)
 

@@ -15,6 +15,7 @@ from reroll.backends.tiers.calibrate import calibrate
 from reroll.backends.tiers.device import background_of
 from reroll.errors import OptionError, UnsupportedError
 from reroll.planning.alternative import alternatives, may_move_carries
+from reroll.program.memory import Around
 from reroll.report.report import CarryLine, Loop, Report
 from reroll.schedules.machine import Costs, Machine
 from reroll.segment.facts import kept_as
@@ -76,11 +77,11 @@ def plan(graph: Graph) -> Report:
     notes = (*graph.notes, *((broken,) if graph.broken else ()))
     if not graph.built:
         return Report((), outer, reason=graph.reason, notes=notes)
-    around = graph.around()
+    outside = graph.outside()
     costs = {built.name: _costs_or_why_not(built) for built in graph.built}
     notes += tuple(each for each in costs.values() if isinstance(each, str))
-    loops = tuple(_loop(built, around.during(built.name), costs[built.name]) for built in graph.built)
-    return Report(loops, outer, around.outputs, around.saved, notes=notes)
+    loops = tuple(_loop(built, outside.around(built.name), costs[built.name]) for built in graph.built)
+    return Report(loops, outer, outside.outputs, outside.saved, notes=notes)
 
 
 def costs_of(built: Built) -> Costs:
@@ -97,7 +98,7 @@ def _costs_or_why_not(built: Built) -> Costs | str:
         return f"No times are predicted. {error}"
 
 
-def _loop(built: Built, around: int, costs: Costs | str) -> Loop:
+def _loop(built: Built, around: Around, costs: Costs | str) -> Loop:
     plan, choice, needs = built.plan, built.choice, built.demand.needs
     executable, segment = built.executable, built.executable.compiled.segments[choice.segment]
     recurrence, width = executable.recurrence, len(executable.recurrence.carries)

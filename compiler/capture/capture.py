@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence as Many
 
 from torch import fx
 
@@ -64,7 +64,7 @@ def capture(module: fx.GraphModule, *, maps: bool = False, depth: bool = False) 
     return _settled(module, outer.graph, recurrences)
 
 
-def _settled(module: fx.GraphModule, outer: fx.Graph, recurrences: Iterable[Recurrence]) -> Capture:
+def _settled(module: fx.GraphModule, outer: fx.Graph, recurrences: Many[Recurrence]) -> Capture:
     """The recurrences with layouts that stay as they are from step to step; none where one is refused."""
     try:
         for each in recurrences:

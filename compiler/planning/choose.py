@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -10,6 +10,7 @@ from reroll.errors import BudgetError
 from reroll.planning.choice import Choice, candidates, may_move, preferred
 from reroll.planning.options import Options, parse_budget
 from reroll.planning.plan import Demand, Plan
+from reroll.program.memory import NOTHING, Around, Prediction
 from reroll.schedules.machine import REMOTE_TIERS
 from reroll.schedules.named import least_memory
 from reroll.schedules.problem import Problem
@@ -25,20 +26,20 @@ def default_tier(options: Options, device: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What shares a budget with a recurrence while it runs: bytes ``around`` the recurrences of its graph, and what
-    the ``others`` before it keep for their backward. ``budget``: bytes in place of the option's."""
+    """What shares a budget with a recurrence: what is ``around`` the recurrences of its graph, and the bytes that the
+    ``others`` before it keep for their backward. ``budget``: bytes in place of the option's."""
 
-    around: int = 0
+    around: Around = NOTHING
     others: int = 0
     budget: int | None = None
 
-    def allowed(self, budget: int) -> int:
-        """Local bytes of the recurrence."""
-        return budget - self.around - self.others
+    def allowed(self, budget: int, prediction: Prediction) -> int:
+        """Local bytes that a budget leaves a recurrence where it needs most."""
+        return budget - self.others - self.around.at_peak(prediction)[1]
 
-    def needed(self, peak: int) -> int:
-        """The least budget for a recurrence of this peak."""
-        return peak + self.around + self.others
+    def needed(self, prediction: Prediction) -> int:
+        """The least budget for a recurrence."""
+        return self.around.needed(prediction) + self.others
 
 
 ALONE = Beside()
@@ -58,14 +59,13 @@ def choose(demand: Demand, options: Options, beside: Beside = ALONE) -> Plan:
     if budget is None:
         return demand.plan(first)
     if isinstance(budget, float):
-        budget = int(budget * beside.needed(demand.plan(Choice("store_all", problem)).prediction.peak))
-    allowed = beside.allowed(budget)
-    offered = candidates(first, options, allowed - demand.needs.scratch, demand.waiting, demand.carry)
-    found = _first_within(offered, allowed, demand)
-    if found.prediction.peak <= allowed:
-        return found.within(allowed)
-    needed = beside.needed(found.prediction.peak)
-    around = f" ({beside.around:,} of them around the loop)" if beside.around else ""
+        budget = int(budget * beside.needed(demand.plan(Choice("store_all", problem)).prediction))
+    found = _first_within(_offered(first, demand, options, beside, budget), budget, demand, beside)
+    needed = beside.needed(found.prediction)
+    if needed <= budget:
+        return found.within(beside.allowed(budget, found.prediction))
+    held = beside.around.at_peak(found.prediction)[1]
+    around = f" ({held:,} of them around the loop)" if held else ""
     refusal = BudgetError(
         f"memory_budget={options.memory_budget!r} ({budget:,} bytes) is below the least that this network needs: "
         f"{needed:,} bytes{around}, with schedule {found.choice.describe()}. "
@@ -75,27 +75,38 @@ def choose(demand: Demand, options: Options, beside: Beside = ALONE) -> Plan:
     raise refusal
 
 
-def _first_within(choices: Iterable[Choice], allowed: int, demand: Demand) -> Plan:
-    """The plan of the first choice that needs no more bytes than are allowed, else of the one that needs the least.
+def _offered(first: Choice, demand: Demand, options: Options, beside: Beside, budget: int) -> Iterator[Choice]:
+    """Choices in the order of their cost, made for what is left while the recurrence is reversed, where most is needed;
+    then for what is left at any time."""
+    around = beside.around
+    for held in dict.fromkeys((around.reversing, max(around.running, around.turned, around.reversing))):
+        memory = budget - beside.others - held - demand.needs.scratch
+        yield from candidates(first, options, memory, demand.waiting, demand.carry)
+
+
+def _first_within(choices: Iterable[Choice], budget: int, demand: Demand, beside: Beside) -> Plan:
+    """The plan of the first choice that meets a budget with what is beside it, else of the one that needs the least.
 
     No program is made of choices that are known to need more.
     """
+    before = beside.others + beside.around.reversing
     found: tuple[int, int, Plan] | None = None
     left: list[tuple[int, int, Choice]] = []
     for number, choice in enumerate(choices):
-        bound = demand.bound(choice)
-        if bound > allowed:
+        bound = demand.bound(choice) + before
+        if bound > budget:
             left.append((bound, number, choice))
             continue
         plan = demand.plan(choice)
-        if plan.prediction.peak <= allowed:
+        needed = beside.needed(plan.prediction)
+        if needed <= budget:
             return plan
-        found = _lesser(found, (plan.prediction.peak, number, plan))
+        found = _lesser(found, (needed, number, plan))
     for bound, number, choice in sorted(left, key=itemgetter(0, 1)):
         if found and bound >= found[0]:
             break
         plan = demand.plan(choice)
-        found = _lesser(found, (plan.prediction.peak, number, plan))
+        found = _lesser(found, (beside.needed(plan.prediction), number, plan))
     assert found is not None, "there is a choice for every problem"
     return found[2]
 

@@ -10,15 +10,20 @@ from reroll.recurrence import Recurrence
 
 _SEGMENT = {"inductor": 8, "eager": 4}
 _SMALL = ((4096, 32), (8192, 16))  # bytes that a step makes, and steps for which calling a segment no longer counts
+_BLOCK = 1 << 16  # bytes that blocks over depth make for which calling a segment no longer counts
 _MANY, _OPERATIONS = 512, 256  # steps from which on they are worth compiling, operations in one of them at most
 
 
 def usual_segment(recurrence: Recurrence, options: Options) -> int:
     """Steps compiled together if nobody says otherwise: more where there are many that take less time than a call.
 
-    Not so for schedules that are chosen where every byte counts.
+    Not so for schedules that are chosen where every byte counts. Blocks over depth share no weights that products could
+    be brought together for: one is a segment, unless it is tiny.
     """
     usual = _SEGMENT[options.lowering]
+    if recurrence.blocks:
+        made = sum(result_nbytes(node.meta.get("example_value")) for node in recurrence.step.graph.nodes)
+        return min(usual, -(-_BLOCK // max(made, 1)))
     if options.lowering == "eager" or options.moves_carries or recurrence.steps < _MANY:
         return usual
     calls = [node for node in recurrence.step.graph.nodes if node.op.startswith("call")]

@@ -1,8 +1,8 @@
 """A budget that several recurrences of a graph share, by what a byte is worth in each.
 
 Recurrences run one after another and are reversed in the opposite order. While one runs, those before it hold what they
-keep for their backward. With plans of peaks ``p`` that keep ``k`` bytes, and ``a`` bytes around each, a budget ``B`` is
-met where for every recurrence ``a_i + p_i + k_1 + ... + k_(i-1) <= B``.
+keep for their backward. With plans of peaks ``p``, what is around the recurrence included, that keep ``k`` bytes, a
+budget ``B`` is met where for every recurrence ``p_i + k_1 + ... + k_(i-1) <= B``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ _STATES = 1000  # partial choices that are followed at a time; of more, the one 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A plan that a recurrence may have: its peak, what of it is kept between forward and backward, and its cost."""
+    """A plan that a recurrence may have: its peak with what is around it, what of it is kept between forward and
+    backward, and its cost."""
 
     peak: int
     kept: int
@@ -36,26 +37,23 @@ class _Partial:
         return _Partial(self.kept + offer.kept, self.cost + offer.cost, (*self.numbers, number))
 
 
-def least(offers: Sequence[Sequence[Offer]], around: Sequence[int]) -> int:
-    """The least budget that one offer for each recurrence meets.
-
-    offers: by recurrence, in the order in which they run. around: what is held beside each while it runs.
-    """
+def least(offers: Sequence[Sequence[Offer]]) -> int:
+    """The least budget that one offer for each recurrence meets; recurrences are in the order in which they run."""
     needed = 0
-    for mine, beside in zip(reversed(offers), reversed(around), strict=True):
-        needed = min(max(beside + offer.peak, offer.kept + needed) for offer in mine)
+    for mine in reversed(offers):
+        needed = min(max(offer.peak, offer.kept + needed) for offer in mine)
     return needed
 
 
-def cheapest(offers: Sequence[Sequence[Offer]], around: Sequence[int], budget: int) -> tuple[int, ...] | None:
+def cheapest(offers: Sequence[Sequence[Offer]], budget: int) -> tuple[int, ...] | None:
     """The number of the offer that each recurrence takes, so that all cost least within a budget; None if none do."""
     found = [_Partial()]
-    for mine, beside in zip(offers, around, strict=True):
+    for mine in offers:
         found = _best(
             partial.followed_by(number, offer)
             for partial in found
             for number, offer in enumerate(mine)
-            if beside + offer.peak + partial.kept <= budget
+            if offer.peak + partial.kept <= budget
         )
     return min(found, key=attrgetter("cost")).numbers if found else None
 

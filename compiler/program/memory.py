@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from operator import add
+from operator import add, attrgetter
 
 from reroll.program.spelled import RUN_KINDS, Played
 from reroll.program.tally import Counted, Hold, Sizes, Tally, held
@@ -39,25 +39,62 @@ class SegmentBytes:
 
 
 @dataclass(frozen=True, slots=True)
+class Peak:
+    """Local bytes at an instruction: ``held`` are carries and tapes, the rest is ``scratch``."""
+
+    nbytes: int
+    node: str
+    held: int
+
+    @property
+    def scratch(self) -> int:
+        """Bytes besides kept carries and tapes."""
+        return self.nbytes - self.held
+
+
+@dataclass(frozen=True, slots=True)
 class Prediction:
-    """Local bytes of one recurrence. ``peak`` is reached at ``node``: ``held`` there, the rest is ``scratch``.
+    """Local bytes of one recurrence.
 
     ``forward`` and ``backward`` are the peaks of the two halves, ``turned`` is what stays between them. ``timeline``
     pairs every node with its bytes.
     """
 
-    peak: int
-    node: str
-    held: int
-    forward: int
-    backward: int
+    forward: Peak
+    backward: Peak
     turned: int
     timeline: tuple[tuple[str, int], ...] = field(repr=False)
 
     @property
-    def scratch(self) -> int:
-        """Bytes at the peak besides kept carries and tapes."""
-        return self.peak - self.held
+    def most(self) -> Peak:
+        """The larger of the two peaks."""
+        return max(self.forward, self.backward, key=attrgetter("nbytes"))
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the larger of the two peaks."""
+        return self.most.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """Local bytes that the graph around a recurrence holds: while it runs, between its forward and its backward, and
+    while it is reversed."""
+
+    running: int = 0
+    turned: int = 0
+    reversing: int = 0
+
+    def at_peak(self, prediction: Prediction) -> tuple[Peak, int]:
+        """Where a recurrence and what is around it hold most together: the peak of the recurrence, the bytes around."""
+        turn = Peak(prediction.turned, "turn", prediction.turned)
+        pairs = (prediction.forward, self.running), (turn, self.turned), (prediction.backward, self.reversing)
+        return max(pairs, key=lambda pair: pair[0].nbytes + pair[1])
+
+    def needed(self, prediction: Prediction) -> int:
+        """The most bytes that a recurrence and what is around it hold together."""
+        peak, around = self.at_peak(prediction)
+        return peak.nbytes + around
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +128,22 @@ class Needs:
         return self.carry + each.reverse - each.saved + self.handed
 
 
+NOTHING = Around()
+
+
 def predict(tally: Tally, needs: Needs) -> Prediction:
     """The local peak of a legal program of which ``tally`` is the count in bytes."""
     played, local = tally.whole.played, tally.whole.units["local"]
     totals = _Predicted(tally, needs, _working(needs)).totals(tally.whole)
     turn = next(number for number, each in enumerate(played) if each.kind == "turn")
-    peak = max(totals)
-    at = totals.index(peak)
+
+    def highest(numbers: range) -> Peak:
+        at = max(numbers, key=totals.__getitem__)
+        return Peak(totals[at], played[at].name, local[at])
+
     return Prediction(
-        peak=peak,
-        node=played[at].name,
-        held=local[at],
-        forward=max(totals[:turn]),
-        backward=max(totals[turn:]),
+        forward=highest(range(turn)),
+        backward=highest(range(turn, len(totals))),
         turned=totals[turn] - needs.carry - needs.handed,
         timeline=tuple((each.name, total) for each, total in zip(played, totals, strict=True)),
     )

@@ -47,6 +47,7 @@ def as_json(report: Report, most: int) -> dict[str, Any]:
 
 def _loop(loop: Loop, trace: Timeline, most: int) -> dict[str, Any]:
     recurrence, prediction, tally = loop.recurrence, loop.prediction, loop.tally
+    highest = prediction.most
     nodes = node_rows(recurrence.step.graph)
     rows, left = instruction_rows(loop.program, trace, most)
     return {
@@ -55,10 +56,10 @@ def _loop(loop: Loop, trace: Timeline, most: int) -> dict[str, Any]:
         "steps": recurrence.steps,
         "plan": {**asdict(loop.choice), "text": loop.choice.describe(), "why": loop.why, "lowering": loop.lowering},
         "budget_bytes": loop.budget,
-        "peak_bytes": prediction.peak,
-        "peak_at": prediction.node,
-        "held_bytes": prediction.held,
-        "scratch_bytes": prediction.scratch,
+        "peak_bytes": highest.nbytes,
+        "peak_at": highest.node,
+        "held_bytes": highest.held,
+        "scratch_bytes": highest.scratch,
         "turned_bytes": prediction.turned,
         "tier_peaks_bytes": {tier: trace.peak(tier) for tier in trace.memory},
         "tape_bytes": loop.saved,

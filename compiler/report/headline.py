@@ -58,7 +58,7 @@ def figures(report: Report, traces: Sequence[Timeline]) -> Headline:
     steps = sum(loop.recurrence.steps for loop in report.loops)
     kept = plain = 0
     for loop, each in zip(report.loops, plains, strict=True):
-        plain = max(plain, kept + loop.around + each.peak("local"))
+        plain = max(plain, kept + loop.around.reversing + each.peak("local"))
         kept += loop.needs.sizes.of_tape(0, loop.recurrence.steps)
     return Headline(
         peak=report.predicted_peak,

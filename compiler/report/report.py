@@ -16,7 +16,7 @@ from torch import fx
 from reroll.planning.alternative import Alternative
 from reroll.planning.choice import Choice
 from reroll.planning.plan import Plan
-from reroll.program.memory import Needs, Prediction
+from reroll.program.memory import Around, Needs, Prediction
 from reroll.program.program import Program, store_all
 from reroll.program.tally import Tally
 from reroll.program.timeline import Timeline, trace
@@ -52,7 +52,7 @@ class Loop:
     """One recurrence and its plan.
 
     ``plan``: what was chosen, its program, and what that takes. Bytes: ``saved`` of the tape of ``choice.segment``
-    steps, ``outputs`` of the outputs of all steps, ``around`` of what is held outside of the recurrence while it runs,
+    steps, ``outputs`` of the outputs of all steps, ``around`` what is held outside of the recurrence,
     ``gradients`` of the gradients that are added up for operands.
     ``kept`` is (carries, bytes before, bytes after compression) of all calls so far. ``events``: products of spikes,
     and what was seen of them. ``needs`` and ``costs``: bytes and seconds of its segments (no costs: no machine was
@@ -68,7 +68,7 @@ class Loop:
     carries: tuple[CarryLine, ...]
     saved: int
     outputs: int
-    around: int
+    around: Around
     gradients: int
     needs: Needs
     lowering: str
@@ -103,6 +103,11 @@ class Loop:
     def prediction(self) -> Prediction:
         """The local peak of the program, in bytes."""
         return self.plan.prediction
+
+    @property
+    def held_around(self) -> int:
+        """Bytes around the recurrence where both hold most together."""
+        return self.around.at_peak(self.prediction)[1]
 
     @property
     def tape_step(self) -> int:
@@ -175,12 +180,14 @@ class Report:
         """What is held at the predicted peak, in bytes by name."""
         found, kept = dict[str, int](), 0
         for loop in self.loops:
+            peak, around = loop.around.at_peak(loop.prediction)
+            outputs = min(self.outputs, around)
             here = {
-                "carries and tapes": loop.prediction.held,
-                "the running segment": loop.prediction.scratch,
+                "carries and tapes": peak.held,
+                "the running segment": peak.scratch,
                 "kept by other recurrences": kept,
-                "outputs of the model": self.outputs,
-                "held around the recurrences": loop.around - self.outputs,
+                "outputs of the model": outputs,
+                "held around the recurrences": around - outputs,
             }
             found = max(found, here, key=lambda parts: sum(parts.values()))
             kept += loop.prediction.turned

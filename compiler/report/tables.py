@@ -53,7 +53,7 @@ def _plan(loop: Loop) -> Table:
 
 def facts(loop: Loop) -> Iterator[tuple[str, str]]:
     """What there is to say of a recurrence and its plan: (name, text)."""
-    recurrence, tally, prediction = loop.recurrence, loop.tally, loop.prediction
+    recurrence, tally, most = loop.recurrence, loop.tally, loop.prediction.most
     calls = sum(node.op.startswith("call") for node in recurrence.step.graph.nodes)
     yield "where", recurrence.where
     yield "loop", f"{recurrence.steps:,} steps of {calls} operations, {len(recurrence.carries)} carried values"
@@ -81,8 +81,8 @@ def facts(loop: Loop) -> Iterator[tuple[str, str]]:
     yield (
         "local peak",
         (
-            f"{nbytes_text(prediction.peak)} at {prediction.node}: {nbytes_text(prediction.held)} carries and tapes, "
-            f"{nbytes_text(prediction.scratch)} for the running segment"
+            f"{nbytes_text(most.nbytes)} at {most.node}: {nbytes_text(most.held)} carries and tapes, "
+            f"{nbytes_text(most.scratch)} for the running segment"
         ),
     )
     yield from measured(loop)

@@ -10,6 +10,7 @@ from reroll.planning.choice import Choice
 from reroll.planning.choose import Beside, choose
 from reroll.planning.options import Options
 from reroll.planning.plan import Demand, Plan
+from reroll.program.memory import Around
 from reroll.program.verifier import verify
 from reroll.schedules.problem import Problem
 from toy import play, reference
@@ -34,8 +35,9 @@ def test_a_plan_holds_a_legal_program_of_its_choice_and_what_that_takes() -> Non
 
 @pytest.mark.parametrize("budget", [900, 1_500, 3_000, 10_000])
 def test_a_plan_keeps_to_its_budget(budget: int) -> None:
-    plan = choose(demand(), Options(memory_budget=budget), Beside(around=100))
-    assert plan.prediction.peak <= budget - 100
+    plan = choose(demand(), Options(memory_budget=budget), Beside(around=Around(40, 60, 100)))
+    assert plan.prediction.forward.nbytes <= budget - 40
+    assert plan.prediction.backward.nbytes <= budget - 100
     assert plan.choice.allowed == budget - 100
     assert play(plan.program) == reference(STEPS)
 

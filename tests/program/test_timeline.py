@@ -120,7 +120,7 @@ def test_bytes_are_the_predicted_ones_and_seconds_add_up(
     blocking, overlapped = trace(made, needs, BLOCKING), trace(made, needs, OVERLAPPED)
     assert collapsed(made, blocking.memory["local"]) == prediction.timeline
     assert blocking.peak("local") == prediction.peak
-    assert made.parts or blocking.at_peak() == prediction.node
+    assert made.parts or blocking.at_peak() == prediction.most.node
     assert blocking.peak("disk") == tally.tier_peaks.get("disk", 0)
     assert blocking.memory == overlapped.memory
     assert min(map(min, blocking.memory.values())) >= 0

@@ -110,7 +110,7 @@ def test_the_figures_are_those_of_the_report(shown: tuple[Report, Page]) -> None
         assert made.reason[1:] in page.text
         return
     exact = [made.predicted_peak, *made.remote_peaks.values(), made.measured_peak, made.outside]
-    exact += [found for each in made.loops for found in (each.prediction.peak, each.prediction.held)][:2]
+    exact += [found for each in made.loops for found in (each.prediction.peak, each.prediction.most.held)][:2]
     exact += [line.kept for each in made.loops for line in each.carries]
     exact += [each.peak for one in made.loops for each in one.alternatives]
     assert {str(number) for number in exact if number} <= set(values)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.capture.steps.colours import FILLS
+from reroll.capture.steps.colours import FILLS, Likeness
 from reroll.capture.steps.operands import Carried, Inner, ItemsOf, Moving, Operand
 from reroll.capture.steps.outer import Outer
 from reroll.capture.steps.step import SliceOf, Step, tensor_of
@@ -71,6 +71,7 @@ def extract(outer: Outer, step: Step, name: str) -> Recurrence:
         autocast=autocasts(mode),
         grad_enabled=grad_enabled(mode),
         random=any(is_random(node) for node in module.graph.nodes),
+        blocks=step.sequence.likeness >= Likeness.WEIGHTS,
         where=where(first),
     )
 

@@ -26,8 +26,8 @@ class Cautious(Demand):
 
     def plan(self, choice: Choice) -> Plan:
         made = super().plan(choice)
-        peak = self.needs.scratch + made.tally.local_peak
-        return replace(made, prediction=replace(made.prediction, peak=peak))
+        peak = replace(made.prediction.backward, nbytes=self.needs.scratch + made.tally.local_peak)
+        return replace(made, prediction=replace(made.prediction, backward=peak))
 
 
 class Loop:

@@ -34,5 +34,28 @@ def test_statistics_of_batches_around_a_loop(options: dict[str, Any]) -> None:
     net, x = Normed().to(D), torch.randn(31, 3, 4, dtype=D)
     model = torch.compile(net, backend="reroll", options={"lowering": "eager", **options})
     (loop,) = reroll.explain(model, x).loops
-    assert loop.around > 0
+    assert loop.held_around > 0
     reroll.check(model, x, strict=True, measure=False)
+
+
+@pytest.mark.parametrize("options", [{}, {"memory_budget": 0.6}], ids=["free", "budget"])
+def test_another_batch_whose_size_dynamo_makes_an_input(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = x.new_zeros(x.shape[1], 4)
+            for t in range(x.shape[0]):
+                h = torch.tanh(self.cell(x[t]) + h)
+            return h.expand(2, x.shape[1], 4)
+
+    net = Wide().to(D)
+    model = torch.compile(net, backend="reroll", options={"lowering": "eager", **options})
+    for batch in (3, 5, 7):
+        x = torch.randn(31, batch, 4, dtype=D)
+        reroll.check(model, x, strict=True, measure=False)
+        assert reroll.explain(model, x).loops[0].held_around > 0

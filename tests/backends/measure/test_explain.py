@@ -109,7 +109,7 @@ def test_a_report_shows_the_plan() -> None:
     targets = {getattr(node.target, "__name__", "") for graph in report.graphs for node in graph.nodes}
     assert {"offload", "reload", "reverse", "recompute", "tape", "backward"} <= targets
     assert any(node.op == "call_module" and node.target == loop.recurrence.name for node in report.outer.nodes)
-    assert report.predicted_peak >= loop.prediction.peak > loop.prediction.held > 0
+    assert report.predicted_peak >= loop.prediction.peak > loop.prediction.most.held > 0
     assert report.remote_peaks["disk"] == loop.tally.tier_peaks["disk"] > 0
     assert loop.outputs == 0
     assert {line.nbytes for line in loop.carries} >= {3 * 7 * 4, 3 * 2 * 4}
@@ -176,12 +176,12 @@ def test_a_budget_is_shared_by_the_recurrences_of_a_graph() -> None:
     x, budget = torch.randn(40, 4, 5), 40_000
     report = reroll.explain(compiled(Twice(), memory_budget=budget), x)
     first, second = report.loops
-    assert first.budget == budget - first.around >= first.prediction.peak
-    assert second.budget == budget - second.around - first.prediction.turned >= second.prediction.peak
+    assert first.budget == budget - first.held_around >= first.prediction.peak
+    assert second.budget == budget - second.held_around - first.prediction.turned >= second.prediction.peak
     assert report.predicted_peak <= budget
     (loop,) = reroll.explain(compiled(RecurrentLIF(6, 7, 2), memory_budget=0.75), spikes(20, 3, 6)).loops
-    whole = loop.around + loop.plain().peak("local")
-    assert loop.budget == int(0.75 * whole) - loop.around >= loop.prediction.peak
+    whole = loop.held_around + loop.plain().peak("local")
+    assert loop.budget == int(0.75 * whole) - loop.held_around >= loop.prediction.peak
 
 
 def test_no_recurrence_is_explained() -> None:

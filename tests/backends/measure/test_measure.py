@@ -131,7 +131,7 @@ def test_a_budget_is_met(captured: Any) -> None:
     assert built.choice.schedule == "revolve"
     assert built.plan.prediction.peak <= plain // 2
     with pytest.raises(reroll.RerollError, match="below the least"):
-        build(recurrence, Options(lowering="eager", memory_budget=built.plan.prediction.scratch // 2))
+        build(recurrence, Options(lowering="eager", memory_budget=built.plan.prediction.most.scratch // 2))
 
 
 WRAPPER = """

@@ -137,7 +137,7 @@ def told(sequence: Sequence, region: Region) -> list[str] | None:
 NUMBERS, MAPS = {"likeness": Likeness.NUMBERS}, {"maps": True}
 SECOND = "x | . | 1 + 1 r"
 STEP = ["w | #3 of 1 ago (h)", "x | . | 0 + 1 r", "#0 | #1", "#2"]
-FOUND: tuple[tuple[Callable[..., Any], dict[str, bool], Region, list[str]], ...] = (
+FOUND: tuple[tuple[Callable[..., Any], dict[str, Any], Region, list[str]], ...] = (
     (plain, {}, Region(0, 4, 5), STEP),
     (plain, {}, Region(4, 4, 4), ["w | #3 of 1 ago (tanh)", SECOND, *STEP[2:]]),
     (
@@ -158,14 +158,14 @@ FOUND: tuple[tuple[Callable[..., Any], dict[str, bool], Region, list[str]], ...]
 
 @pytest.mark.parametrize(("function", "kind", "region", "expected"), FOUND)
 def test_the_relations_of_operands(
-    function: Callable[..., Any], kind: dict[str, bool], region: Region, expected: list[str]
+    function: Callable[..., Any], kind: dict[str, Any], region: Region, expected: list[str]
 ) -> None:
     assert told(sequence_of(function, **kind), region) == expected
 
 
 UNEVEN = "the index at node select does not move evenly: 0, 1, 3, 4, ..."
 MIXED = "an operand at node {} is now a value of the steps, now one from outside, or from varying steps ago"
-REFUSED: tuple[tuple[Callable[..., Any], dict[str, bool], Region, str], ...] = (
+REFUSED: tuple[tuple[Callable[..., Any], dict[str, Any], Region, str], ...] = (
     (uneven, {}, Region(0, 2, 4), UNEVEN),
     (now_outside, {}, Region(0, 2, 4), MIXED.format("sin")),
     (varying, {}, Region(0, 1, 5), MIXED.format("add")),
@@ -177,7 +177,7 @@ REFUSED: tuple[tuple[Callable[..., Any], dict[str, bool], Region, str], ...] = (
 
 @pytest.mark.parametrize(("function", "kind", "region", "reason"), REFUSED)
 def test_what_is_no_step_and_why(
-    function: Callable[..., Any], kind: dict[str, bool], region: Region, reason: str
+    function: Callable[..., Any], kind: dict[str, Any], region: Region, reason: str
 ) -> None:
     sequence = sequence_of(function, **kind)
     assert told(sequence, region) is None

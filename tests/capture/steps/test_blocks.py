@@ -1,0 +1,127 @@
+"""Blocks over depth, each with weights of its own, are steps: found, and trained as eager trains them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+import reroll
+from deep_networks import DEEP, WIDTH, Layer, Stack, layers
+from reroll.errors import OptionError, RerollWarning
+
+OPTIONS: dict[str, Any] = {"depth": True, "lowering": "eager"}
+
+
+def trained(run: Any, model: nn.Module, x_BC: Tensor) -> list[Tensor | None]:
+    """Outputs, gradients, buffers, and the next random number of a training step."""
+    torch.manual_seed(3)
+    x_BC = x_BC.clone().requires_grad_()
+    outputs = tree_leaves(run(x_BC))
+    torch.stack([(number + 1) * each.sin().sum() for number, each in enumerate(outputs)]).sum().backward()
+    gradients = [x_BC.grad, *(parameter.grad for parameter in model.parameters())]
+    return [*(each.detach() for each in outputs), *gradients, *model.buffers(), torch.rand(1)]
+
+
+def assert_trained_alike(model: nn.Module, x_BC: Tensor, options: dict[str, Any]) -> Any:
+    """Compare with eager to 1e-12; the report."""
+    twin = copy.deepcopy(model)
+    run = torch.compile(model, backend="reroll", options=options)
+    found, expected = trained(run, model, x_BC), trained(twin, twin, x_BC)
+    assert [each is None for each in found] == [each is None for each in expected]
+    pairs = [(a, b) for a, b in zip(found, expected, strict=True) if a is not None and b is not None]
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    return reroll.explain(run, x_BC)
+
+
+@pytest.mark.parametrize("options", [{}, {"schedule": "standard", "segment": 1}], ids=["auto", "standard"])
+@pytest.mark.parametrize("name", DEEP)
+def test_blocks_are_rolled_and_trained_as_in_eager(name: str, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    make, steps = DEEP[name]
+    report = assert_trained_alike(make().double(), torch.randn(5, WIDTH).double(), OPTIONS | options)
+    assert [loop.recurrence.steps for loop in report.loops] == steps
+
+
+@pytest.mark.parametrize("schedule", ["store_all", "double", "revolve"])
+def test_schedules_go_over_depth(schedule: str) -> None:
+    torch.manual_seed(0)
+    model = Stack(*layers(p=0.2)).double()
+    options = OPTIONS | {"schedule": schedule, "segment": 1, "verify": True}
+    report = assert_trained_alike(model, torch.randn(5, WIDTH).double(), options)
+    assert report.loops[0].choice.schedule == schedule
+
+
+def test_a_frozen_prefix_is_not_reversed() -> None:
+    torch.manual_seed(0)
+    make, _ = DEEP["the first frozen"]
+    model = torch.compile(make(), backend="reroll", options=OPTIONS)
+    first, second = reroll.explain(model, torch.randn(5, WIDTH)).loops
+    assert first.needs.grads == first.saved == 0
+    assert second.needs.grads > 0
+
+
+@pytest.mark.filterwarnings("ignore::reroll.RerollWarning")
+def test_blocks_are_left_alone_where_nobody_asks_or_they_make_little() -> None:
+    deep = torch.compile(Stack(*layers()), backend="reroll", options={"lowering": "eager"})
+    assert not reroll.explain(deep, torch.randn(5, WIDTH)).loops
+
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stack, self.wide = Stack(*layers()), nn.Linear(3, 4000)
+
+        def forward(self, x_BC: Tensor) -> Tensor:
+            y_BC: Tensor = self.wide(self.stack(x_BC)).tanh()
+            return y_BC
+
+    assert not reroll.explain(torch.compile(Wide(), backend="reroll", options=OPTIONS), torch.randn(5, WIDTH)).loops
+
+
+def test_tiny_blocks_share_a_segment_and_large_ones_do_not() -> None:
+    for batch, segment in ((2, 4), (400, 1)):
+        model = torch.compile(Stack(*layers()), backend="reroll", options=OPTIONS)
+        (loop,) = reroll.explain(model, torch.randn(batch, WIDTH)).loops
+        assert loop.choice.segment == segment
+
+
+def test_a_loop_over_time_goes_first() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell, self.stack = nn.Linear(WIDTH, WIDTH), Stack(*layers())
+
+        def forward(self, x_TBC: Tensor) -> Tensor:
+            h_BC = torch.zeros_like(x_TBC[0])
+            for t in range(x_TBC.shape[0]):
+                h_BC = torch.tanh(self.cell(x_TBC[t] + h_BC))
+            y_BC: Tensor = self.stack(h_BC)
+            return y_BC
+
+    torch.manual_seed(0)
+    report = assert_trained_alike(Recurrent().double(), torch.randn(12, 3, WIDTH).double(), OPTIONS)
+    assert [(loop.recurrence.steps, loop.recurrence.blocks) for loop in report.loops] == [(12, False), (8, True)]
+
+
+def test_one_block_of_another_kind_is_never_papered_over() -> None:
+    for odd in (Layer(p=0.5), Layer(scale=2.0), Layer(norm=nn.BatchNorm1d), Layer(torch.relu)):
+        torch.manual_seed(0)
+        model = Stack(*layers(4), odd, *layers(4)).double()
+        assert_trained_alike(model, torch.randn(5, WIDTH).double(), OPTIONS)
+        torch.compiler.reset()
+
+
+def test_over_time_it_is_an_option_of_the_backend() -> None:
+    with pytest.raises(OptionError, match="rolls loops over time"):
+        reroll.compile(Stack(*layers()), time_dim=0, depth=True)
+
+
+def test_where_nothing_repeats_it_says_so() -> None:
+    model: Any = torch.compile(Stack(Layer(), Layer(torch.tanh)), backend="reroll", options=OPTIONS)
+    with pytest.warns(RerollWarning, match="no sequence of operations repeats three times"):
+        model(torch.randn(5, WIDTH))
