@@ -176,7 +176,7 @@ def megabytes(nbytes: float) -> str:
 def test_the_measured_figures_are_those_of_the_result_file() -> None:
     figures = result("figures")
     measured = [
-        f"| {name} | {megabytes(memory['local_peak_bytes'])} MB | {figures['time'][name]['least_ratio']:.2f} |"
+        f"| {name} | {megabytes(memory['local_peak_bytes'])} MB | {figures['time'][name]['median_ratio']:.2f} |"
         for name, memory in figures["memory"].items()
     ]
     assert rows(section("docs/measured.md", "One spiking network, all schedules")) == measured
@@ -217,6 +217,22 @@ def test_the_figures_of_a_long_run_are_those_of_its_result_file() -> None:
     assert rows(section("docs/measured.md", "100,000 steps"))[0] == peaks
     shown = section("README.md", "Results")
     assert f"has a predicted peak of {predicted}. Plain BPTT needs {plain} for 1,000 steps" in shown.replace("\n", " ")
+
+
+def test_the_first_steps_are_those_of_their_result_file() -> None:
+    text, found = section("docs/measured.md", "The first step"), result("first_steps")["networks"]
+    told = [
+        f"| {name} | "
+        + " | ".join(
+            f"{way['cold']['first_s']:.1f} s, {way['warm']['first_s']:.1f} s" for way in list(ways.values())[1:]
+        )
+        + " |"
+        for name, ways in found.items()
+    ]
+    assert rows(text) == told
+    assert all(next(iter(ways)) == "environment" for ways in found.values())
+    for each in (result("figures")["compile"][length] for length in ("short", "long")):
+        assert re.search(f"{each['backend_s']:.1f} s for {each['rolled_steps']:,}\\s", text)
 
 
 OTHERS = (
