@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -146,3 +148,14 @@ def test_what_dynamo_refuses_of_snntorch_is_named_by_its_line() -> None:
     model = case_snntorch.Passed(snn.Leaky(beta=0.8, reset_delay=False), snn.Leaky(beta=0.8))
     with pytest.raises(torch._dynamo.exc.Unsupported, match=r"leaky\.py(.|\n)*if self\.reset_mechanism_val == 0"):
         through_backend(model, 0, STANDARD)(torch.randn(6, 2, 3))
+
+
+def test_the_docs_name_the_layers_that_are_trained_here() -> None:
+    page = " ".join((Path(__file__).parents[2] / "docs" / "spiking.md").read_text("utf-8").split())
+    modules = [module for case in CASES.values() for module in case.make().modules()]
+    parts = {"RecurrentOneToOne", "ATan", "Flatten", "MaxPool2d", "PoissonEncoder"}  # of layers, or without a state
+    for library, version in (("snnTorch", "1.0.0"), ("SpikingJelly", "2.0.0")):
+        own = {type(each).__name__ for each in modules if type(each).__module__.startswith(f"{library.lower()}.")}
+        named = page.split(f"- {library} {version}: ")[1].split(". ")[0].split(" - ")[0]
+        told = set(re.findall(r"[A-Z]\w+", named.split("On torch")[0]))
+        assert {name.removesuffix("Node") for name in own - parts} == told

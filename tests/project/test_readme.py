@@ -235,6 +235,40 @@ def test_the_first_steps_are_those_of_their_result_file() -> None:
         assert re.search(f"{each['backend_s']:.1f} s for {each['rolled_steps']:,}\\s", text)
 
 
+NETWORKS = {
+    "recurrent spiking, float64": "plain-recurrent_spiking",
+    "SpikingJelly LIF, float32": "spikingjelly-lif",
+    "snnTorch Leaky, two layers, float32": "snntorch-leaky",
+    "a loop over `nn.GRUCell`, float64": "torch-gru_cell",
+    "`nn.LSTM`, float64": "torch-lstm",
+}
+
+
+def test_what_networks_of_others_need_is_that_of_their_result_file() -> None:
+    text, found = " ".join(section("docs/spiking.md", "What they need").split()), result("networks")
+    kept = [row for name, row in found["eager"].items() if name != "torch-packed_sequence"]
+    assert len(kept) == 59
+    worst = {"float64": 2e-13, "float32": 7e-6}
+    for dtype, most in worst.items():
+        both = [(row["standard"], row["double"]) for row in kept if row["dtype"] == dtype]
+        assert most / 2 < max(each["relative_error"] for pair in both for each in pair) <= most
+    told = f"{worst['float64']:.0e} of the largest in float64, and to {worst['float32']:.0e} in float32"
+    assert told.replace("e-0", "e-") in text
+    times = sorted(row["standard"]["time"]["standard"]["median_ratio"] for row in kept)
+    held = [row["standard"]["local_peak_bytes"] for row in kept]
+    peaks = sorted(each["standard"] / each["eager"] for each in held)
+    assert f"{times[0]:.1f} to {times[-1]:.1f} times the time of plain BPTT (median {times[29]:.1f})" in text
+    assert f"holds {peaks[0]:.2f} to {peaks[-1]:.2f} of its memory (median {peaks[29]:.2f})" in text
+    shown = []
+    for name, key in NETWORKS.items():
+        ways = {schedule: found["inductor"][key][schedule] for schedule in ("standard", "double")}
+        sizes = [ways["standard"]["local_peak_bytes"]["eager"]]
+        sizes += [way["local_peak_bytes"][schedule] for schedule, way in ways.items()]
+        ratios = ", ".join(f"{way['time'][schedule]['median_ratio']:.2f}" for schedule, way in ways.items())
+        shown.append(f"| {name} | {' | '.join(f'{megabytes(size)} MB' for size in sizes)} | {ratios} |")
+    assert [line for line in section("docs/spiking.md", "What they need").splitlines() if " MB |" in line] == shown
+
+
 OTHERS = (
     *("torch.utils.checkpoint", "inductor segments, checkpoint", "reroll", "reroll, standard", "reroll, double (disk)"),
     *("reroll, double (disk), 4 steps a segment", "JAX lax.scan", "JAX nested remat", "equinox, 8 checkpoints"),
