@@ -214,9 +214,9 @@ def compiled_once() -> Iterator[list[Capture]]:
     traces: dict[Any, Any] = {}
     inner_capture, inner_compile, inner_trace = capture_graph, build.compile_kernels, trace_segment
 
-    def capture(gm: Any) -> Capture:
+    def capture(gm: Any, **options: Any) -> Capture:
         if gm not in graphs:
-            graphs[gm] = inner_capture(gm)
+            graphs[gm] = inner_capture(gm, **options)
             made.append(graphs[gm])
         return graphs[gm]
 
