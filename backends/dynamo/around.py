@@ -28,9 +28,9 @@ class Outside:
     """Bytes outside of the recurrences beside inputs, parameters and the gradients of these.
 
     Between forward and backward: ``outputs``, the results of the graph, and ``saved``, all else. ``running`` and
-    ``reversing``: by the name of each recurrence what is held while it runs, and while it is reversed, without its own
-    results and their gradients; the gradients that it adds up itself are among it
-    where they become no parameter's gradient as they are. ``always``: bytes beside all these.
+    ``reversing``: by the name of each recurrence what is held while it runs, its results included, and while it is
+    reversed, without the gradients of its own results; the gradients that it adds up itself are among it where they
+    become no parameter's gradient as they are. ``always``: bytes beside all these.
     """
 
     outputs: int = 0
@@ -54,9 +54,9 @@ class _Standing(torch.autograd.Function):
         ctx.save_for_backward(*operands)
         ctx.set_materialize_grads(False)
         ctx.name, ctx.memory, ctx.last = name, memory, last
-        memory.running[name] = memory.alive()
         made = tuple(torch.empty(like.shape, dtype=like.dtype, device=like.device) for like in results)
         ctx.mark_non_differentiable(*(each for each, like in zip(made, results, strict=True) if not like.requires_grad))
+        memory.running[name] = memory.alive()  # with the outputs of all steps, which are written step by step
         return made
 
     @staticmethod
@@ -154,9 +154,7 @@ def outside(
     gives a fake tensor like another. To be called under the fake mode.
     """
     given = [node.meta["example_value"] for node in module.graph.find_nodes(op="placeholder")]
-    operands = [
-        fake(each) if isinstance(each, Tensor) else each for each in given
-    ]  # numbers: sizes, which nobody reads
+    operands = [fake(each) if isinstance(each, Tensor) else each for each in given]  # or a size
     inputs = list(_tensors(operands))
     memory, outputs = Memory(inputs), Memory(inputs)
     with _Watching(memory):
@@ -166,7 +164,7 @@ def outside(
         wanted = [each for each in _tensors(found) if each.requires_grad]
         del found
         try:
-            torch.autograd.backward(wanted, [each.new_empty(()).expand_as(each) for each in wanted])
+            torch.autograd.backward(wanted, [torch.empty_like(each) for each in wanted])
         except RuntimeError:  # an operation whose backward does not take fake tensors: say what it is at most
             most = sum(held) + 2 * sum(each.nbytes for each in inputs if each.requires_grad)
             return Outside(*held, memory.running, dict.fromkeys(results, most))

@@ -59,3 +59,30 @@ def test_another_batch_whose_size_dynamo_makes_an_input(options: dict[str, Any])
         x = torch.randn(31, batch, 4, dtype=D)
         reroll.check(model, x, strict=True, measure=False)
         assert reroll.explain(model, x).loops[0].held_around > 0
+
+
+@pytest.mark.parametrize("schedule", ["standard", "store_all"])
+def test_outputs_of_all_steps_are_held_while_a_loop_runs(schedule: str) -> None:
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell, self.wide = nn.Linear(4, 4), nn.Linear(4, 512)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            h, seen = x.new_zeros(x.shape[1], 4), []
+            for t in range(x.shape[0]):
+                h = torch.tanh(self.cell(x[t]) + h)
+                seen.append((self.wide(h) > 0).to(D))
+            return h, torch.stack(seen)
+
+    torch.manual_seed(0)
+    net, x = Wide().to(D), torch.randn(61, 8, 4, dtype=D)
+    model = reroll.compile(net, time_dim=0, lowering="eager", schedule=schedule)
+
+    def step() -> None:
+        model(x)[0].square().mean().backward()
+
+    step()
+    net.zero_grad()
+    measured = reroll.measure(step, exclude=[net]).local_peak
+    assert measured <= reroll.explain(model, x).predicted_peak <= 1.1 * measured
