@@ -1,4 +1,4 @@
-"""The deep networks of ``depth.py``: what they are, their inputs, and a loss.
+"""Deep networks for measurements of blocks over depth: what they are, their inputs, and a loss.
 
 Shape letters: B batch, S tokens or pixels, C channels, H heads, X and Y pixels.
 """
