@@ -180,13 +180,7 @@ def bert(blocks: int) -> nn.Module:
     """BERT of transformers with a width of 256, and its dropout."""
     from transformers import BertConfig, BertForMaskedLM
 
-    sizes: dict[str, Any] = {
-        "hidden_size": 256,
-        "num_attention_heads": 4,
-        "intermediate_size": 1024,
-        "num_hidden_layers": blocks,
-    }
-    model: Any = BertForMaskedLM(BertConfig(vocab_size=WORDS, max_position_embeddings=TOKENS, **sizes))
+    model: Any = BertForMaskedLM(BertConfig(**_sizes(blocks, inner=1024)))
     return Words(model)
 
 
@@ -194,14 +188,14 @@ def llama(blocks: int) -> nn.Module:
     """LLaMA of transformers with a width of 256."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes: dict[str, Any] = {
-        "hidden_size": 256,
-        "num_attention_heads": 4,
-        "intermediate_size": 688,
-        "num_hidden_layers": blocks,
-    }
-    model: Any = LlamaForCausalLM(LlamaConfig(vocab_size=WORDS, max_position_embeddings=TOKENS, **sizes))
+    model: Any = LlamaForCausalLM(LlamaConfig(**_sizes(blocks, inner=688)))
     return Words(model)
+
+
+def _sizes(blocks: int, inner: int) -> dict[str, Any]:
+    """A small configuration of transformers; ``inner``: the width of the layer inside of a block."""
+    width = {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": inner}
+    return {"vocab_size": WORDS, "max_position_embeddings": TOKENS, "num_hidden_layers": blocks, **width}
 
 
 def text(batch: int, tokens: int) -> Callable[[], tuple[Tensor, Tensor]]:
