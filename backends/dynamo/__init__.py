@@ -18,7 +18,8 @@ Mind: The entry point is a plain function: Dynamo sets attributes on it. Two com
 
 from reroll.backends.dynamo.entry import reroll
 from reroll.backends.dynamo.names import register_once
+from reroll.backends.dynamo.pieces import listen
 
-register_once(reroll)
+register_once(reroll, listen)
 
 __all__ = ["reroll"]

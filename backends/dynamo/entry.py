@@ -17,7 +17,7 @@ import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from reroll.backends.construct.plan import Built
 from reroll.backends.construct.replan import Plans
 from reroll.backends.construct.share import build_all
 from reroll.backends.dynamo.around import Outside, bytes_around, outside_of
+from reroll.backends.dynamo.pieces import broken, pieces
 from reroll.backends.dynamo.surroundings import compile_surroundings, run_by_torch
 from reroll.backends.processes.apart import refuse_pieces
 from reroll.backends.processes.together import check_together, refuse_in_place
@@ -36,7 +37,7 @@ from reroll.backends.runtime.unused import one_by_one
 from reroll.capture.capture import capture
 from reroll.capture.fusion.fuse import fuse
 from reroll.capture.given.regions import without_regions
-from reroll.errors import NoRecurrenceError, OptionError, RerollError, RerollWarning, UnsupportedError
+from reroll.errors import OptionError, RerollError, RerollWarning, UnsupportedError
 from reroll.graph.inplace import extent, overlapping
 from reroll.planning.options import Options
 from reroll.program.memory import Around
@@ -66,7 +67,7 @@ class Graph:
     """One graph of Dynamo's, compiled: ``run`` is called in its place, ``module`` is the graph around the recurrences.
 
     ``reason`` says why there is no recurrence, ``broken`` why the model's graph ends here, if Dynamo broke it,
-    ``notes`` which recurrences were not fused.
+    ``notes`` which recurrences were not fused. ``ran`` is called before each run.
     """
 
     run: Compiled
@@ -76,6 +77,7 @@ class Graph:
     broken: str = ""
     notes: tuple[str, ...] = ()
     tokens: int = 0
+    ran: Callable[[], None] | None = None
 
     @property
     def built(self) -> tuple[Built, ...]:
@@ -91,7 +93,21 @@ class Reached(BaseException):
     """Raised in place of running a graph while it is explained; no ``except Exception`` of a model catches it."""
 
 
-EXPLAINING: ContextVar[list[Graph] | None] = ContextVar("EXPLAINING", default=None)
+@dataclass(slots=True, eq=False)
+class Asked:
+    """Somebody who explains a model: the graphs that it reached. ``onward``: run those before the first with a loop."""
+
+    onward: bool = False
+    graphs: list[Graph] = field(default_factory=list)
+
+    def reach(self, graph: Graph) -> None:
+        """Note a graph. Raises Reached where it is not to run."""
+        self.graphs.append(graph)
+        if graph.built or not self.onward:
+            raise Reached
+
+
+EXPLAINING: ContextVar[Asked | None] = ContextVar("EXPLAINING", default=None)
 
 
 def reroll(
@@ -134,9 +150,11 @@ def _compile(
     refuse_pieces(gm)
     refuse_in_place(gm)
     found = fuse(capture(gm, depth=parsed.depth))
+    model, ended = pieces(), _break(gm)
+    model.add(bool(found.recurrences), ended)
     if not found.recurrences:
-        run = _without_recurrence(gm, example_inputs, parsed, found.reason)
-        return _entry(Graph(run, gm, Plans(), found.reason, _break(gm)))
+        ran = model.missed(found.reason, parsed)
+        return _entry(Graph(_by_torch(gm, example_inputs, parsed), gm, Plans(), found.reason, ended, ran=ran))
     if max(each.steps for each in found.recurrences) >= _LONG:
         _say_how_to_unroll_less()
     check_policy(found.recurrences, parsed)
@@ -149,7 +167,7 @@ def _compile(
     module = run = assemble(gm, found.outer, plans.modules)
     if parsed.lowering == "inductor":
         run = compile_surroundings(module, found.recurrences)
-    return _entry(Graph(run, module, plans, "", _break(gm), found.notes))
+    return _entry(Graph(run, module, plans, "", ended, found.notes))
 
 
 @functools.cache
@@ -168,8 +186,7 @@ def _break(gm: fx.GraphModule) -> str:
     ended: Any = getattr(gm, "compile_subgraph_reason", None)
     if ended is None or not ended.graph_break:
         return ""
-    at = f" at {ended.user_stack[-1].filename}:{ended.user_stack[-1].lineno}" if ended.user_stack else ""
-    return str(ended.reason).strip().partition("\n")[0] + at
+    return broken(str(ended.reason), ended.user_stack)
 
 
 def _entry(graph: Graph) -> Compiled:
@@ -178,13 +195,14 @@ def _entry(graph: Graph) -> Compiled:
 
     def entry(*args: Any) -> Any:
         graph.plans.follow()
-        reached = EXPLAINING.get()
-        if reached is None:
-            if written:
-                _refuse_shared(args, written)
-            return run(*args)
-        reached.append(graph)
-        raise Reached
+        asked = EXPLAINING.get()
+        if asked is not None:
+            asked.reach(graph)
+        if graph.ran is not None:
+            graph.ran()
+        if written:
+            _refuse_shared(args, written)
+        return run(*args)
 
     return entry
 
@@ -239,14 +257,8 @@ def _set_attribute(root: nn.Module, name: str, value: Any) -> None:
     setattr(root, last, value)
 
 
-def _without_recurrence(
-    gm: fx.GraphModule, example_inputs: Sequence[Tensor], options: Options, reason: str
-) -> Compiled:
-    text = f"reroll found no recurrence: {reason}."
-    if options.on_no_recurrence == "error":
-        raise NoRecurrenceError(f"{text} Use on_no_recurrence='warn' to compile such graphs as inductor does.")
-    how = "as the inductor backend does" if options.lowering == "inductor" else "as it is"
-    warnings.warn(f"{text} The graph is run {how}.", RerollWarning, stacklevel=2)
+def _by_torch(gm: fx.GraphModule, example_inputs: Sequence[Tensor], options: Options) -> Compiled:
+    """The graph without reroll: as inductor compiles it, or as it is."""
     if options.lowering == "eager":
         plain = without_regions(gm)
         run_by_torch(plain.graph)

@@ -20,12 +20,18 @@ Backend = Callable[..., Any]
 class _Names(dict[str, Backend]):
     """Backends by name, of which one does not count as taken by itself."""
 
-    def __init__(self, known: dict[str, Backend], backend: Backend) -> None:
+    def __init__(self, known: dict[str, Backend], backend: Backend, asked: Callable[[], None]) -> None:
         super().__init__(known)
-        self.backend = backend
+        self.backend, self.asked = backend, asked
 
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) and self[str(name)] is not self.backend
+
+    def __getitem__(self, name: str) -> Backend:
+        found = super().__getitem__(name)
+        if found is self.backend:
+            self.asked()
+        return found
 
     def __setitem__(self, name: str, backend: Backend) -> None:
         if self.get(name, backend) is not backend:
@@ -33,6 +39,9 @@ class _Names(dict[str, Backend]):
         super().__setitem__(name, backend)
 
 
-def register_once(backend: Backend) -> None:
-    """Let torch register a backend any number of times under one name. Other backends are registered as ever."""
-    registry._COMPILER_FNS = _Names(registry._COMPILER_FNS, backend)
+def register_once(backend: Backend, asked: Callable[[], None]) -> None:
+    """Let torch register a backend any number of times under one name. Other backends are registered as ever.
+
+    asked: called whenever the backend is looked up, which ``torch.compile`` does.
+    """
+    registry._COMPILER_FNS = _Names(registry._COMPILER_FNS, backend, asked)

@@ -81,7 +81,7 @@ def compile(model: Any = None, *, time_dim: TimeDim | None = None, **options: An
     Raises LengthError, with the line, if what the model does at T steps cannot be told from a few steps.
     """
     parsed = Options.of(options)
-    if parsed.depth:
+    if "depth" in options:
         raise OptionError(
             "reroll.compile rolls loops over time. Blocks over depth are rolled by the backend: "
             "torch.compile(model, backend='reroll', options={'depth': True})."

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from reroll.backends.dynamo.entry import EXPLAINING, REFUSALS, HandedOn, Reached
+from reroll.backends.dynamo.entry import EXPLAINING, REFUSALS, HandedOn
 from reroll.backends.front.arguments import Call, token
 from reroll.backends.front.families import Family, forget
 from reroll.backends.front.keys import key_of
@@ -220,10 +220,9 @@ class Entry:
             raise Unwound(Untraced(self))
         graph, outputs = family.program(running.observed, operands, running.sequences)
         graph.plans.follow()
-        reached = EXPLAINING.get()
-        if reached is not None:
-            reached.append(graph)
-            raise Reached
+        asked = EXPLAINING.get()
+        if asked is not None:
+            asked.reach(graph)
         with between_turns():
             results = graph.run(*(running.sequences.get(id(each), each) for each in operands))
         return tuple(_given(results, outputs, running))

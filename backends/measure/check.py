@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from reroll.backends.front.state import State
-from reroll.backends.measure.gradient_error import mean_squares, model_of, named_leaves
+from reroll.backends.measure.explain import model_of
+from reroll.backends.measure.gradient_error import mean_squares, named_leaves
 from reroll.backends.measure.measure import Measurement, measured
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.errors import DifferenceError

@@ -9,7 +9,8 @@ from reroll.backends.codecs.codec import CODECS
 from reroll.backends.construct.bytes import operand_gradients
 from reroll.backends.construct.plan import Built
 from reroll.backends.construct.timing import clocked
-from reroll.backends.dynamo.entry import EXPLAINING, Graph, Reached
+from reroll.backends.dynamo.entry import EXPLAINING, Asked, Graph, Reached
+from reroll.backends.front.state import State
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.backends.tiers.calibrate import calibrate
 from reroll.backends.tiers.device import background_of
@@ -26,10 +27,11 @@ def explain(compiled_model: Any, *inputs: Any, **kwargs: Any) -> Report:
     """The plan of ``torch.compile(model, backend="reroll", ...)`` or ``reroll.compile(model, ...)`` for these inputs.
 
     The model is compiled if it was not yet, and that stays; the graph itself does not run, only segments on numbers
-    that are made up for it, to measure their seconds. So nothing is trained, and
-    neither parameters, gradients, buffers, attributes of modules nor random numbers change. If Dynamo breaks the graph,
-    the plan is that of the first part, and says so. Raises UnsupportedError if no graph of the backend "reroll" is
-    reached; a model that was compiled by another one has run then. Raises OptionError without inputs.
+    that are made up for it, to measure their seconds. So nothing is trained, and neither parameters, gradients,
+    buffers, attributes of modules nor random numbers change. If Dynamo breaks the graph, the plan is that of the first
+    part with a loop, and says so; parts before it run, and what they change is put back. Raises UnsupportedError if no
+    graph of the backend "reroll" is reached; a model that was compiled by another one has run then. Raises OptionError
+    without inputs.
     """
     return plan(reached(compiled_model, inputs, kwargs))
 
@@ -45,20 +47,39 @@ def reached(compiled_model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any
         raise OptionError(
             f"explain was given no inputs of {_name(compiled_model.reroll_caller.model)}. Give it those of a call too."
         )
-    graphs: list[Graph] = []
-    token = EXPLAINING.set(graphs)
-    try:
-        with random_numbers_kept():
-            compiled_model(*inputs, **kwargs)
-    except Reached:
-        return graphs[-1]
-    finally:
-        EXPLAINING.reset(token)
+    graph = _reached(compiled_model, inputs, kwargs, Asked())
+    if graph is not None and graph.broken and not graph.built:
+        state = State.of(model_of(compiled_model), inputs, kwargs, parameters=True)
+        try:
+            graph = _reached(compiled_model, inputs, kwargs, Asked(onward=True))
+        finally:
+            state.restore()
+    if graph is not None:
+        return graph
     raise UnsupportedError(
         f"explain ran {_name(compiled_model)}, and no graph compiled by reroll was reached. Compile it with "
         'torch.compile(model, backend="reroll"), and check that Dynamo is not disabled. A graph break in the loop '
         "(print, .item(), a branch on values) makes Dynamo run it uncompiled: fullgraph=True says where."
     )
+
+
+def _reached(model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any], asked: Asked) -> Graph | None:
+    token = EXPLAINING.set(asked)
+    try:
+        with random_numbers_kept():
+            model(*inputs, **kwargs)
+    except Reached:
+        pass
+    finally:
+        EXPLAINING.reset(token)
+    return next((graph for graph in asked.graphs if graph.built), asked.graphs[0] if asked.graphs else None)
+
+
+def model_of(compiled_model: Any) -> Any:
+    """What was compiled; a model that was not is itself."""
+    if hasattr(compiled_model, "reroll_caller"):
+        return compiled_model.reroll_caller.model
+    return getattr(compiled_model, "_orig_mod", getattr(compiled_model, "_torchdynamo_orig_callable", compiled_model))
 
 
 def _is_compiled(model: Any) -> bool:
@@ -73,7 +94,7 @@ def _name(model: Any) -> str:
 def plan(graph: Graph) -> Report:
     """The report on a compiled graph."""
     outer = graph.module.graph
-    broken = f"Dynamo broke the model's graph ({graph.broken}); only the part before is shown."
+    broken = f"Dynamo broke the model's graph ({graph.broken}); only the part before it is shown."
     notes = (*graph.notes, *((broken,) if graph.broken else ()))
     if not graph.built:
         return Report((), outer, reason=graph.reason, notes=notes)

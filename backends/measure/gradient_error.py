@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from reroll.backends.codecs.rounding import exactly
 from reroll.backends.front.state import State
-from reroll.backends.measure.explain import reached
+from reroll.backends.measure.explain import model_of, reached
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.errors import UnsupportedError
 from reroll.graph.nested import tensors_of
@@ -63,13 +63,6 @@ def gradient_error(
     for built in graph.built:
         built.executable.ledger.gradient_error = found.total
     return found
-
-
-def model_of(compiled_model: Any) -> Any:
-    """What was compiled; a model that was not is itself."""
-    if hasattr(compiled_model, "reroll_caller"):
-        return compiled_model.reroll_caller.model
-    return getattr(compiled_model, "_orig_mod", getattr(compiled_model, "_torchdynamo_orig_callable", compiled_model))
 
 
 def named_leaves(model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[Tensor, str]]:

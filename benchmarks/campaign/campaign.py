@@ -2,6 +2,7 @@
 
     python benchmarks/campaign/campaign.py --seconds 600          # go on where the committed result ended
     python benchmarks/campaign/campaign.py --of mutants           # networks of the tests, changed in one place
+    python benchmarks/campaign/campaign.py --of stacks            # blocks over depth, one of them odd
     python benchmarks/campaign/campaign.py --seed 1234            # one program: its text, and what becomes of it
     python benchmarks/campaign/campaign.py --defects              # judge all defects that were found once more
     python benchmarks/campaign/campaign.py --show
@@ -35,6 +36,7 @@ from record import RESULT, Section, environment, read, write
 from rich.console import Console
 from rich.table import Table
 from shrink import shrink
+from stacks import Stack, stack
 
 Row = dict[str, Any]
 CHUNK = 40  # programs of one process
@@ -59,14 +61,22 @@ def way_of(seed: int, draws: bool) -> Way:
     return Way("backend" if draw.random() < 0.6 else "compile", tuple(sorted(options.items())))
 
 
-Subject = Program | Mutant
-JUDGES: dict[str, Callable[[Any, Way], Verdict]] = {"programs": judge, "mutants": judge_mutant}
+def way_over_depth(seed: int, draws: bool) -> Way:
+    """The options of a seed for loops over depth, which the backend alone finds."""
+    return Way("backend", way_of(seed, draws).options)
+
+
+Subject = Program | Mutant | Stack
+JUDGES: dict[str, Callable[[Any, Way], Verdict]] = {"programs": judge, "mutants": judge_mutant, "stacks": judge}
 
 
 def subject(of: str, seed: int) -> tuple[Subject, Way]:
     """What a seed makes, and the way it goes. Whether a mutant draws random numbers is not known."""
     if of == "mutants":
         return mutant(seed), way_of(seed, draws=True)
+    if of == "stacks":
+        made = stack(seed)
+        return made, way_over_depth(seed, made.random)
     program = generate(seed)
     return program, way_of(seed, program.random)
 
@@ -101,7 +111,7 @@ def _again(of: str, row: Row) -> Verdict:
 
 
 def _smaller(made: Subject, way: Way, verdict: Verdict) -> Subject:
-    if verdict.kind == "no answer" or isinstance(made, Mutant):
+    if verdict.kind == "no answer" or not isinstance(made, Program):
         return made
     return shrink(made, verdict, lambda each: judge(each, way), SHRINKING)
 

@@ -10,23 +10,21 @@ from reroll.capture.carry_layouts import keep_layouts
 from reroll.capture.given.regions import take_given
 from reroll.capture.normal.normal import normalise
 from reroll.capture.normal.sizes import pin
+from reroll.capture.steps.blocks import Blocks, with_blocks
 from reroll.capture.steps.colours import Likeness, Sequence
 from reroll.capture.steps.extract import extract
 from reroll.capture.steps.operands import MIN_STEPS, Region, why_not
 from reroll.capture.steps.outer import Outer
-from reroll.capture.steps.search import find_steps, repeats
+from reroll.capture.steps.search import covered, find_steps, repeats, with_more, worthwhile
 from reroll.capture.steps.step import Step
 from reroll.errors import CaptureError
-from reroll.graph.effects import example, has_effect, in_transform, is_random
+from reroll.graph.effects import has_effect, in_transform, is_random
 from reroll.graph.lines import where
 from reroll.graph.private import is_higher_order
 from reroll.recurrence import Capture, Recurrence
 
 _SMALL_COVERAGE = 0.6
 _CLEARLY_MORE = 1.5
-_FEW_STEPS = 8
-_TINY = 8
-_LEAST_SHARE = 0.1  # of the bytes that all operations make: blocks that make less are left to inductor
 
 
 def capture(module: fx.GraphModule, *, maps: bool = False, depth: bool = False) -> Capture:
@@ -44,9 +42,10 @@ def capture(module: fx.GraphModule, *, maps: bool = False, depth: bool = False) 
     except CaptureError as error:
         return Capture(module.graph, (), f"the graph cannot be brought to a normal form: {error}")
     sequence, steps = _steps(module, normal, maps)
-    steps = _with_blocks(module, normal, steps) if depth else steps
+    blocks = with_blocks(module, sequence, steps) if depth else Blocks(sequence, steps)
+    steps = blocks.steps
     if not steps and not given:
-        return Capture(normal, (), _explain(sequence))
+        return Capture(normal, (), blocks.small or _explain(blocks.sequence))
     pin(module.graph)
     outer = Outer()
     recurrences = list(given)
@@ -89,44 +88,15 @@ def _steps(module: fx.GraphModule, normal: fx.Graph, maps: bool) -> tuple[Sequen
     """Steps in program order; numbers that change are looked for only where the plain search finds little."""
     sequence = Sequence(module, normal, maps=maps)
     steps = find_steps(sequence)
-    covered, size = _covered(steps), len(sequence.nodes)
-    if size - covered < MIN_STEPS * 2:
+    found, size = covered(steps), len(sequence.nodes)
+    if size - found < MIN_STEPS * 2:
         return sequence, steps
     abstract = Sequence(module, normal, Likeness.NUMBERS, maps=maps)
-    if covered < _SMALL_COVERAGE * size:
+    if found < _SMALL_COVERAGE * size:
         others = find_steps(abstract)
-        if _covered(others) > _CLEARLY_MORE * covered:
-            return abstract, _worthwhile(others)
-    return sequence, _worthwhile(_with_more(steps, abstract))
-
-
-def _with_blocks(module: fx.GraphModule, normal: fx.Graph, steps: list[Step]) -> list[Step]:
-    """Steps in program order, and between them blocks that differ in their weights alone, if these hold enough."""
-    for likeness in (Likeness.WEIGHTS, Likeness.FROZEN):
-        sequence = Sequence(module, normal, likeness)
-        made = [0 if value is None else value.nbytes for value in map(example, sequence.nodes)]
-        least = _LEAST_SHARE * sum(made)
-        more = _with_more(steps, sequence)
-        steps = [s for s in more if s in steps or sum(made[s.region.start : s.region.stop]) >= least]
-    return _worthwhile(steps)
-
-
-def _with_more(steps: list[Step], sequence: Sequence) -> list[Step]:
-    """The steps, and those that a sequence of the same nodes has between them, in program order."""
-    borders = [0, *(at for step in steps for at in (step.region.start, step.region.stop)), len(sequence.nodes)]
-    between = zip(borders[::2], borders[1::2], strict=True)
-    more = [step for low, high in between for step in find_steps(sequence, low, high)]
-    return sorted([*steps, *more], key=lambda step: step.region.start)
-
-
-def _worthwhile(steps: list[Step]) -> list[Step]:
-    """Without repetitions that are both short and tiny beside the largest: they cost more to compile than they save."""
-    largest = max((step.region.size for step in steps), default=0)
-    return [s for s in steps if s.region.steps >= _FEW_STEPS or s.region.size * _TINY >= largest]
-
-
-def _covered(steps: list[Step]) -> int:
-    return sum(step.region.size for step in steps)
+        if covered(others) > _CLEARLY_MORE * found:
+            return abstract, worthwhile(others)
+    return sequence, worthwhile(with_more(steps, abstract))
 
 
 def _explain(sequence: Sequence) -> str:
@@ -136,13 +106,17 @@ def _explain(sequence: Sequence) -> str:
     runs = repeats(sequence.colour)
     if not runs:
         return (
-            f"{looked}; no sequence of operations repeats three times. If the model has a loop over time, Dynamo may "
-            "have broken the graph in it, which fullgraph=True shows"
+            f"{looked}; no sequence of operations repeats three times{_over_depth(sequence)}. If the model has a loop "
+            "over time, Dynamo may have broken the graph in it, which fullgraph=True shows"
         )
-    covered, period, start, stop = runs[0]
+    found, period, start, stop = runs[0]
     first = where(sequence.nodes[start])
     broke = f"up to {where(sequence.nodes[stop])}" if stop < size else "up to the end of the graph"
     return (
-        f"{looked}; the longest repetition is {period} operations, {covered // period} times, from {first}, {broke}; "
-        f"but {why_not(sequence, Region(start, period, covered // period))}"
+        f"{looked}; the longest repetition is {period} operations, {found // period} times, from {first}, {broke}; "
+        f"but {why_not(sequence, Region(start, period, found // period))}"
     )
+
+
+def _over_depth(sequence: Sequence) -> str:
+    return ", also where blocks may have weights of their own" if sequence.likeness >= Likeness.WEIGHTS else ""

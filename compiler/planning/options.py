@@ -48,7 +48,7 @@ class Options:
     cuda_graphs: record segments as CUDA graphs, which launch all their kernels at once. Used only where a replay gives
         the same bits as the kernels one by one; of no effect on a CPU.
     spill_folder: folder of the disk tier; None: the system's temporary folder.
-    depth: whether the backend also rolls blocks over depth, which differ in their weights alone.
+    depth: whether the backend also rolls equal blocks over depth, each of which has weights of its own.
     on_no_recurrence: ``warn`` and compile as usual, or raise an ``error``.
     """
 
@@ -67,7 +67,7 @@ class Options:
     verify: bool = False
     cuda_graphs: bool = True
     spill_folder: str | None = None
-    depth: bool = False
+    depth: bool = True
     on_no_recurrence: str = "warn"
 
     def __post_init__(self) -> None:

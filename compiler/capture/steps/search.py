@@ -20,6 +20,8 @@ _CANDIDATES = 400
 _MULTIPLES = 16
 _HUGE = 1e12
 _PEELED = 5
+_FEW_STEPS = 8
+_TINY = 8
 Run = tuple[int, int, int, int]
 
 
@@ -34,6 +36,25 @@ def find_steps(sequence: Sequence, low: int = 0, high: int | None = None) -> lis
             found.append(best)
             ranges += [(low, best.region.start), (best.region.stop, high)]
     return sorted(found, key=lambda step: step.region.start)
+
+
+def with_more(steps: list[Step], sequence: Sequence) -> list[Step]:
+    """The steps, and those that a sequence of the same nodes has between them, in program order."""
+    borders = [0, *(at for step in steps for at in (step.region.start, step.region.stop)), len(sequence.nodes)]
+    between = zip(borders[::2], borders[1::2], strict=True)
+    more = [step for low, high in between for step in find_steps(sequence, low, high)]
+    return sorted([*steps, *more], key=lambda step: step.region.start)
+
+
+def worthwhile(steps: list[Step]) -> list[Step]:
+    """Without repetitions that are both short and tiny beside the largest: they cost more to compile than they save."""
+    largest = max((step.region.size for step in steps), default=0)
+    return [s for s in steps if s.region.steps >= _FEW_STEPS or s.region.size * _TINY >= largest]
+
+
+def covered(steps: list[Step]) -> int:
+    """How many nodes lie in the steps."""
+    return sum(step.region.size for step in steps)
 
 
 def _best(sequence: Sequence, low: int, high: int) -> Step | None:

@@ -14,7 +14,7 @@ import reroll
 from deep_networks import DEEP, WIDTH, Layer, Stack, layers
 from reroll.errors import OptionError, RerollWarning
 
-OPTIONS: dict[str, Any] = {"depth": True, "lowering": "eager"}
+OPTIONS: dict[str, Any] = {"lowering": "eager"}
 
 
 def trained(run: Any, model: nn.Module, x_BC: Tensor) -> list[Tensor | None]:
@@ -67,8 +67,8 @@ def test_a_frozen_prefix_is_not_reversed() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::reroll.RerollWarning")
-def test_blocks_are_left_alone_where_nobody_asks_or_they_make_little() -> None:
-    deep = torch.compile(Stack(*layers()), backend="reroll", options={"lowering": "eager"})
+def test_blocks_are_left_alone_where_they_are_not_wanted_or_make_little() -> None:
+    deep = torch.compile(Stack(*layers()), backend="reroll", options=OPTIONS | {"depth": False})
     assert not reroll.explain(deep, torch.randn(5, WIDTH)).loops
 
     class Wide(nn.Module):
@@ -80,7 +80,10 @@ def test_blocks_are_left_alone_where_nobody_asks_or_they_make_little() -> None:
             y_BC: Tensor = self.wide(self.stack(x_BC)).tanh()
             return y_BC
 
-    assert not reroll.explain(torch.compile(Wide(), backend="reroll", options=OPTIONS), torch.randn(5, WIDTH)).loops
+    report = reroll.explain(torch.compile(Wide(), backend="reroll", options=OPTIONS), torch.randn(5, WIDTH))
+    assert not report.loops
+    assert "8 equal blocks begin at" in report.reason
+    assert "does not pay" in report.reason
 
 
 def test_tiny_blocks_share_a_segment_and_large_ones_do_not() -> None:

@@ -1,0 +1,140 @@
+"""The graphs into which Dynamo cuts one compiled model, and what is said where none of them has a loop.
+
+Dynamo ends a graph where it cannot read on, and begins another one behind. Inside of a Python loop it cannot begin
+anew: it gives the whole function up, and this backend never hears of it. So it listens to Dynamo's callbacks, too. Each
+model is told about once: at once where a function with a loop is given up, else when its first call is over, as until
+then a graph with a loop may still come.
+
+Private torch API, tried on 2.11 and 2.13: ``InstructionTranslator.current_tx``, which knows the call of
+``torch.compile`` that a graph is compiled for; ``callback_handler``, whose callbacks run while the exception is handled
+with which Dynamo gives a function up; the variables ``code``, ``compiler_fn`` and ``one_graph`` of the functions that
+it went through, and its ``skip_frame`` and ``real_stack``.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from types import CodeType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch._dynamo.callback import callback_handler
+from torch._dynamo.exc import Unsupported
+from torch._dynamo.symbolic_convert import InstructionTranslator
+
+from reroll.errors import NoRecurrenceError, RerollWarning
+from reroll.planning.options import Options
+
+_SHOWN = 3
+_LOOPS = ("FOR_ITER", "JUMP_BACKWARD")
+_REMEDY = (
+    "Take it out of the loop (fullgraph=True shows each such place as an error); or use "
+    "reroll.compile(model, time_dim=...), which may record a loop over time."
+)
+
+
+@dataclass(eq=False)
+class Pieces:
+    """The graphs of one compiled model so far: whether one of them has a loop, and where Dynamo ended them and why."""
+
+    graphs: int = 0
+    rolled: bool = False
+    told: bool = False
+    breaks: dict[str, None] = field(default_factory=dict)
+
+    def add(self, rolled: bool, ended: str) -> None:
+        """Count a graph; ``ended`` says where and why Dynamo ended it, if it did so before the model's end."""
+        self.graphs += 1
+        self.rolled |= rolled
+        self.breaks |= {ended: None} if ended else {}
+
+    def give_up(self, code: CodeType, why: str) -> None:
+        """Warn, once, that Dynamo reads nothing of a function, if that has a loop."""
+        self.breaks[why] = None
+        if self.told or not _has_loop(code):
+            return
+        self.told = True
+        text = (
+            f"reroll does not see the loop in {code.co_name} ({code.co_filename}:{code.co_firstlineno}): Dynamo has "
+            "given the function up, so it runs as plain Python, and only what it calls may be compiled. What Dynamo "
+            f"cannot read is this: {why}. {_REMEDY}"
+        )
+        warnings.warn(text, RerollWarning, stacklevel=2)
+
+    def missed(self, reason: str, options: Options) -> Callable[[], None] | None:
+        """Say that a graph has no loop, or give what is to be called before each of its runs to say so of all.
+
+        Raises NoRecurrenceError if the options ask for it.
+        """
+        text = f"reroll found no recurrence: {reason}."
+        if options.on_no_recurrence == "error":
+            raise NoRecurrenceError(f"{text} Use on_no_recurrence='warn' to compile such graphs as inductor does.")
+        how = "as the inductor backend does" if options.lowering == "inductor" else "as it is"
+        if not self.breaks:
+            warnings.warn(f"{text} The graph is run {how}.", RerollWarning, stacklevel=4)
+            return None
+        runs = count(1)
+        return lambda: self._tell(how) if next(runs) == 2 else None
+
+    def _tell(self, how: str) -> None:
+        """Warn, once, if no graph of the model has a loop."""
+        if self.rolled or self.told:
+            return
+        self.told = True
+        shown = list(self.breaks)[:_SHOWN]
+        more = f"; and at {len(self.breaks) - _SHOWN} more places" if len(self.breaks) > _SHOWN else ""
+        text = (
+            f"reroll found no recurrence in any of the graphs ({self.graphs} so far) into which Dynamo cut the model. "
+            f"It ended one here: {'; '.join(shown)}{more}. A loop with such a place in it is not seen as a loop. Each "
+            f"graph is run {how}. {_REMEDY}"
+        )
+        warnings.warn(text, RerollWarning, stacklevel=4)
+
+
+def _has_loop(code: CodeType) -> bool:
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    own = any(each.opname.startswith(_LOOPS) for each in dis.get_instructions(code))
+    return own or any(each.co_name.startswith("<") and _has_loop(each) for each in inner)
+
+
+_PIECES: WeakKeyDictionary[Any, Pieces] = WeakKeyDictionary()
+
+
+def pieces() -> Pieces:
+    """Those of the model that Dynamo is compiling; of nobody's where it is not Dynamo that asks."""
+    try:
+        asked = InstructionTranslator.current_tx().output.compiler_fn
+    except AttributeError:
+        return Pieces()
+    return _PIECES.setdefault(asked, Pieces())
+
+
+def listen() -> None:
+    """Hear of functions that Dynamo gives up."""
+    if _hear not in callback_handler.end_callbacks:
+        callback_handler.register_end_callback(_hear)
+
+
+def _hear(_: object) -> None:
+    error = sys.exc_info()[1]
+    if not isinstance(error, Unsupported) or not getattr(error, "skip_frame", False):
+        return
+    seen: dict[str, Any] = {}
+    trace = error.__traceback__
+    while trace is not None:
+        seen = {**trace.tb_frame.f_locals, **seen}
+        trace = trace.tb_next
+    asked, code = seen.get("compiler_fn"), seen.get("code")
+    if getattr(asked, "compiler_name", "") == "reroll" and isinstance(code, CodeType) and not seen.get("one_graph"):
+        _PIECES.setdefault(asked, Pieces()).give_up(code, broken(str(error), getattr(error, "real_stack", None)))
+
+
+def broken(reason: str, stack: Any) -> str:
+    """Why and where Dynamo ended a graph, in a line."""
+    at = f" at {stack[-1].filename}:{stack[-1].lineno}" if stack else ""
+    return reason.strip().partition("\n")[0] + at

@@ -1,0 +1,165 @@
+"""Models whose graph Dynamo cuts: each piece is looked at, and it is said once where none has a loop."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import reroll
+from deep_networks import WIDTH, Stack, layers
+from reroll.errors import NoRecurrenceError, RerollWarning
+
+OPTIONS: dict[str, Any] = {"lowering": "eager"}
+
+
+class Cut(nn.Module):
+    """Blocks behind a place that Dynamo cannot read."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.blocks = Stack(*layers(count))
+        self.calls: Tensor
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x_BC: Tensor) -> Tensor:
+        self.calls += 1
+        x_BC = x_BC.tanh() * 2
+        torch._dynamo.graph_break()
+        y_BC: Tensor = self.blocks(x_BC)
+        return y_BC
+
+
+class Looking(nn.Module):
+    """A loop over time that looks at a value in Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.Linear(WIDTH, WIDTH)
+        self.large = 0
+
+    def forward(self, x_TBC: Tensor) -> Tensor:
+        h_BC = torch.zeros_like(x_TBC[0])
+        for x_BC in x_TBC:
+            h_BC = torch.tanh(self.cell(x_BC + h_BC))
+            if h_BC.mean() > 5:
+                self.large += 1
+        return h_BC
+
+
+class Every(nn.Module):
+    """Blocks with such a place between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(layers(4))
+
+    def forward(self, x_BC: Tensor) -> Tensor:
+        for block in self.blocks:
+            x_BC = block(x_BC)
+            torch._dynamo.graph_break()
+        return x_BC
+
+
+@contextmanager
+def told() -> Iterator[list[str]]:
+    """The texts of reroll's warnings inside."""
+    texts: list[str] = []
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        yield texts
+    texts += [str(each.message) for each in found if issubclass(each.category, RerollWarning)]
+
+
+def calls(model: nn.Module, x: Tensor, count: int = 3) -> list[list[str]]:
+    """What is said at each of some training steps."""
+    run: Any = torch.compile(model, backend="reroll", options=OPTIONS)
+    said = []
+    for _ in range(count):
+        with told() as texts:
+            run(x).sum().backward()
+        said.append(texts)
+    return said
+
+
+def test_a_loop_behind_a_cut_is_rolled_and_nothing_is_said() -> None:
+    assert calls(Cut(6), torch.randn(4, WIDTH)) == [[], [], []]
+
+
+def test_the_gradients_of_pieces_are_eagers() -> None:
+    torch.manual_seed(0)
+    run = torch.compile(Cut(6).double(), backend="reroll", options=OPTIONS)
+    assert reroll.check(run, torch.randn(4, WIDTH).double().requires_grad_(), measure=False).equal
+
+
+def test_explain_goes_on_to_the_piece_with_the_loop_and_puts_back_what_ran() -> None:
+    model = Cut(6)
+    report = reroll.explain(torch.compile(model, backend="reroll", options=OPTIONS), torch.randn(4, WIDTH))
+    assert [loop.recurrence.steps for loop in report.loops] == [6]
+    assert model.calls == 0
+
+
+def test_where_no_piece_has_a_loop_it_is_said_once_after_the_first_call() -> None:
+    first, (text,), third = calls(Cut(2), torch.randn(4, WIDTH))
+    assert not first
+    assert not third
+    assert "in any of the graphs (2 so far)" in text
+    assert "graph_break()` at" in text
+    assert "test_pieces.py:" in text
+    assert "fullgraph=True" in text
+
+
+def test_a_loop_over_time_that_dynamo_gives_up_is_named_at_once() -> None:
+    (text,), second, third = calls(Looking(), torch.randn(6, 4, WIDTH))
+    assert not second
+    assert not third
+    assert "does not see the loop in forward (" in text
+    assert text.count("test_pieces.py:") == 2
+    assert "reroll.compile(model, time_dim=...)" in text
+
+
+def test_blocks_with_cuts_between_them_are_named_once() -> None:
+    first, *later = calls(Every(), torch.randn(4, WIDTH))
+    assert ["does not see the loop in forward" in text for text in first] == [True]
+    assert not any(later)
+
+
+def test_a_function_without_a_loop_that_is_given_up_is_not_named() -> None:
+    def loss(x_BC: Tensor) -> Tensor:
+        return x_BC * 2 if float(x_BC.sum()) > 0 else x_BC
+
+    class Outside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = Stack(*layers(4))
+
+        def forward(self, x_BC: Tensor) -> Tensor:
+            y_BC: Tensor = self.blocks(x_BC)
+            return loss(y_BC)
+
+    assert not any("does not see" in text for said in calls(Outside(), torch.randn(4, WIDTH)) for text in said)
+
+
+def test_other_backends_are_not_listened_to() -> None:
+    reroll.explain(torch.compile(Stack(*layers(4)), backend="reroll", options=OPTIONS), torch.randn(4, WIDTH))
+    with told() as texts:
+        torch.compile(Looking(), backend="eager")(torch.randn(6, 4, WIDTH))
+    assert not texts
+
+
+def test_fullgraph_raises_dynamos_error_and_nothing_else() -> None:
+    run = torch.compile(Looking(), backend="reroll", options=OPTIONS, fullgraph=True)
+    with told() as texts, pytest.raises(torch._dynamo.exc.Unsupported):
+        run(torch.randn(6, 4, WIDTH))
+    assert not texts
+
+
+def test_who_wants_an_error_gets_it_at_the_first_piece() -> None:
+    run = torch.compile(Cut(6), backend="reroll", options=OPTIONS | {"on_no_recurrence": "error"})
+    with pytest.raises(NoRecurrenceError, match="found no recurrence"):
+        run(torch.randn(4, WIDTH))
