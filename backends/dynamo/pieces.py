@@ -8,7 +8,7 @@ then a graph with a loop may still come.
 Private torch API, tried on 2.11 and 2.13: ``InstructionTranslator.current_tx``, which knows the call of
 ``torch.compile`` that a graph is compiled for; ``callback_handler``, whose callbacks run while the exception is handled
 with which Dynamo gives a function up; the variables ``code``, ``compiler_fn`` and ``one_graph`` of the functions that
-it went through, and its ``skip_frame`` and ``real_stack``.
+it went through, and ``skip_frame`` and ``real_stack`` of its ``Unsupported``.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -55,22 +55,24 @@ _WITHIN = (
 def compile(model: Any = None, *, time_dim: TimeDim | None = None, **options: Any) -> Any:  # noqa: A001  # as torch.compile
     """Compile a model whose compile cost does not grow with the number of steps T; also a decorator.
 
-    model: a module, function or method with a loop over time in it. A module gives a module with the same parameters, a
-    function a function.
+    model: a module, function or method with a loop over time, or with blocks over depth, in it. A module gives a module
+    with the same parameters, a function a function.
     time_dim: the dimension of time of every tensor argument that has it (the first tensor with such a dimension says
     what T is; others of that size there have it too), or a mapping from names of parameters to dimensions:
-    ``{"x": 1, "h": None}``; for nested arguments ``{"batch": {"frames": 0, "labels": None}}``.
+    ``{"x": 1, "h": None}``; for nested arguments ``{"batch": {"frames": 0, "labels": None}}``. Without it this is
+    ``torch.compile(model, backend="reroll", options=options)``, which rolls equal blocks over depth, and a loop over
+    time as Dynamo has unrolled it.
     options: those of ``reroll.Options``.
 
-    The first call runs the model without gradients on a few short pieces of its sequence, has Dynamo trace it at three
-    short lengths, and compiles one segment. The first call at every further length runs the model once without
-    gradients, operation by operation, to check that it does there what the short traces say; nothing is traced or
-    compiled again. Afterwards the model is as if it had not been run: attributes, buffers and random numbers are put
-    back. What hooks and the model itself do outside of Python objects that can be reached from it (files, prints)
-    happens in those runs too. All but T is guarded as under ``torch.compile(fullgraph=True, dynamic=False)``: another
-    batch size, dtype or mode of training compiles anew. A sequence so short that its first and last steps, which differ
-    from the others, meet (most often below three) is run by torch as it is. Calls in several threads wait for
-    one another while a model is looked at or compiled, not while it runs.
+    With ``time_dim``, the first call runs the model without gradients on a few short pieces of its sequence, has Dynamo
+    trace it at three short lengths, and compiles one segment. The first call at every further length runs the model
+    once without gradients, operation by operation, to check that it does there what the short traces say; nothing is
+    traced or compiled again. Afterwards the model is as if it had not been run: attributes, buffers and random numbers
+    are put back. What hooks and the model itself do outside of Python objects that can be reached from it (files,
+    prints) happens in those runs too. All but T is guarded as under ``torch.compile(fullgraph=True, dynamic=False)``:
+    another batch size, dtype or mode of training compiles anew. A sequence so short that its first and last steps,
+    which differ from the others, meet (most often below three) is run by torch as it is. Calls in several threads wait
+    for one another while a model is looked at or compiled, not while it runs.
 
     Where Dynamo refuses the Python code of a model, its operations are recorded while Python runs a short piece, and a
     RerollWarning says so. There are no guards then: at every call the arguments, what can be reached from the model,
@@ -81,15 +83,12 @@ def compile(model: Any = None, *, time_dim: TimeDim | None = None, **options: An
     Raises LengthError, with the line, if what the model does at T steps cannot be told from a few steps.
     """
     parsed = Options.of(options)
+    if time_dim is None:
+        return _over_depth(model, options)
     if "depth" in options:
         raise OptionError(
-            "reroll.compile rolls loops over time. Blocks over depth are rolled by the backend: "
-            "torch.compile(model, backend='reroll', options={'depth': True})."
-        )
-    if time_dim is None:
-        raise OptionError(
-            "reroll.compile needs to know which dimension is time: give time_dim=0 for inputs of [T, batch, ...], "
-            "time_dim=1 for [batch, T, ...], or a dict of dimensions by name."
+            "reroll.compile with time_dim rolls loops over time, and depth is no option of it. Blocks over depth are "
+            "rolled without time_dim."
         )
     if not isinstance(time_dim, int | dict) or isinstance(time_dim, bool):
         raise OptionError(
@@ -109,6 +108,15 @@ def compile(model: Any = None, *, time_dim: TimeDim | None = None, **options: An
 
     compiled.reroll_caller = caller  # type: ignore[attr-defined]
     return compiled
+
+
+def _over_depth(model: Any, options: Mapping[str, Any]) -> Any:
+    """A model without time, by the backend; Dynamo's own decorators and errors."""
+    if model is None:
+        return lambda target: _over_depth(target, options)
+    if not callable(model):
+        raise OptionError(f"reroll.compile was given {type(model).__name__}, which cannot be called.")
+    return torch.compile(model, backend="reroll", options=dict(options))
 
 
 class Caller:

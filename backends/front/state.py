@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from reroll.errors import UnsupportedError
 from reroll.graph.private import version_of
 
 _LEAVES = (*PLAIN, type, types.ModuleType)
-_NOT_OURS = ("torch", "numpy", "builtins", "reroll", "collections", "functools", "threading", "logging")
+_NOT_OURS = ("torch", "numpy", "builtins", "reroll", "collections", "contextlib", "functools", "threading", "logging")
 
 
 class Change(NamedTuple):
@@ -71,8 +71,8 @@ class State:
             kept = parameters if isinstance(value, nn.Parameter) else values
             self.tensors.append((value, version_of(value), _copy(value) if kept else None))
         elif isinstance(value, dict | list | set | deque):
-            self.containers.append((value, value.copy() if values else value))
-            yield from value.values() if isinstance(value, dict) else value
+            self.containers.append((value, _content(value) if values else value))
+            yield from dict.values(value) if isinstance(value, dict) else value
         elif isinstance(value, tuple | frozenset | functools.partial | types.MethodType | types.FunctionType):
             yield from self._note_fixed(value)
         elif isinstance(value, np.ndarray):
@@ -185,10 +185,16 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _changed(name: str, was: Mapping[Any, Any], now: Mapping[Any, Any], owner: int | None) -> Iterator[Change]:
+def _content(value: Any) -> Any:
+    """A copy of a dict, list, set or deque; of a dict what it holds, and not what a subclass makes of that."""
+    return dict(dict.items(value)) if isinstance(value, dict) else value.copy()
+
+
+def _changed(name: str, was: dict[Any, Any], now: dict[Any, Any], owner: int | None) -> Iterator[Change]:
     for key in now:
-        if key not in was or was[key] is not now[key]:
-            yield Change(f"{name}.{key}", now[key], owner, key, was.get(key))
+        found = dict.__getitem__(now, key)
+        if key not in was or was[key] is not found:
+            yield Change(f"{name}.{key}", found, owner, key, was.get(key))
     for key in was.keys() - now.keys():
         yield Change(f"{name}.{key} is gone", None, None, key, was[key])
 
@@ -212,15 +218,15 @@ def _refill(value: Any, content: Any) -> None:
         (value.extend if isinstance(value, deque) else value.update)(content)
 
 
-def _identities(mapping: Mapping[Any, Any]) -> Iterator[tuple[Any, int]]:
-    return ((key, id(item)) for key, item in mapping.items())
+def _identities(mapping: dict[Any, Any]) -> Iterator[tuple[Any, int]]:
+    return ((key, id(item)) for key, item in dict.items(mapping))
 
 
 def _is_users(value: Any) -> bool:
     """Whether an object has attributes that its methods may change: a module, or an instance of a user's class."""
     if isinstance(value, nn.Module):
         return True
-    return hasattr(value, "__dict__") and _is_code_of_users(type(value).__module__)
+    return isinstance(getattr(value, "__dict__", None), dict) and _is_code_of_users(type(value).__module__)
 
 
 def _is_code_of_users(module: str | None) -> bool:

@@ -107,7 +107,8 @@ def _explain(sequence: Sequence) -> str:
     if not runs:
         return (
             f"{looked}; no sequence of operations repeats three times{_over_depth(sequence)}. If the model has a loop "
-            "over time, Dynamo may have broken the graph in it, which fullgraph=True shows"
+            "over time, Dynamo may have broken the graph in it, which fullgraph=True shows; "
+            "reroll.compile(model, time_dim=...) rolls it by the dimension of time"
         )
     found, period, start, stop = runs[0]
     first = where(sequence.nodes[start])

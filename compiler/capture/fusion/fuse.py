@@ -70,7 +70,8 @@ def _first(found: Capture, refused: Refused) -> Capture | None:
 
 def _refusals(found: Capture, refused: Refused) -> Iterator[str]:
     for first, second in _pairs(found):
-        if reason := refused[first, second]:
+        reason = refused[first, second]
+        if reason and not (first.blocks or second.blocks):  # stages of a deep network follow one another anyway
             loops = f"The loop at {first.where} and the loop at {second.where}"
             yield f"{loops} were not fused, so what is between them is held for all steps: {reason}."
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -190,3 +193,41 @@ def test_sparse_gradients_and_buffers_are_compared(kind: str) -> None:
     assert reroll.check(torch.compile(net, backend="reroll"), x, measure=False).equal
     found = reroll.check(compiled, x, measure=False)
     assert {each.name for each in found.differences} == {"result", "gradient of links"}
+
+
+class Made(OrderedDict[str, Any]):
+    """Gives a new object of the class that it holds, as transformers' table of activations does."""
+
+    def __getitem__(self, key: str) -> Any:
+        return super().__getitem__(key)()
+
+
+ACTIVATIONS = Made(bare=nn.Tanh, needing=nn.Linear)
+
+
+@contextmanager
+def marked() -> Iterator[None]:
+    yield
+
+
+class Holding(Net):
+    """Holds such a table, and a method that a context manager decorates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.act, self.kinds = ACTIVATIONS, ACTIVATIONS["bare"], list[int]
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        return {"acted": self.act(super().forward(x)["h"])}
+
+    @marked()
+    def fresh(self) -> None:
+        """Is not called."""
+
+
+def test_tables_that_make_what_they_give_and_decorated_methods_are_left_as_they_are() -> None:
+    torch.manual_seed(0)
+    net = Holding().double()
+    model = torch.compile(net, backend="reroll", options={"lowering": "eager"})
+    assert reroll.check(model, torch.randn(12, 3, 4, dtype=torch.float64), strict=True, measure=False).equal
+    assert dict.__getitem__(net.table, "needing") is nn.Linear

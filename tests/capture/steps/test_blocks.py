@@ -119,9 +119,28 @@ def test_one_block_of_another_kind_is_never_papered_over() -> None:
         torch.compiler.reset()
 
 
-def test_over_time_it_is_an_option_of_the_backend() -> None:
-    with pytest.raises(OptionError, match="rolls loops over time"):
+def test_with_time_it_is_no_option() -> None:
+    with pytest.raises(OptionError, match="depth is no option of it"):
         reroll.compile(Stack(*layers()), time_dim=0, depth=True)
+
+
+def test_reroll_compile_without_time_rolls_blocks() -> None:
+    torch.manual_seed(0)
+    model, x_BC = Stack(*layers()).double(), torch.randn(5, WIDTH).double()
+    run = reroll.compile(model, **OPTIONS)
+    assert reroll.check(run, x_BC, measure=False, strict=True).equal
+    assert [loop.recurrence.steps for loop in reroll.explain(run, x_BC).loops] == [8]
+
+    @reroll.compile(**OPTIONS)  # type: ignore[untyped-decorator]
+    def deep(x_BC: Tensor) -> Tensor:
+        y_BC: Tensor = model(x_BC)
+        return y_BC
+
+    assert [loop.recurrence.steps for loop in reroll.explain(deep, x_BC).loops] == [8]
+    with pytest.raises(OptionError, match="cannot be called"):
+        reroll.compile(3)
+    with pytest.raises(OptionError, match="memory_bugdet"):
+        reroll.compile(model, memory_bugdet=3)
 
 
 def test_where_nothing_repeats_it_says_so() -> None:
