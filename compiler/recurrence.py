@@ -67,7 +67,8 @@ class Recurrence:
     ys...)``, each of ``ys`` stacked along a new first dimension of ``steps``. ``constants`` are operand numbers.
     ``autocast`` holds the arguments of the autocast regions around the loop, ``grad_enabled`` whether it runs with
     gradients, ``random`` whether a step draws random numbers, ``where`` the line of the user's code.
-    ``blocks``: its steps are blocks over depth, which read weights of their own. ``any_length``: its compiled segments
+    ``blocks``: its steps are blocks over depth, which read weights of their own; ``modules`` names for each of them the
+    module that holds these, if there is one. ``any_length``: its compiled segments
     serve other numbers of steps too, so slices of time come in a layout that does not depend on it.
     """
 
@@ -83,6 +84,7 @@ class Recurrence:
     grad_enabled: bool = True
     random: bool = False
     blocks: bool = False
+    modules: tuple[str, ...] = ()
     where: str = ""
     any_length: bool = False
 
@@ -123,11 +125,20 @@ class Recurrence:
             stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache))  # type: ignore[arg-type]
         return stack
 
+    @property
+    def unit(self) -> str:
+        """What a step is called: a block over depth, or a step over time."""
+        return "block" if self.blocks else "step"
+
+    @property
+    def size(self) -> str:
+        """How many steps there are, and how large one is."""
+        calls = sum(node.op.startswith("call") for node in self.step.graph.nodes)
+        return f"{self.steps:,} {self.unit}s of {calls} operations, {len(self.carries)} carried values"
+
     def describe(self) -> str:
         """One line: the step, its length, and where it comes from."""
-        calls = len([node for node in self.step.graph.nodes if node.op.startswith("call")])
-        size = f"{self.steps} steps of {calls} operations, {len(self.carries)} carried values"
-        return f"{self.name}: {size}, at {self.where}"
+        return f"{self.name}: {self.size}, at {self.where}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

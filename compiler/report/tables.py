@@ -54,16 +54,18 @@ def _plan(loop: Loop) -> Table:
 def facts(loop: Loop) -> Iterator[tuple[str, str]]:
     """What there is to say of a recurrence and its plan: (name, text)."""
     recurrence, tally, most = loop.recurrence, loop.tally, loop.prediction.most
-    calls = sum(node.op.startswith("call") for node in recurrence.step.graph.nodes)
+    unit = recurrence.unit
     yield "where", recurrence.where
-    yield "loop", f"{recurrence.steps:,} steps of {calls} operations, {len(recurrence.carries)} carried values"
+    yield "loop", recurrence.size
+    if any(recurrence.modules):
+        yield "blocks", _ends([name or "?" for name in recurrence.modules])
     yield "schedule", f"{loop.choice.describe()}, {loop.lowering} segments"
     if loop.why:
         yield "why", loop.why
-    yield "tape", f"{nbytes_text(loop.tape_step)} a step, {nbytes_text(loop.saved)} a segment"
+    yield "tape", f"{nbytes_text(loop.tape_step)} a {unit}, {nbytes_text(loop.saved)} a segment"
     if loop.taped:
         yield "kept in a tape", _counted([value.name or value.op for value in loop.taped])
-    yield "steps re-run", f"{tally.reforward_steps:,} ({loop.reforward:.2f} for each step of the forward)"
+    yield f"{unit}s re-run", f"{tally.reforward_steps:,} ({loop.reforward:.2f} for each {unit} of the forward)"
     if tally.remote_writes:
         writes = f"{tally.remote_writes:,} writes ({tally.carries_written:,} carries)"
         yield "transfers", f"{writes}, {tally.remote_reads:,} reads ({tally.carries_read:,} carries)"
@@ -76,7 +78,7 @@ def facts(loop: Loop) -> Iterator[tuple[str, str]]:
     for line in loop.events:
         yield "event product", line.describe()
     if loop.outputs:
-        yield "outputs", f"{nbytes_text(loop.outputs)} in all steps"
+        yield "outputs", f"{nbytes_text(loop.outputs)} in all {unit}s"
     yield "gradients", f"{nbytes_text(loop.gradients)} added up for parameters and inputs (not counted below)"
     yield (
         "local peak",
@@ -101,6 +103,11 @@ def measured(loop: Loop) -> Iterator[tuple[str, str]]:
 def _error(loop: Loop) -> str:
     error = loop.gradient_error
     return "reroll.gradient_error says by how much" if error is None else f"off by {error:.2g} of their norm, measured"
+
+
+def _ends(names: Sequence[str]) -> str:
+    """The first names and the last: "blocks.0, blocks.1, ..., blocks.11"."""
+    return ", ".join(names if len(names) <= _KINDS else [*names[:2], "...", names[-1]])
 
 
 def _counted(names: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from reroll.capture.steps.colours import FILLS, Likeness
+from reroll.capture.steps.modules import modules_of
 from reroll.capture.steps.operands import Carried, Inner, ItemsOf, Moving, Operand
 from reroll.capture.steps.outer import Outer
 from reroll.capture.steps.step import SliceOf, Step, tensor_of
@@ -58,7 +59,7 @@ def extract(outer: Outer, step: Step, name: str) -> Recurrence:
         stacked.meta["example_value"] = resized(value, (step.region.steps, *value.shape))
         for r in range(step.region.steps):
             outer.emitted[step.node(place, r)] = (stacked, r)
-    mode = step.sequence.modes[step.region.start]
+    mode, blocks = step.sequence.modes[step.region.start], step.sequence.likeness >= Likeness.WEIGHTS
     return Recurrence(
         name=name,
         step=module,
@@ -71,7 +72,8 @@ def extract(outer: Outer, step: Step, name: str) -> Recurrence:
         autocast=autocasts(mode),
         grad_enabled=grad_enabled(mode),
         random=any(is_random(node) for node in module.graph.nodes),
-        blocks=step.sequence.likeness >= Likeness.WEIGHTS,
+        blocks=blocks,
+        modules=modules_of(step.sequence.module.graph, operands, builder.xs, step.region.steps) if blocks else (),
         where=where(first),
     )
 

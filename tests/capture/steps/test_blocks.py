@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -147,3 +148,15 @@ def test_where_nothing_repeats_it_says_so() -> None:
     model: Any = torch.compile(Stack(Layer(), Layer(torch.tanh)), backend="reroll", options=OPTIONS)
     with pytest.warns(RerollWarning, match="no sequence of operations repeats three times"):
         model(torch.randn(5, WIDTH))
+
+
+def test_the_report_speaks_of_blocks_by_their_names() -> None:
+    two = Stack(*(Layer(F.gelu if n % 2 else torch.tanh) for n in range(8)))
+    for model, modules in ((Stack(*layers(5)), [f"blocks.{n}" for n in range(5)]), (two, ["blocks"] * 4)):
+        report = reroll.explain(reroll.compile(model, **OPTIONS), torch.randn(5, WIDTH))
+        assert list(report.loops[0].recurrence.modules) == modules
+    text = str(reroll.explain(reroll.compile(Stack(*layers(12)), **OPTIONS), torch.randn(5, WIDTH)))
+    assert "12 blocks of" in text
+    assert "blocks.0, blocks.1, ..., blocks.11" in text
+    assert "a block" in text
+    assert "blocks re-run" in text
