@@ -46,16 +46,17 @@ BLOCKS = ("Block", "BertLayer", "LlamaDecoderLayer", "Residual", "Mixing")
 """The classes whose objects are blocks, for those who checkpoint or compile one at a time."""
 NAMES = [f"{name} {blocks}" for name, case in NETWORKS.items() for blocks in case.blocks]
 LIMIT = 1800  # seconds for one row
-_ERROR = re.compile(r"[A-Za-z_][\w.]*: |.*Error")
+_ERROR = re.compile(r"[\w.]+Error: ")
 Row = dict[str, Any]
 
 
 class Trained(nn.Module):
-    """A network with its loss."""
+    """A network with its loss, and an example of what both take."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, example: tuple[Tensor, Tensor]) -> None:
         super().__init__()
         self.network = network
+        self.example = example
 
     def forward(self, x: Tensor, wanted: Tensor) -> Tensor:
         """The loss."""
@@ -126,12 +127,11 @@ def row(name: str, way: str, rounds: int, core: int) -> Row:
     kind, blocks = name.rsplit(" ", 1)
     case = NETWORKS[kind]
     torch.manual_seed(0)
-    model, plain = Trained(case.make(int(blocks))), Trained(case.make(int(blocks)))
+    x, wanted = example = case.batch()
+    model, plain = (Trained(case.make(int(blocks)), example) for _ in range(2))
     plain.load_state_dict(model.state_dict())
-    for each in (model, plain):
-        _without_dropout(each)
-        each.example = case.batch()
-    x, wanted = model.example
+    _without_dropout(model)
+    _without_dropout(plain)
     with pinned(core):
         eager = partial(_step, plain, plain, x, wanted)
         expected = gradients(eager, plain)
@@ -186,7 +186,8 @@ def measured(name: str, way: str, rounds: int, core: int) -> Row:
         except subprocess.TimeoutExpired:
             return {"failed": f"gave nothing within {LIMIT} s"}
     if done.returncode:
-        return {"failed": next(line for line in reversed(done.stderr.splitlines()) if _ERROR.match(line))}
+        lines = done.stderr.strip().splitlines()
+        return {"failed": next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1])}
     found: Row = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -222,7 +223,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULT)
     given = parser.parse_args()
     if given.row:
-        print(json.dumps(row(*given.row, given.rounds, given.core)))
+        name, way = given.row
+        print(json.dumps(row(name, way, given.rounds, given.core)))
         return
     result: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {}
     options = f"--rounds {given.rounds} --core {given.core}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from torch import nn
+from torch import fx
 
 from reroll.capture.steps.colours import Likeness, Sequence
 from reroll.capture.steps.search import with_more, worthwhile
@@ -29,7 +29,7 @@ class Blocks:
     small: str = ""
 
 
-def with_blocks(module: nn.Module, found: Sequence, steps: list[Step]) -> Blocks:
+def with_blocks(module: fx.GraphModule, found: Sequence, steps: list[Step]) -> Blocks:
     """The steps over time that a sequence has, and blocks between them."""
     made = np.array([0 if value is None else value.nbytes for value in map(example, found.nodes)])
     if sum(_share(made, step) for step in steps) > 1 - _LEAST_SHARE:

@@ -53,7 +53,7 @@ class Sequence:
     """
 
     def __init__(
-        self, module: torch.nn.Module, graph: fx.Graph, likeness: Likeness = Likeness.EXACT, maps: bool = False
+        self, module: fx.GraphModule, graph: fx.Graph, likeness: Likeness = Likeness.EXACT, maps: bool = False
     ) -> None:
         self.module, self.graph, self.likeness, self.maps = module, graph, likeness, maps
         self.nodes: list[fx.Node] = [
