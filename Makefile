@@ -60,9 +60,10 @@ quick: $(STAMP)  ## a part of the tests, under two minutes: for daily work
 
 # The random programs go on where the last run ended; networks and operations, where a row is missing. Each result is
 # kept in benchmarks/results/campaign.json. Hours: SECONDS is the share of the random programs.
-campaign: $(STAMP)  ## look for defects: random programs, mutants, all networks, all operations of torch
+campaign: $(STAMP)  ## look for defects: random programs, mutants, stacks of blocks, all networks, all operations of torch
 	$(PY) benchmarks/campaign/campaign.py --of programs --seconds $(SECONDS) --workers $(WORKERS)
 	$(PY) benchmarks/campaign/campaign.py --of mutants --seconds $(SECONDS) --workers $(WORKERS)
+	$(PY) benchmarks/campaign/campaign.py --of stacks --seconds $(SECONDS) --workers $(WORKERS)
 	$(PY) benchmarks/campaign/libraries.py --workers $(WORKERS)
 	$(PY) benchmarks/campaign/operations.py --workers $(WORKERS)
 	$(PY) -m pytest -n $(WORKERS) --dist worksteal -m campaign $(ARGS)

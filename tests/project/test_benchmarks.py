@@ -1,15 +1,20 @@
 """The benchmark runs, at a size that shows nothing but that."""
 
 import importlib
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
+
+import reroll
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 SMALL = ["--steps", "14", "--batch", "2", "--neurons", "8", "--lowerings", "eager", "--rounds", "1"]
@@ -170,3 +175,17 @@ def test_outcomes_of_a_suite_are_counted(tmp_path: Path, monkeypatch: pytest.Mon
     found = matrix.outcomes(report)
     assert (found["passed"], found["skipped"]) == (1, {"no card": 1})
     assert [name.split("::")[1] for name in found["failed"]] == ["test_set_up", "test_wrong"]
+
+
+def test_contenders_over_depth_at_a_small_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    depth, networks = (importlib.import_module(name) for name in ("depth", "depth_networks"))
+    small = networks.Case(partial(networks.ViT, width=48), networks.images(2), (6,))
+    monkeypatch.setitem(depth.NETWORKS, "small", small)
+    monkeypatch.setattr(reroll, "compile", partial(reroll.compile, lowering="eager"))
+    ways = ("checkpoint of each block", "reroll, standard", "reroll, budget 0.60", "reroll, least")
+    rows = {way: depth.row("small 6", way, 1, 0) for way in ways}
+    assert all(row["relative_error"] < 1e-5 and row["peak"] < row["eager_peak"] for row in rows.values())
+    assert rows["reroll, budget 0.60"]["peak"] <= 0.6 * rows["reroll, budget 0.60"]["eager_peak"]
+    assert rows["reroll, least"]["peak"] == min(row["peak"] for row in rows.values())
+    depth.show({"small 6": {**rows, "eager": {"failed": "no answer"}}}, Console(file=io.StringIO()))

@@ -22,6 +22,7 @@ from blame import blame, without  # noqa: E402
 from judge import DEFECTS, Verdict, Way, judge, limited, outcome  # noqa: E402
 from programs import Program, generate  # noqa: E402
 from shrink import shrink  # noqa: E402
+from stacks import ODD, stack  # noqa: E402
 
 KINDS = {
     "several carries": "c2 = ",
@@ -123,6 +124,21 @@ def test_a_wrong_gradient_is_called_so_and_made_small(monkeypatch: pytest.Monkey
     assert judge(PROGRAM, way).kind == "equal"
 
 
+def test_a_seed_makes_one_stack_and_every_oddity_comes() -> None:
+    texts = [stack(seed).text for seed in range(1500)]
+    assert texts[:20] == [stack(seed).text for seed in range(20)]
+    for text in texts:
+        compile(text, "stack", "exec")
+    marks = [each.split("{j}")[0].format(k=3) for each in ODD]
+    assert [mark for mark in marks if not any(mark in text for text in texts)] == []
+
+
+def test_a_stack_of_blocks_is_judged_and_rolled() -> None:
+    way = Way("backend", (*EAGER, ("schedule", "standard")))
+    plain = next(stack(seed) for seed in range(200) if "blocks[2].table = blocks[" in stack(seed).text)
+    assert judge(plain, way).kind == "equal"
+
+
 def test_how_a_comparison_ended() -> None:
     def failing(error: Exception) -> Any:
         def differences() -> Any:
@@ -162,7 +178,7 @@ def kept(section: str) -> Any:
     return found
 
 
-@pytest.mark.parametrize("section", ["programs", "mutants"])
+@pytest.mark.parametrize("section", ["programs", "mutants", "stacks"])
 def test_what_is_kept_of_programs_adds_up_and_no_defect_is_open(section: str) -> None:
     found = kept(section)
     runs = found["runs"]

@@ -46,19 +46,7 @@ def extract(outer: Outer, step: Step, name: str) -> Recurrence:
     call = outer.graph.call_module(name, tuple(operands))
     first = step.node(0, 0)
     take_line(call, first)
-    starts = [sum(len(r.initial) for r in step.registers[:i]) for i in range(len(step.registers))]
-    for (place, r), (register, ago) in step.finals.items():
-        old = step.node(place, r)
-        last = outer.graph.call_function(operator.getitem, (call, starts[register] + ago))
-        last.meta["example_value"] = example(old)
-        outer.env[old] = outer.as_it_lies(last)
-    for index, place in enumerate(step.ys):
-        stacked = outer.graph.call_function(operator.getitem, (call, builder.offset + index))
-        value = example(step.node(place, 0))
-        assert value is not None
-        stacked.meta["example_value"] = resized(value, (step.region.steps, *value.shape))
-        for r in range(step.region.steps):
-            outer.emitted[step.node(place, r)] = (stacked, r)
+    _place_results(outer, step, builder, call)
     mode, blocks = step.sequence.modes[step.region.start], step.sequence.likeness >= Likeness.WEIGHTS
     return Recurrence(
         name=name,
@@ -76,6 +64,23 @@ def extract(outer: Outer, step: Step, name: str) -> Recurrence:
         modules=modules_of(step.sequence.module.graph, operands, builder.xs, step.region.steps) if blocks else (),
         where=where(first),
     )
+
+
+def _place_results(outer: Outer, step: Step, builder: _Builder, call: fx.Node) -> None:
+    """Say where in the outer graph the last carries and the stacked outputs of a call are found."""
+    starts = [sum(len(r.initial) for r in step.registers[:i]) for i in range(len(step.registers))]
+    for (place, r), (register, ago) in step.finals.items():
+        old = step.node(place, r)
+        last = outer.graph.call_function(operator.getitem, (call, starts[register] + ago))
+        last.meta["example_value"] = example(old)
+        outer.env[old] = outer.as_it_lies(last)
+    for index, place in enumerate(step.ys):
+        stacked = outer.graph.call_function(operator.getitem, (call, builder.offset + index))
+        value = example(step.node(place, 0))
+        assert value is not None
+        stacked.meta["example_value"] = resized(value, (step.region.steps, *value.shape))
+        for r in range(step.region.steps):
+            outer.emitted[step.node(place, r)] = (stacked, r)
 
 
 def _examples(step: Step, operands: list[fx.Node], builder: _Builder) -> Iterator[torch.Tensor]:
