@@ -8,7 +8,8 @@ changed.
 Private torch API, tried on 2.11 and 2.13: ``torch._inductor.compile_fx`` for graphs without a recurrence,
 ``FakeTensorMode`` to run the graph around the recurrences without memory, ``ShortenTraceback``, whose kin Dynamo raises
 as they are, ``TorchRuntimeError`` and ``Unsupported`` (what it raises where it cannot trace), ``config`` with its
-``disable`` and ``patch``, and ``_stance``: whether the user has switched it off.
+``disable``, ``patch`` and ``_make_closure_patcher``, ``dynamo_ctx`` of a compiled module with ``enter_exit_hooks``,
+which run around each of its calls, and ``_stance``: whether the user has switched it off.
 """
 
 from __future__ import annotations
@@ -60,6 +61,14 @@ def dynamo_settings() -> Any:
     """A context in which Dynamo keeps torch's RNN layers whole, cuts no graphs for DDP, and compiles many sizes."""
     settings = {"allow_rnn": True, "optimize_ddp": False, "recompile_limit": 256, "accumulated_recompile_limit": 4096}
     return torch._dynamo.config.patch(settings)
+
+
+def uncut(run: Any) -> Any:
+    """What ``torch.compile`` gave, whose graphs Dynamo will not cut for ``DistributedDataParallel``."""
+    context = getattr(run, "dynamo_ctx", None)
+    if context is not None:
+        context.enter_exit_hooks.append(torch._dynamo.config._make_closure_patcher(optimize_ddp=False))
+    return run
 
 
 @dataclass(frozen=True, slots=True, eq=False)

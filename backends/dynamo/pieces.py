@@ -2,12 +2,14 @@
 
 Dynamo ends a graph where it cannot read on, and begins another one behind. Inside of a Python loop it cannot begin
 anew: it gives the whole function up, and this backend never hears of it. So it listens to Dynamo's callbacks, too. Each
-model is told about once: at once where a function with a loop is given up, else when its first call is over, as until
-then a graph with a loop may still come.
+model is told about once: at once where a function with a loop is given up in which Dynamo has seen operations already
+(others loop over names and settings), else when its first call is over, as until then a graph with a loop may still
+come.
 
 Private torch API, tried on 2.11 and 2.13: ``InstructionTranslator.current_tx``, which knows the call of
 ``torch.compile`` that a graph is compiled for; ``callback_handler``, whose callbacks run while the exception is handled
-with which Dynamo gives a function up; the variables ``code``, ``compiler_fn`` and ``one_graph`` of the functions that
+with which Dynamo gives a function up; ``InstructionTranslatorBase``, which walks through one and has its graph so
+far; the variables ``code``, ``compiler_fn`` and ``one_graph`` of the functions that
 it went through, and ``skip_frame`` and ``real_stack`` of its ``Unsupported``.
 """
 
@@ -25,7 +27,7 @@ from weakref import WeakKeyDictionary
 
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.exc import Unsupported
-from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
 
 from reroll.errors import NoRecurrenceError, RerollWarning
 from reroll.planning.options import Options
@@ -35,6 +37,10 @@ _LOOPS = ("FOR_ITER", "JUMP_BACKWARD")
 _REMEDY = (
     "Take it out of the loop (fullgraph=True shows each such place as an error); or use "
     "reroll.compile(model, time_dim=...), which may record a loop over time."
+)
+_SHARDED = (
+    "These are the hooks of a block that fully_shard has sharded by itself. fully_shard(model) alone, before it is "
+    "compiled, shards its parameters too, and its blocks are rolled; they are then gathered together."
 )
 
 
@@ -53,16 +59,16 @@ class Pieces:
         self.rolled |= rolled
         self.breaks |= {ended: None} if ended else {}
 
-    def give_up(self, code: CodeType, why: str) -> None:
-        """Warn, once, that Dynamo reads nothing of a function, if that has a loop."""
+    def give_up(self, code: CodeType, why: str, operations: int) -> None:
+        """Warn, once, that Dynamo reads nothing of a function, if that has a loop and operations before the break."""
         self.breaks[why] = None
-        if self.told or not _has_loop(code):
+        if self.told or not operations or not _has_loop(code):
             return
         self.told = True
         text = (
             f"reroll does not see the loop in {code.co_name} ({code.co_filename}:{code.co_firstlineno}): Dynamo has "
             "given the function up, so it runs as plain Python, and only what it calls may be compiled. What Dynamo "
-            f"cannot read is this: {why}. {_REMEDY}"
+            f"cannot read is this: {why}. {_SHARDED if '_fully_shard' in why else _REMEDY}"
         )
         warnings.warn(text, RerollWarning, stacklevel=2)
 
@@ -125,13 +131,23 @@ def _hear(_: object) -> None:
     if not isinstance(error, Unsupported) or not getattr(error, "skip_frame", False):
         return
     seen: dict[str, Any] = {}
+    operations = 0
     trace = error.__traceback__
     while trace is not None:
         seen = {**trace.tb_frame.f_locals, **seen}
+        operations = max(operations, _operations(trace.tb_frame.f_locals.get("self")))
         trace = trace.tb_next
     asked, code = seen.get("compiler_fn"), seen.get("code")
     if getattr(asked, "compiler_name", "") == "reroll" and isinstance(code, CodeType) and not seen.get("one_graph"):
-        _PIECES.setdefault(asked, Pieces()).give_up(code, broken(str(error), getattr(error, "real_stack", None)))
+        why = broken(str(error), getattr(error, "real_stack", None))
+        _PIECES.setdefault(asked, Pieces()).give_up(code, why, operations)
+
+
+def _operations(walker: object) -> int:
+    """How many operations Dynamo has seen, if this walks through a function for it."""
+    if not isinstance(walker, InstructionTranslatorBase):
+        return 0
+    return sum(node.op.startswith("call") for node in walker.output.graph.nodes)
 
 
 def broken(reason: str, stack: Any) -> str:

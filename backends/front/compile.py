@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from reroll.backends.dynamo.entry import UNREADABLE, dynamo_is_off
+from reroll.backends.dynamo.entry import UNREADABLE, dynamo_is_off, uncut
 from reroll.backends.front.arguments import TimeDim, find_time
 from reroll.backends.front.entries import (
     Front,
@@ -116,7 +116,7 @@ def _over_depth(model: Any, options: Mapping[str, Any]) -> Any:
         return lambda target: _over_depth(target, options)
     if not callable(model):
         raise OptionError(f"reroll.compile was given {type(model).__name__}, which cannot be called.")
-    return torch.compile(model, backend="reroll", options=dict(options))
+    return uncut(torch.compile(model, backend="reroll", options=dict(options)))
 
 
 class Caller:

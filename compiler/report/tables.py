@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import torch
 from rich import box
 from rich.console import RenderableType
 from rich.panel import Panel
@@ -62,9 +63,7 @@ def facts(loop: Loop) -> Iterator[tuple[str, str]]:
     yield "schedule", f"{loop.choice.describe()}, {loop.lowering} segments"
     if loop.why:
         yield "why", loop.why
-    yield "tape", f"{nbytes_text(loop.tape_step)} a {unit}, {nbytes_text(loop.saved)} a segment"
-    if loop.taped:
-        yield "kept in a tape", _counted([value.name or value.op for value in loop.taped])
+    yield from _tapes(loop)
     yield f"{unit}s re-run", f"{tally.reforward_steps:,} ({loop.reforward:.2f} for each {unit} of the forward)"
     if tally.remote_writes:
         writes = f"{tally.remote_writes:,} writes ({tally.carries_written:,} carries)"
@@ -88,6 +87,17 @@ def facts(loop: Loop) -> Iterator[tuple[str, str]]:
         ),
     )
     yield from measured(loop)
+
+
+def _tapes(loop: Loop) -> Iterator[tuple[str, str]]:
+    unit = loop.recurrence.unit
+    yield "tape", f"{nbytes_text(loop.tape_step)} a {unit}, {nbytes_text(loop.saved)} a segment"
+    if loop.taped:
+        yield "kept in a tape", _counted([value.name or value.op for value in loop.taped])
+    if loop.recurrence.step.graph.find_nodes(
+        op="call_function", target=torch.ops.higher_order.tag_activation_checkpoint
+    ):
+        yield "checkpoints", f"torch.utils.checkpoint in a {unit} has no say: the schedule chooses what runs again"
 
 
 def measured(loop: Loop) -> Iterator[tuple[str, str]]:

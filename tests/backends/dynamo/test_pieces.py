@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -143,6 +144,24 @@ def test_a_function_without_a_loop_that_is_given_up_is_not_named() -> None:
             return loss(y_BC)
 
     assert not any("does not see" in text for said in calls(Outside(), torch.randn(4, WIDTH)) for text in said)
+
+
+def test_a_loop_over_settings_that_is_given_up_is_not_named() -> None:
+    class Wrapped(nn.Module):
+        """As models of transformers are: a wrapper looks at some settings and may log, which Dynamo does not read."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = Stack(*layers(6))
+
+        def forward(self, x_BC: Tensor) -> Tensor:
+            for name in ("use_cache", "training"):
+                if getattr(self, name, False):
+                    logging.getLogger(__name__).warning(name)
+            y_BC: Tensor = self.blocks(x_BC)
+            return y_BC
+
+    assert calls(Wrapped(), torch.randn(4, WIDTH)) == [[], [], []]
 
 
 def test_other_backends_are_not_listened_to() -> None:

@@ -20,6 +20,9 @@ FEW = (
     "compiled around fully_shard",
     "sharded in layers",
     "budgets of each process",
+    "blocks of more than a bucket of DDP's",
+    "blocks around fully_shard",
+    "blocks that are sharded",
     "speaking steps",
     "speaking steps, other lengths",
 )

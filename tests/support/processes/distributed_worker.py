@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,33 @@ class Stacked(nn.Module):
     def forward(self, x_TBI: Tensor) -> Tensor:
         out: Tensor = self.readout(self.second(self.first(x_TBI) * 9))
         return out
+
+
+class Feed(nn.Module):
+    """A block of two layers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        y_TBI: Tensor = self.down(torch.tanh(self.up(self.norm(x_TBI))))
+        return x_TBI + y_TBI
+
+
+class Deep(nn.Module):
+    """A layer that embeds, and blocks."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.blocks = nn.Linear(WIDTH, width), nn.ModuleList(Feed(width) for _ in range(6))
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        x_TBI = self.first(x_TBI)
+        for block in self.blocks:
+            x_TBI = block(x_TBI)
+        return x_TBI
 
 
 def plain() -> nn.Module:
@@ -233,6 +261,34 @@ def apart(steps: int, size: int, refusal: str = "do not all play the same progra
     return ["it was not refused"]
 
 
+def over_depth(model: nn.Module, **options: Any) -> Model:
+    """``reroll.compile`` of blocks over depth."""
+    return reroll.compile(model, lowering="eager", schedule="standard", **options)
+
+
+def deep(width: int = WIDTH) -> nn.Module:
+    """Six blocks."""
+    return Deep(width)
+
+
+def blocks_against_joint(around: Callable[[nn.Module], Model], make: Callable[[], nn.Module] = deep) -> list[str]:
+    """As ``against_joint``; it is wrong, too, if no blocks were rolled."""
+    with reversals() as count:
+        texts = against_joint(around, make=make)
+        return texts if count() == 2 else [*texts, f"{count()} loops were rolled in 2 calls"]
+
+
+def sharded_blocks() -> list[str]:
+    """Blocks that are sharded by themselves run as torch runs them, and it is said."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        texts = against_joint(
+            lambda model: over_depth(sharded(model, model.get_submodule("blocks").children())), make=deep
+        )
+    told = [str(each.message) for each in said if issubclass(each.category, reroll.RerollWarning)]
+    return texts if any("fully_shard(model) alone" in text for text in told) else [*texts, *told, "nothing was said"]
+
+
 FREE = {"schedule": "auto", "chunk": None, "slots": None}
 DDP = DistributedDataParallel
 CASES: dict[str, Callable[[], list[str]]] = {
@@ -251,6 +307,13 @@ CASES: dict[str, Callable[[], list[str]]] = {
     "sharded in layers": lambda: against_joint(sharded_in_layers, make=Stacked),
     "compiled around sharded layers": compiled_around_layers,
     "budgets of each process": budgets,
+    "blocks inside of DDP": lambda: blocks_against_joint(lambda model: DDP(over_depth(model))),
+    "blocks around DDP": lambda: blocks_against_joint(lambda model: over_depth(DDP(model))),
+    "blocks of more than a bucket of DDP's": lambda: blocks_against_joint(
+        lambda model: DDP(over_depth(model), bucket_cap_mb=1), lambda: deep(96)
+    ),
+    "blocks around fully_shard": lambda: blocks_against_joint(lambda model: over_depth(sharded(model))),
+    "blocks that are sharded": sharded_blocks,
     "speaking steps": lambda: speaking(mean, lambda model: model, verify=True),
     "gathering steps": lambda: speaking(gathered, lambda model: model, schedule="standard", slots=None),
     "steps that normalise, by inductor": lambda: speaking(normalised, lambda model: model, lowering="inductor"),
