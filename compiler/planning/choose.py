@@ -77,11 +77,15 @@ def choose(demand: Demand, options: Options, beside: Beside = ALONE) -> Plan:
 
 def _offered(first: Choice, demand: Demand, options: Options, beside: Beside, budget: int) -> Iterator[Choice]:
     """Choices in the order of their cost, made for what is left while the recurrence is reversed, where most is needed;
-    then for what is left at any time."""
+    then for what is left at any time; last those of all these that are for the least memory, whatever is left."""
     around = beside.around
+    rounds = []
     for held in dict.fromkeys((around.reversing, max(around.running, around.turned, around.reversing))):
         memory = budget - beside.others - held - demand.needs.scratch
-        yield from candidates(first, options, memory, demand.waiting, demand.carry)
+        rounds.append(list(candidates(first, options, memory, demand.waiting, demand.carry)))
+    least = [choice for choice in rounds[-1] if all(choice in each for each in rounds)]
+    yield from (choice for each in rounds for choice in each if choice not in least)
+    yield from least
 
 
 def _first_within(choices: Iterable[Choice], budget: int, demand: Demand, beside: Beside) -> Plan:

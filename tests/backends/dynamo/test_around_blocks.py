@@ -59,7 +59,7 @@ def by_scaler(run: Any, model: nn.Module) -> None:
     """Training with a gradient scaler."""
     optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu")
     for step in range(STEPS):
-        scaler.scale(run(batch(step)).square().mean()).backward()  # type: ignore[no-untyped-call]
+        scaler.scale(run(batch(step)).square().mean()).backward()
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
