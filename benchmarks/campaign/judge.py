@@ -201,6 +201,7 @@ class _Plain:
 
 def first_line(error: object) -> str:
     """The beginning of a message, without places and numbers, so that equal reasons are counted together."""
-    text = str(error).strip().partition("\n")[0]
+    first, *others = str(error).strip().splitlines() or [""]
+    text = f"{first} {others[0]}" if first.endswith("raised:") and others else first  # Dynamo says why in the second
     text = re.sub(r'File "[^"]*", line \d+, in \w+: .*?(?=[;.,)]|$)', "<line>", text)
     return re.sub(r"\d+", "N", text)[:200]
