@@ -38,6 +38,10 @@ _REMEDY = (
     "Take it out of the loop (fullgraph=True shows each such place as an error); or use "
     "reroll.compile(model, time_dim=...), which may record a loop over time."
 )
+_UNSEEN = (
+    "If the model has a loop over time, Dynamo may have broken the graph in it, which fullgraph=True shows; "
+    "reroll.compile(model, time_dim=...) rolls it by the dimension of time."
+)
 _SHARDED = (
     "These are the hooks of a block that fully_shard has sharded by itself. fully_shard(model) alone, before it is "
     "compiled, shards its parameters too, and its blocks are rolled; they are then gathered together."
@@ -82,7 +86,7 @@ class Pieces:
             raise NoRecurrenceError(f"{text} Use on_no_recurrence='warn' to compile such graphs as inductor does.")
         how = "as the inductor backend does" if options.lowering == "inductor" else "as it is"
         if not self.breaks:
-            warnings.warn(f"{text} The graph is run {how}.", RerollWarning, stacklevel=4)
+            warnings.warn(f"{text} The graph is run {how}. {_UNSEEN}", RerollWarning, stacklevel=4)
             return None
         runs = count(1)
         return lambda: self._tell(how) if next(runs) == 2 else None

@@ -105,11 +105,7 @@ def _explain(sequence: Sequence) -> str:
     looked = f"looked for a step that repeats at least {MIN_STEPS} times and carries a value, in {size} operations"
     runs = repeats(sequence.colour)
     if not runs:
-        return (
-            f"{looked}; no sequence of operations repeats three times{_over_depth(sequence)}. If the model has a loop "
-            "over time, Dynamo may have broken the graph in it, which fullgraph=True shows; "
-            "reroll.compile(model, time_dim=...) rolls it by the dimension of time"
-        )
+        return f"{looked}; no sequence of operations repeats three times{_over_depth(sequence)}"
     found, period, start, stop = runs[0]
     first = where(sequence.nodes[start])
     broke = f"up to {where(sequence.nodes[stop])}" if stop < size else "up to the end of the graph"

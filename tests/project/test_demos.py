@@ -108,3 +108,15 @@ def test_train_ddp() -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     assert numbers(r"Gradients of the first batch: FLOAT", done.stdout)[0] < 1e-5
     assert "round   25" in done.stdout
+
+
+def test_gpt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    picture = tmp_path / "gpt.png"
+    small = ("--width=32", "--length=32", "--rounds=40", "--sample=20", "--lowering=eager")
+    complaint = run(monkeypatch, "gpt.py", *small, "--share=0.4", "--loss=4.0", f"--out={picture}")
+    text = capsys.readouterr().out
+    assert complaint is None, text
+    assert numbers("difference to plain PyTorch FLOAT", text)[0] < 1e-5
+    (plain,), (rolled,) = (numbers(rf"{name} .*local peak FLOAT MB", text) for name in ("plain PyTorch", "reroll"))
+    assert rolled <= 0.4 * plain + 0.01
+    assert picture.read_bytes().startswith(b"\x89PNG")

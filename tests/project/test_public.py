@@ -13,11 +13,11 @@ import reroll
 from reroll import errors
 from sources import ROOT
 
-PAGE = (ROOT / "docs" / "stability.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "background" / "stability.md").read_text("utf-8")
 
 
 def promised() -> set[str]:
-    """The names in the first table of docs/stability.md."""
+    """The names in the first table of docs/background/stability.md."""
     table = PAGE.split("**Names of `reroll`.**")[1].split("\n\n")[1]
     rows = [line.split("|")[1] for line in table.splitlines()[2:]]
     return {name for row in rows for name in re.findall(r"`(\w+)`", row)}

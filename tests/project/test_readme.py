@@ -32,6 +32,7 @@ def blocks(page: str, language: str) -> list[str]:
 def small(source: str) -> str:
     """The same with fewer steps and without inductor."""
     source = source.replace("1_000", "60").replace("time_dim=0", 'time_dim=0, lowering="eager"')
+    source = re.sub(r"(reroll\.compile\(\w+, )(memory_budget=)(?!.*time_dim)", r'\1lowering="eager", \2', source)
     return source.replace("options={", 'options={"lowering": "eager", ')
 
 
@@ -323,3 +324,31 @@ def test_the_cost_of_compiling_is_that_of_its_result_file() -> None:
     costs = [each["first_s"] + each["second_s"] - 2 * each["third_s"] for each in (found["short"], found["long"])]
     assert costs == pytest.approx(found["cost_s"])
     assert f"It is {costs[0]:.1f} s at T=64 and {costs[1]:.1f} s at T=16,384" in text
+
+
+WAYS_OVER_DEPTH = {
+    "eager PyTorch": "eager",
+    "`torch.utils.checkpoint` of each block": "checkpoint of each block",
+    "`torch.compile`, activation budget 0.1": "torch.compile, activation budget 0.1",
+    "`reroll`, everything kept": "reroll, store_all",
+    "`reroll`, budget of a half": "reroll, budget 0.50",
+    "`reroll`, no budget": "reroll",
+}
+
+
+def test_the_figures_over_depth_are_those_of_their_result_file() -> None:
+    found = result("depth")["GPT 12"]
+
+    def cells(way: str) -> str:
+        return f"{found[way]['peak'] / 1e6:.1f} MB | {found[way]['time']['median_ratio']:.2f}"
+
+    shown = [f"| {name} | {cells(way)} |" for name, way in WAYS_OVER_DEPTH.items()]
+    assert rows(section("README.md", "Deep networks"))[-len(shown) :] == shown
+    measured = [
+        f"| {way} | refused | | | |"
+        if "failed" in row
+        else f"| {way} | {row['first_s']:.1f} | {cells(way)} | {row['relative_error']:.0e} |"
+        for way, row in found.items()
+    ]
+    assert rows(section("docs/depth.md", "Measured")) == measured
+    assert "BudgetError" in found["reroll, budget 0.11"]["failed"]

@@ -30,7 +30,10 @@ def align(lengths: Sequence[int], modules: Sequence[fx.GraphModule], found: Sequ
     """The template of captures of ``modules`` at ``lengths``, shortest first. Raises LengthError."""
     for length, each in zip(lengths, found, strict=True):
         if not each.recurrences:
-            raise LengthError(f"reroll.compile found no recurrence in a trace of {length} steps: {each.reason}.")
+            raise LengthError(
+                f"reroll.compile found no recurrence in a trace of {length} steps: {each.reason}. Without time_dim it "
+                "rolls blocks over depth."
+            )
     graphs = [each.outer for each in found]
     kept = [_without_rows(graph) for graph in graphs]
     walk = _Walk(lengths, modules)
