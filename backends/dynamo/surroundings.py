@@ -27,6 +27,7 @@ from reroll.backends.inductor.unit import quick_builds
 from reroll.backends.runtime.unused import rows
 from reroll.errors import RerollWarning
 from reroll.graph.fakes import apart_from_dynamo, fake_of
+from reroll.graph.inplace import operand, updated_places
 from reroll.recurrence import Recurrence
 
 WORTHWHILE = 0.1
@@ -180,10 +181,30 @@ def _distinct(mode: FakeTensorMode, value: Any) -> Any:
 
 
 def checkpointed(function: Any, *args: Any, **options: Any) -> Any:
-    """``function(*args)`` as torch's checkpoint runs it, random numbers put back unless it was asked not to."""
+    """``function(*args)`` as torch's checkpoint runs it, random numbers put back unless it was asked not to.
+
+    The checkpoint keeps its arguments, and refuses a backward after one was changed. Eager gives it no buffers: what
+    the function itself changes (batch norm's statistics) is no argument here either.
+    """
     plain = all(type(each) in (Tensor, nn.Parameter) for each in args if isinstance(each, Tensor))
     preserve = plain and options.get("preserve_rng_state", True)  # fakes have no random numbers
-    return checkpoint(function, *args, **{**options, "preserve_rng_state": preserve, "use_reentrant": False})
+    changed = _changed(function)
+
+    def run(*given: Any) -> Any:
+        others = iter(given)
+        return function(*(each if number in changed else next(others) for number, each in enumerate(args)))
+
+    given = [each for number, each in enumerate(args) if number not in changed]
+    return checkpoint(run, *given, **{**options, "preserve_rng_state": preserve, "use_reentrant": False})
+
+
+def _changed(function: Any) -> frozenset[int]:
+    """Which arguments a graph changes in place."""
+    if not isinstance(function, fx.GraphModule):
+        return frozenset()
+    arguments = {node: number for number, node in enumerate(function.graph.find_nodes(op="placeholder"))}
+    places = ((node, place) for node in function.graph.nodes for place in updated_places(node))
+    return frozenset(arguments[each] for each in (operand(*found) for found in places) if each in arguments)
 
 
 def run_by_torch(graph: fx.Graph) -> None:

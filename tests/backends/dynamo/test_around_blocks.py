@@ -154,3 +154,25 @@ def test_llama_is_trained_as_in_eager(kind: str) -> None:
         assert (ours.grad is None) == (theirs.grad is None)
         if theirs.grad is not None:
             torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@pytest.mark.filterwarnings("ignore:reroll found no recurrence")
+def test_a_checkpoint_that_torch_runs_may_change_buffers() -> None:
+    class Normed(nn.Module):
+        """A layer whose batch norm, shared with another call, counts its batches."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.norm = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
+
+        def inner(self, x_BC: Tensor) -> Tensor:
+            y_BC: Tensor = self.norm(self.layer(x_BC))
+            return y_BC.tanh()
+
+        def forward(self, x_BC: Tensor) -> Tensor:
+            return self.inner(checkpoint(self.inner, x_BC, use_reentrant=False))
+
+    torch.manual_seed(0)
+    model = Normed().double()
+    run = reroll.compile(model, **OPTIONS)
+    assert reroll.check(run, batch(0).double().requires_grad_(), measure=False).equal
