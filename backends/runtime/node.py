@@ -18,7 +18,7 @@ from reroll.backends.runtime.executable import Executable
 from reroll.backends.runtime.run import Run, Start, again
 from reroll.backends.runtime.unused import Unused
 from reroll.errors import ShortageError, UnsupportedError, is_shortage
-from reroll.recurrence import Recurrence
+from reroll.recurrence import Items, Recurrence
 
 
 class Rolled(nn.Module):
@@ -35,7 +35,7 @@ class Rolled(nn.Module):
         super().__init__()
         self.executable = executable
         self.cheaper = cheaper
-        self.unused = Unused(own_functions)
+        self.unused = Unused(own_functions, any(isinstance(x, Items) for x in executable.recurrence.xs))
 
     def forward(self, *operands: Tensor) -> tuple[Tensor, ...]:
         """Run it. Raises UnsupportedError under ``torch.func`` transforms, and where processes do not play together."""

@@ -66,10 +66,19 @@ def have_own_functions(executables: Sequence[Executable]) -> bool:
 
 @dataclass(slots=True)
 class Unused:
-    """What is known of a loop, by the outputs of a step that matter. ``asked``: whether it matters at all."""
+    """What is known of a loop, by the outputs of a step that matter. It matters where loops of the graph have functions
+    of the user's ``own``, and where steps read ``items`` of their own (the weights of a block): those that only unused
+    outputs need have no gradient in eager, not zeros.
+    """
 
-    asked: bool
+    own: bool
+    items: bool
     known: dict[frozenset[int], Trial] = field(default_factory=dict)
+
+    @property
+    def asked(self) -> bool:
+        """Whether it matters at all."""
+        return self.own or self.items
 
     def check(
         self,
@@ -85,7 +94,7 @@ class Unused:
         are used at some steps alone. Gives the operands that are read at unused steps alone. Steps that speak with
         other processes are not looked at.
         """
-        if not self.asked or executable.together:
+        if executable.together or not (self.own or (self.items and _is_unused(executable, grads, partly))):
             return frozenset()
         reached = self._reached(executable, plain, grads, partly)
         if reached is None:
@@ -125,6 +134,19 @@ class Unused:
         return found[::-1]
 
 
+def _is_unused(executable: Executable, grads: Sequence[Tensor | None], partly: Rows) -> bool:
+    """Whether the loss leaves out an output, or some of its rows."""
+    carried = len(executable.recurrence.carries)
+    carries = [number for number in _differentiable(executable) if number < carried]
+    outputs = [*carries, *range(carried, len(grads))]
+    return any(grads[number] is None for number in outputs) or not all(all(used) for used in partly.values())
+
+
+def _differentiable(executable: Executable) -> Sequence[int]:
+    """Which inputs of a segment are differentiated."""
+    return next(iter(executable.compiled.segments.values())).inputs
+
+
 def _tell(operand: Tensor, x: Slices, number: int, reached: Sequence[frozenset[int]]) -> None:
     """Tell the loop that made an operand, input ``number`` of a step, which of its rows are used here."""
     used: Rows | None = getattr(operand.grad_fn, "used_rows", None)
@@ -139,9 +161,8 @@ def _tell(operand: Tensor, x: Slices, number: int, reached: Sequence[frozenset[i
 def _look(executable: Executable, plain: Sequence[Tensor], live: frozenset[int]) -> Trial | None:
     """As ``look``; None if memory runs out. A step that torch cannot run by itself is taken for linear, and said."""
     recurrence = executable.recurrence
-    inputs = next(iter(executable.compiled.segments.values())).inputs
     try:
-        return look(recurrence, inputs, plain, live)
+        return look(recurrence, _differentiable(executable), plain, live)
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         if is_shortage(error):
             return None

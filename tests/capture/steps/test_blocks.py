@@ -160,3 +160,33 @@ def test_the_report_speaks_of_blocks_by_their_names() -> None:
     assert "blocks.0, blocks.1, ..., blocks.11" in text
     assert "a block" in text
     assert "blocks re-run" in text
+
+
+@pytest.mark.parametrize("schedule", ["store_all", "standard", "revolve"])
+@pytest.mark.parametrize("depth", [0, 3, 7])
+def test_blocks_that_the_loss_does_not_reach_have_no_gradients(depth: int, schedule: str) -> None:
+    torch.manual_seed(0)
+    model = Stack(*layers(8), hidden=True).double()
+    twin, x_BC = copy.deepcopy(model), torch.randn(5, WIDTH).double()
+    run = torch.compile(model, backend="reroll", options=OPTIONS | {"schedule": schedule, "segment": 1})
+    for each in (run, twin):
+        each(x_BC)[1][depth].square().sum().backward()
+    found, expected = ([p.grad for p in each.parameters()] for each in (model, twin))
+    assert [grad is None for grad in found] == [grad is None for grad in expected]
+    assert [grad is None for grad in expected].count(True) == 6 * (7 - depth) + 2
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_blocks_behind_a_state_that_nobody_reads_have_no_gradients() -> None:
+    """The last block is cut off, and the loop found begins within a block: no gradient comes to what it ends with."""
+
+    class Cut(Stack):
+        def forward(self, x_BC: Tensor) -> Tensor:
+            *blocks, last = self.blocks
+            for block in blocks:
+                x_BC = block(x_BC)
+            return x_BC + last(x_BC).detach()
+
+    torch.manual_seed(0)
+    assert_trained_alike(Cut(*layers(6)).double(), torch.randn(5, WIDTH).double(), OPTIONS)
