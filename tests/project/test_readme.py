@@ -4,6 +4,7 @@ their links lead somewhere; their tables are those of the code and of the result
 import importlib
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -352,3 +353,13 @@ def test_the_figures_over_depth_are_those_of_their_result_file() -> None:
     ]
     assert rows(section("docs/depth.md", "Measured")) == measured
     assert "BudgetError" in found["reroll, budget 0.11"]["failed"]
+
+
+def test_what_became_of_stacks_is_what_the_campaign_counted() -> None:
+    counts: Counter[str] = Counter()
+    for run in result("campaign")["stacks"]["runs"]:
+        counts.update(run["counts"])
+    text = " ".join(section("docs/depth.md", "How it was tested").split())
+    told = f"Of {counts.total()} stacks {counts['equal']} trained as in eager and {counts['left']} were left to torch."
+    assert told in text
+    assert counts.total() - counts["equal"] - counts["left"] == 3

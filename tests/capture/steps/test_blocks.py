@@ -186,7 +186,8 @@ def test_blocks_behind_a_state_that_nobody_reads_have_no_gradients() -> None:
             *blocks, last = self.blocks
             for block in blocks:
                 x_BC = block(x_BC)
-            return x_BC + last(x_BC).detach()
+            y_BC: Tensor = last(x_BC)
+            return x_BC + y_BC.detach()
 
     torch.manual_seed(0)
     assert_trained_alike(Cut(*layers(6)).double(), torch.randn(5, WIDTH).double(), OPTIONS)
