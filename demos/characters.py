@@ -55,6 +55,10 @@ def loss_of(model: Any, text_BS: Tensor) -> Tensor:
     return cross_entropy(model(text_BS[:, :-1]).flatten(0, 1), text_BS[:, 1:].flatten())
 
 
+def step(model: Any, text_BS: Tensor) -> None:
+    loss_of(model, text_BS).backward()
+
+
 @torch.no_grad()
 def write(network: nn.Module, begin: str, count: int, length: int) -> str:
     """Text that the network goes on with."""

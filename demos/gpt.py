@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from characters import CharacterGPT, batch, library, loss_of, write
+from characters import CharacterGPT, batch, library, loss_of, step, write
 from memory_curves import live_bytes, plot
 from rich.progress import track
 from torch import Tensor, nn
@@ -50,7 +50,7 @@ def train(model: Any, network: nn.Module, text_N: Tensor, args: argparse.Namespa
 
 def gradients(model: Any, network: nn.Module, text_BS: Tensor) -> list[Tensor]:
     network.zero_grad()
-    loss_of(model, text_BS).backward()
+    step(model, text_BS)
     return [torch.zeros_like(each) if each.grad is None else each.grad.clone() for each in network.parameters()]
 
 
@@ -64,7 +64,7 @@ def main() -> str | None:
     example = batch(text_N, args.batch, args.length)
     expected = gradients(network, network, example)
     network.zero_grad()
-    plain = reroll.measure(lambda: loss_of(network, example).backward(), exclude=[network])
+    plain = reroll.measure(partial(step, network, example), exclude=[network])
     budget = int(args.share * plain.local_peak)
     model = reroll.compile(network, memory_budget=budget, lowering=args.lowering)
     print(f"{len(text_N):,} characters, budget {budget / 1e6:.1f} MB. The first block is compiled ...")
@@ -79,7 +79,7 @@ def main() -> str | None:
     print(write(network, "def ", args.sample, args.length), "\n")
     curves, peaks = {}, {}
     for name, each in {"plain PyTorch": network, "reroll": model}.items():
-        call = partial(lambda run: loss_of(run, example).backward(), each)
+        call = partial(step, each, example)
         network.zero_grad()
         cost = reroll.measure(call, exclude=[network])
         curves[name], peaks[name] = live_bytes(call), cost.local_peak

@@ -241,7 +241,7 @@ def _refuse_shared(args: Sequence[Any], written: frozenset[int]) -> None:
 def assemble(gm: fx.GraphModule, outer: fx.Graph, modules: Mapping[str, nn.Module]) -> fx.GraphModule:
     """The outer graph with its recurrences as modules."""
     one_by_one(outer, modules)
-    run_by_torch(outer)
+    run_by_torch(outer, gm)
     root = nn.Module()
     for name in {str(node.target) for node in outer.find_nodes(op="get_attr")}:
         _set_attribute(root, name, _attribute(gm, name))
@@ -270,7 +270,7 @@ def _by_torch(gm: fx.GraphModule, example_inputs: Sequence[Tensor], options: Opt
     """The graph without reroll: as inductor compiles it, or as it is."""
     if options.lowering == "eager":
         plain = without_regions(gm)
-        run_by_torch(plain.graph)
+        run_by_torch(plain.graph, plain)
         plain.recompile()
         return plain.forward
     from torch._inductor.compile_fx import compile_fx

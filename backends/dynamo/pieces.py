@@ -9,8 +9,8 @@ come.
 Private torch API, tried on 2.11 and 2.13: ``InstructionTranslator.current_tx``, which knows the call of
 ``torch.compile`` that a graph is compiled for; ``callback_handler``, whose callbacks run while the exception is handled
 with which Dynamo gives a function up; ``InstructionTranslatorBase``, which walks through one and has its graph so
-far; the variables ``code``, ``compiler_fn`` and ``one_graph`` of the functions that
-it went through, and ``skip_frame`` and ``real_stack`` of its ``Unsupported``.
+far; the variables ``code``, ``compiler_fn`` and ``one_graph`` of the functions that it went through, and ``skip_frame``
+and ``real_stack`` of its ``Unsupported``.
 """
 
 from __future__ import annotations

@@ -180,15 +180,14 @@ def _distinct(mode: FakeTensorMode, value: Any) -> Any:
     return made.clone() if isinstance(value, torch.Tensor) and not value.is_leaf else made
 
 
-def checkpointed(function: Any, *args: Any, **options: Any) -> Any:
+def checkpointed(function: Any, *args: Any, changed: Sequence[int] = (), **options: Any) -> Any:
     """``function(*args)`` as torch's checkpoint runs it, random numbers put back unless it was asked not to.
 
     The checkpoint keeps its arguments, and refuses a backward after one was changed. Eager gives it no buffers: what
-    the function itself changes (batch norm's statistics) is no argument here either.
+    the function itself changes (batch norm's statistics, at the places ``changed``) is no argument here either.
     """
     plain = all(type(each) in (Tensor, nn.Parameter) for each in args if isinstance(each, Tensor))
     preserve = plain and options.get("preserve_rng_state", True)  # fakes have no random numbers
-    changed = _changed(function)
 
     def run(*given: Any) -> Any:
         others = iter(given)
@@ -198,16 +197,16 @@ def checkpointed(function: Any, *args: Any, **options: Any) -> Any:
     return checkpoint(run, *given, **{**options, "preserve_rng_state": preserve, "use_reentrant": False})
 
 
-def _changed(function: Any) -> frozenset[int]:
+def _changed(graph: fx.Graph) -> tuple[int, ...]:
     """Which arguments a graph changes in place."""
-    if not isinstance(function, fx.GraphModule):
-        return frozenset()
-    arguments = {node: number for number, node in enumerate(function.graph.find_nodes(op="placeholder"))}
-    places = ((node, place) for node in function.graph.nodes for place in updated_places(node))
-    return frozenset(arguments[each] for each in (operand(*found) for found in places) if each in arguments)
+    arguments = {node: number for number, node in enumerate(graph.find_nodes(op="placeholder"))}
+    updates = (operand(node, place) for node in graph.nodes for place in updated_places(node))
+    return tuple(dict.fromkeys(arguments[each] for each in updates if each in arguments))
 
 
-def run_by_torch(graph: fx.Graph) -> None:
-    """Let the checkpoints of a graph that is run as it is keep their random numbers."""
+def run_by_torch(graph: fx.Graph, owner: nn.Module) -> None:
+    """Let the checkpoints of a graph that is run as it is keep their random numbers. ``owner``: has their functions."""
     for node in graph.find_nodes(op="call_function", target=torch.ops.higher_order.tag_activation_checkpoint):
-        node.target = checkpointed
+        function = owner.get_submodule(node.args[0].target)
+        assert isinstance(function, fx.GraphModule)
+        node.target, node.kwargs = checkpointed, {**node.kwargs, "changed": _changed(function.graph)}

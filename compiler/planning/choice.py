@@ -104,17 +104,32 @@ def candidates(first: Choice, options: Options, memory: int, waiting: int, carry
     is not held where blocks are not read ahead.
     """
     schedule, problem = first.schedule, replace(first.problem, memory=memory)
-    unread = max(waiting - carry, 0)
-    if options.schedule == "auto" and options.chunk is None:
-        free = replace(problem, slots=None)
-        yield Choice("store_all", free)
-        yield from _cheapest((*OPTIMAL, "remote") if may_move(options) else ("revolve",), free, waiting, unread)
-    elif schedule in OPTIMAL and problem.slots is None:
-        yield from _cheapest([schedule], problem, waiting, unread)
+    optimal = _optimal(first, options)
+    if options.schedule == "auto" and optimal:
+        problem = replace(problem, slots=None)
+        yield Choice("store_all", problem)
+    if optimal:
+        yield from _cheapest(optimal, problem, waiting, max(waiting - carry, 0))
     else:
         numbered = list(_numbered(Choice(schedule, problem), options))
         yield from numbered
         yield from (late for each in numbered for late in list(_both(each))[1:])
+
+
+def lowest(first: Choice, options: Options) -> Iterator[Choice]:
+    """The optimal schedules that may be chosen, each for the least memory that it needs, whatever is left."""
+    optimal, problem = _optimal(first, options), replace(first.problem, slots=None)
+    if "revolve" in optimal:
+        yield Choice("revolve", replace(problem, memory=least_memory(problem)))
+    if "hrevolve" in optimal:
+        yield from _both(Choice("hrevolve", replace(problem, memory=problem.carry + problem.tape)))
+
+
+def _optimal(first: Choice, options: Options) -> tuple[str, ...]:
+    """The schedules that are cheapest for the memory that they are given, of those that may be chosen."""
+    if options.schedule == "auto" and options.chunk is None:
+        return (*OPTIMAL, "remote") if may_move(options) else ("revolve",)
+    return (first.schedule,) if first.schedule in OPTIMAL and first.problem.slots is None else ()
 
 
 def _both(choice: Choice) -> Iterator[Choice]:
@@ -139,25 +154,22 @@ def _numbered(choice: Choice, options: Options) -> Iterator[Choice]:
             yield replace(choice, problem=replace(problem, chunk=chunk, slots=min(number, chunk)))
 
 
-def _cheapest(schedules: Sequence[str], problem: Problem, waiting: int, unread: int) -> Iterator[Choice]:
-    """Optimal schedules for the memory of a problem, the cheapest first; then for the least memory that they need.
+def _cheapest(schedules: Sequence[str], problem: Problem, waiting: int, unread: int) -> list[Choice]:
+    """Optimal schedules for the memory of a problem, the cheapest first.
 
     In "remote" no carry is held while a segment is reversed from it, which the optimal ones do not know of.
     """
-    memory, usual, lowest = problem.memory or 0, list[Choice](), list[Choice]()
-    if "revolve" in schedules:
-        least = least_memory(problem)
-        lowest += [Choice("revolve", replace(problem, memory=least))]
-        usual += [Choice("revolve", problem)] if memory >= least else []
+    memory, found = problem.memory or 0, list[Choice]()
+    if "revolve" in schedules and memory >= least_memory(problem):
+        found += [Choice("revolve", problem)]
     if "hrevolve" in schedules:
         least = problem.carry + problem.tape
-        for choice in _both(Choice("hrevolve", replace(problem, memory=least))):
+        for choice in _both(Choice("hrevolve", problem)):
             given = max(memory - (waiting if choice.ahead else unread), least)
-            usual += [replace(choice, problem=replace(problem, memory=given))]
-            lowest += [choice]
+            found += [replace(choice, problem=replace(problem, memory=given))]
     if "remote" in schedules:
-        usual += _both(Choice("remote", replace(problem, chunk=problem.segment)))
-    yield from dict.fromkeys([*sorted(usual, key=_cost), *lowest])
+        found += _both(Choice("remote", replace(problem, chunk=problem.segment)))
+    return sorted(found, key=_cost)
 
 
 def _cost(choice: Choice) -> float:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from operator import itemgetter
 
 from reroll.errors import BudgetError
-from reroll.planning.choice import Choice, candidates, may_move, preferred
+from reroll.planning.choice import Choice, candidates, lowest, may_move, preferred
 from reroll.planning.options import Options, parse_budget
 from reroll.planning.plan import Demand, Plan
 from reroll.program.memory import NOTHING, Around, Prediction
@@ -77,15 +78,15 @@ def choose(demand: Demand, options: Options, beside: Beside = ALONE) -> Plan:
 
 def _offered(first: Choice, demand: Demand, options: Options, beside: Beside, budget: int) -> Iterator[Choice]:
     """Choices in the order of their cost, made for what is left while the recurrence is reversed, where most is needed;
-    then for what is left at any time; last those of all these that are for the least memory, whatever is left."""
-    around = beside.around
-    rounds = []
-    for held in dict.fromkeys((around.reversing, max(around.running, around.turned, around.reversing))):
-        memory = budget - beside.others - held - demand.needs.scratch
-        rounds.append(list(candidates(first, options, memory, demand.waiting, demand.carry)))
-    least = [choice for choice in rounds[-1] if all(choice in each for each in rounds)]
-    yield from (choice for each in rounds for choice in each if choice not in least)
-    yield from least
+    then for what is left at any time; last those for the least memory, whatever is left."""
+    around, seen = beside.around, set[Choice]()
+    held = dict.fromkeys((around.reversing, max(around.running, around.turned, around.reversing)))
+    left = (budget - beside.others - each - demand.needs.scratch for each in held)
+    usual = (candidates(first, options, memory, demand.waiting, demand.carry) for memory in left)
+    for choice in chain(chain.from_iterable(usual), lowest(first, options)):
+        if choice not in seen:
+            seen.add(choice)
+            yield choice
 
 
 def _first_within(choices: Iterable[Choice], budget: int, demand: Demand, beside: Beside) -> Plan:
