@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, fx
 
 from reroll.backends.codecs.codec import CODECS
 from reroll.backends.construct.kernels import Kernels
-from reroll.backends.inductor.lower import Segment
+from reroll.backends.inductor.lower import Halved, Segment
 from reroll.backends.inductor.wrapper import wrapper_peak
 from reroll.backends.tiers.tier import STAGING
 from reroll.graph.memory import Owned, graph_peak, origin, storage_nbytes
@@ -42,7 +42,7 @@ def needs_of(kernels: Kernels, recurrence: Recurrence, *, recorded: bool) -> Nee
 
     return Needs(
         segments=footprints,
-        sizes=Sizes(carry=plain, packed=packed, taped=taped),
+        sizes=Sizes(carry=plain, first=0, packed=packed, taped=taped),
         carry=plain,
         grads=carry_gradients(segments[length], traced.carries),
         output_grads=output_gradients(segments[length], traced.carries, recurrence.steps),
@@ -53,14 +53,37 @@ def needs_of(kernels: Kernels, recurrence: Recurrence, *, recorded: bool) -> Nee
 def footprint(segment: Segment, carries: int, once: int) -> SegmentBytes:
     """What the runs of a segment hold, whose first ``carries`` inputs are the carry; ``once`` bytes are held anyway."""
     placeholders = segment.forward_graph.graph.find_nodes(op="placeholder")
-    own = [(storage_nbytes(node.meta.get("val")), (node.name,)) for node in placeholders[:carries]]
-    fresh = once + _peak(segment.forward, segment.forward_graph.graph, own)
-    kept = once + _peak(segment.forward, segment.forward_graph.graph, [])
+    fresh = once + _forward_peak(segment, placeholders[:carries])
+    kept = once + _forward_peak(segment, [])
     if segment.backward is None or segment.backward_graph is None:
         return SegmentBytes(0, fresh, kept, 0)
     saved = _blocks(_saved(segment, set(placeholders[carries:])))
     reverse = once + _peak(segment.backward, segment.backward_graph.graph, saved)
     return SegmentBytes(sum(nbytes for nbytes, _ in saved), fresh, kept, reverse)
+
+
+def _forward_peak(segment: Segment, own: Sequence[fx.Node]) -> int:
+    """Bytes of a forward that drops the last reference to its inputs ``own``. In two, what the second one reads of them
+    stays until then, and so do the saved values."""
+    forward = segment.forward
+    if not isinstance(forward, Halved):
+        return _peak(forward, segment.forward_graph.graph, _owned(own))
+    parts = forward.parts
+    inputs = parts.taping.graph.find_nodes(op="placeholder")
+    numbers = [inputs.index(node) for node in inputs if node.name in {each.name for each in own}]
+    held = [number for number in numbers if number in parts.inputs]
+    first = _peak(forward.taping, parts.taping.graph, _owned(inputs[n] for n in numbers if n not in held))
+    given = parts.rest.graph.find_nodes(op="placeholder")
+    results: Any = parts.taping.graph.output_node().args[0]
+    saved = {origin(node) for node in results[: parts.saved]} - set(inputs)
+    between = zip(given[len(parts.inputs) :], (origin(results[number]) for number in parts.results), strict=True)
+    carried = [given[parts.inputs.index(number)] for number in held]
+    last = [*carried, *(node for node, made in between if made not in saved and made not in inputs)]
+    return max(first + _bytes_of(carried), _bytes_of(saved) + _peak(forward.rest, parts.rest.graph, _owned(last)))
+
+
+def _owned(nodes: Iterable[fx.Node]) -> Owned:
+    return [(storage_nbytes(node.meta.get("val")), (node.name,)) for node in nodes]
 
 
 def _blocks(saved: Iterable[tuple[fx.Node, fx.Node]]) -> Owned:
@@ -136,9 +159,13 @@ def operand_gradients(segment: Segment, recurrence: Recurrence) -> int:
 
 def recordings(segments: Iterable[Segment], recurrence: Recurrence) -> int:
     """Bytes at most that recordings of segments hold: copies of the constants, and for each segment its results and
-    inputs of its own. What goes from its forward to its backward is there once."""
+    inputs of its own. What goes from its forward to its backward is there once. While a half is recorded, what it gave
+    before is there, too."""
+    made = list(segments)
     constants = sum(recurrence.examples[i].nbytes for i in recurrence.constants)
-    return constants + sum(_recorded(segment, recurrence.slots(segment.steps)) for segment in segments)
+    halves = (half.graph for each in made for half in (each.forward_graph, each.backward_graph) if half is not None)
+    before = max(_bytes_of(graph.output_node().all_input_nodes) for graph in halves)
+    return constants + before + sum(_recorded(segment, recurrence.slots(segment.steps)) for segment in made)
 
 
 def _recorded(segment: Segment, slots: Slots) -> int:

@@ -92,6 +92,8 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
     for each in traced.values():
         prepare(each, options.lowering)
     replay, watch = _replays(traced[lengths[0]], options, policy), Watch()
+    recordable = options.cuda_graphs and not groups_of(recurrence.step)  # collectives are launched one by one
+    device = background_of(recurrence.examples) if recordable else None
     once = Once(constant_names(recurrence))
     context = replace(context, recurrence=recurrence, facts=facts)
     lowered = partial(
@@ -100,14 +102,13 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
         codec=options.codec,
         policy=policy,
         replay=replay,
+        again=device is None and not replay and options.schedule != "store_all",
         rewrite=partial(run_on_half, passes_of(options), context=context),
         watch=watch,
         once=once,
     )
     with progress(f"compiling segments of {' and '.join(map(str, lengths))} steps of the loop at {recurrence.where}"):
         segments = {k: lowered(each) for k, each in traced.items()}
-    recordable = options.cuda_graphs and not groups_of(recurrence.step)  # collectives are launched one by one
-    device = background_of(recurrence.examples) if recordable else None
     graphs = Graphs(device, recurrence.where, traced[lengths[0]].random)
     compiled = Compiled(segments, watch, once, graphs)
     return Kernels(traced[lengths[0]], compiled, context, recurrence.step, replay)

@@ -2,7 +2,8 @@
 
 The joint graph of the segment is cut into a forward and a backward by ``reroll.segment.partition``, and run either by
 torch (``eager``) or as inductor kernels. There is one forward only: first run, replay and taping call the same kernels
-on the same boundaries, so that what decides later steps is bit-identical in all of them.
+on the same boundaries, so that what decides later steps is bit-identical in all of them. Where its outputs take work of
+their own, it is two functions (``Halved``), and a tape that is made again stops after the first.
 
 Private torch API, tried on 2.11 and 2.13: ``joint_graph_passes`` (random numbers for inductor), ``compile_fx_inner``
 (inductor without AOTAutograd around it), ``_BoxedCodeGen`` (a graph's inputs are freed after their last use),
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +32,7 @@ from reroll.graph.names import take_names
 from reroll.segment.factors import Product, defer_products
 from reroll.segment.invariants import Once
 from reroll.segment.packing import pack_saved
-from reroll.segment.partition import Cut, partition
+from reroll.segment.partition import Cut, InTwo, outputs_apart, partition
 from reroll.segment.policy import NO_POLICY, Policy, StepValue
 from reroll.segment.trace import Traced
 
@@ -43,6 +45,33 @@ class Given(NamedTuple):
 
     counts: tuple[int, ...] = ()
     once: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Halved:
+    """A forward of two functions, called as one; ``parts`` are their graphs."""
+
+    parts: InTwo
+    taping: Boxed
+    rest: Boxed
+
+    @classmethod
+    def of(cls, parts: InTwo, compiled: Callable[..., Boxed]) -> Halved:
+        """The two, each compiled."""
+        return cls(parts, compiled(parts.taping, backward=False), compiled(parts.rest, backward=False))
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        """Outputs, then saved values. Empties the list of inputs."""
+        held = [inputs[number] for number in self.parts.inputs]
+        results = self.taping(inputs)
+        held += [results[number] for number in self.parts.results]
+        saved = list(results[: self.parts.saved])
+        del results
+        return [*self.rest(held), *saved]
+
+    def saved(self, inputs: list[Any]) -> list[Any]:
+        """The saved values alone. Empties the list of inputs."""
+        return list(self.taping(inputs)[: self.parts.saved])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,13 +132,15 @@ def lower(
     policy: Policy,
     *,
     replay: bool,
+    again: bool,
     rewrite: Callable[[fx.GraphModule], fx.GraphModule],
     watch: Watch,
     once: Once,
 ) -> Segment:
     """Cut a prepared joint graph, ``rewrite`` its halves, and compile them.
 
-    ``watch`` is told of event products, ``once`` takes what need be made only once per call.
+    ``again``: segments may run again for their tape alone, and are not recorded. ``watch`` is told of event products,
+    ``once`` takes what need be made only once per call.
     """
     *halves, tape = _halves(traced, policy, pack=_packs(lowering, codec), replay=replay)
     forward, backward = (half and rewrite(half) for half in halves)
@@ -120,11 +151,12 @@ def lower(
     for half, names in ((forward, []), (backward, gradients_of)):
         given.append(Given() if half is None else Given(watch.add(half, names), once.take(half)))
     products = {} if backward is None else defer_products(backward, list(map(bool, gradients_of)))
-    compiled = _inductor if lowering == "inductor" else _eager
+    compiled = partial(_inductor if lowering == "inductor" else _eager, traced=traced)
+    parts = outputs_apart(forward, traced.outputs) if again and backward else None
     return Segment(
         steps=traced.steps,
-        forward=compiled(forward, traced, backward=False),
-        backward=None if backward is None else compiled(backward, traced, backward=True),
+        forward=Halved.of(parts, compiled) if parts else compiled(forward, backward=False),
+        backward=None if backward is None else compiled(backward, backward=True),
         outputs=traced.outputs,
         tangents=traced.tangents,
         inputs=traced.inputs,

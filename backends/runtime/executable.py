@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
 
 from reroll.backends.inductor.event_counts import Watch
-from reroll.backends.inductor.lower import Segment
+from reroll.backends.inductor.lower import Halved, Segment
 from reroll.backends.processes.together import Together
 from reroll.backends.runtime.gradients import Routes
 from reroll.backends.runtime.recordings import Graphs
@@ -53,12 +53,14 @@ class PartInstructions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProgramInstructions:
-    """A program as it is played: its halves, its parts, and the tapes that pass right on to their backward."""
+    """A program as it is played: its halves, its parts, the tapes that pass right on to their backward, and the tapes
+    made in the backward half whose carry nobody reads."""
 
     forward: tuple[Instruction, ...]
     backward: tuple[Instruction, ...]
     parts: Mapping[str, PartInstructions]
     passing: frozenset[Node]
+    unread: frozenset[Node]
 
     @classmethod
     def of(cls, program: Program, segments: Mapping[int, Segment]) -> ProgramInstructions:
@@ -67,8 +69,10 @@ class ProgramInstructions:
         at = next(i for i, each in enumerate(whole) if each.node.target is turn)
         forward, backward = whole[: at + 1], whole[at + 1 :]
         parts = {name: PartInstructions.of(part.graph) for name, part in program.parts.items()}
-        runs = (forward, backward, *(part.instructions for part in parts.values()))
-        return cls(forward, backward, parts, frozenset(node for each in runs for node in _passing(each, segments)))
+        again = (backward, *(part.instructions for part in parts.values()))
+        passing = (node for each in (forward, *again) for node in _passing(each, segments))
+        unread = (each.node for run in again for each in run if _is_unread(each.node))
+        return cls(forward, backward, parts, frozenset(passing), frozenset(unread))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,9 +150,14 @@ class Executable:
             together=Together.of(recurrence, program, segments),
         )
 
-    def run_forward(self, segment: Segment, inputs: list[Tensor], lasting: bool) -> list[Tensor]:
-        """Run a segment; with ``lasting`` its tape stays what it is while others run. Empties the list of inputs."""
+    def run_forward(self, segment: Segment, inputs: list[Any], *, lasting: bool, alone: bool) -> list[Any]:
+        """Run a segment; with ``lasting`` its tape stays what it is while others run. Empties the list of inputs.
+
+        ``alone``: the tape is all that is read, so where it can be made without the outputs, these are None.
+        """
         carried, outputs = len(self.recurrence.carries), segment.outputs
+        if alone and not self.verify and isinstance(segment.forward, Halved):
+            return [None] * outputs + segment.forward.saved(inputs)
         return self.compiled.graphs.play(
             (segment.steps, "forward"), segment.forward, inputs, lambda n: n < carried or (lasting and n >= outputs)
         )
@@ -191,6 +200,11 @@ def _passing(instructions: Sequence[Instruction], segments: Mapping[int, Segment
             yield last
         if node.target in (*RUNS, reverse, backward):
             last = node if node.target is tape and _is_one_segment(node, segments) else None
+
+
+def _is_unread(node: Node) -> bool:
+    """Whether a node is a tape of which only that is read: nobody goes on from the carry behind it."""
+    return node.target is tape and all(user.target is backward for user in node.users)
 
 
 def _is_one_segment(node: Node, segments: Mapping[int, Segment]) -> bool:

@@ -171,8 +171,10 @@ class Run:
         self.register = (node, self._run(source, start, stop, None))
 
     def _tape(self, node: Node, source: Node, start: int, stop: int) -> Tape:
-        taped = Tape(passing=node in self.executable.instructions.passing)
-        self.register = (node, self._run(source, start, stop, taped))
+        instructions = self.executable.instructions
+        taped = Tape(passing=node in instructions.passing, unread=node in instructions.unread)
+        carry = self._run(source, start, stop, taped)
+        self.register = None if taped.unread else (node, carry)
         return taped
 
     def _save(self, node: Node, source: Node, codec: tuple[str, ...] = ()) -> Kept:
@@ -241,9 +243,10 @@ class Run:
             inputs += self.fixed[steps][0]
             del tensors
             lasting = taped is not None and not taped.passing
+            alone = taped is not None and taped.unread and start + steps == stop
             drawing = _UNSEEN if self.own is None else self.own.drawing()
             with drawing, named(self.loop, (_FIRST if start >= self.frontier else _AGAIN).format, start, start + steps):
-                results = self.executable.run_forward(segment, inputs, lasting)
+                results = self.executable.run_forward(segment, inputs, lasting=lasting, alone=alone)
             tensors = tuple(results[:width])
             if start >= self.frontier:
                 self._emit(start, steps, results[width : segment.outputs])

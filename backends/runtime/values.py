@@ -79,7 +79,9 @@ class Reloaded:
 @dataclass(slots=True, eq=False)
 class Tape:
     """Saved tensors of taped segments, in order: (first step, steps, saved). ``passing``: no segment runs forward
-    before they are used, so they may stay where the next one would put its own."""
+    before they are used, so they may stay where the next one would put its own. ``unread``: the carry behind them is
+    read by nobody."""
 
     passing: bool = False
+    unread: bool = False
     segments: list[tuple[int, int, list[Any]]] = field(default_factory=list)

@@ -1,6 +1,6 @@
 """Bytes of a training program: what it holds at its peak, and what every tier holds at each instruction.
 
-    peak = max over nodes of  held(node) + running carry + gradients of the carry + scratch(node) + staged blocks
+    peak = max over nodes of  held(node) + register + gradients of the carry + scratch(node) + staged blocks
 
 ``held`` is the count of carries and tapes (``reroll.program.tally``); the rest is what an instruction needs besides
 (``_besides``), where the scratch of a run or a backward is the walk of its graph (``reroll.graph.memory``). Not counted
@@ -119,13 +119,13 @@ class Needs:
         """The most bytes that taping, or reversing, whole segments takes besides carries and tapes that are held."""
         lengths = self.segments.values()
         running = max(each.fresh - each.saved for each in lengths)
-        reversing = self.carry + max(each.reverse - each.saved for each in lengths)
+        reversing = max(each.reverse - each.saved for each in lengths)
         return max(running, reversing, self.carry) + self.handed
 
     def reversing(self, length: int) -> int:
         """Bytes that the backward of a segment of a length takes besides carries and tapes that are held."""
         each = self.segments[length]
-        return self.carry + each.reverse - each.saved + self.handed
+        return each.reverse - each.saved + self.handed
 
 
 NOTHING = Around()
@@ -183,9 +183,11 @@ def _besides(played: Sequence[Played], needs: Needs, work: Work, inside: Mapping
     are handed on, and what it works with; a ``reverse`` what its part needs, ``inside`` by its number.
 
     As many blocks as are ``staged`` wait, until others push them out. A reload waits for all writes, as the backward
-    half does before it starts.
+    half does before it starts. While a tape is reversed the forward register is empty, unless somebody goes on from the
+    carry that was made last.
     """
-    staged, handed = deque[int](maxlen=needs.staged), 0
+    staged, handed, register = deque[int](maxlen=needs.staged), 0, needs.carry
+    read = {source for each in played if each.kind != "backward" for source in each.reads}
     for number, each in enumerate(played):
         if each.kind == "offload":
             staged.append(len(each.reads) * needs.sizes.of_carry(each.codec))
@@ -193,14 +195,18 @@ def _besides(played: Sequence[Played], needs: Needs, work: Work, inside: Mapping
             staged.clear()
         elif each.kind == "turn":
             handed = needs.handed
+        if each.kind in RUN_KINDS:
+            register = needs.carry if number in read else 0
         if each.kind == "reverse":
             own = inside[number]
         else:
             owned = each.kind in RUN_KINDS and played[each.reads[0]].kind in RUN_KINDS
             own = work(each.kind, each.stop - each.start, owned)
+            own += register if each.kind == "backward" else 0
         yield sum(staged) + handed + own
         if each.kind == "turn":
             staged.clear()
+            register = 0
 
 
 def _working(needs: Needs) -> Work:
@@ -213,7 +219,7 @@ def _working(needs: Needs) -> Work:
             return needs.carry
         lengths = [length for length, count in pieces(steps, needs.segments) for _ in range(count)]
         if kind == "backward":
-            return needs.carry + _reversing(lengths, needs)
+            return _reversing(lengths, needs)
         return _running(lengths, needs, owned, taping=kind == "tape")
 
     return nbytes

@@ -27,17 +27,23 @@ class Sizes:
     """Units (or bytes) of what is held.
 
     ``carry`` of one carry, ``tape_step`` of one taped step. ``packed(codec)`` overrides the first by the codec names
-    of the instruction (a reloaded carry stays packed until it is read), ``taped(start, stop)`` the second for a tape.
+    of the instruction (a reloaded carry stays packed until it is read), ``taped(start, stop)`` the second for a tape,
+    ``first`` the first where the program's own first carry is saved as it is: it is there anyway.
     """
 
     carry: int = 1
     tape_step: int = 1
     packed: Callable[[tuple[str, ...]], int] | None = None
     taped: Callable[[int, int], int] | None = None
+    first: int | None = None
 
     def of_carry(self, codec: tuple[str, ...] = ()) -> int:
         """Units of one carry kept under ``codec``."""
         return self.carry if self.packed is None else self.packed(codec)
+
+    def of_save(self, codec: tuple[str, ...], first: bool) -> int:
+        """Units of a save; ``first``: of the carry that the program is given."""
+        return self.first if first and not codec and self.first is not None else self.of_carry(codec)
 
     def of_tape(self, start: int, stop: int) -> int:
         """Units of the tape of steps [start, stop)."""
@@ -61,13 +67,14 @@ def holds(played: Sequence[Played], sizes: Sizes, given: int = 0) -> Iterator[Ho
     """What is held: tapes, saved carries and blocks until their last use, each reloaded carry until its own. ``given``:
     the units of the first carry, where the instructions hold it themselves."""
     last, items = _last_uses(played)
+    whole = len([each for each in played[:2] if each.kind == "carry"]) == 1  # a part is given a gradient, too
     if given:
         yield Hold("local", given, 0, last[0])
     for number, each in enumerate(played):
         if each.kind == "tape":
             yield Hold("local", sizes.of_tape(each.start, each.stop), number, last[number])
         elif each.kind == "save":
-            yield Hold("local", sizes.of_carry(each.codec), number, last[number], (0,))
+            yield Hold("local", sizes.of_save(each.codec, each.reads[0] == 0 and whole), number, last[number], (0,))
         elif each.kind == "offload":
             block = range(len(each.reads))
             yield Hold(each.tier, len(block) * sizes.of_carry(each.codec), number, last[number], block)

@@ -7,7 +7,7 @@ and slots. Formulas count carries and tapes alone, and a short last segment as i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import sympy
@@ -34,6 +34,7 @@ from reroll.formulas import (
     n,
     under_one_root,
 )
+from reroll.program.tally import count
 from reroll.schedules.named import optimal
 from reroll.schedules.optimal.revolve import least_extra, most_runs
 from reroll.words.units import nbytes_text, seconds_text
@@ -152,7 +153,8 @@ def _exact(figures: Figures, loop: Loop) -> dict[str, float]:
 def _counted(loop: Loop, found: Formula) -> dict[str, float]:
     """What the report says elsewhere, or the plan uses."""
     problem, tally = loop.choice.problem, loop.tally
-    counted: dict[str, float] = {"local peak": tally.local_peak, "steps re-run": tally.reforward_steps}
+    with_first = count(loop.program, replace(loop.needs.sizes, first=None))  # as the paper counts
+    counted: dict[str, float] = {"local peak": with_first.local_peak, "steps re-run": tally.reforward_steps}
     counted |= {f"{tier} peak": nbytes for tier, nbytes in tally.tier_peaks.items()}
     counted |= {"best C": problem.chunk or 1} if C in found.best else {}
     counted |= {"best K": problem.slots or 1} if K in found.best else {}

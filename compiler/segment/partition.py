@@ -7,6 +7,9 @@ Nor are reductions and random numbers, nor products, unless products are *replay
 recurrence hands on is small once compressed, as spikes are, it is kept, and all the products of a segment can be
 repeated at a time. Nothing is decided again. What a user asks to keep is cut out at no choice, and what is to be
 repeated is infinitely dear to save (``reroll.segment.policy``).
+
+A forward that runs again right before its backward has outputs that nobody reads (``outputs_apart``): it is run as two
+functions then, and the second one is left out.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ from torch import fx
 
 from reroll.graph.editing import KNOWN, LAYOUTS, ancestors, aten, levels, primals_and_tangents
 from reroll.graph.memory import origin
-from reroll.graph.private import LazyGraphModule, is_overload
+from reroll.graph.private import LazyGraphModule, is_mutable, is_overload
+from reroll.graph.work import work
 from reroll.segment.policy import Policy, StepValue, forward_values, values_of
 from reroll.segment.products import products, rows
 from reroll.segment.sparsity import Fact, infer
@@ -34,6 +38,7 @@ _MADE = ("full", "zeros", "ones", "zeros_like", "ones_like", "full_like", "arang
 _MOVED = ("convert_element_type", "_to_copy", "clone", "cat", "stack", "constant_pad_nd", "flip", "roll", "repeat")
 _CHEAP = (*_MADE, *_MOVED, "slice_scatter", "select_scatter")
 _LATER_IS_CHEAPER = 1e-7
+_PART, _LEAST = 0.05, 2**20  # of a forward's work, and bytes moved: less is not worth another call
 _DECIDED = "is a decision (a comparison, rounding or index), and what the forward decided is never decided again"
 
 
@@ -91,6 +96,62 @@ def partition(
         kept=sum(costs[node] for node in saved),
         plain=sum(_nbytes(node, {}) for node in _read_of(ancestors(results[:outputs]), needed) - free),
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InTwo:
+    """A forward as two graphs, one after the other.
+
+    ``taping`` takes what the forward takes, and gives the ``saved`` values that the forward does, then what ``rest``
+    reads besides. ``rest`` gives the outputs; it takes the forward's inputs numbered ``inputs``, then the results of
+    ``taping`` numbered ``results``.
+    """
+
+    taping: fx.GraphModule
+    rest: fx.GraphModule
+    saved: int
+    inputs: tuple[int, ...]
+    results: tuple[int, ...]
+
+
+def outputs_apart(forward: fx.GraphModule, outputs: int) -> InTwo | None:
+    """A forward in two, so that its saved values can be made without its ``outputs``; None where that saves little, or
+    where what the outputs alone need does more than compute: it draws random numbers, or runs a function of the user's.
+
+    Nothing is computed twice, nor in another way: the last layer of a block, which its backward does not read, is the
+    second graph.
+    """
+    found: Any = forward.graph.output_node().args[0]
+    given, saved = list(found[:outputs]), list(found[outputs:])
+    early = ancestors(saved)
+    early |= {node for node in forward.graph.nodes if node.target is operator.getitem and node.args[0] in early}
+    wanted = ancestors(node for node in given if isinstance(node, fx.Node))
+    late = {node for node in wanted - early if node.op != "placeholder"}
+    if not all(map(_only_computes, late)):
+        return None
+    reads = {source for node in late for source in node.all_input_nodes} | {n for n in given if isinstance(n, fx.Node)}
+    operands = forward.graph.find_nodes(op="placeholder")
+    inputs = [node for node in operands if node in reads]
+    between = [node for node in forward.graph.nodes if node in reads - late - set(operands)]
+    rest = _sub_graph(forward, [*inputs, *between], given)
+    if work(rest.graph) < max(_PART * work(forward.graph), _LEAST):
+        return None
+    results = [*saved, *(node for node in between if node not in saved)]
+    return InTwo(
+        _sub_graph(forward, operands, results),
+        rest,
+        saved=len(saved),
+        inputs=tuple(map(operands.index, inputs)),
+        results=tuple(map(results.index, between)),
+    )
+
+
+def _only_computes(node: fx.Node) -> bool:
+    target: Any = node.target
+    if target is operator.getitem:
+        return True
+    known = node.op == "call_function" and is_overload(target) and target.namespace in KNOWN
+    return known and torch.Tag.nondeterministic_seeded not in target.tags and not is_mutable(target)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,8 @@ from reroll.segment.facts import LOSSY, kept_as
 def compress(program: Program, context: Context) -> Program:
     """Set the ``codec`` of every save and offload from the facts of the program; nothing with ``codec="none"``.
 
-    What the forward itself runs from, or gives as its result, is never rounded.
+    What the forward itself runs from, or gives as its result, is never rounded. The first carry is there anyway, so a
+    save of it stays as it is.
     """
     if context.codec == "none" or not program.facts:
         return program
@@ -21,9 +22,14 @@ def compress(program: Program, context: Context) -> Program:
     program = program.copy()
     exact = _read_by_forward(program) if context.codec in LOSSY else set()
     for node in (node for graph in program.graphs for node in graph.nodes):
-        if node.target in (save, offload):
+        if node.target in (save, offload) and not _is_first(node):
             node.kwargs = {"codec": lossless if node in exact else asked}
     return program
+
+
+def _is_first(node: Node) -> bool:
+    """Whether a node saves the carry that its graph is given."""
+    return node.target is save and operands(node)[0].op == "placeholder"
 
 
 def _read_by_forward(program: Program) -> set[Node]:

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from reroll.errors import OptionError
-from reroll.segment.partition import Cut, partition
+from reroll.segment.partition import Cut, outputs_apart, partition
 from reroll.segment.policy import NO_POLICY, Policy
 
 B, H = 4, 8
@@ -194,3 +195,54 @@ def test_a_wish_that_cannot_be_followed(name: str) -> None:
 def test_what_is_kept_and_repeated_at_once_is_refused() -> None:
     with pytest.raises(OptionError, match="both hold of a value of shape"):
         cut_of(joint(tanh), policy=Policy(keep=("tanh",), recompute=("aten.tanh",)))
+
+
+# A forward in two: what its outputs alone need comes after what is saved.
+
+WIDE = 512
+
+
+def last_layer(x: Tensor, w: Tensor) -> Tensor:
+    return torch.tanh(x @ w) @ w
+
+
+def last_layer_and_noise(x: Tensor, w: Tensor) -> Tensor:
+    return F.dropout(torch.tanh(x @ w) @ w.detach(), 0.5)
+
+
+def nothing_after(x: Tensor, w: Tensor) -> Tensor:
+    return torch.tanh(x @ w)
+
+
+def forward_of(step: Step, wide: int) -> fx.GraphModule:
+    x, w = torch.randn(wide, wide, requires_grad=True), torch.randn(wide, wide, requires_grad=True)
+
+    def run(primals: list[Tensor], tangents: list[Tensor]) -> tuple[Tensor, ...]:
+        result = step(*primals)
+        return (result, *torch.autograd.grad(result, primals, tangents))
+
+    made: fx.GraphModule = make_fx(run, tracing_mode="fake")([x, w], [torch.ones(wide, wide)])
+    made.graph.eliminate_dead_code()
+    return partition(made, 1, {0, 1}, NO_POLICY, pack=False).forward
+
+
+def test_what_only_outputs_need_is_a_graph_of_its_own() -> None:
+    forward = forward_of(last_layer, WIDE)
+    parts = outputs_apart(forward, 1)
+    assert parts is not None
+    assert (done(parts.taping)["mm"], done(parts.rest)["mm"]) == (1, 1)
+    given = [torch.randn(WIDE, WIDE), torch.randn(WIDE, WIDE)]
+    expected, *saved = forward(*given)
+    results = parts.taping(*given)
+    assert all(map(torch.equal, results[: parts.saved], saved))
+    (output,) = parts.rest(*(given[n] for n in parts.inputs), *(results[n] for n in parts.results))
+    assert torch.equal(output, expected)
+
+
+@pytest.mark.parametrize(
+    ("step", "wide"),
+    [(last_layer_and_noise, WIDE), (nothing_after, WIDE), (last_layer, 8)],
+    ids=["random numbers", "nothing is left", "too little to pay for a call"],
+)
+def test_a_forward_stays_whole(step: Step, wide: int) -> None:
+    assert outputs_apart(forward_of(step, wide), 1) is None
