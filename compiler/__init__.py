@@ -45,7 +45,7 @@ from reroll.program.registry import register_pass
 from reroll.schedules.interval import Interval
 from reroll.schedules.named import register_schedule
 from reroll.schedules.problem import Problem
-from reroll.segment.policy import StepValue
+from reroll.segment.cut.policy import StepValue
 
 if TYPE_CHECKING:
     from reroll.backends.dynamo.trainers import register_with_accelerate as register_with_accelerate

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor, fx
@@ -29,6 +30,7 @@ def needs_of(kernels: Kernels, recurrence: Recurrence, *, recorded: bool) -> Nee
     if recorded:
         held += once + recordings(segments.values(), recurrence)
     footprints = {k: footprint(each, traced.carries, held) for k, each in segments.items()}
+    thin = _Thin({k: partial(thin_footprint, each, traced.carries, held) for k, each in segments.items() if each.thin})
 
     def packed(codec: tuple[str, ...]) -> int:
         if not codec:
@@ -40,26 +42,64 @@ def needs_of(kernels: Kernels, recurrence: Recurrence, *, recorded: bool) -> Nee
     def taped(start: int, stop: int) -> int:
         return sum(footprints[k].saved * count for k, count in pieces(stop - start, segments))
 
+    def thinly_taped(start: int, stop: int) -> int:
+        return sum(thin[k].saved * count for k, count in pieces(stop - start, segments))
+
     return Needs(
         segments=footprints,
-        sizes=Sizes(carry=plain, first=0, packed=packed, taped=taped),
+        sizes=Sizes(carry=plain, packed=packed, taped=taped, first=0, thin=thinly_taped),
         carry=plain,
         grads=carry_gradients(segments[length], traced.carries),
         output_grads=output_gradients(segments[length], traced.carries, recurrence.steps),
         staged=STAGING,
+        thin=thin,
     )
+
+
+class _Thin(Mapping[int, SegmentBytes]):
+    """The bytes of segments with thin tapes, by length: only where they are asked for are their backwards compiled."""
+
+    def __init__(self, makers: Mapping[int, Callable[[], SegmentBytes]]) -> None:
+        self._makers, self._made = makers, dict[int, SegmentBytes]()
+
+    def __getitem__(self, length: int) -> SegmentBytes:
+        if length not in self._made:
+            self._made[length] = self._makers[length]()
+        return self._made[length]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
 
 
 def footprint(segment: Segment, carries: int, once: int) -> SegmentBytes:
     """What the runs of a segment hold, whose first ``carries`` inputs are the carry; ``once`` bytes are held anyway."""
-    placeholders = segment.forward_graph.graph.find_nodes(op="placeholder")
-    fresh = once + _forward_peak(segment, placeholders[:carries])
-    kept = once + _forward_peak(segment, [])
     if segment.backward is None or segment.backward_graph is None:
-        return SegmentBytes(0, fresh, kept, 0)
-    saved = _blocks(_saved(segment, set(placeholders[carries:])))
-    reverse = once + _peak(segment.backward, segment.backward_graph.graph, saved)
-    return SegmentBytes(sum(nbytes for nbytes, _ in saved), fresh, kept, reverse)
+        return SegmentBytes(0, *_forward_peaks(segment, carries, once), 0)
+    return _with_tape(segment, carries, once, segment.backward, segment.backward_graph, thin=False)
+
+
+def thin_footprint(segment: Segment, carries: int, once: int) -> SegmentBytes:
+    """The same of a segment whose thin tape is kept."""
+    assert segment.thin is not None
+    return _with_tape(segment, carries, once, segment.thin.backward, segment.thin.backward_graph, thin=True)
+
+
+def _with_tape(
+    segment: Segment, carries: int, once: int, backward: Any, graph: fx.GraphModule, *, thin: bool
+) -> SegmentBytes:
+    own = segment.forward_graph.graph.find_nodes(op="placeholder")[carries:]
+    saved = _blocks(_saved(segment, set(own), graph, thin=thin))
+    reverse = once + _peak(backward, graph.graph, saved)
+    return SegmentBytes(sum(nbytes for nbytes, _ in saved), *_forward_peaks(segment, carries, once), reverse)
+
+
+def _forward_peaks(segment: Segment, carries: int, once: int) -> tuple[int, int]:
+    """The most bytes of a forward from a carry of its own, and from one that is kept elsewhere."""
+    placeholders = segment.forward_graph.graph.find_nodes(op="placeholder")
+    return once + _forward_peak(segment, placeholders[:carries]), once + _forward_peak(segment, [])
 
 
 def _forward_peak(segment: Segment, own: Sequence[fx.Node]) -> int:
@@ -95,13 +135,15 @@ def _blocks(saved: Iterable[tuple[fx.Node, fx.Node]]) -> Owned:
     return list(memory.values())
 
 
-def _saved(segment: Segment, operands: set[fx.Node]) -> list[tuple[fx.Node, fx.Node]]:
+def _saved(
+    segment: Segment, operands: set[fx.Node], backward: fx.GraphModule, *, thin: bool = False
+) -> list[tuple[fx.Node, fx.Node]]:
     """(where a saved value was made, its placeholder in the backward) of all that is no operand. By position: inductor
     renames nodes of the forward."""
-    assert segment.backward_graph is not None
     results: Any = segment.forward_graph.graph.output_node().args[0]
-    readers = segment.backward_graph.graph.find_nodes(op="placeholder")
-    pairs = ((origin(node), reader) for node, reader in zip(results[segment.outputs :], readers, strict=False))
+    readers = backward.graph.find_nodes(op="placeholder")
+    kept = segment.kept(list(results[segment.outputs :]), thin)
+    pairs = ((origin(node), reader) for node, reader in zip(kept, readers, strict=False))
     return [(made, reader) for made, reader in pairs if made not in operands]
 
 
@@ -175,7 +217,8 @@ def _recorded(segment: Segment, slots: Slots) -> int:
     nbytes = _bytes_of(own) + _bytes_of({origin(node) for node in results} - set(inputs))
     if segment.backward_graph is None:
         return nbytes
-    held = {reader for _, reader in _saved(segment, set(own))}  # there already: results of the forward, or constants
+    saved = _saved(segment, set(own), segment.backward_graph)
+    held = {reader for _, reader in saved}  # there already: results of the forward, or constants
     readers = segment.backward_graph.graph.find_nodes(op="placeholder")
     given = sum(map(len, segment.given_backward))
     gradients = segment.backward_graph.graph.output_node().all_input_nodes

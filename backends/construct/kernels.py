@@ -29,8 +29,8 @@ from reroll.recurrence import Recurrence
 from reroll.schedules.interval import Interval
 from reroll.schedules.named import tree
 from reroll.schedules.problem import Problem
+from reroll.segment.cut.policy import Policy, check_texts, forward_values
 from reroll.segment.invariants import Once
-from reroll.segment.policy import Policy, check_texts, forward_values
 from reroll.segment.trace import Traced, constant_names, trace
 
 
@@ -94,6 +94,7 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
     replay, watch = _replays(traced[lengths[0]], options, policy), Watch()
     recordable = options.cuda_graphs and not groups_of(recurrence.step)  # collectives are launched one by one
     device = background_of(recurrence.examples) if recordable else None
+    again = device is None and not replay and options.schedule != "store_all"
     once = Once(constant_names(recurrence))
     context = replace(context, recurrence=recurrence, facts=facts)
     lowered = partial(
@@ -102,7 +103,8 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
         codec=options.codec,
         policy=policy,
         replay=replay,
-        again=device is None and not replay and options.schedule != "store_all",
+        again=again,
+        thin=again and bool(recurrence.blocks) and options.may_be_thin,
         rewrite=partial(run_on_half, passes_of(options), context=context),
         watch=watch,
         once=once,

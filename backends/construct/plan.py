@@ -103,8 +103,16 @@ def _demand(
         passes=passes_of(options),
         device=home_of(recurrence.examples).type,
         replay=kernels.replay,
+        thin=_thin(kernels),
         moving=partial(with_transfers_of, known=earlier.choice.problem) if earlier else measure,
     )
+
+
+def _thin(kernels: Kernels) -> tuple[float, float] | None:
+    """What the reversal of a thin tape repeats, and what a run for a tape alone takes, where all segments have such."""
+    tapes = [segment.thin for segment in kernels.compiled.segments.values()]
+    longest = kernels.compiled.segments[kernels.traced.steps].thin
+    return (longest.repeats, longest.alone) if longest and all(tapes) else None
 
 
 def _warn_of_passes(plan: Plan, demand: Demand) -> None:

@@ -1,7 +1,7 @@
 """A segment of k steps as two compiled functions: forward with its tape, and backward.
 
-The joint graph of the segment is cut into a forward and a backward by ``reroll.segment.partition``, and run either by
-torch (``eager``) or as inductor kernels. There is one forward only: first run, replay and taping call the same kernels
+The joint graph of the segment is cut into a forward and a backward by ``reroll.segment.cut``, and run either by torch
+(``eager``) or as inductor kernels. There is one forward only: first run, replay and taping call the same kernels
 on the same boundaries, so that what decides later steps is bit-identical in all of them. Where its outputs take work of
 their own, it is two functions (``Halved``), and a tape that is made again stops after the first.
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -29,11 +29,14 @@ from reroll.errors import CompilerMissingError
 from reroll.graph.editing import deduplicate, primals_and_tangents
 from reroll.graph.fakes import apart_from_dynamo
 from reroll.graph.names import take_names
+from reroll.graph.work import work
+from reroll.segment.cut.apart import InTwo, outputs_apart
+from reroll.segment.cut.partition import Cut, partition
+from reroll.segment.cut.policy import NO_POLICY, Policy, StepValue
+from reroll.segment.cut.thin import Thin, thinner
 from reroll.segment.factors import Product, defer_products
 from reroll.segment.invariants import Once
 from reroll.segment.packing import pack_saved
-from reroll.segment.partition import Cut, InTwo, outputs_apart, partition
-from reroll.segment.policy import NO_POLICY, Policy, StepValue
 from reroll.segment.trace import Traced
 
 _SMALL = 0.1
@@ -74,6 +77,43 @@ class Halved:
         return list(self.taping(inputs)[: self.parts.saved])
 
 
+@dataclass(frozen=True, eq=False)
+class ThinTape:
+    """A tape of fewer values, ``keeps`` by their numbers among what the forward saves, and its backward, which repeats
+    products (``reroll.segment.cut.thin``). It is compiled when it is first asked for.
+
+    ``whole``: how many of the saved values the whole tape has. ``repeats``: the work that it repeats, as a part of that
+    of a forward. ``alone``: that of a tape that is made again without its outputs.
+    """
+
+    keeps: tuple[int, ...]
+    whole: int
+    repeats: float
+    alone: float
+    backward_graph: fx.GraphModule
+    compiled: Callable[[fx.GraphModule], Boxed]
+
+    @classmethod
+    def of(
+        cls,
+        thin: Thin | None,
+        forward: fx.GraphModule,
+        parts: InTwo | None,
+        compiled: Callable[[fx.GraphModule], Boxed],
+    ) -> ThinTape | None:
+        """A thin tape, if there is one, with what it costs beside a forward, which may run in two parts."""
+        if thin is None:
+            return None
+        run = work(forward.graph)
+        alone = work(parts.taping.graph) / run if parts else 1.0
+        return cls(thin.keeps, thin.whole, thin.work / run, alone, thin.backward, compiled)
+
+    @cached_property
+    def backward(self) -> Boxed:
+        """Boxed; what is kept, gradients of the differentiable outputs -> what the backward of the segment gives."""
+        return self.compiled(self.backward_graph)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
     """``steps`` compiled steps.
@@ -82,7 +122,8 @@ class Segment:
     differentiable outputs -> one gradient per differentiable input. ``tangents`` and ``inputs`` number those outputs
     and inputs; ``reaches[i]`` are the outputs from which autograd reaches ``inputs[i]``. ``given_forward``
     and ``given_backward`` are their last operands. A gradient in ``products`` is None: it is a product of further
-    results. ``tape`` are the saved values, before what is 0 or 1 is packed.
+    results. ``tape`` are the saved values, before what is 0 or 1 is packed. ``thin``: the tape that holds fewer, if
+    there is one.
     """
 
     steps: int
@@ -99,6 +140,13 @@ class Segment:
     given_backward: Given
     products: Mapping[int, Product] = field(default_factory=dict)
     tape: tuple[StepValue, ...] = ()
+    thin: ThinTape | None = None
+
+    def kept(self, saved: list[Any], thin: bool) -> list[Any]:
+        """What a tape holds of all that the forward saves."""
+        if self.thin is None:
+            return saved
+        return [saved[number] for number in (self.thin.keeps if thin else range(self.thin.whole))]
 
 
 def prepare(traced: Traced, lowering: str) -> None:
@@ -133,30 +181,31 @@ def lower(
     *,
     replay: bool,
     again: bool,
+    thin: bool,
     rewrite: Callable[[fx.GraphModule], fx.GraphModule],
     watch: Watch,
     once: Once,
 ) -> Segment:
     """Cut a prepared joint graph, ``rewrite`` its halves, and compile them.
 
-    ``again``: segments may run again for their tape alone, and are not recorded. ``watch`` is told of event products,
-    ``once`` takes what need be made only once per call.
+    ``again``: segments may run again for their tape alone, and are not recorded. ``thin``: tapes may be thin. ``watch``
+    is told of event products, ``once`` takes what need be made only once per call.
     """
     *halves, tape = _halves(traced, policy, pack=_packs(lowering, codec), replay=replay)
     forward, backward = (half and rewrite(half) for half in halves)
     assert forward is not None
     primals = primals_and_tangents(traced.graph.graph)[0]
     gradients_of = [primals[number].meta.get("constant", "") for number in traced.inputs]
-    given = []
-    for half, names in ((forward, []), (backward, gradients_of)):
-        given.append(Given() if half is None else Given(watch.add(half, names), once.take(half)))
+    given_forward = _given(forward, [], watch, once)
+    given_backward = _given(backward, gradients_of, watch, once)
     products = {} if backward is None else defer_products(backward, list(map(bool, gradients_of)))
     compiled = partial(_inductor if lowering == "inductor" else _eager, traced=traced)
+    thinned = _thinned(traced, forward, backward) if thin and backward else None
     parts = outputs_apart(forward, traced.outputs) if again and backward else None
     return Segment(
         steps=traced.steps,
         forward=Halved.of(parts, compiled) if parts else compiled(forward, backward=False),
-        backward=None if backward is None else compiled(backward, backward=True),
+        backward=compiled(backward, backward=True) if backward else None,
         outputs=traced.outputs,
         tangents=traced.tangents,
         inputs=traced.inputs,
@@ -164,11 +213,28 @@ def lower(
         output_examples=traced.results,
         forward_graph=forward,
         backward_graph=backward,
-        given_forward=given[0],
-        given_backward=given[1],
+        given_forward=given_forward,
+        given_backward=given_backward,
         products=products,
         tape=tape,
+        thin=ThinTape.of(thinned, forward, parts, partial(compiled, backward=True)),
     )
+
+
+def _given(half: fx.GraphModule | None, names: Sequence[str], watch: Watch, once: Once) -> Given:
+    return Given() if half is None else Given(watch.add(half, names), once.take(half))
+
+
+def _thinned(traced: Traced, forward: fx.GraphModule, backward: fx.GraphModule) -> Thin | None:
+    """The thin tape of two halves, if there is one; the forward gives what that needs of its inputs, too."""
+    found = thinner(forward, backward, traced.outputs, range(traced.carries, traced.inputs_total))
+    if found is None:
+        return None
+    output, operands = forward.graph.output_node(), forward.graph.find_nodes(op="placeholder")
+    results: Any = output.args[0]
+    output.args = ((*results, *(operands[number] for number in found.more)),)
+    forward.recompile()
+    return found
 
 
 def _packs(lowering: str, codec: str) -> bool:

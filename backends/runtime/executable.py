@@ -162,10 +162,13 @@ class Executable:
             (segment.steps, "forward"), segment.forward, inputs, lambda n: n < carried or (lasting and n >= outputs)
         )
 
-    def run_backward(self, segment: Segment, inputs: list[Tensor]) -> list[Tensor | None]:
-        """Run the backward of a segment. Gradients of carries stay what they are, others until the next call."""
+    def run_backward(self, segment: Segment, inputs: list[Tensor], thin: bool) -> list[Tensor | None]:
+        """Run the backward of a segment, from a ``thin`` tape or a whole one. Gradients of carries stay what they are,
+        others until the next call."""
         if segment.backward is None:
             raise AssertionError("a segment through which no gradient goes is not reversed")
+        if thin and segment.thin:
+            return list(segment.thin.backward(inputs))
         forward, routes = (segment.steps, "forward"), self.routes[segment.steps]
         return self.compiled.graphs.play(
             (segment.steps, "backward"),

@@ -170,9 +170,9 @@ class Run:
     def _advance(self, node: Node, source: Node, start: int, stop: int) -> None:
         self.register = (node, self._run(source, start, stop, None))
 
-    def _tape(self, node: Node, source: Node, start: int, stop: int) -> Tape:
+    def _tape(self, node: Node, source: Node, start: int, stop: int, thin: bool = False) -> Tape:
         instructions = self.executable.instructions
-        taped = Tape(passing=node in instructions.passing, unread=node in instructions.unread)
+        taped = Tape(passing=node in instructions.passing, unread=node in instructions.unread, thin=thin)
         carry = self._run(source, start, stop, taped)
         self.register = None if taped.unread else (node, carry)
         return taped
@@ -256,7 +256,7 @@ class Run:
             if self.start.witness is not None:
                 self.start.witness.see(start, tensors)
             if taped is not None:
-                taped.segments.append((start - steps, steps, saved))
+                taped.segments.append((start - steps, steps, segment.kept(saved, taped.thin)))
             del saved
         return Carry(tensors, made=True)
 
@@ -281,7 +281,7 @@ class Run:
                 saved.clear()
             del tangents, saved
             with named(self.loop, _REVERSED.format, start, start + steps):
-                results = self.executable.run_backward(segment, arguments)
+                results = self.executable.run_backward(segment, arguments, taped.thin)
             carried = self.grads.collect(results, start, steps)
             del results  # the gradients of constants have been added: free them before the next segment runs
         return carried

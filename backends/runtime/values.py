@@ -80,8 +80,9 @@ class Reloaded:
 class Tape:
     """Saved tensors of taped segments, in order: (first step, steps, saved). ``passing``: no segment runs forward
     before they are used, so they may stay where the next one would put its own. ``unread``: the carry behind them is
-    read by nobody."""
+    read by nobody. ``thin``: they are those of thin tapes."""
 
     passing: bool = False
     unread: bool = False
+    thin: bool = False
     segments: list[tuple[int, int, list[Any]]] = field(default_factory=list)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
 from reroll.graph.memory import result_nbytes
 
+aten = torch.ops.aten
 _FLOPS = 4.0  # of products, in the time in which a core moves a byte
+_ON_A_CPU = {  # attention of which torch counts the twin on other devices alone
+    aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: aten._scaled_dot_product_flash_attention_backward,
+}
 
 
 def work(graph: fx.Graph) -> float:
@@ -23,7 +31,8 @@ def _calls(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _flops(node: fx.Node) -> float:
-    count = flop_registry.get(getattr(node.target, "overloadpacket", node.target))
+    operation: Any = getattr(node.target, "overloadpacket", node.target)
+    count = flop_registry.get(_ON_A_CPU.get(operation, operation))
     if count is None:
         return 0.0
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])

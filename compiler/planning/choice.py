@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from reroll.planning.options import Options
-from reroll.schedules.interval import Interval, best_chunk, best_local_double, best_slots
+from reroll.schedules.interval import Interval, best_chunk, best_local_double, best_slots, thinned
 from reroll.schedules.named import extra_runs, find, least_memory, tree
 from reroll.schedules.problem import Problem
 from reroll.words.units import nbytes_text
@@ -18,15 +18,31 @@ _UNHIDDEN = 1.1  # reading blocks when they are needed must save a tenth, as not
 
 
 @dataclass(frozen=True, slots=True)
+class Thinning:
+    """What thin tapes would change: the bytes of the ``tape`` of a segment, and ``scratch``, what its reversal works
+    with beyond that of a whole one. In runs of a segment: what a reversal ``repeats``, and what a run for a tape
+    ``alone`` takes."""
+
+    tape: int
+    scratch: int
+    repeats: float
+    alone: float
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """A schedule with its numbers: the problem that it is given, in steps and bytes. ``allowed``: local bytes that it
     had to meet, if there was a budget. ``ahead``: blocks are read while the chunk behind them is reversed, which holds
-    one more, rather than when they are needed."""
+    one more, rather than when they are needed. ``thin``: the first so many steps have thin tapes, whose reversal
+    ``repeats`` a part of each; a run for a tape ``alone`` takes a part of a run."""
 
     schedule: str
     problem: Problem
     allowed: int | None = None
     ahead: bool = True
+    thin: int = 0
+    repeats: float = 0.0
+    alone: float = 1.0
 
     @property
     def steps(self) -> int:
@@ -41,7 +57,8 @@ class Choice:
     @property
     def root(self) -> Interval:
         """Where carries are kept."""
-        return tree(self.schedule, self.problem)
+        root = tree(self.schedule, self.problem)
+        return thinned(root, self.thin) if self.thin else root
 
     @property
     def extra_runs(self) -> float:
@@ -63,13 +80,16 @@ class Choice:
         memory = problem.memory if "memory" in numbers and problem.slots is None else None
         texts += [f"memory {nbytes_text(memory)}"] if memory is not None else []
         texts += [problem.tier if self.ahead else f"{problem.tier}, not read ahead"] if "remote" in numbers else []
+        texts += [f"thin tapes of {self.thin if self.thin < self.steps else 'all'}"] if self.thin else []
         return f"{self.schedule} ({', '.join(texts)})"
 
 
 def steps_run(choice: Choice) -> float:
     """The time of a choice in runs of a step, so that segments of other lengths can be compared. The same for the same
     network on every machine, but for what transfers cost there."""
-    runs = (1 + _BACKWARD) * choice.steps + choice.extra_runs * choice.segment
+    again = choice.extra_runs
+    shorter = min(again, choice.problem.segments) * (1 - choice.alone)  # each segment is taped once more at most
+    runs = (1 + _BACKWARD) * choice.steps + (again - shorter) * choice.segment + choice.thin * choice.repeats
     return runs * (1 + _CALL / choice.segment)
 
 
@@ -97,11 +117,18 @@ def may_move(options: Options) -> bool:
     return options.schedule == "auto" and options.chunk is None and moving
 
 
-def candidates(first: Choice, options: Options, memory: int, waiting: int, carry: int) -> Iterator[Choice]:
+def candidates(
+    first: Choice,
+    options: Options,
+    memory: int,
+    waiting: int,
+    carry: int,
+    thinning: Callable[[], Thinning | None] = lambda: None,
+) -> Iterator[Choice]:
     """Choices in the order of their cost, ``first`` that without a budget.
 
     ``memory``: bytes for carries and tapes, and for carries on their way: ``waiting`` of them, of which one ``carry``
-    is not held where blocks are not read ahead.
+    is not held where blocks are not read ahead. ``thinning``: says what thin tapes would change, if there can be some.
     """
     schedule, problem = first.schedule, replace(first.problem, memory=memory)
     optimal = _optimal(first, options)
@@ -109,7 +136,11 @@ def candidates(first: Choice, options: Options, memory: int, waiting: int, carry
         problem = replace(problem, slots=None)
         yield Choice("store_all", problem)
     if optimal:
-        yield from _cheapest(optimal, problem, waiting, max(waiting - carry, 0))
+        thin = thinning()
+        found = _cheapest(optimal, problem, waiting, max(waiting - carry, 0))
+        if thin:
+            found = [replace(each, alone=thin.alone) for each in found] + _thinner(problem, thin)
+        yield from sorted(found, key=_cost)
     else:
         numbered = list(_numbered(Choice(schedule, problem), options))
         yield from numbered
@@ -154,8 +185,20 @@ def _numbered(choice: Choice, options: Options) -> Iterator[Choice]:
             yield replace(choice, problem=replace(problem, chunk=chunk, slots=min(number, chunk)))
 
 
+def _thinner(problem: Problem, thin: Thinning) -> list[Choice]:
+    """All tapes kept, as many of them thin as the memory of a problem asks for; and thin ones with carries."""
+    memory, saves = problem.memory or 0, problem.tape - thin.tape
+    least = max(-(-(problem.segments * problem.tape - memory) // saves), 1)
+    counts = range(least, min(least + 2, problem.segments) + 1)  # one more where what a reversal works with is more
+    some = [Choice("store_all", problem, thin=min(count * problem.segment, problem.steps)) for count in counts]
+    smaller = replace(problem, tape=thin.tape, memory=max(memory - thin.scratch, 1))
+    fits = memory - thin.scratch >= least_memory(smaller)
+    every = [Choice("revolve", smaller, thin=problem.steps)] if fits else []
+    return [replace(each, repeats=thin.repeats, alone=thin.alone) for each in (*some, *every)]
+
+
 def _cheapest(schedules: Sequence[str], problem: Problem, waiting: int, unread: int) -> list[Choice]:
-    """Optimal schedules for the memory of a problem, the cheapest first.
+    """Optimal schedules for the memory of a problem.
 
     In "remote" no carry is held while a segment is reversed from it, which the optimal ones do not know of.
     """
@@ -169,7 +212,7 @@ def _cheapest(schedules: Sequence[str], problem: Problem, waiting: int, unread: 
             found += [replace(choice, problem=replace(problem, memory=given))]
     if "remote" in schedules:
         found += _both(Choice("remote", replace(problem, chunk=problem.segment)))
-    return sorted(found, key=_cost)
+    return found
 
 
 def _cost(choice: Choice) -> float:

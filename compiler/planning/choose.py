@@ -82,7 +82,8 @@ def _offered(first: Choice, demand: Demand, options: Options, beside: Beside, bu
     around, seen = beside.around, set[Choice]()
     held = dict.fromkeys((around.reversing, max(around.running, around.turned, around.reversing)))
     left = (budget - beside.others - each - demand.needs.scratch for each in held)
-    usual = (candidates(first, options, memory, demand.waiting, demand.carry) for memory in left)
+    numbers = demand.waiting, demand.carry, demand.thinning
+    usual = (candidates(first, options, memory, *numbers) for memory in left)
     for choice in chain(chain.from_iterable(usual), lowest(first, options)):
         if choice not in seen:
             seen.add(choice)

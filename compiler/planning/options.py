@@ -12,8 +12,8 @@ from typing import Any
 from reroll.errors import OptionError, nearest
 from reroll.schedules.machine import REMOTE_TIERS
 from reroll.schedules.named import find, schedule_names
+from reroll.segment.cut.policy import Policy, Rule
 from reroll.segment.facts import LOSSY
-from reroll.segment.policy import Policy, Rule
 from reroll.words.units import parse_size
 
 _CHOICES = {
@@ -102,6 +102,12 @@ class Options:
     def automatic_budget(self) -> bool:
         """Whether the budget is what the device has free at each call."""
         return self.memory_budget == "auto"
+
+    @property
+    def may_be_thin(self) -> bool:
+        """Whether the planner may choose what tapes hold: to meet a budget, where the user chose neither schedule nor
+        values."""
+        return self.schedule == "auto" and self.memory_budget is not None and not (self.keep or self.recompute)
 
     @property
     def moves_carries(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from reroll.planning.choice import OPTIMAL, Choice
+from reroll.planning.choice import OPTIMAL, Choice, Thinning
 from reroll.program.context import Context
 from reroll.program.memory import Needs, Prediction, predict
 from reroll.program.program import Program, store_all
@@ -46,8 +46,9 @@ class Demand:
 
     ``context`` is what passes are told, in which a choice decides the tree and ``ahead``; ``needs`` are the bytes of
     its segments, ``passes`` those to run, by name, in order. ``device``: the type of the device, such as "cpu".
-    ``replay``: tapes are so small that no step need run again. ``moving``: gives a problem what it costs to move
-    carries, which is asked for only where they may move.
+    ``replay``: tapes are so small that no step need run again. ``thin``: what the reversal of a thin tape repeats, and
+    what a run for a tape alone takes, as parts of a run, where tapes may be thin. ``moving``: gives a problem what it
+    costs to move carries, which is asked for only where they may move.
     """
 
     context: Context
@@ -55,6 +56,7 @@ class Demand:
     passes: tuple[str, ...]
     device: str = "cpu"
     replay: bool = False
+    thin: tuple[float, float] | None = None
     moving: Callable[[Problem], Problem] = lambda problem: problem
 
     @property
@@ -77,6 +79,13 @@ class Demand:
         """Bytes of the tape of a whole segment."""
         return self.needs.sizes.of_tape(0, self.segment)
 
+    def thinning(self) -> Thinning | None:
+        """What thin tapes would change. Their reversal is compiled when this is asked for first."""
+        if self.thin is None:
+            return None
+        tape, more = self.needs.sizes.of_tape(0, self.segment, thin=True), self.needs.scratch_of(thin=True)
+        return Thinning(max(tape, 1), more - self.needs.scratch, *self.thin)
+
     @property
     def waiting(self) -> int:
         """Bytes of carries that wait to be written, or were read ahead."""
@@ -84,7 +93,7 @@ class Demand:
 
     def bound(self, choice: Choice) -> int:
         """Bytes that a choice needs at least, without its program: some tape is complete when its backward begins."""
-        if choice.schedule in OPTIMAL:
+        if choice.schedule in OPTIMAL or choice.thin:
             return 0  # made for the memory that there is
         problem = choice.problem
         short = problem.tape if problem.steps % problem.segment else 0  # whose share of a tape is not exact

@@ -23,7 +23,7 @@ from reroll.program.spelled import RUN_KINDS, Played
 from reroll.program.tally import Counted, Hold, Sizes, Tally, held
 from reroll.schedules.machine import pieces
 
-Work = Callable[[str, int, bool], int]
+Work = Callable[[str, int, bool, bool], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,8 @@ class Around:
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What instructions need besides what is held: segments by length, the bytes of a carry and of its gradients, the
-    bytes of the gradients of the stacked outputs, and how many blocks may wait in local memory to be written."""
+    bytes of the gradients of the stacked outputs, and how many blocks may wait in local memory to be written. ``thin``:
+    segments of which thin tapes are kept, if they have such."""
 
     segments: Mapping[int, SegmentBytes]
     sizes: Sizes
@@ -108,6 +109,11 @@ class Needs:
     grads: int
     output_grads: int = 0
     staged: int = 0
+    thin: Mapping[int, SegmentBytes] = field(default_factory=dict)
+
+    def of(self, length: int, thin: bool) -> SegmentBytes:
+        """The bytes of a segment of a length whose tape is whole, or thin."""
+        return self.thin[length] if thin else self.segments[length]
 
     @property
     def handed(self) -> int:
@@ -117,7 +123,11 @@ class Needs:
     @property
     def scratch(self) -> int:
         """The most bytes that taping, or reversing, whole segments takes besides carries and tapes that are held."""
-        lengths = self.segments.values()
+        return self.scratch_of(thin=False)
+
+    def scratch_of(self, *, thin: bool) -> int:
+        """The same, with thin tapes or whole ones."""
+        lengths = [self.of(length, thin) for length in self.segments]
         running = max(each.fresh - each.saved for each in lengths)
         reversing = max(each.reverse - each.saved for each in lengths)
         return max(running, reversing, self.carry) + self.handed
@@ -201,7 +211,7 @@ def _besides(played: Sequence[Played], needs: Needs, work: Work, inside: Mapping
             own = inside[number]
         else:
             owned = each.kind in RUN_KINDS and played[each.reads[0]].kind in RUN_KINDS
-            own = work(each.kind, each.stop - each.start, owned)
+            own = work(each.kind, each.stop - each.start, owned, each.thin)
             own += register if each.kind == "backward" else 0
         yield sum(staged) + handed + own
         if each.kind == "turn":
@@ -214,33 +224,31 @@ def _working(needs: Needs) -> Work:
     there before it; ``owned``: the carry that a run starts from is its own, not kept elsewhere."""
 
     @cache
-    def nbytes(kind: str, steps: int, owned: bool) -> int:
+    def nbytes(kind: str, steps: int, owned: bool, thin: bool) -> int:
         if kind not in (*RUN_KINDS, "backward"):
             return needs.carry
-        lengths = [length for length, count in pieces(steps, needs.segments) for _ in range(count)]
+        found = [needs.of(length, thin) for length, count in pieces(steps, needs.segments) for _ in range(count)]
         if kind == "backward":
-            return _reversing(lengths, needs)
-        return _running(lengths, needs, owned, taping=kind == "tape")
+            return _reversing(found, needs.grads)
+        return _running(found, owned, taping=kind == "tape")
 
     return nbytes
 
 
-def _running(lengths: Sequence[int], needs: Needs, owned: bool, taping: bool) -> int:
+def _running(segments: Sequence[SegmentBytes], owned: bool, taping: bool) -> int:
     """Segments run one after another; their tapes are counted as held. All but the first own their first carry."""
     most = taped = 0
-    for length in lengths:
-        each = needs.segments[length]
+    for each in segments:
         most = max(most, taped + (each.fresh if owned else each.kept))
         taped += each.saved if taping else 0
         owned = True
     return most - taped
 
 
-def _reversing(lengths: Sequence[int], needs: Needs) -> int:
+def _reversing(segments: Sequence[SegmentBytes], grads: int) -> int:
     """Segments are reversed last to first, each giving up its tape; the gradients handed on are held besides."""
     most = freed = handed = 0
-    for length in reversed(lengths):
-        each = needs.segments[length]
+    for each in reversed(segments):
         most = max(most, each.reverse - each.saved - freed + handed)
-        freed, handed = freed + each.saved, needs.grads
+        freed, handed = freed + each.saved, grads
     return most

@@ -10,6 +10,7 @@ Nine instructions say everything::
     advance(carry, start, stop)      run steps for the first time, emit their outputs, drop their intermediates -> carry
     recompute(carry, start, stop)    run steps again, emit nothing, drop their intermediates                    -> carry
     tape(carry, start, stop)         run steps and keep their tape; read as a carry it is the carry at ``stop``  -> tape
+                                     (with thin=True less of it, and the backward makes the rest again)
     save(carry)                      keep a carry in local memory                                               -> carry
     offload((carry, ...), tier)      write carries to a tier as one block                                       -> block
     reload(block)                    bring a block back to local memory; ``operator.getitem`` picks a carry     -> block
@@ -47,8 +48,9 @@ def recompute(carry: Any, start: int, stop: int) -> Any:
     raise NotImplementedError("instructions are executed by a runtime, not called")
 
 
-def tape(carry: Any, start: int, stop: int) -> Any:
-    """Run steps [start, stop) and keep what their backward needs. Read as a carry, a tape is the carry at stop."""
+def tape(carry: Any, start: int, stop: int, *, thin: bool = False) -> Any:
+    """Run steps [start, stop) and keep what their backward needs, or if ``thin`` that from which the backward makes the
+    rest again. Read as a carry, a tape is the carry at stop."""
     raise NotImplementedError("instructions are executed by a runtime, not called")
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 from torch import fx
 
 from reroll.program.program import Program, backward, offload, reload, reverse, save, turn
-from reroll.program.writing import RUNS, name_at
+from reroll.program.writing import RUNS, is_thin, name_at
 
 RUN_KINDS = tuple(run.__name__ for run in RUNS)
 _KINDS: Mapping[Any, str] = {
@@ -32,7 +32,7 @@ class Played(NamedTuple):
 
     ``reads`` are the numbers of the instructions whose values it takes, in its own order. Runs and backwards have the
     steps [start, stop); a pick the ``item`` of its block; an offload its ``tier``; saves and offloads a ``codec``; a
-    reverse its ``part``.
+    reverse its ``part``; tapes and their backwards whether they are ``thin``.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Played(NamedTuple):
     tier: str = ""
     codec: tuple[str, ...] = ()
     part: str = ""
+    thin: bool = False
 
 
 def written(graph: fx.Graph) -> tuple[Played, ...]:
@@ -87,10 +88,12 @@ def _played(node: fx.Node, numbers: Mapping[Any, int], origin: int) -> Played:
     name, kind = name_at(node, origin), _KINDS[node.target if node.op == "call_function" else node.op]
     match kind:
         case "advance" | "recompute" | "tape":
-            return Played(name, kind, (numbers[args[0]],), origin + args[1], origin + args[2])
+            steps = origin + args[1], origin + args[2]
+            return Played(name, kind, (numbers[args[0]],), *steps, thin=is_thin(node))
         case "backward":
             _, start, stop = args[0].args
-            return Played(name, kind, (numbers[args[0]], numbers[args[1]]), origin + start, origin + stop)
+            reads = numbers[args[0]], numbers[args[1]]
+            return Played(name, kind, reads, origin + start, origin + stop, thin=is_thin(args[0]))
         case "reverse":
             return Played(name, kind, (numbers[args[0]], numbers[args[1]]), part=args[2])
         case "save":

@@ -28,7 +28,8 @@ class Sizes:
 
     ``carry`` of one carry, ``tape_step`` of one taped step. ``packed(codec)`` overrides the first by the codec names
     of the instruction (a reloaded carry stays packed until it is read), ``taped(start, stop)`` the second for a tape,
-    ``first`` the first where the program's own first carry is saved as it is: it is there anyway.
+    ``thin(start, stop)`` for a thin one, ``first`` the first where the program's own first carry is saved as it is: it
+    is there anyway.
     """
 
     carry: int = 1
@@ -36,6 +37,7 @@ class Sizes:
     packed: Callable[[tuple[str, ...]], int] | None = None
     taped: Callable[[int, int], int] | None = None
     first: int | None = None
+    thin: Callable[[int, int], int] | None = None
 
     def of_carry(self, codec: tuple[str, ...] = ()) -> int:
         """Units of one carry kept under ``codec``."""
@@ -45,8 +47,10 @@ class Sizes:
         """Units of a save; ``first``: of the carry that the program is given."""
         return self.first if first and not codec and self.first is not None else self.of_carry(codec)
 
-    def of_tape(self, start: int, stop: int) -> int:
+    def of_tape(self, start: int, stop: int, thin: bool = False) -> int:
         """Units of the tape of steps [start, stop)."""
+        if thin and self.thin is not None:
+            return self.thin(start, stop)
         return (stop - start) * self.tape_step if self.taped is None else self.taped(start, stop)
 
 
@@ -72,7 +76,7 @@ def holds(played: Sequence[Played], sizes: Sizes, given: int = 0) -> Iterator[Ho
         yield Hold("local", given, 0, last[0])
     for number, each in enumerate(played):
         if each.kind == "tape":
-            yield Hold("local", sizes.of_tape(each.start, each.stop), number, last[number])
+            yield Hold("local", sizes.of_tape(each.start, each.stop, each.thin), number, last[number])
         elif each.kind == "save":
             yield Hold("local", sizes.of_save(each.codec, each.reads[0] == 0 and whole), number, last[number], (0,))
         elif each.kind == "offload":

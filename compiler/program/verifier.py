@@ -50,10 +50,14 @@ UNBOUNDED: Mapping[str, int] = MappingProxyType({})
 INSIDE = (recompute, tape, save, backward, reverse, "output")
 
 
-def _check_codec(machine: Machine, node: Node) -> None:
-    """Only save and offload have a keyword, ``codec``: one name per tensor of the carry, if their number is known."""
+def _check_keywords(machine: Machine, node: Node) -> None:
+    """Save and offload have a keyword, ``codec``: one name per tensor of the carry, if their number is known; a tape
+    has ``thin``."""
+    if node.target is tape and set(node.kwargs) == {"thin"} and isinstance(node.kwargs["thin"], bool):
+        return
     if set(node.kwargs) != {"codec"} or node.target not in (save, offload):
-        refuse(node, "graph", f"it has the keywords {sorted(node.kwargs)}", "Only save and offload have one, codec")
+        remedy = "Only save and offload have one, codec, and tape one, thin, which is True or False"
+        refuse(node, "graph", f"it has the keywords {sorted(node.kwargs)}", remedy)
     codec, tensors = node.kwargs["codec"], len(machine.program.facts)
     named = isinstance(codec, (tuple, list)) and all(isinstance(name, str) for name in codec)
     if not named or (tensors and len(cast(tuple[Any, ...], codec)) not in (0, tensors)):
@@ -89,7 +93,7 @@ def _play(machine: Machine, node: Node) -> Value:
         found = f"it has {len(node.args)} operands by position"
         refuse(node, "graph", found, f"Give it {arity}, by position")
     if node.kwargs:
-        _check_codec(machine, node)
+        _check_keywords(machine, node)
     return play(machine, node, *node.args)
 
 

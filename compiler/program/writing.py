@@ -62,6 +62,19 @@ def write_run(graph: fx.Graph, run: Callable[..., Any], carry: Node, start: int,
     return _write(graph, run, (carry, start, stop), f"{run.__name__}_{start}to{stop}")
 
 
+def write_tape(graph: fx.Graph, carry: Node, start: int, stop: int, thin: bool) -> Node:
+    """``tape`` at the insertion point, named after its range."""
+    node = write_run(graph, tape, carry, start, stop)
+    if thin:
+        node.kwargs = {"thin": True}
+    return node
+
+
+def is_thin(taped: Node) -> bool:
+    """Whether a tape is thin."""
+    return bool(taped.kwargs.get("thin", False))
+
+
 def write_save(graph: fx.Graph, carry: Node, at: int) -> Node:
     """``save`` at the insertion point, named after the step of the carry."""
     return _write(graph, save, (carry,), f"save_at{at}")

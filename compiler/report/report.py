@@ -27,8 +27,8 @@ from reroll.report.page.page import framed, page
 from reroll.report.plots import plot
 from reroll.report.tables import loop_tables, summary
 from reroll.schedules.machine import Costs
+from reroll.segment.cut.policy import StepValue
 from reroll.segment.ops import EventCount
-from reroll.segment.policy import StepValue
 from reroll.words.units import nbytes_text, seconds_text
 
 WIDTH = 100  # columns, where there is no terminal that says its own

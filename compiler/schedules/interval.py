@@ -22,7 +22,8 @@ class Interval:
     remote it is read again; if the child is local, what was read for the parent is held. An interval without
     children is taped and reversed as a whole; one with children is reversed child by child, last to first. A child that
     is ``taped`` is taped by the run over its parent, and its tape is kept in place of its first carry. Children that
-    have the same ``block`` number and tier are written and read as one transfer.
+    have the same ``block`` number and tier are written and read as one transfer. An interval without children that is
+    ``thin`` keeps less on its tape, and its backward makes the rest again.
 
     Intervals do not say where they start, so equal ones may be one object: what is repeated is not spelled out.
     """
@@ -32,6 +33,7 @@ class Interval:
     children: tuple[Interval, ...] = ()
     block: int | None = None
     taped: bool = False
+    thin: bool = False
 
     def __post_init__(self) -> None:
         """Refuse an empty interval, children that do not tile it, and a tape that is no leaf in local memory."""
@@ -53,6 +55,22 @@ class Interval:
         for child in self.children:
             yield start, child
             start += child.steps
+
+
+def thinned(root: Interval, steps: int) -> Interval:
+    """A tree with thin tapes: of all its steps, or of the first ``steps`` of one that tapes all in one run."""
+    if root.children:
+        return _thin(root, {})
+    first, rest = Interval(min(steps, root.steps), taped=True, thin=True), root.steps - steps
+    return replace(root, children=(first, Interval(rest, taped=True)) if rest > 0 else (first,))
+
+
+def _thin(interval: Interval, known: dict[int, Interval]) -> Interval:
+    """An interval with thin tapes; what is one object stays one."""
+    if id(interval) not in known:
+        inside = tuple(_thin(child, known) for child in interval.children)
+        known[id(interval)] = replace(interval, children=inside, thin=not inside)
+    return known[id(interval)]
 
 
 def _pieces(steps: int, length: int, tier: str) -> tuple[Interval, ...]:

@@ -3,17 +3,12 @@
 In: a Recurrence and k, the number of steps compiled together
 Out: two ATen graphs (halves), facts of values, packed 0/1 values, loop invariants and factors set apart
 Nouns: Traced, Cut, half, Fact, Policy, tape
-Mind: Comparisons and roundings are never recomputed in a backward (`partition._DECISIONS`): a spike must be one
-    decision. What only the backward makes of a value to be recomputed may not be saved in its stead (`_with_copies`).
-    Whether a gradient depends on what comes in is read off autograd's graph (`trace._leaves_of`), not off the joint
+Mind: Whether a gradient depends on what comes in is read off autograd's graph (`trace._leaves_of`), not off the joint
     graph.
     Placeholders say what they are: `meta["constant"]` (its name), `["carry"]`, `["per_step"]` (`trace._mark`). A
     product is distributed over steps only if all but its rows is made of constants.
     `joint.py` traces by `make_fx` alone what writes nothing, in 0.4 of the time. What writes (`SeenOperations` watches
     a run), batch norms and higher-order operators but `autograd_function_apply` go through `aot_export_joint_simple`.
-    With the option `replay` the min-cut has two stages (`partition._replayed`): spikes in bits are what is saved, and
-    products are repeated from them. Ternary spikes by `sign` or rounding are not packed, so not replayed; a difference
-    of two spikes is.
     `invariants.py`: what depends on constants alone is made once per call, not once per segment. `factors.py`: a
     backward gives the two factors of a weight's gradient, and `addmm_` or `event_outer_add` adds their product to the
     sum. Sums by events lie by rows, K x N, however the weight lies; else they would be dense in silence.

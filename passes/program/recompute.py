@@ -20,6 +20,7 @@ from reroll.program.writing import (
     write_reverse,
     write_run,
     write_save,
+    write_tape,
 )
 from reroll.schedules.interval import Interval
 from reroll.segment.facts import LOSSY
@@ -72,7 +73,8 @@ class _Parts:
         """Look at an interval, once at each object."""
         if id(interval) not in self.seen:
             inside = [self.look(child) for child in interval.children]
-            form = (interval.steps, interval.tier, interval.block, interval.taped, *(number for number, _, _ in inside))
+            own = interval.steps, interval.tier, interval.block, interval.taped, interval.thin
+            form = (*own, *(number for number, _, _ in inside))
             local = all(deep and child.tier == "local" for _, deep, child in inside)
             self.seen[id(interval)] = self.numbers.setdefault(form, len(self.numbers)), local, interval
         return self.seen[id(interval)]
@@ -111,7 +113,7 @@ def _is_end(length: int) -> bool:
 def _replay(graph: fx.Graph, parts: _Parts, interval: Interval, start: int, kept: Node, grad: Node) -> Node:
     """Write the reversal of an interval from its kept carry; gives the gradient at its start."""
     if not interval.children:
-        taped = write_run(graph, tape, kept, start, start + interval.steps)
+        taped = write_tape(graph, kept, start, start + interval.steps, interval.thin)
         return write_backward(graph, taped, grad)
     _, local, _ = parts.look(interval)
     if local:
@@ -126,7 +128,7 @@ def _children(graph: fx.Graph, parts: _Parts, children: Sequence[Interval], star
     tail = len(children) - parts.tail(children)
     for child in children[:tail]:
         if child.taped:
-            carry = write_run(graph, tape, carry, at, at + child.steps)
+            carry = write_tape(graph, carry, at, at + child.steps, child.thin)
             made.append((at, child, carry))
         else:
             made.append((at, child, write_save(graph, carry, at) if at > start else kept))

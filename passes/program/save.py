@@ -11,7 +11,8 @@ from reroll.program.context import Context
 from reroll.program.program import Node, Program, backward, tape
 from reroll.program.program import save as save_instruction
 from reroll.program.registry import register_pass
-from reroll.program.writing import before_turn, operands, position, write_backward, write_run, write_save
+from reroll.program.writing import before_turn, is_thin, operands, position, write_backward, write_save, write_tape
+from reroll.schedules.interval import Interval
 
 
 @register_pass("save")
@@ -20,7 +21,7 @@ def save(program: Program, context: Context) -> Program:
 
     No carry is saved at the start of a child that is taped by the forward.
     """
-    starts = {start: not child.taped for start, child in context.root.placed()}
+    starts = dict(context.root.placed())
     program = program.copy(parts=False)
     forward = list(before_turn(program.graph))
     saved = {position(node) for node in forward if node.target is save_instruction}
@@ -30,19 +31,20 @@ def save(program: Program, context: Context) -> Program:
     return program
 
 
-def _split(graph: fx.Graph, taped: Node, starts: dict[int, bool], saved: set[int]) -> None:
+def _split(graph: fx.Graph, taped: Node, starts: dict[int, Interval], saved: set[int]) -> None:
     """Replace one tape by a tape from each of ``starts`` inside it, and its backward by theirs."""
     carry, start, stop = operands(taped)
     steps = list(starts)
     inner = steps[bisect_left(steps, start) : bisect_left(steps, stop)]
     edges = sorted({start, *inner, stop})
-    kept = {step for step in inner if starts[step]} - saved
+    kept = {step for step in inner if not starts[step].taped} - saved
     pieces: list[Node] = []
     with graph.inserting_before(taped):
         for low, high in pairwise(edges):
             if low in kept:
                 write_save(graph, carry, low)
-            carry = write_run(graph, tape, carry, low, high)
+            thin = starts[low].thin if low in starts else is_thin(taped)
+            carry = write_tape(graph, carry, low, high, thin)
             pieces.append(carry)
     _reverse_by(graph, next(user for user in taped.users if user.target is backward), pieces)
     taped.replace_all_uses_with(carry)

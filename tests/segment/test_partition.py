@@ -17,8 +17,9 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from reroll.errors import OptionError
-from reroll.segment.partition import Cut, outputs_apart, partition
-from reroll.segment.policy import NO_POLICY, Policy
+from reroll.segment.cut.apart import outputs_apart
+from reroll.segment.cut.partition import Cut, partition
+from reroll.segment.cut.policy import NO_POLICY, Policy
 
 B, H = 4, 8
 FLOATS = 4 * B * H

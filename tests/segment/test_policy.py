@@ -19,7 +19,7 @@ from reroll.backends.construct.share import build
 from reroll.errors import OptionError
 from reroll.planning.options import Options
 from reroll.report.report import Loop
-from reroll.segment.policy import StepValue
+from reroll.segment.cut.policy import StepValue
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 CARRY = {"carry": 1}

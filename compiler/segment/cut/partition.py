@@ -6,17 +6,15 @@ manner of torch's partitioner). Comparisons and roundings are never recomputed: 
 Nor are reductions and random numbers, nor products, unless products are *replayed*: where what the
 recurrence hands on is small once compressed, as spikes are, it is kept, and all the products of a segment can be
 repeated at a time. Nothing is decided again. What a user asks to keep is cut out at no choice, and what is to be
-repeated is infinitely dear to save (``reroll.segment.policy``).
-
-A forward that runs again right before its backward has outputs that nobody reads (``outputs_apart``): it is run as two
-functions then, and the second one is left out.
+repeated is infinitely dear to save (``reroll.segment.cut.policy``).
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import networkx as nx
@@ -25,20 +23,20 @@ from torch import fx
 
 from reroll.graph.editing import KNOWN, LAYOUTS, ancestors, aten, levels, primals_and_tangents
 from reroll.graph.memory import origin
-from reroll.graph.private import LazyGraphModule, is_mutable, is_overload
-from reroll.graph.work import work
-from reroll.segment.policy import Policy, StepValue, forward_values, values_of
+from reroll.graph.private import LazyGraphModule, is_overload
+from reroll.segment.cut.policy import Policy, StepValue, forward_values, values_of
 from reroll.segment.products import products, rows
 from reroll.segment.sparsity import Fact, infer
 
 _COMPARISONS = ("gt", "ge", "lt", "le", "eq", "ne", "sign", "sgn", "heaviside", "argmax", "bernoulli")
 _ROUNDINGS = ("floor", "ceil", "round", "trunc", "frac", "fmod", "remainder", "floor_divide")
 _DECISIONS = (*_COMPARISONS, *_ROUNDINGS)
+_KINKS = ("threshold", "hardtanh", "hardswish", "hardsigmoid", "hardshrink", "softshrink", "leaky_relu", "elu", "rrelu")
+_KINKED = (*(f"{name}_backward" for name in _KINKS), "_prelu_kernel_backward", "smooth_l1_loss_backward")
 _MADE = ("full", "zeros", "ones", "zeros_like", "ones_like", "full_like", "arange", "scalar_tensor")
 _MOVED = ("convert_element_type", "_to_copy", "clone", "cat", "stack", "constant_pad_nd", "flip", "roll", "repeat")
 _CHEAP = (*_MADE, *_MOVED, "slice_scatter", "select_scatter")
 _LATER_IS_CHEAPER = 1e-7
-_PART, _LEAST = 0.05, 2**20  # of a forward's work, and bytes moved: less is not worth another call
 _DECIDED = "is a decision (a comparison, rounding or index), and what the forward decided is never decided again"
 
 
@@ -79,14 +77,14 @@ def partition(
     needed = _needed_values(results[outputs:], late)
     free = {primals[index] for index in held}
     rules = _Rules.of(policy, graph, outputs)
-    costs = {node: 0.0 if node in free else _nbytes(node, facts) for node in graph.nodes if node not in late}
+    costs = {node: 0.0 if node in free else saved_nbytes(node, facts) for node in graph.nodes if node not in late}
     costs |= dict.fromkeys(rules.unsaved - late, float("inf"))
     if replay:
         saved = _replayed(graph, needed, late, costs, rules)
     else:
-        saved = _minimum_cut(graph, needed, costs, rules.allow, rules.kept)
-    forward = _sub_graph(joint, primals, [*results[:outputs], *saved])
-    backward = _sub_graph(joint, [*saved, *tangents], list(results[outputs:]), drop_none=True)
+        saved = minimum_cut(graph, needed, costs, rules.allow, rules.kept)
+    forward = sub_graph(joint, primals, [*results[:outputs], *saved])
+    backward = sub_graph(joint, [*saved, *tangents], list(results[outputs:]), drop_none=True)
     return Cut(
         forward,
         backward,
@@ -94,64 +92,8 @@ def partition(
         facts={node.name: fact for node, fact in facts.items()},
         tape=tuple(next(values_of(node)) for node in saved if origin(node) not in free),
         kept=sum(costs[node] for node in saved),
-        plain=sum(_nbytes(node, {}) for node in _read_of(ancestors(results[:outputs]), needed) - free),
+        plain=sum(saved_nbytes(node) for node in _read_of(ancestors(results[:outputs]), needed) - free),
     )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class InTwo:
-    """A forward as two graphs, one after the other.
-
-    ``taping`` takes what the forward takes, and gives the ``saved`` values that the forward does, then what ``rest``
-    reads besides. ``rest`` gives the outputs; it takes the forward's inputs numbered ``inputs``, then the results of
-    ``taping`` numbered ``results``.
-    """
-
-    taping: fx.GraphModule
-    rest: fx.GraphModule
-    saved: int
-    inputs: tuple[int, ...]
-    results: tuple[int, ...]
-
-
-def outputs_apart(forward: fx.GraphModule, outputs: int) -> InTwo | None:
-    """A forward in two, so that its saved values can be made without its ``outputs``; None where that saves little, or
-    where what the outputs alone need does more than compute: it draws random numbers, or runs a function of the user's.
-
-    Nothing is computed twice, nor in another way: the last layer of a block, which its backward does not read, is the
-    second graph.
-    """
-    found: Any = forward.graph.output_node().args[0]
-    given, saved = list(found[:outputs]), list(found[outputs:])
-    early = ancestors(saved)
-    early |= {node for node in forward.graph.nodes if node.target is operator.getitem and node.args[0] in early}
-    wanted = ancestors(node for node in given if isinstance(node, fx.Node))
-    late = {node for node in wanted - early if node.op != "placeholder"}
-    if not all(map(_only_computes, late)):
-        return None
-    reads = {source for node in late for source in node.all_input_nodes} | {n for n in given if isinstance(n, fx.Node)}
-    operands = forward.graph.find_nodes(op="placeholder")
-    inputs = [node for node in operands if node in reads]
-    between = [node for node in forward.graph.nodes if node in reads - late - set(operands)]
-    rest = _sub_graph(forward, [*inputs, *between], given)
-    if work(rest.graph) < max(_PART * work(forward.graph), _LEAST):
-        return None
-    results = [*saved, *(node for node in between if node not in saved)]
-    return InTwo(
-        _sub_graph(forward, operands, results),
-        rest,
-        saved=len(saved),
-        inputs=tuple(map(operands.index, inputs)),
-        results=tuple(map(results.index, between)),
-    )
-
-
-def _only_computes(node: fx.Node) -> bool:
-    target: Any = node.target
-    if target is operator.getitem:
-        return True
-    known = node.op == "call_function" and is_overload(target) and target.namespace in KNOWN
-    return known and torch.Tag.nondeterministic_seeded not in target.tags and not is_mutable(target)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -180,7 +122,7 @@ class _Rules:
         reason = _why_refused(node) if node in self.again else ""
         if reason:
             self.policy.refuse(node, reason)
-        return node in self.again or _may_recompute(node)
+        return node in self.again or may_recompute(node)
 
 
 def _with_copies(graph: fx.Graph, again: set[fx.Node], forward: set[fx.Node]) -> set[fx.Node]:
@@ -189,7 +131,7 @@ def _with_copies(graph: fx.Graph, again: set[fx.Node], forward: set[fx.Node]) ->
     for node in graph.nodes:
         same = origin(node) is not node or getattr(node.target, "overloadpacket", None) is aten.clone
         derived = any(source in found for source in node.all_input_nodes)
-        if derived and (same or node not in forward) and _may_recompute(node):
+        if derived and (same or node not in forward) and may_recompute(node):
             found.add(node)
     return found
 
@@ -207,9 +149,9 @@ def _replayed(
     for group in early:
         level = levels(graph, set(group))
         behind |= {rows(node) for node in group if level[node]}
-    given = set(_minimum_cut(graph, behind, costs, rules.allow, rules.kept))
+    given = set(minimum_cut(graph, behind, costs, rules.allow, rules.kept))
     again = {node for group in early for node in group} - rules.kept
-    return _minimum_cut(
+    return minimum_cut(
         graph, needed, costs, lambda node: node not in given and (node in again or rules.allow(node)), rules.kept
     )
 
@@ -236,7 +178,16 @@ def _read_of(forward: set[fx.Node], needed: Iterable[fx.Node]) -> set[fx.Node]:
     return ancestors(needed, values) & values
 
 
-def _may_recompute(node: fx.Node) -> bool:
+def decided_by(node: fx.Node) -> list[fx.Node]:
+    """The operands by which an operation decides: it compares or rounds them, or is the gradient of what has a kink."""
+    name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+    if node.op != "call_function" or not (name in (*_DECISIONS, *_KINKED) or _cuts_off(node)):
+        return []
+    return node.all_input_nodes[1:] if name in _KINKED else node.all_input_nodes  # the first is a gradient
+
+
+def may_recompute(node: fx.Node) -> bool:
+    """Whether a value is so cheap to make that it may be made twice, and no decision: pointwise work, views, casts."""
     target: Any = node.target
     if target is operator.getitem:
         return not _cuts_off(node)
@@ -285,7 +236,9 @@ def _continuous(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def _nbytes(node: fx.Node, facts: dict[fx.Node, Fact]) -> float:
+def saved_nbytes(node: fx.Node, facts: Mapping[fx.Node, Fact] = MappingProxyType({})) -> float:
+    """Bytes of a value as it is saved: in bits if it is known to be 0 or 1, given any ``facts``. Infinite if it is no
+    tensor."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return float("inf")
@@ -294,7 +247,7 @@ def _nbytes(node: fx.Node, facts: dict[fx.Node, Fact]) -> float:
     return value.numel() / 8 if bits and facts else float(value.numel() * value.element_size())
 
 
-def _minimum_cut(
+def minimum_cut(
     graph: fx.Graph,
     needed: set[fx.Node],
     costs: dict[fx.Node, float],
@@ -326,7 +279,7 @@ def _minimum_cut(
     return sorted(cut, key=lambda node: order[node])
 
 
-def _sub_graph(
+def sub_graph(
     joint: fx.GraphModule, inputs: list[fx.Node], outputs: list[Any], drop_none: bool = False
 ) -> fx.GraphModule:
     """The part of a graph that computes ``outputs`` from ``inputs``, in the original order."""

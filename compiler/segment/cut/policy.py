@@ -2,7 +2,8 @@
 
 In the manner of torch's selective checkpointing (``torch.utils.checkpoint.CheckpointPolicy``) and of JAX's
 (``jax.checkpoint_policies``), but of the steps inside of a segment: a rule is a name that ``reroll.name`` gave, the
-name of an operation, or a predicate. What the rules say nothing about stays the choice of ``reroll.segment.partition``.
+name of an operation, or a predicate. What the rules say nothing about stays the choice of
+``reroll.segment.cut.partition``.
 """
 
 from __future__ import annotations
