@@ -68,8 +68,8 @@ def through(stack: Parameters, block: Callable[[Parameters, Any], Any], x: Any, 
 
 
 def linear(p: Parameters, name: str, x: Any) -> Any:
-    """A layer of ``nn.Linear``."""
-    y = x @ p[f"{name}.weight"].T
+    """A layer of ``nn.Linear``. A transposed weight would be kept for the backward beside the weight."""
+    y = lax.dot_general(x, p[f"{name}.weight"], (((x.ndim - 1,), (1,)), ((), ())))
     return y + p[f"{name}.bias"] if f"{name}.bias" in p else y
 
 
