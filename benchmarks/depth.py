@@ -2,16 +2,20 @@
 
     python benchmarks/depth.py                                # all networks; goes on where it was stopped
     python benchmarks/depth.py --only "GPT 12" --again        # one network, by its name and number of blocks
+    python benchmarks/depth.py --jax build/jax/bin/python     # JAX too, in an environment of its own (depth_jax.py)
     python benchmarks/depth.py --show
 
 A row is one contender on one network, in a process of its own with an empty inductor cache, one thread on one core.
-Eager runs in the same process, in turns with it. A training step is the network, its loss, and the backward.
+Eager runs in the same process, in turns with it; beside JAX, in turns with its process. A training step is the network,
+its loss, and the backward.
 
 - first call: CPU seconds of the first training step, those of the C++ compiler included
-- peak: what the allocator holds in a training step above parameters and their gradients (``reroll.measure``), as a part
-  of eager's; predicted: what ``reroll.explain`` says beforehand
+- peak: what the allocator holds in a training step above parameters and their gradients (``reroll.measure``; JAX: the
+  temporaries of the compiled program), as a part of eager's; predicted: what ``reroll.explain`` says beforehand
 - time: CPU seconds of a training step, medians, eager = 1
-- error: the largest difference of any gradient from eager's, relative to that gradient's largest entry (dropout is off)
+- error: the largest difference of any gradient from eager's, relative to that gradient's largest entry. Dropout is off.
+  Left out are gradients that are rounding alone: those of BERT's biases of keys, which would be zero without it.
+  U-Net's are discontinuous where a ReLU turns: eager in float32 and eager in float64 differ by 1e-2 there
 
 ``budget X`` asks for ``memory_budget`` of X of eager's peak, ``least`` for the least that there is.
 """
@@ -32,6 +36,7 @@ from typing import Any
 
 import torch
 from depth_networks import NETWORKS, loss_of
+from depth_peer import JAX_WAYS, peer
 from measuring import gradients, interleaved, machine, pinned, relative_error, summary
 from rich.console import Console
 from rich.table import Table
@@ -46,6 +51,8 @@ BLOCKS = ("Block", "BertLayer", "LlamaDecoderLayer", "Residual", "Mixing")
 """The classes whose objects are blocks, for those who checkpoint or compile one at a time."""
 NAMES = [f"{name} {blocks}" for name, case in NETWORKS.items() for blocks in case.blocks]
 LIMIT = 1800  # seconds for one row
+ROUNDING = 1e-8
+"""Gradients whose largest entry is below this part of the network's largest are rounding alone."""
 _ERROR = re.compile(r"[\w.]+Error: ")
 Row = dict[str, Any]
 
@@ -122,8 +129,8 @@ WAYS: Mapping[str, Way] = {
 }
 
 
-def row(name: str, way: str, rounds: int, core: int) -> Row:
-    """What a contender takes, here, in a process that has done nothing else."""
+def row(name: str, way: str, rounds: int, core: int, jax: str = sys.executable) -> Row:
+    """What a contender takes, here, in a process that has done nothing else. ``jax``: the Python that has it."""
     kind, blocks = name.rsplit(" ", 1)
     case = NETWORKS[kind]
     torch.manual_seed(0)
@@ -136,18 +143,36 @@ def row(name: str, way: str, rounds: int, core: int) -> Row:
         eager = partial(_step, plain, plain, x, wanted)
         expected = gradients(eager, plain)
         eager_peak = _peak(eager, plain)
+        if way in JAX_WAYS:
+            return {"eager_peak": eager_peak, **_row_of_jax(jax, name, way, plain, rounds)}
         begin = _cpu_seconds()
         run = WAYS[way](model, eager_peak)
         step = partial(_step, run, model, x, wanted)
         step()
         first = _cpu_seconds() - begin
-        found: Row = {"first_s": first, "relative_error": relative_error(gradients(step, model), expected)}
+        found: Row = {"first_s": first, "relative_error": _error(gradients(step, model), expected)}
         found |= {"eager_peak": eager_peak, "peak": _peak(step, model)}
         if way.startswith("reroll"):
             report = reroll.explain(run, x, wanted)
             found |= {"predicted_peak": report.predicted_peak, "plans": _plans(report)}
         steps = {"eager": eager, way: step}
         return found | {"time": summary(interleaved(steps, rounds), "eager")[way]}
+
+
+def _row_of_jax(python: str, name: str, way: str, plain: Trained, rounds: int) -> Row:
+    eager = partial(_step, plain, plain, *plain.example)
+    expected = gradients(eager, plain)
+    names = [each for each, parameter in plain.network.named_parameters() if parameter.grad is not None]
+    with peer(python, name, way, plain.network, plain.example) as other:
+        error = _error([other.gradients[each] for each in names], expected)
+        times = summary(interleaved({"eager": eager, way: other.step}, rounds), "eager")
+        return {**other.told, "relative_error": error, "time": times[way]}
+
+
+def _error(found: list[Tensor], expected: list[Tensor]) -> float:
+    least = ROUNDING * max(float(each.abs().max()) for each in expected)
+    compared = [pair for pair in zip(found, expected, strict=True) if float(pair[1].abs().max()) > least]
+    return relative_error([a for a, _ in compared], [b for _, b in compared])
 
 
 def _without_dropout(model: nn.Module) -> None:
@@ -175,9 +200,10 @@ def _cpu_seconds() -> float:
     return sum(os.times()[:4])
 
 
-def measured(name: str, way: str, rounds: int, core: int) -> Row:
+def measured(name: str, way: str, rounds: int, core: int, jax: str | None) -> Row:
     """A row, in a process of its own."""
     command = [sys.executable, __file__, "--row", name, way, "--core", str(core), "--rounds", str(rounds)]
+    command += ["--jax", jax] if jax else []
     with tempfile.TemporaryDirectory(prefix="reroll-bench-") as cache:
         alone = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": cache}
         alone |= {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
@@ -196,7 +222,7 @@ def show(result: Mapping[str, Any], console: Console) -> None:
     """A table for each network."""
     for name, rows in result.items():
         table = Table("", "first call, s", "peak, MB", "of eager's", "predicted", "time", "error", title=name)
-        for way in (way for way in WAYS if way in rows):
+        for way in (way for way in (*WAYS, *JAX_WAYS) if way in rows):
             table.add_row(way, *_cells(rows[way]))
         console.print(table)
 
@@ -215,7 +241,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--row", nargs=2, metavar=("NETWORK", "WAY"), help="one row here, as JSON")
     parser.add_argument("--only", nargs="*", default=NAMES, choices=NAMES, metavar="NETWORK", help="names with blocks")
-    parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=list(WAYS), metavar="WAY", help="contenders")
+    parser.add_argument("--ways", nargs="*", choices=[*WAYS, *JAX_WAYS], metavar="WAY", help="contenders")
+    parser.add_argument("--jax", metavar="PYTHON", help="a Python that has jax; without it JAX is left out")
     parser.add_argument("--again", action="store_true", help="measure rows that are there already")
     parser.add_argument("--show", action="store_true", help="only print the result file")
     parser.add_argument("--rounds", type=int, default=10, help="training steps that are timed")
@@ -224,16 +251,20 @@ def main() -> None:
     given = parser.parse_args()
     if given.row:
         name, way = given.row
-        print(json.dumps(row(name, way, given.rounds, given.core)))
+        print(json.dumps(row(name, way, given.rounds, given.core, given.jax or sys.executable)))
         return
+    ways = [*WAYS, *(JAX_WAYS if given.jax else ())] if given.ways is None else given.ways
+    if not given.jax and not given.show and set(ways) & set(JAX_WAYS):
+        parser.error("JAX runs in a Python of its own: name it with --jax.")
     result: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {}
     options = f"--rounds {given.rounds} --core {given.core}"
-    todo = [] if given.show else [(name, way) for name in given.only for way in given.ways]
+    todo = [] if given.show else [(name, way) for name in given.only for way in ways]
     for name, way in todo:
         rows = result.setdefault(name, {})
         if given.again or way not in rows:
             command = f"python benchmarks/depth.py --only '{name}' --ways '{way}' {options}"
-            rows[way] = measured(name, way, given.rounds, given.core) | {"environment": machine(command)}
+            command += " --jax PYTHON" if way in JAX_WAYS else ""
+            rows[way] = measured(name, way, given.rounds, given.core, given.jax) | {"environment": machine(command)}
             given.out.write_text(json.dumps(result, indent=1) + "\n")
     show(result, Console(width=120))
 

@@ -11,7 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 import reroll
@@ -189,3 +191,67 @@ def test_contenders_over_depth_at_a_small_size(monkeypatch: pytest.MonkeyPatch) 
     assert rows["reroll, budget 0.60"]["peak"] <= 0.6 * rows["reroll, budget 0.60"]["eager_peak"]
     assert rows["reroll, least"]["peak"] == min(row["peak"] for row in rows.values())
     depth.show({"small 6": {**rows, "eager": {"failed": "no answer"}}}, Console(file=io.StringIO()))
+
+
+def test_a_contender_over_depth_in_another_process_takes_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for it answers with eager's gradients, of which one differs, and half a second for every step."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    depth, networks = (importlib.import_module(name) for name in ("depth", "depth_networks"))
+    monkeypatch.setitem(
+        depth.NETWORKS, "small", networks.Case(partial(networks.Mixer, width=8), networks.images(2), (1,))
+    )
+    torch.manual_seed(0)
+    x, wanted = networks.NETWORKS["small"].batch()
+    network = networks.NETWORKS["small"].make(1)
+    networks.loss_of(network(x), wanted).backward()
+    found = {name: parameter.grad.numpy() for name, parameter in network.named_parameters()}
+    found["head.weight"] = 1.5 * found["head.weight"]
+    np.savez(tmp_path / "found.npz", **found)
+    python = tmp_path / "python"
+    told = json.dumps({"first_s": 2.0, "peak": 7})
+    steps = "while read line; do echo 0.5; done"
+    python.write_text(f"#!/bin/sh\ncp '{tmp_path}/found.npz' \"$2\"\necho '{told}'\n{steps}\n")
+    python.chmod(0o755)
+    row = depth.row("small 1", "JAX scan", 2, 0, str(python))
+    assert row["relative_error"] == pytest.approx(0.5)
+    assert (row["peak"], row["first_s"], row["time"]["median_s"]) == (7, 2.0, 0.5)
+    assert row["time"]["median_ratio"] > 0
+    python.write_text("#!/bin/sh\nexit 1\n")
+    with pytest.raises(SystemExit, match="JAX ended"):
+        depth.row("small 1", "JAX scan", 2, 0, str(python))
+
+
+def test_gradients_that_are_rounding_alone_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    depth = importlib.import_module("depth")
+    expected = [torch.tensor([1.0, 2.0]), torch.tensor([1e-9]), torch.tensor([1e-6])]
+    assert depth._error([expected[0], torch.tensor([5e-9]), expected[2]], expected) == 0
+    assert depth._error([*expected[:2], 2 * expected[2]], expected) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("kind", ["GPT", "BERT", "LLaMA", "ViT", "ResNet", "U-Net", "MLP-Mixer"])
+def test_networks_over_depth_in_jax_have_the_gradients_of_torch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("jax")
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setenv("JAX_ENABLE_X64", "1")
+    depth, networks = (importlib.import_module(name) for name in ("depth", "depth_networks"))
+    case = networks.NETWORKS[kind]
+    torch.manual_seed(0)
+    example = tuple(each.double() if each.is_floating_point() else each for each in case.batch())
+    doubled = networks.Case(lambda blocks: case.make(blocks).double(), lambda: example, (3,))
+    monkeypatch.setitem(depth.NETWORKS, kind, doubled)
+    assert depth.row(f"{kind} 3", "JAX scan, dots", 1, 0)["relative_error"] < 1e-6  # JAX's softmax is float32
+
+
+def test_jax_keeps_less_over_depth_with_remat(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("jax")
+    monkeypatch.syspath_prepend(str(FOLDER))
+    depth, networks = (importlib.import_module(name) for name in ("depth", "depth_networks"))
+    monkeypatch.setitem(
+        depth.NETWORKS, "GPT", networks.Case(partial(networks.GPT, width=32), networks.text(2, 64), (8,))
+    )
+    rows = {way: depth.row("GPT 8", way, 1, 0) for way in depth.JAX_WAYS}
+    assert all(row["relative_error"] < 1e-5 for row in rows.values())
+    everything, dots, full = (row["peak"] for row in rows.values())
+    assert full < dots < everything
+    depth.show({"GPT 8": rows}, Console(file=io.StringIO()))
