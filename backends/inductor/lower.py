@@ -194,8 +194,7 @@ def lower(
     *halves, tape = _halves(traced, policy, pack=_packs(lowering, codec), replay=replay)
     forward, backward = (half and rewrite(half) for half in halves)
     assert forward is not None
-    primals = primals_and_tangents(traced.graph.graph)[0]
-    gradients_of = [primals[number].meta.get("constant", "") for number in traced.inputs]
+    gradients_of = _constants_reached(traced)
     given_forward = _given(forward, [], watch, once)
     given_backward = _given(backward, gradients_of, watch, once)
     products = {} if backward is None else defer_products(backward, list(map(bool, gradients_of)))
@@ -219,6 +218,12 @@ def lower(
         tape=tape,
         thin=ThinTape.of(thinned, forward, parts, partial(compiled, backward=True)),
     )
+
+
+def _constants_reached(traced: Traced) -> list[str]:
+    """For each input that a gradient goes to the name of the constant that it is, or nothing."""
+    primals = primals_and_tangents(traced.graph.graph)[0]
+    return [primals[number].meta.get("constant", "") for number in traced.inputs]
 
 
 def _given(half: fx.GraphModule | None, names: Sequence[str], watch: Watch, once: Once) -> Given:
