@@ -31,10 +31,15 @@ _NOISE = (
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Something of the compiled call that is not as it is in the plain one: its ``name``, and ``what`` differs."""
+    """Something of the compiled call that is not as it is in the plain one: its ``name``, and ``what`` differs.
+
+    ``error``: how far the numbers of a tensor are off, relative to its largest entry; None where it is no number that
+    differs.
+    """
 
     name: str
     what: str
+    error: float | None = None
 
     def __str__(self) -> str:
         return f"{self.name}: {self.what}"
@@ -244,26 +249,27 @@ def _compared(expected: _Seen, actual: _Seen, tolerance: float | None) -> tuple[
     for name, before in expected.gradients.items():
         pairs.append((f"gradient of {name}", before, actual.gradients[name], floor))
     for name, before, after, least in pairs:
-        what = _difference(before, after, tolerance, least, errors)
-        differences += [Difference(name, what)] if what else []
+        difference = _difference(name, before, after, tolerance, least, errors)
+        differences += [difference] if difference else []
     return differences, max(errors)
 
 
 def _difference(
-    before: Tensor | None, after: Tensor | None, tolerance: float | None, least: float, errors: list[float]
-) -> str:
-    """How two tensors differ, in words; nothing where they do not. Their distance joins the errors."""
+    name: str, before: Tensor | None, after: Tensor | None, tolerance: float | None, least: float, errors: list[float]
+) -> Difference | None:
+    """How two tensors differ; nothing where they do not. Their distance joins the errors."""
     if before is None or after is None:
-        return "" if before is after else f"{_kind(after)} instead of {_kind(before)}"
+        return None if before is after else Difference(name, f"{_kind(after)} instead of {_kind(before)}")
     if (before.shape, before.dtype, before.device) != (after.shape, after.dtype, after.device):
-        return f"{_kind(after)} instead of {_kind(before)}"
+        return Difference(name, f"{_kind(after)} instead of {_kind(before)}")
     error = distance(before, after, least)
     errors.append(error)
     exact = not (before.is_floating_point() or before.is_complex())
     allowed = 0.0 if exact else tolerance if tolerance is not None else TOLERANCE.get(before.dtype, _SHORT)
     if error <= allowed:
-        return ""
-    return f"{error:.1e} off, relative to its largest entry; at most {allowed:.0e} is allowed"
+        return None
+    what = f"{error:.1e} off, relative to its largest entry; at most {allowed:.0e} is allowed"
+    return Difference(name, what, error)
 
 
 def _kind(value: Tensor | None) -> str:
