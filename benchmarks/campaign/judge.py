@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 from changed_networks import Mutant, network_of
-from digits import with_digits
+from rounding import with_digits
 from torch._dynamo.exc import TorchDynamoException
 from torch.utils._pytree import tree_map_only
 
