@@ -340,10 +340,10 @@ def updated_behind_detach(net: Net, x_TBI: Tensor) -> Tensor:
 
 
 def layout_that_turns(net: Net, x_TBI: Tensor) -> Tensor:
-    """A carry that is transposed at every step."""
+    """A carry that is transposed at every step, of which numbers are dropped."""
     h_II = torch.eye(I, dtype=x_TBI.dtype)
     for x_BI in x_TBI:
-        h_II = torch.tanh(h_II.t() + x_BI.mean())
+        h_II = torch.tanh(h_II.t() + nn.functional.dropout(h_II) * x_BI.mean())
     return h_II
 
 
