@@ -118,10 +118,10 @@ def check(
     dropout with ``lowering="eager"``. measure: also local peaks and seconds, which takes two more steps of each.
 
     Compared are results (types, values, shapes, dtypes, what requires a gradient, layouts, but that what is expanded
-    may be written out), gradients of parameters and inputs (which are None, too), buffers, attributes and inputs that
-    the call changes, and the random numbers that follow it. Inputs, parameters, gradients, buffers, attributes of
-    modules and random numbers are afterwards as they were. With ``strict`` raises DifferenceError, which names the
-    first difference.
+    may be written out, and a part of something larger be dense), gradients of parameters and inputs (which are None,
+    too), buffers, attributes and inputs that the call changes, and the random numbers that follow it. Inputs,
+    parameters, gradients, buffers, attributes of modules and random numbers are afterwards as they were. With
+    ``strict`` raises DifferenceError, which names the first difference.
     """
     compiled, plain = _compiled(model), model_of(model)
     call = _Call(plain, inputs, kwargs, loss or mean_squares, seed)
@@ -211,12 +211,22 @@ def _layout(value: Tensor) -> Layout:
 
 
 def _lie_alike(before: Layout, after: Layout) -> bool:
-    """Whether strides are equal, or, where the plain one expands a dimension, the others lie in one order."""
+    """Whether strides are equal, or, where the plain one repeats or leaves out memory, dimensions lie in one order."""
     if before == after or len(before) != len(after):
         return before == after
     kept = [dim for dim, (_, step) in enumerate(before) if step]
     orders = [sorted(kept, key=lambda dim: -each[dim][1]) for each in (before, after)]
-    return len(kept) < len(before) and orders[0] == orders[1]
+    return (len(kept) < len(before) or _has_gaps(before)) and orders[0] == orders[1]
+
+
+def _has_gaps(layout: Layout) -> bool:
+    """Whether memory lies between the entries that belongs to none of them, as in a row of a transposed batch."""
+    dense = 1
+    for size, step in sorted(layout, key=lambda each: each[1]):
+        if step > dense:
+            return True
+        dense *= size
+    return False
 
 
 def _note_state(seen: _Seen, state: State, leaves: Mapping[Tensor, str]) -> None:
