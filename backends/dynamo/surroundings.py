@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from reroll.backends.inductor.unit import quick_builds
 from reroll.backends.runtime.unused import rows
-from reroll.errors import RerollWarning
+from reroll.errors import RerollWarning, UnsupportedError
 from reroll.graph.fakes import apart_from_dynamo, fake_of
 from reroll.graph.inplace import operand, updated_places
 from reroll.recurrence import Recurrence
@@ -87,15 +87,22 @@ class _Piece(nn.Module):
 
     Its backward makes a gradient of every input, of zeros where nothing came in. Plain autograd gives None to an input
     that no used result reads, and optimizers tell the two apart: so does this. ``reaches``: for each result the inputs
-    that autograd reaches from it.
+    that autograd reaches from it. ``differentiable``: the inputs that it was compiled to give a gradient.
     """
 
-    def __init__(self, call: Any, single: bool, reaches: Sequence[frozenset[int]]) -> None:
+    def __init__(
+        self, call: Any, single: bool, reaches: Sequence[frozenset[int]], differentiable: frozenset[int]
+    ) -> None:
         super().__init__()
-        self.call, self.single, self.reaches = call, single, reaches
+        self.call, self.single, self.reaches, self.differentiable = call, single, reaches, differentiable
 
     def forward(self, *args: Any) -> Any:
         inputs = {_edge(value): number for number, value in enumerate(args) if _needs(value)}
+        if not self.differentiable.issuperset(inputs.values()):
+            raise UnsupportedError(
+                "A part of the graph around the loop was compiled without a gradient for a value that needs one: what "
+                "reroll holds of the graph is wrong. Please report it, with the model; lowering='eager' does without."
+            )
         results = self.call(*args)
         self._leave_out(inputs, results)
         return results[0] if self.single else tuple(results)
@@ -164,10 +171,12 @@ def _compiled(piece: fx.GraphModule) -> nn.Module:
     if single:
         output.args = ((output.args[0],),)
         piece.recompile()
+    differentiable = frozenset(number for number, value in enumerate(inputs) if _needs(value))
     with apart_from_dynamo(modes[0]), quick_builds():
         with modes[0]:
             reaches = _reaches(piece, [_distinct(modes[0], value) for value in inputs])
-        return _Piece(compile_fx(piece, [_distinct(modes[0], value) for value in inputs]), single, reaches)
+        call = compile_fx(piece, [_distinct(modes[0], value) for value in inputs])
+    return _Piece(call, single, reaches, differentiable)
 
 
 def _distinct(mode: FakeTensorMode, value: Any) -> Any:

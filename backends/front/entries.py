@@ -26,6 +26,7 @@ from reroll.backends.front.observe import Observed, observe
 from reroll.backends.front.state import State
 from reroll.backends.front.turns import between_turns
 from reroll.backends.progress import hinting
+from reroll.capture.lengths.align import NeverError
 from reroll.capture.recorder.graph import Unrecordable
 from reroll.errors import LengthError, UnsupportedError
 from reroll.planning.options import Options
@@ -228,12 +229,17 @@ class Entry:
         return tuple(_given(results, outputs, running))
 
     def trace(self, running: Running) -> bool:
-        """Trace the call at the other lengths of its pattern; whether they give a template. If not, why is noted."""
+        """Trace the call at the other lengths of its pattern; whether they give a template. If not, why is noted.
+
+        Raises LengthError where other lengths would give none either.
+        """
         assert running.observed is not None
         lengths = running.observed.pattern.lengths
         try:
             modules = [*(_trace(running, steps) for steps in lengths[:-1]), self.module]
             self.families[lengths, running.call.places] = Family(lengths, modules, running.front.options)
+        except NeverError as error:
+            raise LengthError(str(error)) from None
         except LengthError as error:
             running.unusable[lengths] = error
             running.observed = None

@@ -29,7 +29,7 @@ from reroll.graph.private import version_of
 
 SHORT = ((8, 9, 11), (16, 17, 19), (32, 33, 35))
 _FEWEST = SHORT[0][0]  # steps of a sequence that can show a pattern by itself
-_TRIES = 4
+_TRIES = 5  # as many as it takes to get to a period of two
 _WHOLE_LOOPS = ("lstm", "gru", "rnn_tanh", "rnn_relu", "while_loop", "scan", "associative_scan")
 _MANY = 256  # operations from which on a loop over another dimension than time is looked for
 

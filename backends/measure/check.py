@@ -31,10 +31,15 @@ _NOISE = (
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Something of the compiled call that is not as it is in the plain one: its ``name``, and ``what`` differs."""
+    """Something of the compiled call that is not as it is in the plain one: its ``name``, and ``what`` differs.
+
+    ``error``: how far the numbers of a tensor are off, relative to its largest entry; None where it is no number that
+    differs.
+    """
 
     name: str
     what: str
+    error: float | None = None
 
     def __str__(self) -> str:
         return f"{self.name}: {self.what}"
@@ -113,10 +118,10 @@ def check(
     dropout with ``lowering="eager"``. measure: also local peaks and seconds, which takes two more steps of each.
 
     Compared are results (types, values, shapes, dtypes, what requires a gradient, layouts, but that what is expanded
-    may be written out), gradients of parameters and inputs (which are None, too), buffers, attributes and inputs that
-    the call changes, and the random numbers that follow it. Inputs, parameters, gradients, buffers, attributes of
-    modules and random numbers are afterwards as they were. With ``strict`` raises DifferenceError, which names the
-    first difference.
+    may be written out, and a part of something larger be dense), gradients of parameters and inputs (which are None,
+    too), buffers, attributes and inputs that the call changes, and the random numbers that follow it. Inputs,
+    parameters, gradients, buffers, attributes of modules and random numbers are afterwards as they were. With
+    ``strict`` raises DifferenceError, which names the first difference.
     """
     compiled, plain = _compiled(model), model_of(model)
     call = _Call(plain, inputs, kwargs, loss or mean_squares, seed)
@@ -206,12 +211,22 @@ def _layout(value: Tensor) -> Layout:
 
 
 def _lie_alike(before: Layout, after: Layout) -> bool:
-    """Whether strides are equal, or, where the plain one expands a dimension, the others lie in one order."""
+    """Whether strides are equal, or, where the plain one repeats or leaves out memory, dimensions lie in one order."""
     if before == after or len(before) != len(after):
         return before == after
     kept = [dim for dim, (_, step) in enumerate(before) if step]
     orders = [sorted(kept, key=lambda dim: -each[dim][1]) for each in (before, after)]
-    return len(kept) < len(before) and orders[0] == orders[1]
+    return (len(kept) < len(before) or _has_gaps(before)) and orders[0] == orders[1]
+
+
+def _has_gaps(layout: Layout) -> bool:
+    """Whether memory lies between the entries that belongs to none of them, as in a row of a transposed batch."""
+    dense = 1
+    for size, step in sorted(layout, key=lambda each: each[1]):
+        if step > dense:
+            return True
+        dense *= size
+    return False
 
 
 def _note_state(seen: _Seen, state: State, leaves: Mapping[Tensor, str]) -> None:
@@ -244,26 +259,27 @@ def _compared(expected: _Seen, actual: _Seen, tolerance: float | None) -> tuple[
     for name, before in expected.gradients.items():
         pairs.append((f"gradient of {name}", before, actual.gradients[name], floor))
     for name, before, after, least in pairs:
-        what = _difference(before, after, tolerance, least, errors)
-        differences += [Difference(name, what)] if what else []
+        difference = _difference(name, before, after, tolerance, least, errors)
+        differences += [difference] if difference else []
     return differences, max(errors)
 
 
 def _difference(
-    before: Tensor | None, after: Tensor | None, tolerance: float | None, least: float, errors: list[float]
-) -> str:
-    """How two tensors differ, in words; nothing where they do not. Their distance joins the errors."""
+    name: str, before: Tensor | None, after: Tensor | None, tolerance: float | None, least: float, errors: list[float]
+) -> Difference | None:
+    """How two tensors differ; nothing where they do not. Their distance joins the errors."""
     if before is None or after is None:
-        return "" if before is after else f"{_kind(after)} instead of {_kind(before)}"
+        return None if before is after else Difference(name, f"{_kind(after)} instead of {_kind(before)}")
     if (before.shape, before.dtype, before.device) != (after.shape, after.dtype, after.device):
-        return f"{_kind(after)} instead of {_kind(before)}"
+        return Difference(name, f"{_kind(after)} instead of {_kind(before)}")
     error = distance(before, after, least)
     errors.append(error)
     exact = not (before.is_floating_point() or before.is_complex())
     allowed = 0.0 if exact else tolerance if tolerance is not None else TOLERANCE.get(before.dtype, _SHORT)
     if error <= allowed:
-        return ""
-    return f"{error:.1e} off, relative to its largest entry; at most {allowed:.0e} is allowed"
+        return None
+    what = f"{error:.1e} off, relative to its largest entry; at most {allowed:.0e} is allowed"
+    return Difference(name, what, error)
 
 
 def _kind(value: Tensor | None) -> str:

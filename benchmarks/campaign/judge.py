@@ -16,15 +16,18 @@ from typing import Any, Protocol
 
 import torch
 from changed_networks import Mutant, network_of
+from rounding import with_digits
 from torch._dynamo.exc import TorchDynamoException
 from torch.utils._pytree import tree_map_only
 
 import reroll
+from reroll.backends.measure.check import Difference
 from reroll.errors import RerollError, RerollWarning
 
 SECONDS = 180
 """After which a program counts as one that gave no answer."""
 TOLERANCE, SHORT = 1e-8, 1e-4  # of float64 throughout, and where a value of a step is float32
+NUDGES = {TOLERANCE: 1e-13, SHORT: 1e-7}  # what moves numbers by more than rounding does
 DEFECTS = ("wrong", "raw", "no answer")
 _OURS = ("BackendCompilerFailed", "InductorError")  # Dynamo's names for what a backend raises, not for what it refuses
 
@@ -73,7 +76,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Verdict:
-    """``kind``: equal, refused, left (to torch), invalid (eager raises), or one of ``DEFECTS``; and why."""
+    """``kind``: equal, refused, left (to torch), invalid (nothing to compare with), or one of ``DEFECTS``; and why."""
 
     kind: str
     why: str = ""
@@ -126,15 +129,14 @@ def outcome(differences: Callable[[], Sequence[object]], seconds: int = SECONDS)
 
 
 def judge(program: Source, way: Way) -> Verdict:
-    """What becomes of a program. A difference counts if it is there with other numbers, too."""
+    """What becomes of a program."""
+    torch._dynamo.reset()
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(program.seed)
     with tempfile.TemporaryDirectory() as folder:
         module = loaded(program.source(), Path(folder) / f"program{program.seed}.py")
-        tolerance = SHORT if "float()" in program.source() else TOLERANCE
-        first = _judged(module, way, program.seed, tolerance)
-        if first.kind != "wrong":
-            return first
-        second = _judged(module, way, program.seed + 1, tolerance)
-        return first if second.kind == "wrong" else Verdict("equal", "but for one draw of the inputs")
+        net, (args, kwargs) = module.Net(), module.inputs()
+        return _compared(net, way, args, kwargs, SHORT if "float()" in program.source() else TOLERANCE)
 
 
 def loaded(text: str, path: Path) -> Any:
@@ -167,14 +169,6 @@ def judge_mutant(mutant: Mutant, way: Way) -> Verdict:
         return _compared(net, replace(way, time=0) if over_time else replace(way, door="backend"), args, {}, TOLERANCE)
 
 
-def _judged(module: Any, way: Way, seed: int, tolerance: float) -> Verdict:
-    torch._dynamo.reset()
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(seed)
-    net, (args, kwargs) = module.Net(), module.inputs()
-    return _compared(net, way, args, kwargs, tolerance)
-
-
 def _compared(net: Any, way: Way, args: Sequence[Any], kwargs: Mapping[str, Any], tolerance: float) -> Verdict:
     try:
         plain = reroll.check(_Plain(net), *args, measure=False, **kwargs)
@@ -182,10 +176,17 @@ def _compared(net: Any, way: Way, args: Sequence[Any], kwargs: Mapping[str, Any]
     except Exception as error:  # the program is none  # noqa: BLE001
         return Verdict("invalid", first_line(error))
 
-    def differences() -> Sequence[object]:
-        return reroll.check(way.compiled(net), *args, measure=False, tolerance=tolerance, **kwargs).differences
+    found: list[Difference] = []
 
-    return outcome(differences)
+    def differences() -> Sequence[Difference]:
+        found.extend(reroll.check(way.compiled(net), *args, measure=False, tolerance=tolerance, **kwargs).differences)
+        return found
+
+    verdict = outcome(differences)
+    if verdict.kind != "wrong":
+        return verdict
+    left = with_digits(found, net, args, kwargs, tolerance, NUDGES[tolerance])
+    return Verdict("wrong", str(left[0])) if left else Verdict("invalid", f"eager has no such digits: {verdict.why}")
 
 
 class _Plain:

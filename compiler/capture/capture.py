@@ -35,12 +35,13 @@ def capture(module: fx.GraphModule, *, maps: bool = False, depth: bool = False) 
     """
     transform = next((node for node in module.graph.nodes if in_transform(node)), None)
     if transform is not None:
-        return Capture(module.graph, (), f"it contains a torch.func transform, at {where(transform)}")
+        return Capture(module.graph, (), f"it contains a torch.func transform, at {where(transform)}", refused=True)
     try:
         plain, given = take_given(module)
         normal = normalise(module, plain)
     except CaptureError as error:
-        return Capture(module.graph, (), f"the graph cannot be brought to a normal form: {error}")
+        reason = f"the graph cannot be brought to a normal form: {error}"
+        return Capture(module.graph, (), reason, refused=True)
     sequence, steps = _steps(module, normal, maps)
     blocks = with_blocks(module, sequence, steps) if depth else Blocks(sequence, steps)
     steps = blocks.steps
@@ -70,7 +71,7 @@ def _settled(module: fx.GraphModule, outer: fx.Graph, recurrences: Many[Recurren
             _refuse_random_branches(each)
         graph, settled = keep_layouts(outer, recurrences)
     except CaptureError as error:
-        return Capture(module.graph, (), str(error))
+        return Capture(module.graph, (), str(error), refused=True)
     return Capture(graph, tuple(settled))
 
 

@@ -21,7 +21,7 @@ from reroll.errors import CaptureError
 from reroll.graph.effects import example, spelled
 from reroll.graph.fakes import apart_from_dynamo, fake_of, new_fake_mode
 from reroll.graph.layouts import Order, is_plain, lay_out, memory_order
-from reroll.graph.private import storage_id
+from reroll.graph.private import is_higher_order, is_of_users, storage_id
 from reroll.recurrence import Items, Numbers, Recurrence
 
 Layouts = tuple[Order, ...]
@@ -31,7 +31,8 @@ Layouts = tuple[Order, ...]
 def keep_layouts(outer: fx.Graph, recurrences: Sequence[Recurrence]) -> tuple[fx.Graph, list[Recurrence]]:
     """The graph and its recurrences with steps that begin by laying out their carries as the user's program does.
 
-    Raises CaptureError for a loop whose layouts never settle, or whose step looks past a carry in memory.
+    Raises CaptureError for a loop whose layouts never settle and whose step can tell, or that looks past a carry in
+    memory.
     """
     found = {each.name: _layouts(outer, each) for each in recurrences}
     if all(len(layouts) == 1 and all(map(is_plain, layouts[0])) for layouts in found.values()):
@@ -48,7 +49,10 @@ def keep_layouts(outer: fx.Graph, recurrences: Sequence[Recurrence]) -> tuple[fx
 
 
 def _layouts(outer: fx.Graph, recurrence: Recurrence) -> list[Layouts]:
-    """The layouts of the carry before each of the first steps, until they stay the same."""
+    """The layouts of the carry before each of the first steps, until they stay the same.
+
+    Where they never do and no operation can tell, carries are contiguous.
+    """
     call = next(node for node in outer.nodes if node.target == recurrence.name)
     carried = len(recurrence.carries)
     initial = [example(node) for node in call.args[:carried]]
@@ -66,10 +70,26 @@ def _layouts(outer: fx.Graph, recurrence: Recurrence) -> list[Layouts]:
             found.append(tuple(map(memory_order, carries)))
             if found[-1] == found[-2]:
                 return found[:-1]
-    raise CaptureError(
-        f"the carry of the loop at {recurrence.where} lies in memory in another way at every step; give it one layout "
-        "with .contiguous() at the end of the step"
-    )
+    if _may_tell(recurrence):
+        raise CaptureError(
+            f"the carry of the loop at {recurrence.where} lies in memory in another way at every step, which random "
+            "numbers, as_strided and operators of one's own can tell; give it one layout with .contiguous() at the end "
+            "of the step"
+        )
+    return [tuple(tuple(range(value.dim())) for value in carries)]
+
+
+def _may_tell(recurrence: Recurrence) -> bool:
+    """Whether what a step gives may depend on the layouts of its carries."""
+    graphs = [each.graph for each in recurrence.step.modules() if isinstance(each, fx.GraphModule)]
+    return recurrence.random or any(map(_looks_at_memory, (node for graph in graphs for node in graph.nodes)))
+
+
+def _looks_at_memory(node: fx.Node) -> bool:
+    """Whether an operation may read numbers in the order of memory: as_strided, and what is not of torch's own."""
+    if _is_strided(node) or node.op == "call_module" or "as_strided" in str(node.args):
+        return True
+    return is_of_users(node.target) or (is_higher_order(node.target) and "triton" in str(node.target))
 
 
 def _is_plain_step(recurrence: Recurrence) -> bool:

@@ -5,8 +5,9 @@ type of ``torch.ops`` functions, whose ``_schema`` says what they update and who
 ``HigherOrderOperator`` that of operators which run a function. Through ``_SingleLevelFunction`` every
 ``autograd.Function`` is applied; ``_is_any_autocast_enabled`` asks once for all devices. ``_LazyGraphModule`` writes
 the Python code of a graph when it is called first: passes edit graphs that never are. ``_disable_current_modes``:
-constants are real under a fake mode. Of a tensor, ``_version`` counts changes in place, ``_base`` is what it is a view
-of, and ``_cdata`` of its storage tells whether two share memory; torch has no public name for these.
+constants are real under a fake mode. ``OpOverloadPacket`` is an operator with all of its overloads. Of a tensor,
+``_version`` counts changes in place, ``_base`` is what it is a view of, and ``_cdata`` of its storage tells whether two
+share memory; torch has no public name for these.
 """
 
 from __future__ import annotations
@@ -37,6 +38,12 @@ def is_overload(target: Any) -> bool:
 def is_higher_order(target: Any) -> bool:
     """Whether a call's target is an operator that runs a function of the user's."""
     return isinstance(target, torch._ops.HigherOrderOperator)
+
+
+def is_of_users(target: Any) -> bool:
+    """Whether a call's target is an operator of ``torch.ops`` that is not torch's own."""
+    kinds = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+    return isinstance(target, kinds) and not str(target).startswith(("aten.", "prims."))
 
 
 def written(target: Any) -> Iterator[tuple[int, str]]:

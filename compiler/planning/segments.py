@@ -6,7 +6,7 @@ from torch import fx
 
 from reroll.graph.memory import result_nbytes
 from reroll.planning.options import Options
-from reroll.recurrence import Recurrence
+from reroll.recurrence import Items, Recurrence
 
 _SEGMENT = {"inductor": 8, "eager": 4}
 _SMALL = ((4096, 32), (8192, 16))  # bytes that a step makes, and steps for which calling a segment no longer counts
@@ -44,11 +44,13 @@ def _operations(call: fx.Node) -> int:
 def segment_length(recurrence: Recurrence, options: Options) -> int:
     """Steps compiled together: as asked for, else a length near the usual one that leaves the shortest last segment.
 
-    Where the segments serve any number of steps it depends at most on whether these are many.
+    Where the segments serve any number of steps it depends at most on whether these are many. A loop that reads a list
+    has as many steps as that has items, at any length.
     """
     steps, usual = recurrence.steps, usual_segment(recurrence, options)
     if recurrence.any_length:
-        return options.segment or usual
+        items = [len(x.operands) for x in recurrence.xs if isinstance(x, Items)]
+        return min(options.segment or usual, *items) if items else options.segment or usual
     if options.segment is not None:
         return min(options.segment, steps)
     if steps <= usual:

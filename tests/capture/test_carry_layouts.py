@@ -53,7 +53,23 @@ def restrided(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
     return h
 
 
-LOOPS = (masked_first, masked_always, masked_delay, turned, restrided)
+def flipping(x: Tensor, w: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    """Transposed at every step: no layout is that of all steps, and none can be told."""
+    p = h @ h.t()
+    for t in range(x.shape[0]):
+        h, p = torch.tanh(p @ h + x[t]), torch.tanh(p.t() + p @ x[t] @ w[:, :3])
+    return h, p
+
+
+def symmetric(x: Tensor, w: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    p, found = h @ h.t(), x.new_zeros(9)
+    for t in range(x.shape[0]):
+        p = torch.tanh(0.5 * (p.t() + p) + x[t].mean())
+        found = found + p.flatten() * torch.arange(9)
+    return p, found
+
+
+LOOPS = (masked_first, masked_always, masked_delay, turned, restrided, flipping, symmetric)
 
 
 def inputs(transposed: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,10 +99,46 @@ def test_layouts_are_those_of_the_users_program(loop: Loop, transposed: bool) ->
         assert reroll.explain(model, *values).loops
 
 
-def flipping(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
+def flipping_masked(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
     h = h @ h.t()
     for t in range(x.shape[0]):
-        h = h.t() * 0.9 + x[t].mean()
+        h = h.t() * 0.9 + dropout(h, 0.2) * x[t].mean()
+    return h
+
+
+def flipping_restrided(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
+    h = h @ h.t()
+    for t in range(x.shape[0]):
+        h = h.t() * 0.9 + (h * 0.5).as_strided((3, 3), (3, 1)) * x[t].mean()
+    return h
+
+
+def flipping_written(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
+    h = h @ h.t()
+    for t in range(x.shape[0]):
+        h = h.t() * 0.9
+        h.as_strided((3,), (1,)).mul_(x[t].mean())
+    return h
+
+
+@torch.library.custom_op("tests_layouts::in_memory", mutates_args=())
+def in_memory(value: Tensor) -> Tensor:
+    """The numbers of a square matrix as they lie."""
+    return value.as_strided(value.shape, (value.shape[0], 1)).clone()
+
+
+@in_memory.register_fake
+def _(value: Tensor) -> Tensor:
+    return torch.empty(value.shape, dtype=value.dtype)
+
+
+in_memory.register_autograd(lambda ctx, grad: in_memory(grad))
+
+
+def flipping_own(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
+    h = h @ h.t()
+    for t in range(x.shape[0]):
+        h = h.t() * 0.9 + torch.ops.tests_layouts.in_memory(h.t() * 0.5) * x[t].mean()
     return h
 
 
@@ -97,7 +149,14 @@ def past_the_carry(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("loop", "reason"), [(flipping, "in another way at every step"), (past_the_carry, "as_strided of a value that")]
+    ("loop", "reason"),
+    [
+        (flipping_masked, "in another way at every step"),
+        (flipping_restrided, "in another way at every step"),
+        (flipping_written, "in another way at every step"),
+        (flipping_own, "in another way at every step"),
+        (past_the_carry, "as_strided of a value that"),
+    ],
 )
 def test_what_cannot_be_kept_is_refused(loop: Loop, reason: str) -> None:
     values = inputs(transposed=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,8 +12,8 @@ from torch import Tensor, nn
 
 import reroll
 from reroll.planning.options import Options
-from reroll.planning.segments import any_lengths, usual_segment
-from reroll.recurrence import Recurrence
+from reroll.planning.segments import any_lengths, segment_length, usual_segment
+from reroll.recurrence import Items, Recurrence
 
 
 class Small(nn.Module):
@@ -86,3 +87,13 @@ def test_gradients_are_those_of_eager() -> None:
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
     assert reroll.explain(compiled, x).loops[0].choice.segment == 32
+
+
+@pytest.mark.parametrize("asked", [{}, {"segment": 8}])
+def test_segments_for_any_number_of_steps_are_no_longer_than_a_list_that_they_read(asked: dict[str, Any]) -> None:
+    plain = recurrence(9, 6)
+    reading = replace(plain, steps=3, xs=(Items((2, 3, 4)),))
+    options = Options(lowering="eager", **asked)
+    assert plain.any_length
+    assert segment_length(plain, options) == asked.get("segment", 4)
+    assert segment_length(reading, options) == 3

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -92,36 +94,86 @@ def test_what_eager_cannot_do_is_no_program() -> None:
     assert judge(PROGRAM.without("before", 1), Way("backend", EAGER)).kind == "invalid"
 
 
-def test_a_wrong_gradient_is_called_so_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str, Callable[[Any], Any]], None]:
+    """Break what ways compile: an attribute is another one while the compiled model runs."""
     inner = Way.compiled
 
-    def wrong(way: Way, model: Any) -> Any:
-        """Compiled right, but for what a sine gives."""
-        run, sine = inner(way, model), torch.sin
+    def breaks(owner: Any, name: str, made_of: Callable[[Any], Any]) -> None:
+        right = getattr(owner, name)
 
-        class Compiled:
-            reroll_caller = run.reroll_caller
+        def wrong(way: Way, model: Any) -> Any:
+            run = inner(way, model)
 
-            def __call__(self, *args: Any, **kwargs: Any) -> Any:
-                monkeypatch.setattr(torch, "sin", lambda value: sine(value) * 1.001)
-                try:
-                    return model(*args, **kwargs)
-                finally:
-                    monkeypatch.setattr(torch, "sin", sine)
+            class Compiled:
+                reroll_caller = run.reroll_caller
 
-        return Compiled()
+                def __call__(self, *args: Any, **kwargs: Any) -> Any:
+                    with monkeypatch.context() as patch:
+                        patch.setattr(owner, name, made_of(right))
+                        return model(*args, **kwargs)
 
-    monkeypatch.setattr(Way, "compiled", wrong)
-    way = Way("compile", EAGER)
+            return Compiled()
+
+        monkeypatch.setattr(Way, "compiled", wrong)
+
+    return breaks
+
+
+COMPILE = Way("compile", EAGER)
+
+
+def more(sine: Any) -> Any:
+    """A sine that is larger by a thousandth."""
+    return lambda value: sine(value) * 1.001
+
+
+def test_a_wrong_gradient_is_called_so_and_made_small(broken: Any) -> None:
+    broken(torch, "sin", more)
     read = PROGRAM.without("step", 4)
     read = Program(0, read.before, read.header, (*read.step, "c0 = torch.tanh(c0 @ self.w + m2)"), read.after, "(c0,)")
-    failed = judge(read, way)
+    failed = judge(read, COMPILE)
     assert failed.kind == "wrong"
-    small = shrink(read, failed, lambda each: judge(each, way), 300)
+    small = shrink(read, failed, lambda each: judge(each, COMPILE), 300)
     assert small.step == ("m1 = x[t]", "m2 = torch.sin(m1)", "c0 = torch.tanh(c0 @ self.w + m2)")
     assert small.before == ("c0 = h0 * 0.5",)
     assert small.after == ()
-    assert judge(PROGRAM, way).kind == "equal"
+    assert judge(PROGRAM, COMPILE).kind == "equal"
+
+
+FLAT = replace(  # batch norm of rows that are all equal gives rounding alone
+    PROGRAM,
+    before=("c0 = self.v.expand(B_, H_)", "c1 = h0"),
+    step=("c0 = self.bn(c0) * 0.3", "m2 = torch.sin(x[t])", "c1 = torch.tanh(c1 @ self.w + m2)"),
+    after=(),
+    result="(c0, c1)",
+)
+
+
+def test_numbers_of_which_eager_has_no_digits_cannot_be_compared(broken: Any) -> None:
+    broken(torch.nn.BatchNorm1d, "forward", lambda norm: lambda self, value: norm(self, value * (1 + 2.0**-52)))
+    verdict = judge(FLAT, COMPILE)
+    assert verdict.kind == "invalid"
+    assert verdict.why.startswith("eager has no such digits: result[0]: ")
+    smooth = replace(FLAT, before=("c0 = h0 * 0.5", "c1 = h0"))
+    assert judge(smooth, COMPILE).kind == "equal"
+
+
+def test_a_defect_beside_numbers_without_digits_is_seen(broken: Any) -> None:
+    broken(torch, "sin", more)
+    assert judge(FLAT, COMPILE).why.startswith("result[1]: ")
+    broken(torch.nn.BatchNorm1d, "forward", lambda norm: lambda self, value: norm(self, value).detach())
+    assert judge(FLAT, COMPILE) == Verdict("wrong", "requires_grad of result[0]: False instead of True")
+
+
+@pytest.mark.parametrize("defect", ["surrogate", "threshold"])
+def test_a_defect_of_spikes_is_seen(broken: Any, defect: str) -> None:
+    spiking = replace(PROGRAM, step=("m1 = torch.sin(x[t])", "c0 = 0.5 * c0 + Spike.apply(m1 @ self.w - 0.21)"))
+    if defect == "surrogate":  # spikes are far from their thresholds
+        broken(torch, "sin", lambda sine: lambda value: sine(value) + 1e-7 * (value - value.detach()))
+    else:
+        broken(torch, "sin", lambda sine: lambda value: sine(value) - 0.1)
+    assert judge(spiking, COMPILE).kind == "wrong"
 
 
 def test_a_seed_makes_one_stack_and_every_oddity_comes() -> None:

@@ -111,7 +111,10 @@ def peel(graph: fx.Graph, call: fx.Node, recurrence: Recurrence, head: int, tail
     if not head and not tail:
         return recurrence
     carried, stop = len(recurrence.carries), recurrence.steps - tail
-    picks = [node for node in call.users if node.target is operator.getitem]
+    found = [node for node in call.users if node.target is operator.getitem]
+    picks = [node for node in found if node.users]
+    for unread in set(found).difference(picks):  # left by peeling before
+        graph.erase_node(unread)
     operands: list[Any] = list(call.args)
     carries, rows = operands[:carried], []
     with graph.inserting_before(call):

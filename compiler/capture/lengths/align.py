@@ -26,11 +26,15 @@ from reroll.recurrence import Capture, Items, Numbers, PerStep, Recurrence, Slic
 _RUN = 3
 
 
+class NeverError(LengthError):
+    """Operations that cannot be rolled, at no number of steps."""
+
+
 def align(lengths: Sequence[int], modules: Sequence[fx.GraphModule], found: Sequence[Capture]) -> Template:
     """The template of captures of ``modules`` at ``lengths``, shortest first. Raises LengthError."""
     for length, each in zip(lengths, found, strict=True):
         if not each.recurrences:
-            raise LengthError(
+            raise (NeverError if each.refused else LengthError)(
                 f"reroll.compile found no recurrence in a trace of {length} steps: {each.reason}. Without time_dim it "
                 "rolls blocks over depth."
             )

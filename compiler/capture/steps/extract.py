@@ -76,11 +76,11 @@ def _place_results(outer: Outer, step: Step, builder: _Builder, call: fx.Node) -
         outer.env[old] = outer.as_it_lies(last)
     for index, place in enumerate(step.ys):
         stacked = outer.graph.call_function(operator.getitem, (call, builder.offset + index))
-        value = example(step.node(place, 0))
+        rows = [step.node(place, r) for r in range(step.region.steps)]
+        value, needs = example(rows[0]), any(_needs(example(row)) for row in rows)  # the first may need no gradient
         assert value is not None
-        stacked.meta["example_value"] = resized(value, (step.region.steps, *value.shape))
-        for r in range(step.region.steps):
-            outer.emitted[step.node(place, r)] = (stacked, r)
+        stacked.meta["example_value"] = resized(value, (len(rows), *value.shape)).requires_grad_(needs)
+        outer.emitted |= {row: (stacked, r) for r, row in enumerate(rows)}
 
 
 def _examples(step: Step, operands: list[fx.Node], builder: _Builder) -> Iterator[torch.Tensor]:

@@ -59,6 +59,7 @@ class Outer:
             return row
         made = self.graph.call_method("detach", (row,))
         made.meta |= row.meta
+        row.meta["example_value"] = made.meta["example_value"].detach().requires_grad_()
         return made
 
     def _some_need(self, stacked: fx.Node) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 
 import reroll
 from reroll.backends.dynamo import surroundings
+from reroll.errors import UnsupportedError
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 D = torch.float64
@@ -72,3 +73,44 @@ def test_what_no_used_result_reads_has_no_gradient(door: str, monkeypatch: pytes
     for loss in LOSSES.values():
         reroll.check(model, x, loss=loss, strict=True, measure=False)
     assert bool(compiled) == (door == "backend")
+
+
+class Delayed(nn.Module):
+    """A carry that needs a gradient from its second step on, all steps of which a head and a second loop read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.w = nn.Linear(4, 64), nn.Parameter(torch.randn(4, 4) * 0.3)
+
+    def forward(self, x: Tensor, start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        late, early, states, h = torch.zeros(3, 4, dtype=D), torch.zeros(3, 4, dtype=D), [], start
+        for x_t in x.unbind():
+            late, early = 0.9 * late + 0.5 * early, 0.9 * early + 0.5 * x_t
+            states.append(late)
+        for state in states:
+            h = torch.tanh(state + h @ self.w)
+        return h, torch.tanh(self.wide(torch.stack(states, 1))), torch.cat(states)
+
+
+@needs_compiler
+def test_rows_of_which_the_first_needs_no_gradient() -> None:
+    torch.manual_seed(0)
+    net, start = Delayed().to(D), torch.randn(3, 4, dtype=D, requires_grad=True)
+    x = torch.randn(9, 3, 4, dtype=D, requires_grad=True)
+    reroll.check(torch.compile(net, backend="reroll"), x, start, strict=True, measure=False)
+
+
+@needs_compiler
+def test_a_piece_without_a_gradient_that_is_needed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_piece = surroundings._compiled
+
+    def mistaken(piece: fx.GraphModule) -> nn.Module:
+        for node in piece.graph.find_nodes(op="placeholder"):
+            if not node.meta["example_value"].is_leaf or node.name.startswith("getitem"):
+                node.meta["example_value"] = node.meta["example_value"].detach()
+        return compile_piece(piece)
+
+    monkeypatch.setattr(surroundings, "_compiled", mistaken)
+    model, start = torch.compile(Delayed().to(D), backend="reroll"), torch.randn(3, 4, dtype=D)
+    with pytest.raises(UnsupportedError, match="compiled without a gradient"):
+        model(torch.randn(9, 3, 4, dtype=D, requires_grad=True), start)

@@ -327,3 +327,31 @@ def test_nothing_is_kept_of_a_model_that_is_gone() -> None:
         gc.collect()
         kinds = entries.Entry, families.Family
         assert not [each for each in gc.get_objects() if type(each) in kinds]
+
+
+def updated_behind_detach(net: Net, x_TBI: Tensor) -> Tensor:
+    """What detach() gave takes a gradient in place, which is refused."""
+    h_BI = torch.zeros_like(x_TBI[0])
+    for x_BI in x_TBI:
+        z_BI = h_BI.detach()
+        z_BI += 0.1 * x_BI.sigmoid() * x_BI
+        h_BI = torch.tanh(h_BI + z_BI)
+    return h_BI
+
+
+def layout_that_turns(net: Net, x_TBI: Tensor) -> Tensor:
+    """A carry that is transposed at every step, of which numbers are dropped."""
+    h_II = torch.eye(I, dtype=x_TBI.dtype)
+    for x_BI in x_TBI:
+        h_II = torch.tanh(h_II.t() + nn.functional.dropout(h_II) * x_BI.mean())
+    return h_II
+
+
+@pytest.mark.parametrize(
+    ("body", "rule"), [(updated_behind_detach, "what detach.. gave"), (layout_that_turns, "in another way")]
+)
+def test_what_no_number_of_steps_would_cure_is_not_traced_again(body: Callable[..., Any], rule: str) -> None:
+    x_TBI = torch.randn(20, 2, I, requires_grad=True)
+    with mock.patch.object(entries, "Family", wraps=families.Family) as made, pytest.raises(LengthError, match=rule):
+        reroll.compile(Net(body), time_dim=0, **EAGER)(x_TBI)
+    assert made.call_count == 1

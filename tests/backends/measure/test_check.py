@@ -132,6 +132,21 @@ CHANGES = {
 }
 
 
+@pytest.mark.parametrize(
+    ("other", "equal"),
+    [(lambda row: row.contiguous(), True), (lambda row: row.t().contiguous().t(), False)],
+)
+def test_what_eager_takes_out_of_something_larger_may_be_dense(other: Any, equal: bool) -> None:
+    def row(x_BTH: Tensor) -> Tensor:
+        return x_BTH[:, 1]
+
+    def copied(x_BTH: Tensor) -> Any:
+        return other(row(x_BTH))
+
+    copied.reroll_caller = SimpleNamespace(model=row)  # type: ignore[attr-defined]
+    assert reroll.check(copied, torch.randn(3, 5, 4, requires_grad=True), measure=False).equal == equal
+
+
 def test_what_eager_expands_may_be_written_out() -> None:
     net, x = made()
 

@@ -275,6 +275,31 @@ def test_spikes(schedule: str) -> None:
     assert sizes([made]) == ((19, 2),)
 
 
+class DropsUnread(nn.Module):
+    """Two loops, of which the first drops numbers that nobody reads, and begins with a carry in another layout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(H, H, dtype=torch.float64) * 0.3)
+
+    def forward(self, x: Tensor, start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h, g, s, rows = start.t().contiguous().t(), start * 0.5, start, []
+        for t in range(x.shape[0]):
+            row = torch.tanh(x[t])
+            torch.nn.functional.dropout(x[t], 0.3)
+            h, g = torch.tanh(h @ self.weight + row.cumsum(1)), 0.9 * g + 0.5 * row
+            rows.append(row)
+        for row in rows:
+            s = torch.tanh(row + s @ self.weight)
+        return h, g, s
+
+
+def test_numbers_that_nobody_reads_are_peeled_twice() -> None:
+    x, start = torch.randn(T, B, H, dtype=torch.float64), torch.randn(B, H, dtype=torch.float64, requires_grad=True)
+    model = torch.compile(DropsUnread(), backend="reroll", options={"lowering": "eager"})
+    reroll.check(model, x, start, strict=True, measure=False)
+
+
 @pytest.mark.inductor
 def test_inductor() -> None:
     made = check(Net(readout, Layer(), Layer(), nn.Linear(H, 2)), torch.randn(T, B, H), lowering="inductor")
