@@ -18,8 +18,10 @@ from reroll.backends.tiers.calibrate import calibrate, seconds_of
 from reroll.backends.tiers.device import background_of
 from reroll.errors import UnsupportedError, is_shortage
 from reroll.graph.fakes import laid_out_like
-from reroll.program.program import store_all
+from reroll.program.program import Program, store_all, tape
+from reroll.program.spelled import spelled_out
 from reroll.program.tally import Tally
+from reroll.program.writing import is_thin
 from reroll.recurrence import Recurrence
 from reroll.schedules.machine import SegmentSeconds, work_seconds
 from reroll.schedules.problem import Problem
@@ -73,9 +75,13 @@ def _seconds(executable: Executable, segment: Segment) -> SegmentSeconds:
     saved = forward()[segment.outputs :]
     tangents = [torch.ones_like(_made(segment.output_examples[index])) for index in segment.tangents]
     collect = _collecting(executable, segment, operands)
-    backward = segment.backward
-    back = seconds_of(lambda: collect(backward([*saved, *tangents, *last_of_backward])), _SHORT)
-    return SegmentSeconds(ahead, ahead, back)
+
+    def back(backward: Callable[[list[Any]], Any], thin: bool) -> float:
+        kept = segment.kept(saved, thin)
+        return seconds_of(lambda: collect(backward([*kept, *tangents, *last_of_backward])), _SHORT)
+
+    thin = back(segment.thin.backward, thin=True) if segment.thin and thin_steps(executable.program) else 0.0
+    return SegmentSeconds(ahead, ahead, back(segment.backward, thin=False), thin)
 
 
 def _collecting(executable: Executable, segment: Segment, operands: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
@@ -102,14 +108,24 @@ def clocked(executable: Executable, tally: Tally) -> dict[int, SegmentSeconds]:
     if clock.forward is None or clock.backward is None or background_of(executable.recurrence.examples):
         return found  # the clock does not wait for a device
     steps = executable.recurrence.steps
-    ahead, back = work_seconds(found, "advance", steps), work_seconds(found, "backward", steps)
+    ahead, thin = work_seconds(found, "advance", steps), thin_steps(executable.program)
+    back = work_seconds(found, "backward", steps - thin) + work_seconds(found, "backward", thin, thin=True)
     slower = clock.forward / ahead if ahead else 1.0
     rest = clock.backward - clock.forward * tally.reforward_steps / steps
     slower_back = max(rest, 0.0) / back if back else 1.0
     return {
-        length: SegmentSeconds(each.forward * slower, each.tape * slower, each.backward * slower_back)
+        length: SegmentSeconds(
+            each.forward * slower, each.tape * slower, each.backward * slower_back, each.thin_backward * slower_back
+        )
         for length, each in found.items()
     }
+
+
+def thin_steps(program: Program) -> int:
+    """How many steps of a program are reversed from thin tapes."""
+    if not any(is_thin(node) for graph in program.graphs for node in graph.nodes if node.target is tape):
+        return 0
+    return sum(each.stop - each.start for each in spelled_out(program) if each.kind == "backward" and each.thin)
 
 
 def with_transfers(problem: Problem, kernels: Kernels, recurrence: Recurrence, folder: str | None) -> Problem:

@@ -162,7 +162,7 @@ def _play(
         end = begin
         if each.kind in WORK:
             begin = clock = max(clock, begin)
-            end = begin + work(each.kind, each.stop - each.start)
+            end = begin + work(each.kind, each.stop - each.start, each.thin)
             again = _again(each, runs, program.segment)
             events.append(Event("compute", each.kind, each.name, each.start, each.stop, begin, end, again))
         times.append(clock)
@@ -188,7 +188,7 @@ def _again(each: Played, runs: np.ndarray[tuple[int], np.dtype[np.int64]], segme
     return before
 
 
-def _nominal(kind: str, steps: int) -> float:
+def _nominal(kind: str, steps: int, _thin: bool) -> float:
     """Seconds of a run or a backward where no costs are known."""
     return 2.0 * steps if kind == "backward" else float(steps)
 

@@ -166,7 +166,8 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SegmentSeconds:
-    """Seconds of one segment: run forward without keeping its tape, run forward with it, and reversed.
+    """Seconds of one segment: run forward without keeping its tape, run forward with it, reversed, and reversed from a
+    thin tape (0: there is none).
 
     Raises MachineError for seconds that are negative, infinite or not a number.
     """
@@ -174,6 +175,7 @@ class SegmentSeconds:
     forward: float
     tape: float
     backward: float
+    thin_backward: float = 0.0
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -195,11 +197,11 @@ def pieces(steps: int, lengths: Iterable[int]) -> Iterator[tuple[int, int]]:
         raise ValueError(f"no segment was compiled for the last {steps} steps")
 
 
-def work_seconds(segments: Mapping[int, SegmentSeconds], kind: str, steps: int) -> float:
-    """Seconds of a run ("advance", "recompute", "tape") or a "backward" over a number of steps."""
+def work_seconds(segments: Mapping[int, SegmentSeconds], kind: str, steps: int, thin: bool = False) -> float:
+    """Seconds of a run ("advance", "recompute", "tape") or a "backward" over a number of steps, with ``thin`` tapes."""
     parts = ((segments[length], count) for length, count in pieces(steps, segments))
     if kind == "backward":
-        return sum(each.backward * count for each, count in parts)
+        return sum((each.thin_backward if thin else each.backward) * count for each, count in parts)
     return sum((each.tape if kind == "tape" else each.forward) * count for each, count in parts)
 
 

@@ -207,6 +207,18 @@ def test_keywords_are_codecs_with_one_name_per_tensor() -> None:
         check(program)
 
 
+@pytest.mark.parametrize("keywords", [{"thin": 1}, {"thin": True, "codec": ()}, {"codec": ("raw",)}])
+def test_a_tape_is_thin_or_not(keywords: dict[str, Any]) -> None:
+    program = built("standard", 4, 2, 1)
+    taped = next(node for node in program.graph.nodes if node.target is tape)
+    taped.kwargs = {"thin": True}
+    less = Sizes(tape_step=10, thin=lambda start, stop: 3 * (stop - start))
+    assert verify(program, sizes=less).local_peak < verify(built("standard", 4, 2, 1), sizes=less).local_peak
+    taped.kwargs = keywords
+    with pytest.raises(IllegalProgramError, match=f"{taped.name!r} breaks the rule 'graph': it has the keywords"):
+        check(program)
+
+
 def test_capacities_are_kept_in_the_units_of_the_sizes() -> None:
     program = built("double", 16, 4, 2)
     sizes = Sizes(carry=100, tape_step=8)

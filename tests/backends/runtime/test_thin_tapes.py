@@ -99,6 +99,9 @@ def test_a_budget_is_met_by_thin_tapes(name: str) -> None:
     thin = [report for report in reports if report.loops[0].choice.thin]
     assert thin
     for report in thin:
+        costs = report.loops[0].costs
+        assert costs is not None
+        assert all(each.thin_backward > 0 for each in costs.segments.values())
         assert "thin: True" in str(report.loops[0].program)
         assert "thin tapes of" in report.loops[0].choice.describe()
 
