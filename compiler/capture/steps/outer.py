@@ -29,6 +29,7 @@ class Outer:
     unbound: dict[fx.Node, fx.Node] = field(default_factory=dict)
     repeated: dict[fx.Node, fx.Node] = field(default_factory=dict)
     needing: dict[fx.Node, bool] = field(default_factory=dict)
+    detached: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
     def value(self, old: fx.Node) -> fx.Node:
         """The new node of an old one; one step's output is taken from the stacked outputs.
@@ -42,7 +43,7 @@ class Outer:
 
     def _row(self, old: fx.Node) -> fx.Node:
         """One step's output, taken right behind the recurrence: in the gradient mode of the loop, not of its reader."""
-        stacked, at = self.emitted[old]
+        stacked, at = self._holding([old]), self.emitted[old][1]
         if stacked not in self.unbound:
             with self.graph.inserting_after(stacked):
                 self.unbound[stacked] = self.graph.call_function(torch.unbind, (stacked, 0))
@@ -51,16 +52,19 @@ class Outer:
         row.meta["example_value"] = example(old)
         take_line(row, old)
         with self.graph.inserting_before(row.next):
-            return self.as_it_lies(self._needing_gradients_as(row, stacked))
+            return self.as_it_lies(row)
 
-    def _needing_gradients_as(self, row: fx.Node, stacked: fx.Node) -> fx.Node:
-        """A row that needs no gradient in the user's program, of outputs that need some at other steps."""
-        if example(row) is None or _needs(row) or not self._some_need(stacked):
-            return row
-        made = self.graph.call_method("detach", (row,))
-        made.meta |= row.meta
-        row.meta["example_value"] = made.meta["example_value"].detach().requires_grad_()
-        return made
+    def _holding(self, olds: list[fx.Node]) -> fx.Node:
+        """The stacked outputs that rows are of; without a gradient if none of these rows needs one, but others do."""
+        stacked, _ = self.emitted[olds[0]]
+        if any(map(_needs, olds)) or not self._some_need(stacked):
+            return stacked
+        if stacked not in self.detached:
+            with self.graph.inserting_after(stacked):
+                self.detached[stacked] = self.graph.call_method("detach", (stacked,))
+            self.detached[stacked].meta["example_value"] = example(stacked).detach()  # type: ignore[union-attr]
+            take_line(self.detached[stacked], olds[0])
+        return self.detached[stacked]
 
     def _some_need(self, stacked: fx.Node) -> bool:
         """Whether a row of some step needs a gradient."""
@@ -100,13 +104,14 @@ class Outer:
 
     def run_of(self, olds: Iterable[fx.Node]) -> tuple[fx.Node, int, int] | None:
         """(stacked outputs, start, stride) if the nodes are outputs of steps that move evenly."""
-        places = [self.emitted.get(old) for old in olds]
+        nodes = list(olds)
+        places = [self.emitted.get(old) for old in nodes]
         first, last = places[0], places[-1]
         if first is None or last is None or len(places) < 2:
             return None
         stride, rest = divmod(last[1] - first[1], len(places) - 1)
         even = all(p is not None and p[0] is first[0] and p[1] == first[1] + i * stride for i, p in enumerate(places))
-        return (first[0], first[1], stride) if even and rest == 0 and stride != 0 else None
+        return (self._holding(nodes), first[1], stride) if even and rest == 0 and stride != 0 else None
 
     def _gather(self, old: fx.Node) -> fx.Node | None:
         items = old.args[0] if old.args else old.kwargs.get("tensors")
@@ -178,7 +183,7 @@ class Outer:
     def _column(self, group: list[fx.Node], dim: int) -> fx.Node:
         """Rows of one stacked output stacked along ``dim``."""
         call, method = self.graph.call_function, self.graph.call_method
-        stacked, first = self.emitted[group[0]]
+        stacked, first = self._holding(group), self.emitted[group[0]][1]
         step = self.emitted[group[1]][1] - first
         if step < 0:
             stacked, first = call(torch.flip, (stacked, [0])), example(stacked).shape[0] - 1 - first  # type: ignore[union-attr]

@@ -48,6 +48,50 @@ def test_layouts_and_who_needs_gradients(pick: str, door: str) -> None:
     reroll.check(model, x, strict=True, measure=False)
 
 
+def folded(rows: list[Tensor]) -> Tensor:
+    """A second loop over the rows, the last one first."""
+    h = torch.zeros_like(rows[0])
+    for row in rows[::-1]:
+        h = torch.cos(0.5 * h + row)
+    return h
+
+
+class ReadDetached(nn.Module):
+    """What is read of detached states needs no gradient; the last state needs one, and is made by the same operation.
+
+    ``reroll.compile`` takes all of these operations as one loop that carries nothing.
+    """
+
+    def __init__(self, pick: Callable[[list[Tensor]], Any]) -> None:
+        super().__init__()
+        self.start, self.weight = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(4, 4) / 2)
+        self.pick = pick
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Any]:
+        h: Tensor = self.start
+        states: list[Tensor] = []
+        for t in range(x.shape[0]):
+            states.append(h.detach())
+            h = torch.tanh(h @ self.weight + x[t])
+        return h, self.pick([torch.tanh(state) for state in states])
+
+
+DETACHED: dict[str, Callable[[list[Tensor]], Any]] = {
+    "stacked": torch.stack,
+    "some, from behind, along another dimension": lambda rows: torch.cat(rows[-2:1:-1], 1),
+    "every other": lambda rows: torch.stack(rows[::2]),
+    "one by one": list,
+    "a second loop": folded,
+}
+
+
+@pytest.mark.parametrize("pick", DETACHED)
+def test_rows_without_gradients_beside_one_with(pick: str) -> None:
+    torch.manual_seed(0)
+    net, x = ReadDetached(DETACHED[pick]).to(D), torch.randn(9, 3, 4, dtype=D, requires_grad=True)
+    reroll.check(reroll.compile(net, time_dim=0, lowering="eager"), x, strict=True, measure=False)
+
+
 class Sparse(nn.Module):
     """Weights that are mostly zeros, held as such, and a count."""
 

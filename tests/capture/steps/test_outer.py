@@ -147,6 +147,47 @@ def test_one_row_is_taken_once_and_right_behind_the_loop() -> None:
     ]
 
 
+def without_gradient(outer: Outer, olds: dict[str, fx.Node], names: str) -> None:
+    """Say that rows of ``y`` need no gradient, and that its other ones do."""
+    for name, node in olds.items():
+        needs = name.startswith("y") and name not in names.split()
+        node.meta["example_value"] = node.meta["example_value"].clone().requires_grad_(needs)
+    whole = outer.emitted[olds["y0"]][0]
+    whole.meta["example_value"] = whole.meta["example_value"].clone().requires_grad_()
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ("y0 y1 y2", "narrow(detach(y), 0, 0, 3)"),
+        ("y2 y1", "narrow(flip(detach(y), [0]), 0, 3, 2)"),
+        ("y0 y2", "stack([getitem(unbind(detach(y), 0), 0), getitem(unbind(detach(y), 0), 2)], 0)"),
+        ("y1 y2 y3", "narrow(y, 0, 1, 3)"),
+        ("y0 y3", "stack([getitem(unbind(detach(y), 0), 0), getitem(unbind(y, 0), 3)], 0)"),
+        ("z0 z1 z2", "narrow(z, 0, 0, 3)"),
+    ],
+)
+def test_rows_that_need_no_gradient_while_others_do(names: str, expected: str) -> None:
+    outer, olds = around()
+    without_gradient(outer, olds, "y0 y1 y2")
+    nodes = [olds[name] for name in names.split()]
+    old = nodes[0].graph.call_function(torch.stack, (nodes, 0))
+    old.meta["example_value"] = torch.stack([node.meta["example_value"] for node in nodes])
+    outer.copy(old)
+    assert spelled(outer.value(old)) == expected
+    assert sum(node.target == "detach" for node in calls(outer.graph)) == ("detach" in expected)
+
+
+@pytest.mark.parametrize(("names", "expected"), [("y2 y1 y0", "detach(y)"), ("y2 y3", "y"), ("z0 z1", "z")])
+def test_a_later_loop_reads_rows_that_need_no_gradient_without_one(names: str, expected: str) -> None:
+    outer, olds = around()
+    without_gradient(outer, olds, "y0 y1 y2")
+    found = outer.run_of(olds[name] for name in names.split())
+    assert found is not None
+    assert spelled(found[0]) == expected
+    assert found[0].meta["example_value"].requires_grad == (expected == "y")
+
+
 def test_work_that_does_not_change_is_done_once_in_front_of_the_loop() -> None:
     outer, olds = around()
     graph = olds["a"].graph
