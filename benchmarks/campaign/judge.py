@@ -195,9 +195,10 @@ def _inductor_is_stuck(net: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
     """Whether plain ``torch.compile`` gives no answer either: inductor writes out all that is read twice, and that is
     exponential in a chain of it."""
     torch._dynamo.reset()
+    compiled: Any = torch.compile(net)
     try:
         with limited(SECONDS):
-            torch.compile(net)(*args, **kwargs)
+            compiled(*args, **kwargs)
     except NoAnswerError:
         return True
     except Exception:  # another defect of the program  # noqa: BLE001
