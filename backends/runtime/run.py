@@ -179,7 +179,8 @@ class Run:
 
     def _save(self, node: Node, source: Node, codec: tuple[str, ...] = ()) -> Kept:
         carry = self._carry(source)
-        return Kept(self._encoded(carry, codec), self._random(carry))
+        first = source.op == "placeholder" and not codec  # is there anyway
+        return Kept(self._encoded(carry, codec, counted=not first), self._random(carry))
 
     def _offload(self, node: Node, sources: Sequence[Node], tier: str, codec: tuple[str, ...] = ()) -> Stored:
         carries = [self._carry(source) for source in sources]
@@ -221,11 +222,12 @@ class Run:
             return carry.random
         return self.own.state(self.operands) if self.own else random_state(self.operands)
 
-    def _encoded(self, carry: Carry, codec: tuple[str, ...]) -> tuple[Encoded, ...]:
+    def _encoded(self, carry: Carry, codec: tuple[str, ...], *, counted: bool = True) -> tuple[Encoded, ...]:
         names = codec or ("raw",) * len(carry.tensors)
         pairs = zip(carry.tensors, names, strict=True)
         kept = tuple(encode(tensor, name, copy=False, proved=carry.made) for tensor, name in pairs)
-        self.executable.ledger.enter(kept)
+        if counted:
+            self.executable.ledger.enter(kept)
         return kept
 
     def _run(self, source: Node, start: int, stop: int, taped: Tape | None) -> Carry:
