@@ -147,7 +147,7 @@ def _may_be_faster(built: Built, length: int, options: Options) -> bool:
     if choice.problem.memory is None or choice.extra_runs == 0:
         return False
     shorter = length / choice.segment
-    scratch = needs.scratch - needs.grads - needs.output_grads
+    scratch = needs.scratch - needs.handed - needs.grads
     problem = replace(
         choice.problem,
         segment=length,

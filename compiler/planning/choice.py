@@ -188,6 +188,8 @@ def _numbered(choice: Choice, options: Options) -> Iterator[Choice]:
 def _thinner(problem: Problem, thin: Thinning) -> list[Choice]:
     """All tapes kept, as many of them thin as the memory of a problem asks for; and thin ones with carries."""
     memory, saves = problem.memory or 0, problem.tape - thin.tape
+    if saves <= 0:
+        return []
     least = max(-(-(problem.segments * problem.tape - memory) // saves), 1)
     counts = range(least, min(least + 2, problem.segments) + 1)  # one more where what a reversal works with is more
     some = [Choice("store_all", problem, thin=min(count * problem.segment, problem.steps)) for count in counts]

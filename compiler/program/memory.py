@@ -25,6 +25,8 @@ from reroll.schedules.machine import pieces
 
 Work = Callable[[str, int, bool, bool], int]
 
+_REVERSALS = ("backward", "reverse")
+
 
 @dataclass(frozen=True, slots=True)
 class SegmentBytes:
@@ -130,7 +132,7 @@ class Needs:
         lengths = [self.of(length, thin) for length in self.segments]
         running = max(each.fresh - each.saved for each in lengths)
         reversing = max(each.reverse - each.saved for each in lengths)
-        return max(running, reversing, self.carry) + self.handed
+        return max(running, reversing, self.carry) + self.handed + self.grads  # that came in, and that are handed on
 
     def reversing(self, length: int) -> int:
         """Bytes that the backward of a segment of a length takes besides carries and tapes that are held."""
@@ -167,18 +169,21 @@ class _Predicted:
     tally: Tally
     needs: Needs
     work: Work
-    besides: dict[tuple[str, int], int] = field(default_factory=dict)
+    besides: dict[tuple[str, int, bool], int] = field(default_factory=dict)
 
-    def totals(self, counted: Counted) -> list[int]:
-        """The local bytes while each instruction of a graph runs."""
-        inside = {number: self._part(counted.played[number].part, own) for number, own in counted.given.items()}
-        return list(map(add, counted.units["local"], _besides(counted.played, self.needs, self.work, inside)))
+    def totals(self, counted: Counted, first: bool = True) -> list[int]:
+        """The local bytes while each instruction of a graph runs; ``first``: nothing was reversed before it."""
+        played = counted.played
+        begin = next((number for number, each in enumerate(played) if each.kind in _REVERSALS), None)
+        given = counted.given.items()
+        inside = {at: self._part(played[at].part, own, first and at == begin) for at, own in given}
+        return list(map(add, counted.units["local"], _besides(played, self.needs, self.work, inside, first)))
 
-    def _part(self, name: str, given: int) -> int:
-        if (name, given) not in self.besides:
+    def _part(self, name: str, given: int, first: bool) -> int:
+        if (name, given, first) not in self.besides:
             counted = self.tally.parts[name, given]
-            self.besides[name, given] = max(self.totals(counted)) - counted.peak
-        return self.besides[name, given]
+            self.besides[name, given, first] = max(self.totals(counted, first)) - counted.peak
+        return self.besides[name, given, first]
 
 
 def memory(played: Sequence[Played], holding: Sequence[Hold], needs: Needs) -> Mapping[str, tuple[int, ...]]:
@@ -188,13 +193,16 @@ def memory(played: Sequence[Played], holding: Sequence[Hold], needs: Needs) -> M
     return {**units, "local": tuple(map(add, units["local"], besides))}
 
 
-def _besides(played: Sequence[Played], needs: Needs, work: Work, inside: Mapping[int, int]) -> Iterator[int]:
+def _besides(
+    played: Sequence[Played], needs: Needs, work: Work, inside: Mapping[int, int], first: bool = True
+) -> Iterator[int]:
     """Local bytes that each instruction needs besides what is held: blocks that wait to be written, the gradients that
     are handed on, and what it works with; a ``reverse`` what its part needs, ``inside`` by its number.
 
     As many blocks as are ``staged`` wait, until others push them out. A reload waits for all writes, as the backward
     half does before it starts. While a tape is reversed the forward register is empty, unless somebody goes on from the
-    carry that was made last.
+    carry that was made last. The gradients that came in at the turn stay until the end; what the ``first`` reversal
+    hands on, and each one after it, is held beside them.
     """
     staged, handed, register = deque[int](maxlen=needs.staged), 0, needs.carry
     read = {source for each in played if each.kind != "backward" for source in each.reads}
@@ -217,6 +225,8 @@ def _besides(played: Sequence[Played], needs: Needs, work: Work, inside: Mapping
         if each.kind == "turn":
             staged.clear()
             register = 0
+        elif each.kind in _REVERSALS and first:
+            handed, first = handed + needs.grads, False
 
 
 def _working(needs: Needs) -> Work:

@@ -84,7 +84,7 @@ def test_the_table_the_page_and_the_json_show_the_same() -> None:
         assert all(cell in " ".join(text.split()) for cell in row if cell != row[1])
     assert "C*a/K + K*s 40 B 45 B 45 B" in " ".join(text.split())
     assert "tape a = 10 B" in " ".join(text.split())
-    assert "18 B for the running segment" in " ".join(text.split())
+    assert "22 B for the running segment" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 80
 
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from reroll.graph.editing import ancestors
 from reroll.graph.memory import origin
 from reroll.segment.cut.partition import partition
 from reroll.segment.cut.policy import NO_POLICY
@@ -119,6 +120,73 @@ def test_nothing_is_made_twice_by_which_the_backward_decides(step: Step) -> None
         assert_same_gradients(forward, backward, thin)
         targets = {str(node.target) for node in thin.backward.graph.nodes}
         assert not any("relu" in target or "maximum" in target for target in targets)
+
+
+def rounded(x: Tensor, w: Tensor) -> Tensor:
+    return torch.copysign((x @ w).detach(), (x @ w).sin()) * (x @ w) @ w.t()
+
+
+def lossy(x: Tensor, w: Tensor) -> Tensor:
+    return F.huber_loss(x @ w, (x @ w.t()).tanh(), reduction="none", delta=0.1) @ w.t()
+
+
+def cut_off(x: Tensor, w: Tensor) -> Tensor:
+    return torch.logit(torch.sigmoid(x @ w), 0.2) @ w.t()
+
+
+@torch.library.custom_op("thin_tapes::slope", mutates_args=())
+def slope(grad: Tensor, x: Tensor) -> Tensor:
+    """The gradient of a function of the user's, which nobody looks into."""
+    return torch.where(x > 0, grad, 0.1 * grad)
+
+
+@slope.register_fake
+def _(grad: Tensor, x: Tensor) -> Tensor:
+    return torch.empty_like(grad)
+
+
+class Leaky(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * 0.55
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        found: Tensor = slope(grads[0], ctx.saved_tensors[0])
+        return found
+
+
+def owned(x: Tensor, w: Tensor) -> Tensor:
+    found: Tensor = Leaky.apply((x @ w).tanh() * (x @ w.t()))  # type: ignore[no-untyped-call]
+    return torch.tanh(found @ w)
+
+
+DECIDES = {"copysign": rounded, "huber_loss_backward": lossy, "logit_backward": cut_off, "slope": owned}
+
+
+@pytest.mark.parametrize("name", DECIDES)
+def test_no_product_is_repeated_for_what_a_gradient_decides_by(name: str) -> None:
+    forward, backward = halves(DECIDES[name])
+    deciding = [node for node in backward.graph.nodes if name in str(node.target)]
+    assert deciding
+    thin = thinner(forward, backward, 1, range(1, 2))
+    if thin is None:
+        return
+    assert_same_gradients(forward, backward, thin)
+    for node in (node for node in thin.backward.graph.nodes if name in str(node.target)):
+        operands = node.all_input_nodes[1:] if name.endswith("_backward") or name == "slope" else node.all_input_nodes
+        assert not any("mm" in str(each.target) for each in ancestors(operands))
+
+
+def test_a_view_keeps_all_that_it_is_a_view_of() -> None:
+    """Half of a product decides, the other half could be made again: nothing would be freed."""
+
+    def gated(x: Tensor, w: Tensor) -> Tensor:
+        a, b = (x @ torch.cat([w, w], 1)).chunk(2, -1)
+        return (F.leaky_relu(a) * b) @ w
+
+    assert thinner(*halves(gated), 1, range(1, 2)) is None
 
 
 def test_a_tape_that_would_hardly_be_thinner_stays_whole() -> None:

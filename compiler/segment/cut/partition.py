@@ -31,8 +31,13 @@ from reroll.segment.sparsity import Fact, infer
 _COMPARISONS = ("gt", "ge", "lt", "le", "eq", "ne", "sign", "sgn", "heaviside", "argmax", "bernoulli")
 _ROUNDINGS = ("floor", "ceil", "round", "trunc", "frac", "fmod", "remainder", "floor_divide")
 _DECISIONS = (*_COMPARISONS, *_ROUNDINGS)
-_KINKS = ("threshold", "hardtanh", "hardswish", "hardsigmoid", "hardshrink", "softshrink", "leaky_relu", "elu", "rrelu")
-_KINKED = (*(f"{name}_backward" for name in _KINKS), "_prelu_kernel_backward", "smooth_l1_loss_backward")
+_JUMPS = ("threshold", "hardshrink", "copysign", "nextafter", "angle", "atan2")  # pointwise, so recomputed
+_HARD = ("threshold", "hardtanh", "hardswish", "hardsigmoid", "hardshrink", "softshrink")
+_KINKS = (*_HARD, "leaky_relu", "elu", "rrelu_with_noise", "_prelu_kernel", "logit", "_cdist", "_pdist")
+_LOSSES = ("smooth_l1_loss", "huber_loss", "multi_margin_loss", "multilabel_margin_loss")
+_GRIDS = ("grid_sampler_2d", "_grid_sampler_2d_cpu_fallback", "grid_sampler_3d", "cudnn_grid_sampler")
+_QUANTIZED = tuple(f"_fake_quantize_learnable_per_{each}_affine" for each in ("tensor", "channel"))
+_KINKED = tuple(f"{name}_backward" for name in (*_KINKS, *_LOSSES, *_GRIDS, *_QUANTIZED))
 _MADE = ("full", "zeros", "ones", "zeros_like", "ones_like", "full_like", "arange", "scalar_tensor")
 _MOVED = ("convert_element_type", "_to_copy", "clone", "cat", "stack", "constant_pad_nd", "flip", "roll", "repeat")
 _CHEAP = (*_MADE, *_MOVED, "slice_scatter", "select_scatter")
@@ -179,9 +184,11 @@ def _read_of(forward: set[fx.Node], needed: Iterable[fx.Node]) -> set[fx.Node]:
 
 
 def decided_by(node: fx.Node) -> list[fx.Node]:
-    """The operands by which an operation decides: it compares or rounds them, or is the gradient of what has a kink."""
+    """The operands by which an operation decides: it compares or rounds them, jumps, or is the gradient of what has a
+    kink. What is not torch's may decide by all."""
     name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
-    if node.op != "call_function" or not (name in (*_DECISIONS, *_KINKED) or _cuts_off(node)):
+    own = node.target is not operator.getitem and getattr(node.target, "namespace", "") not in KNOWN
+    if node.op != "call_function" or not (own or name in (*_DECISIONS, *_JUMPS, *_KINKED) or _cuts_off(node)):
         return []
     return node.all_input_nodes[1:] if name in _KINKED else node.all_input_nodes  # the first is a gradient
 

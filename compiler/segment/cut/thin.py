@@ -12,7 +12,7 @@ attention and keeps the products. Here it is the other way round, as fused atten
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 from torch import fx
 
 from reroll.graph.editing import ancestors
+from reroll.graph.memory import origin, storage_nbytes
 from reroll.graph.private import LazyGraphModule
 from reroll.graph.work import work
 from reroll.segment.cut.partition import decided_by, may_recompute, minimum_cut, saved_nbytes
@@ -61,9 +62,11 @@ def thinner(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int, fre
     costs |= {operands[number]: 0.0 for number in free}
     fixed = {node for node, reader in readers.items() if reader in decided}
     cut = minimum_cut(forward.graph, set(saved), costs, lambda node: node not in fixed and _may_repeat(node), set())
-    if sum(costs[node] for node in cut) > _PART * sum(costs[node] for node in saved):
+    alive = {operands[number] for number in free}
+    if _nbytes(cut, alive) > _PART * _nbytes(saved, alive):
         return None
-    kept = [node for node in saved if node in set(cut)]
+    there = set(map(origin, cut))
+    kept = [node for node in saved if node in set(cut) or origin(node) in there]
     inputs = [node for node in cut if node not in readers]
     made = _repeating(forward, backward, readers, [*kept, *inputs])
     numbers = (*map(saved.index, kept), *range(len(saved), len(saved) + len(inputs)))
@@ -71,9 +74,14 @@ def thinner(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int, fre
     return Thin(numbers, more, len(saved), made, work(made.graph) - work(backward.graph))
 
 
+def _nbytes(nodes: Iterable[fx.Node], alive: set[fx.Node]) -> int:
+    """Bytes of the memory that values hold: all of what they are views of, once, but for what is alive anyway."""
+    return sum(storage_nbytes(node.meta.get("val")) for node in set(map(origin, nodes)) - alive)
+
+
 def _may_repeat(node: fx.Node) -> bool:
     name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
-    return may_recompute(node) or (node.op == "call_function" and name in _REPEATED)
+    return not decided_by(node) and (may_recompute(node) or (node.op == "call_function" and name in _REPEATED))
 
 
 def _decided_from(graph: fx.Graph) -> set[fx.Node]:

@@ -45,12 +45,29 @@ class Residual(nn.Module):
         return F.relu(x_BCXY + self.norm2(self.second(y_BCXY)))
 
 
+class Gated(nn.Module):
+    """A gated block, of whose product one half decides and the other does not."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x_BC: Tensor) -> Tensor:
+        a, b = self.up(x_BC).chunk(2, -1)
+        y_BC: Tensor = self.down(F.leaky_relu(a) * b)
+        return x_BC + y_BC
+
+
 def transformer(p: float) -> tuple[nn.Module, Tensor]:
     return nn.Sequential(*(Attending(16, p) for _ in range(8))), torch.randn(2, 96, 16)
 
 
 def resnet() -> tuple[nn.Module, Tensor]:
     return nn.Sequential(*(Residual(4) for _ in range(8))), torch.randn(2, 4, 12, 12)
+
+
+def gated() -> tuple[nn.Module, Tensor]:
+    return nn.Sequential(*(Gated(16) for _ in range(8))), torch.randn(128, 16)
 
 
 NETWORKS = {"transformer": lambda: transformer(0.0), "with dropout": lambda: transformer(0.3), "ResNet": resnet}
@@ -88,6 +105,16 @@ def test_thin_tapes_train_as_eager_does(name: str, budget: float) -> None:
     model = copy.deepcopy(plain)
     run = compiled(model, budget, lowering="eager", verify=True)
     assert_alike(trained(run, model, x), trained(plain, plain, x), 1e-12)
+
+
+@pytest.mark.parametrize("make", [gated, lambda: transformer(0.0)], ids=["gated", "transformer"])
+@pytest.mark.parametrize("options", [{}, {"remote": "disk"}], ids=["local", "disk"])
+def test_a_budget_is_met_where_halves_share_memory_and_carries_may_move(make: Any, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    plain, x = make()
+    plain, x = plain.double(), x.double()
+    model = copy.deepcopy(plain)
+    assert_alike(trained(compiled(model, 0.7, lowering="eager", **options), model, x), trained(plain, plain, x), 1e-12)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
