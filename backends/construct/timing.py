@@ -72,7 +72,7 @@ def _seconds(executable: Executable, segment: Segment) -> SegmentSeconds:
     ahead = seconds_of(forward, _SHORT)
     if segment.backward is None:
         return SegmentSeconds(ahead, ahead, 0.0)
-    saved = segment.kept(forward()[segment.outputs :], thin=False)
+    saved = forward()[segment.outputs :]
     tangents = [torch.ones_like(_made(segment.output_examples[index])) for index in segment.tangents]
     collect = _collecting(executable, segment, operands)
 

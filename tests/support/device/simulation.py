@@ -105,7 +105,7 @@ class DryRun(Run):
     def _random(self, carry: Carry) -> None:
         return None
 
-    def _encoded(self, carry: Carry, codec: tuple[str, ...]) -> tuple[Encoded, ...]:
+    def _encoded(self, carry: Carry, codec: tuple[str, ...], *, counted: bool = True) -> tuple[Encoded, ...]:
         return tuple(encode(value, "raw", copy=False) for value in carry.tensors)
 
 
