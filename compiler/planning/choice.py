@@ -191,7 +191,7 @@ def _thinner(problem: Problem, thin: Thinning) -> list[Choice]:
     if saves <= 0:
         return []
     least = max(-(-(problem.segments * problem.tape - memory) // saves), 1)
-    counts = range(least, min(least + 2, problem.segments) + 1)  # one more where what a reversal works with is more
+    counts = range(max(least - 2, 1), min(least + 2, problem.segments) + 1)  # what reversals work with is a bound
     some = [Choice("store_all", problem, thin=min(count * problem.segment, problem.steps)) for count in counts]
     smaller = replace(problem, tape=thin.tape, memory=max(memory - thin.scratch, 1))
     fits = memory - thin.scratch >= least_memory(smaller)
