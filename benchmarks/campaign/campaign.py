@@ -62,8 +62,13 @@ def way_of(seed: int, draws: bool) -> Way:
 
 
 def way_over_depth(seed: int, draws: bool) -> Way:
-    """The options of a seed for loops over depth, which the backend alone finds."""
-    return Way("backend", way_of(seed, draws).options)
+    """The options of a seed for loops over depth, which the backend alone finds; every second one has a budget, under
+    which tapes may be thin."""
+    options = dict(way_of(seed, draws).options)
+    if seed % 2:
+        part = random.Random(f"budget of {seed}").choice((0.5, 0.7, 0.8, 0.9, 0.95))
+        options = {"lowering": options["lowering"], "memory_budget": part, "segment": 1}
+    return Way("backend", tuple(sorted(options.items())))
 
 
 Subject = Program | Mutant | Stack
