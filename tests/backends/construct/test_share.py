@@ -98,6 +98,6 @@ def test_shorter_segments_are_compiled_only_where_they_may_run_less() -> None:
     assert loop.fitted(2_000, LENGTHS).segment == 8, "half of the steps are taped, so little can be gained"
     assert loop.compiled == [8]
     tight = Loop(steps=480, carry=100, tape=20, scratch=2)
-    assert tight.fitted(540, LENGTHS).segment == 2
+    assert tight.fitted(640, LENGTHS).segment == 2
     assert tight.compiled == [8, 4, 2], "eight steps do not fit"
-    assert steps_run(tight.fitted(540, LENGTHS)) < 0.95 * steps_run(tight.fitted(540, [4]))
+    assert steps_run(tight.fitted(640, LENGTHS)) < 0.95 * steps_run(tight.fitted(640, [4]))
