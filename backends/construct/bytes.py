@@ -110,7 +110,8 @@ def _forward_peak(segment: Segment, own: Sequence[fx.Node]) -> int:
         return _peak(forward, segment.forward_graph.graph, _owned(own))
     parts = forward.parts
     inputs = parts.taping.graph.find_nodes(op="placeholder")
-    numbers = [inputs.index(node) for node in inputs if node.name in {each.name for each in own}]
+    names = {node.name for node in own}
+    numbers = [number for number, node in enumerate(inputs) if node.name in names]
     held = [number for number in numbers if number in parts.inputs]
     first = _peak(forward.taping, parts.taping.graph, _owned(inputs[n] for n in numbers if n not in held))
     given = parts.rest.graph.find_nodes(op="placeholder")

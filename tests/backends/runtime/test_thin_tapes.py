@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 import reroll
 from deep_networks import DEEP, WIDTH
+from training_step import assert_alike, trained
 
 
 class Attending(nn.Module):
@@ -73,27 +73,10 @@ def gated() -> tuple[nn.Module, Tensor]:
 NETWORKS = {"transformer": lambda: transformer(0.0), "with dropout": lambda: transformer(0.3), "ResNet": resnet}
 
 
-def trained(run: Any, model: nn.Module, x: Tensor) -> list[Tensor | None]:
-    """Outputs, gradients, buffers, and the next random number of a training step."""
-    torch.manual_seed(3)
-    x = x.clone().requires_grad_()
-    outputs = tree_leaves(run(x))
-    torch.stack([(number + 1) * each.sin().sum() for number, each in enumerate(outputs)]).sum().backward()
-    gradients = [x.grad, *(parameter.grad for parameter in model.parameters())]
-    return [*(each.detach() for each in outputs), *gradients, *model.buffers(), torch.rand(1)]
-
-
 def compiled(model: nn.Module, budget: float, **options: Any) -> Any:
     torch._dynamo.reset()
     asked: dict[str, Any] = {"memory_budget": budget, "segment": 1, **options}
     return torch.compile(model, backend="reroll", options=asked)
-
-
-def assert_alike(found: list[Tensor | None], expected: list[Tensor | None], tolerance: float) -> None:
-    assert [each is None for each in found] == [each is None for each in expected]
-    for ours, theirs in zip(found, expected, strict=True):
-        if ours is not None and theirs is not None:
-            torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("budget", [0.5, 0.7, 0.85, 0.95])

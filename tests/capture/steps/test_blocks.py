@@ -9,34 +9,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 import reroll
 from deep_networks import DEEP, WIDTH, Layer, Stack, layers
 from reroll.errors import OptionError, RerollWarning
+from training_step import assert_alike, trained
 
 OPTIONS: dict[str, Any] = {"lowering": "eager"}
-
-
-def trained(run: Any, model: nn.Module, x_BC: Tensor) -> list[Tensor | None]:
-    """Outputs, gradients, buffers, and the next random number of a training step."""
-    torch.manual_seed(3)
-    x_BC = x_BC.clone().requires_grad_()
-    outputs = tree_leaves(run(x_BC))
-    torch.stack([(number + 1) * each.sin().sum() for number, each in enumerate(outputs)]).sum().backward()
-    gradients = [x_BC.grad, *(parameter.grad for parameter in model.parameters())]
-    return [*(each.detach() for each in outputs), *gradients, *model.buffers(), torch.rand(1)]
 
 
 def assert_trained_alike(model: nn.Module, x_BC: Tensor, options: dict[str, Any]) -> Any:
     """Compare with eager to 1e-12; the report."""
     twin = copy.deepcopy(model)
     run = torch.compile(model, backend="reroll", options=options)
-    found, expected = trained(run, model, x_BC), trained(twin, twin, x_BC)
-    assert [each is None for each in found] == [each is None for each in expected]
-    pairs = [(a, b) for a, b in zip(found, expected, strict=True) if a is not None and b is not None]
-    for ours, theirs in pairs:
-        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    assert_alike(trained(run, model, x_BC), trained(twin, twin, x_BC), 1e-12)
     return reroll.explain(run, x_BC)
 
 
