@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from reroll.graph.editing import ancestors
 from reroll.graph.memory import origin
-from reroll.segment.cut.partition import partition
+from reroll.segment.cut.partition import decided_by, partition
 from reroll.segment.cut.policy import NO_POLICY
 from reroll.segment.cut.thin import Thin, thinner
 
@@ -120,6 +120,8 @@ def test_nothing_is_made_twice_by_which_the_backward_decides(step: Step) -> None
         assert_same_gradients(forward, backward, thin)
         targets = {str(node.target) for node in thin.backward.graph.nodes}
         assert not any("relu" in target or "maximum" in target for target in targets)
+        decided = ancestors(source for node in thin.backward.graph.nodes for source in decided_by(node))
+        assert not any("aten.mm" in str(node.target) for node in decided)
 
 
 def rounded(x: Tensor, w: Tensor) -> Tensor:
