@@ -23,6 +23,7 @@ import torch
 from torch import fx
 
 from reroll.backends.inductor.event_counts import Watch
+from reroll.backends.inductor.inlined import store_repeated
 from reroll.backends.inductor.native_products import register, stamp, vectors
 from reroll.backends.inductor.unit import quick_builds
 from reroll.errors import CompilerMissingError
@@ -293,6 +294,7 @@ def _inductor(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Boxed
         _need_compiler()
     register()
     stamp(graph)
+    store_repeated(graph)
     as_given = torch._inductor.config.patch(layout_optimization=False)
     with apart_from_dynamo(traced.mode), V.set_fake_mode(traced.mode), torch.no_grad(), quick_builds(), as_given:
         return compile_fx_inner(graph, inputs, is_backward=backward)
