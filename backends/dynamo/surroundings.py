@@ -67,11 +67,14 @@ def _changes_mode(node: fx.Node) -> bool:
 
 
 def _split(outer: fx.GraphModule, names: set[str]) -> fx.GraphModule:
-    """One submodule per recurrence and per piece between them, in program order."""
+    """One submodule per recurrence and per piece between them, in program order.
+
+    What is taken out of several results is taken where they were made: inductor wants tensors as a piece's results.
+    """
     numbers: dict[fx.Node, int] = {}
     number = 0
     for node in outer.graph.nodes:
-        if node.target is rows or (node.target is operator.getitem and node.args[0].target in (*names, rows)):
+        if node.target is rows or (node.target is operator.getitem and _is_several(node.args[0])):
             numbers[node] = numbers[node.args[0]]
             continue
         is_recurrence = node.op == "call_module" and node.target in names
@@ -80,6 +83,11 @@ def _split(outer: fx.GraphModule, names: set[str]) -> fx.GraphModule:
         number += is_recurrence
     split: fx.GraphModule = split_module(outer, nn.Module(), numbers.__getitem__, keep_original_order=True)
     return split
+
+
+def _is_several(node: fx.Node) -> bool:
+    """Whether a call gave several results, not one tensor."""
+    return not isinstance(node.meta.get("example_value"), Tensor)
 
 
 class _Piece(nn.Module):

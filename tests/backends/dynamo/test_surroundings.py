@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import shutil
 from collections.abc import Callable
 from typing import Any
@@ -114,3 +115,21 @@ def test_a_piece_without_a_gradient_that_is_needed_is_refused(monkeypatch: pytes
     model, start = torch.compile(Delayed().to(D), backend="reroll"), torch.randn(3, 4, dtype=D)
     with pytest.raises(UnsupportedError, match="compiled without a gradient"):
         model(torch.randn(9, 3, 4, dtype=D, requires_grad=True), start)
+
+
+def test_of_a_pair_both_are_taken_where_it_was_made() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    pair = graph.call_function(torch.var_mean, (x, 1))
+    state = graph.call_function(operator.getitem, (pair, 0))
+    last = graph.call_module("recurrence_0", (state,))
+    mean = graph.call_function(operator.getitem, (pair, 1))  # behind the loop, as where two layers were one loop
+    graph.output((graph.call_function(torch.add, (last, mean)),))
+    value = torch.randn(2, 3)
+    for node, example in ((x, value), (pair, torch.var_mean(value, 1)), (state, value[:, 0]), (last, value[:, 0])):
+        node.meta["example_value"] = example
+    outer = fx.GraphModule({"recurrence_0": nn.Identity()}, graph)
+    pieces = surroundings._split(outer, {"recurrence_0"})
+    handed_on = pieces.get_submodule("submod_0")(value)
+    assert [type(each) for each in handed_on] == [Tensor, Tensor]
+    assert torch.equal(pieces(value)[0], outer(value)[0])
