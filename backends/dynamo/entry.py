@@ -5,11 +5,11 @@ around them runs as it was written, or compiled where that can pay. While ``rero
 not run: it names itself and raises. Dynamo changes attributes of modules only after the graph has run, so nothing is
 changed.
 
-Private torch API, tried on 2.11 and 2.13: ``torch._inductor.compile_fx`` for graphs without a recurrence,
-``FakeTensorMode`` to run the graph around the recurrences without memory, ``ShortenTraceback``, whose kin Dynamo raises
-as they are, ``TorchRuntimeError`` and ``Unsupported`` (what it raises where it cannot trace), ``config`` with its
-``disable``, ``patch`` and ``_make_closure_patcher``, ``dynamo_ctx`` of a compiled module with ``enter_exit_hooks``,
-which run around each of its calls, and ``_stance``: whether the user has switched it off.
+Private torch API, tried on 2.11 and 2.13: ``FakeTensorMode`` to run the graph around the recurrences without memory,
+``ShortenTraceback``, whose kin Dynamo raises as they are, ``TorchRuntimeError`` and ``Unsupported`` (what it raises where
+it cannot trace), ``config`` with its ``disable``, ``patch`` and ``_make_closure_patcher``, ``dynamo_ctx`` of a compiled
+module with ``enter_exit_hooks``, which run around each of its calls, and ``_stance``: whether the user has switched it
+off.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from reroll.backends.construct.share import build_all
 from reroll.backends.dynamo.around import Outside, bytes_around, outside_of
 from reroll.backends.dynamo.pieces import broken, pieces
 from reroll.backends.dynamo.surroundings import compile_surroundings, run_by_torch
+from reroll.backends.inductor.whole import compile_whole
 from reroll.backends.processes.apart import refuse_pieces
 from reroll.backends.processes.together import check_together, refuse_in_place
 from reroll.backends.runtime.unused import one_by_one
@@ -273,7 +274,4 @@ def _by_torch(gm: fx.GraphModule, example_inputs: Sequence[Tensor], options: Opt
         run_by_torch(plain.graph, plain)
         plain.recompile()
         return plain.forward
-    from torch._inductor.compile_fx import compile_fx
-
-    compiled: Any = compile_fx(gm, list(example_inputs))
-    return compiled  # type: ignore[no-any-return]
+    return compile_whole(gm, example_inputs)

@@ -2,8 +2,7 @@
 
 Inductor takes seconds for the smallest graph, and what is around a loop is most often one peeled step. So a piece of
 the outer graph (before, between or after recurrences) is compiled only if it makes at least a tenth of the bytes that
-the recurrences make. Private torch API, tried on 2.13: ``compile_fx`` (what the inductor backend calls),
-``FakeTensor`` and ``FakeTensorMode`` (its examples).
+the recurrences make. Private torch API, tried on 2.13: ``FakeTensor`` and ``FakeTensorMode`` (its examples).
 
 The operator that Dynamo makes of ``torch.utils.checkpoint`` is meant to be compiled: run as it is, it does not put back
 random numbers before it runs its function again, so dropout in it gets wrong gradients (torch 2.11 and 2.13). So
@@ -24,6 +23,7 @@ from torch.fx.passes.split_module import split_module
 from torch.utils.checkpoint import checkpoint
 
 from reroll.backends.inductor.unit import quick_builds
+from reroll.backends.inductor.whole import compile_whole
 from reroll.backends.runtime.unused import rows
 from reroll.errors import RerollWarning, UnsupportedError
 from reroll.graph.fakes import apart_from_dynamo, fake_of
@@ -166,8 +166,6 @@ def _reached(result: Tensor, edges: Mapping[Any, int]) -> frozenset[int]:
 
 
 def _compiled(piece: fx.GraphModule) -> nn.Module:
-    from torch._inductor.compile_fx import compile_fx
-
     inputs = [node.meta.get("example_value") for node in piece.graph.find_nodes(op="placeholder")]
     modes = [value.fake_mode for value in inputs if isinstance(value, FakeTensor)]
     if not modes or any(value is None for value in inputs):
@@ -183,7 +181,7 @@ def _compiled(piece: fx.GraphModule) -> nn.Module:
     with apart_from_dynamo(modes[0]), quick_builds():
         with modes[0]:
             reaches = _reaches(piece, [_distinct(modes[0], value) for value in inputs])
-        call = compile_fx(piece, [_distinct(modes[0], value) for value in inputs])
+        call = compile_whole(piece, [_distinct(modes[0], value) for value in inputs])
     return _Piece(call, single, reaches, differentiable)
 
 
