@@ -6,10 +6,10 @@ not run: it names itself and raises. Dynamo changes attributes of modules only a
 changed.
 
 Private torch API, tried on 2.11 and 2.13: ``FakeTensorMode`` to run the graph around the recurrences without memory,
-``ShortenTraceback``, whose kin Dynamo raises as they are, ``TorchRuntimeError`` and ``Unsupported`` (what it raises where
-it cannot trace), ``config`` with its ``disable``, ``patch`` and ``_make_closure_patcher``, ``dynamo_ctx`` of a compiled
-module with ``enter_exit_hooks``, which run around each of its calls, and ``_stance``: whether the user has switched it
-off.
+``ShortenTraceback``, whose kin Dynamo raises as they are, ``TorchRuntimeError`` and ``Unsupported`` (what it raises
+where it cannot trace), ``config`` with its ``disable``, ``patch`` and ``_make_closure_patcher``, ``dynamo_ctx`` of a
+compiled module with ``enter_exit_hooks``, which run around each of its calls, and ``_stance``: whether the user has
+switched it off.
 """
 
 from __future__ import annotations

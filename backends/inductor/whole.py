@@ -16,8 +16,8 @@ from torch import fx
 def compile_whole(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """Forward and backward of a graph, compiled. The backward writes into nothing that was saved for it.
 
-    Torch 2.13 takes a saved view of an input for memory of its own where it was added to zeros (what a rewrite leaves of
-    the sum says that it is new), and its backward writes into the user's input.
+    Torch 2.13 takes a saved view of an input for memory of its own where it was added to zeros (what a rewrite leaves
+    of the sum says that it is new), and its backward writes into the user's input.
     """
     from torch._inductor.compile_fx import compile_fx
 

@@ -8,7 +8,7 @@ import reroll
 
 
 def alternating(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Two rows in turn, stacked, and a chain over them from zeros: of torch 2.13, its backward wrote into the first row."""
+    """Two rows in turn, stacked, and a chain over them from zeros: torch 2.13 wrote into the first row."""
     h, rows, states = torch.zeros(3, 4, dtype=x.dtype), [], []
     for t in range(0, x.shape[0], 2):
         row = rows[-2] if len(rows) > 1 else x[t]
