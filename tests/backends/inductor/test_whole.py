@@ -9,7 +9,8 @@ import reroll
 
 def alternating(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Two rows in turn, stacked, and a chain over them from zeros: torch 2.13 wrote into the first row."""
-    h, rows, states = torch.zeros(3, 4, dtype=x.dtype), [], []
+    h = torch.zeros(3, 4, dtype=x.dtype)
+    rows, states = list[Tensor](), list[Tensor]()
     for t in range(0, x.shape[0], 2):
         row = rows[-2] if len(rows) > 1 else x[t]
         h = torch.tanh(h + row)
