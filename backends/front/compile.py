@@ -38,11 +38,12 @@ from reroll.backends.front.entries import (
     Untraced,
     new_backend,
 )
-from reroll.backends.front.observe import SHORT, Observed, TooShortError, observe
+from reroll.backends.front.observe import SHORT, Observed, observe
 from reroll.backends.front.outputs import outputs
 from reroll.backends.front.recorded import Recorded
 from reroll.backends.front.turns import turn
 from reroll.backends.processes.apart import alone, forward_of, spoken_around
+from reroll.capture.lengths.instantiate import TooShortError
 from reroll.errors import LengthError, OptionError, RerollWarning, UnsupportedError
 from reroll.planning.options import Options
 

@@ -19,6 +19,7 @@ from reroll.backends.front.state import State
 from reroll.backends.processes.apart import in_silence
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.capture.lengths.check import Check, Departure
+from reroll.capture.lengths.instantiate import TooShortError
 from reroll.capture.lengths.pattern import EventTrace, Pattern, find_pattern
 from reroll.capture.recorder.events import LITERALS, Numbers, Recorder, Sink, recording
 from reroll.capture.steps.runs import LONGEST_PERIOD
@@ -219,10 +220,6 @@ def _follow(model: Callable[..., Any], call: Call, pattern: Pattern) -> Observed
     except Departure as departure:
         raise (LengthError if call.length > pattern.lengths[0] else TooShortError)(str(departure)) from None
     return Observed(pattern, check, with_leaves(lambda leaf: None if isinstance(leaf, torch.Tensor) else leaf, result))
-
-
-class TooShortError(LengthError):
-    """A sequence is so short that its first and last steps, which differ from the others, meet."""
 
 
 def _run(

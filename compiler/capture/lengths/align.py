@@ -125,7 +125,7 @@ def _progression(values: Any) -> tuple[int, int, int] | None:
     return (values[0], stride, len(values)) if even else None
 
 
-def _row(node: Any) -> tuple[fx.Node, int] | None:
+def row_of(node: Any) -> tuple[fx.Node, int] | None:
     """(unbound stacked output, index) of a node that is one row of it."""
     if not isinstance(node, fx.Node) or node.target is not operator.getitem or node.op != "call_function":
         return None
@@ -136,7 +136,7 @@ def _row(node: Any) -> tuple[fx.Node, int] | None:
 
 def _runs(items: Sequence[Any]) -> Iterator[Any]:
     """The items of a list, with three and more rows that follow each other evenly as one ``RowRun``."""
-    rows = [_row(item) for item in items]
+    rows = [row_of(item) for item in items]
     at = 0
     while at < len(items):
         first, stop = rows[at], at + 1
@@ -169,7 +169,7 @@ def _without_rows(graph: fx.Graph) -> list[fx.Node]:
     for node in graph.nodes:
         note(node.args)
         note(node.kwargs)
-    return [node for node in graph.nodes if _row(node) is None or node in read]
+    return [node for node in graph.nodes if row_of(node) is None or node in read]
 
 
 def _loop(lengths: Sequence[int], found: tuple[Recurrence, ...]) -> LoopTemplate:

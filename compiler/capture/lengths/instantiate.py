@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
 
+from reroll.capture.lengths.align import row_of
 from reroll.capture.lengths.check import Check, Literals
 from reroll.capture.lengths.forms import Affine
 from reroll.capture.lengths.template import ADVICE, LoopTemplate, Progression, RowRun, Template, Varies
 from reroll.errors import LengthError
 from reroll.graph.lines import where
 from reroll.recurrence import Numbers, PerStep, Recurrence, Slices
+
+
+class TooShortError(LengthError):
+    """A sequence is so short that its first and last steps, which differ from the others, meet."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +37,9 @@ class Instance:
 
 
 def instantiate(template: Template, check: Check) -> Instance:
-    """The template at the length of a check. Raises LengthError where a number at that length is not known."""
+    """The template at the length of a check. Raises LengthError where a number at that length is not known, and
+    TooShortError where a loop has fewer steps than are read behind it.
+    """
     builder = _Builder(template, check)
     for node, args, kwargs in template.nodes:
         builder.emit(node, args, kwargs)
@@ -67,6 +75,7 @@ class _Builder:
         self.lengths, self.check, self.literals = template.lengths, check, Literals(check)
         self.graph, self.env = fx.Graph(), dict[fx.Node, fx.Node]()
         self.outputs: list[int | None] = []
+        self.loops = {loop.recurrence.name: loop for loop in template.loops}
 
     def emit(self, node: fx.Node, args: Any, kwargs: Any) -> None:
         """One node of the template."""
@@ -77,6 +86,8 @@ class _Builder:
             return
         operands = tuple(self._value(value, node) for value in args)
         named = {name: self._value(value, node) for name, value in kwargs.items()}
+        if (row := row_of(node)) is not None:
+            self._check_rows(row[0], (operands[1],), where(node))
         self.env[node] = self.graph.create_node(node.op, node.target, operands, named, name=node.name)
         self.env[node].meta = dict(node.meta)
 
@@ -111,7 +122,20 @@ class _Builder:
     def _rows(self, run: RowRun, node: fx.Node) -> slice:
         start, stride, count = (self.whole(x, where(node)) for x in (run.start, run.stride, run.count))
         stop = start + stride * count
+        self._check_rows(run.rows, range(start, stop, stride), where(node))
         return slice(start, stop if stop >= 0 else None, stride)
+
+    def _check_rows(self, unbound: fx.Node, rows: Sequence[int], line: str) -> None:
+        """Raise TooShortError where a loop does not have the steps whose outputs are read."""
+        loop = _loop_behind(unbound, self.loops)
+        if loop is None or not rows:
+            return
+        steps = self.whole(loop.steps, line)
+        if min(rows) < -steps or max(rows) >= steps:
+            raise TooShortError(
+                f"{self.check.length} steps leave {steps} for the loop at {loop.recurrence.where}, of which {line} "
+                "reads more."
+            )
 
     def whole(self, value: Any, line: str) -> int:
         """A whole number of the template at this length."""
@@ -142,6 +166,13 @@ class _Builder:
                 "were not seen in a run of the model. Pass them as a tensor with time."
             )
         return tuple(found)
+
+
+def _loop_behind(unbound: fx.Node, loops: Mapping[str, LoopTemplate]) -> LoopTemplate | None:
+    """The loop whose output was unbound, if it is one."""
+    stacked: Any = unbound.args[0]
+    call: Any = stacked.args[0] if stacked.target is operator.getitem else None
+    return loops.get(str(call.target)) if isinstance(call, fx.Node) and call.op == "call_module" else None
 
 
 def joined(runs: tuple[bool, ...], *pieces: Any) -> list[Any]:

@@ -355,3 +355,20 @@ def test_what_no_number_of_steps_would_cure_is_not_traced_again(body: Callable[.
     with mock.patch.object(entries, "Family", wraps=families.Family) as made, pytest.raises(LengthError, match=rule):
         reroll.compile(Net(body), time_dim=0, **EAGER)(x_TBI)
     assert made.call_count == 1
+
+
+def two_apart(x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Every second step, each reading what was two before it, of which the third and the last but one are used."""
+    scaled, largest = list[Tensor](), list[Tensor]()
+    for t in range(0, x.shape[0], 2):
+        before = largest[-2] if len(largest) > 1 else x[t]
+        largest.append(torch.maximum(before, before))
+        scaled.append(before * 1.5)
+    return scaled[2] * scaled[-2], largest
+
+
+def test_rows_that_a_short_sequence_does_not_have_are_no_error() -> None:
+    model = reroll.compile(two_apart, time_dim=0, lowering="eager")
+    for steps in (9, 5, 6, 7, 8, 10, 11, 12, 13, 30):
+        x = torch.randn(steps, 3, dtype=torch.float64, requires_grad=True)
+        reroll.check(model, x, strict=True, measure=False)
