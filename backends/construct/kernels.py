@@ -14,6 +14,7 @@ from torch import Tensor, fx
 
 from reroll.backends.inductor.event_counts import Watch
 from reroll.backends.inductor.lower import Segment, has_vectors, lower, prepare, replays
+from reroll.backends.inductor.whole import refused_by_inductor
 from reroll.backends.processes.together import groups_of
 from reroll.backends.progress import progress
 from reroll.backends.runtime.executable import Compiled
@@ -109,7 +110,11 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
         watch=watch,
         once=once,
     )
-    with progress(f"compiling segments of {' and '.join(map(str, lengths))} steps of the loop at {recurrence.where}"):
+    what = f"the loop at {recurrence.where}"
+    with (
+        progress(f"compiling segments of {' and '.join(map(str, lengths))} steps of {what}"),
+        refused_by_inductor(f"a segment of {what}"),
+    ):
         segments = {k: lowered(each) for k, each in traced.items()}
     graphs = Graphs(device, recurrence.where, traced[lengths[0]].random)
     compiled = Compiled(segments, watch, once, graphs)

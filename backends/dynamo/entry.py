@@ -32,7 +32,7 @@ from reroll.backends.construct.share import build_all
 from reroll.backends.dynamo.around import Outside, bytes_around, outside_of
 from reroll.backends.dynamo.pieces import broken, pieces
 from reroll.backends.dynamo.surroundings import compile_surroundings, run_by_torch
-from reroll.backends.inductor.whole import compile_whole
+from reroll.backends.inductor.whole import compile_whole, refused_by_inductor
 from reroll.backends.processes.apart import refuse_pieces
 from reroll.backends.processes.together import check_together, refuse_in_place
 from reroll.backends.runtime.unused import one_by_one
@@ -274,4 +274,5 @@ def _by_torch(gm: fx.GraphModule, example_inputs: Sequence[Tensor], options: Opt
         run_by_torch(plain.graph, plain)
         plain.recompile()
         return plain.forward
-    return compile_whole(gm, example_inputs)
+    with refused_by_inductor("a graph without a loop, which reroll leaves to it"):
+        return compile_whole(gm, example_inputs)

@@ -23,7 +23,7 @@ from torch.fx.passes.split_module import split_module
 from torch.utils.checkpoint import checkpoint
 
 from reroll.backends.inductor.unit import quick_builds
-from reroll.backends.inductor.whole import compile_whole
+from reroll.backends.inductor.whole import compile_whole, refused_by_inductor
 from reroll.backends.runtime.unused import rows
 from reroll.errors import RerollWarning, UnsupportedError
 from reroll.graph.fakes import apart_from_dynamo, fake_of
@@ -181,7 +181,12 @@ def _compiled(piece: fx.GraphModule) -> nn.Module:
     with apart_from_dynamo(modes[0]), quick_builds():
         with modes[0]:
             reaches = _reaches(piece, [_distinct(modes[0], value) for value in inputs])
-        call = compile_whole(piece, [_distinct(modes[0], value) for value in inputs])
+        try:
+            with refused_by_inductor("a part of the graph around the loop, which is run as it was written"):
+                call = compile_whole(piece, [_distinct(modes[0], value) for value in inputs])
+        except UnsupportedError as error:
+            warnings.warn(str(error), RerollWarning, stacklevel=2)
+            call = piece
     return _Piece(call, single, reaches, differentiable)
 
 

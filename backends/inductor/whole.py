@@ -1,16 +1,35 @@
-"""A graph without a loop of ours, as torch's inductor backend compiles it.
+"""A graph without a loop of ours, as torch's inductor backend compiles it; and what is said where inductor fails.
 
 Private torch API, tried on 2.11 and 2.13: ``compile_fx`` (what the inductor backend calls),
-``torch._functorch.config.donated_buffer`` (whether a backward may write into what the forward saved for it).
+``torch._functorch.config.donated_buffer`` (whether a backward may write into what the forward saved for it),
+``InductorError`` (which it raises where it cannot compile what it was given).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import fx
+
+from reroll.errors import UnsupportedError
+
+
+@contextmanager
+def refused_by_inductor(what: str) -> Iterator[None]:
+    """Inside, that inductor cannot compile ``what`` is an UnsupportedError, which says so."""
+    from torch._inductor.exc import InductorError
+
+    try:
+        yield
+    except InductorError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UnsupportedError(
+            f"Torch's inductor cannot compile {what}: {reason}. Most often it fails without reroll, too. "
+            "lowering='eager' runs everything by torch's own kernels."
+        ) from error
 
 
 def compile_whole(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

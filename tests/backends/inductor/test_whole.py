@@ -1,10 +1,13 @@
-"""Graphs that are left to torch's inductor: nobody's inputs are written into."""
+"""Graphs that are left to torch's inductor: nobody's inputs are written into. What it cannot compile is refused."""
+
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import reroll
+from reroll.backends.dynamo import surroundings
 
 
 def alternating(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -28,3 +31,54 @@ def test_the_backward_of_a_graph_that_is_left_to_torch_leaves_inputs_alone() -> 
     torch.stack([each.square().mean() for each in model(x)]).sum().backward()
     assert torch.equal(x, before)
     reroll.check(model, x, strict=True, measure=False)
+
+
+def fails(*_: Any, **__: Any) -> Any:
+    """As inductor does at ``frexp`` of float64 on torch 2.13."""
+    from torch._inductor.exc import InductorError
+
+    raise InductorError(RuntimeError("C++ compile error\n  long text"), None)
+
+
+class Wide(nn.Module):
+    """A loop behind a layer that makes more bytes than it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.cell = nn.Linear(4, 64), nn.Linear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide, h = torch.tanh(self.before(x.flip(0))), x.new_zeros(3, 4)
+        for t in range(x.shape[0]):
+            h = torch.tanh(self.cell(wide[t]) + h)
+        return h
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("door", ["backend", "compile"])
+def test_a_segment_that_inductor_cannot_compile_is_refused(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx_inner", fails)
+    model = torch.compile(Wide(), backend="reroll") if door == "backend" else reroll.compile(Wide(), time_dim=0)
+    with pytest.raises(
+        reroll.UnsupportedError, match=r"cannot compile a segment of the loop at .*: RuntimeError: C\+\+ comp"
+    ):
+        model(torch.randn(12, 3, 4))
+
+
+@pytest.mark.inductor
+@pytest.mark.filterwarnings("ignore:reroll found no recurrence")
+def test_a_graph_without_a_loop_that_inductor_cannot_compile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", fails)
+    with pytest.raises(reroll.UnsupportedError, match="lowering='eager' runs everything"):
+        torch.compile(torch.tanh, backend="reroll")(torch.randn(3))
+
+
+@pytest.mark.inductor
+def test_what_is_around_a_loop_runs_as_it_was_written_where_inductor_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surroundings, "WORTHWHILE", 1e-3)
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", fails)
+    net = Wide().double()
+    with pytest.warns(reroll.RerollWarning, match="around the loop, which is run as it was written: RuntimeError"):
+        model = torch.compile(net, backend="reroll")
+        model(torch.randn(12, 3, 4, dtype=torch.float64))
+    reroll.check(model, torch.randn(12, 3, 4, dtype=torch.float64, requires_grad=True), strict=True, measure=False)
