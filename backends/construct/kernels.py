@@ -110,11 +110,8 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
         watch=watch,
         once=once,
     )
-    what = f"the loop at {recurrence.where}"
-    with (
-        progress(f"compiling segments of {' and '.join(map(str, lengths))} steps of {what}"),
-        refused_by_inductor(f"a segment of {what}"),
-    ):
+    told = progress(f"compiling segments of {' and '.join(map(str, lengths))} steps of the loop at {recurrence.where}")
+    with told, refused_by_inductor(f"a segment of the loop at {recurrence.where}"):
         segments = {k: lowered(each) for k, each in traced.items()}
     graphs = Graphs(device, recurrence.where, traced[lengths[0]].random)
     compiled = Compiled(segments, watch, once, graphs)

@@ -78,7 +78,7 @@ def test_what_is_around_a_loop_runs_as_it_was_written_where_inductor_fails(monke
     monkeypatch.setattr(surroundings, "WORTHWHILE", 1e-3)
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", fails)
     net = Wide().double()
+    model = torch.compile(net, backend="reroll")
     with pytest.warns(reroll.RerollWarning, match="around the loop, which is run as it was written: RuntimeError"):
-        model = torch.compile(net, backend="reroll")
         model(torch.randn(12, 3, 4, dtype=torch.float64))
     reroll.check(model, torch.randn(12, 3, 4, dtype=torch.float64, requires_grad=True), strict=True, measure=False)
