@@ -165,7 +165,7 @@ def _compile(
     if not found.recurrences:
         ran = model.missed(found.reason, parsed)
         return _entry(Graph(_by_torch(gm, example_inputs, parsed), gm, Plans(), found.reason, ended, ran=ran))
-    if max(each.steps for each in found.recurrences) >= _LONG:
+    if any(each.steps >= _LONG and not each.blocks for each in found.recurrences):
         _say_how_to_unroll_less()
     check_policy(found.recurrences, parsed)
     check_together(found.recurrences, parsed)

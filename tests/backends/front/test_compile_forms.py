@@ -20,8 +20,9 @@ import reroll.backends.dynamo.entry as dynamo
 import reroll.backends.front.entries as entries
 import reroll.backends.front.families as families
 import reroll.backends.front.observe as observe
+from deep_networks import WIDTH, Stack, layers
 from length_networks import DOUBLE, EAGER, H, I, Net, counted, growing_attribute, kept_input, last, rows, stacked
-from reroll.errors import LengthError, OptionError, RerollError, UnsupportedError
+from reroll.errors import LengthError, OptionError, RerollError, RerollWarning, UnsupportedError
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -280,6 +281,15 @@ def test_the_backend_says_once_what_a_long_loop_costs() -> None:
             warnings.simplefilter("always")
             torch.compile(leaky, backend="reroll", options=EAGER, dynamic=False)(torch.randn(steps, 2))
         assert sum("reroll.compile(model, time_dim=...)" in str(each.message) for each in caught) == said
+
+
+def test_many_blocks_are_no_long_loop_over_time() -> None:
+    dynamo._say_how_to_unroll_less.cache_clear()
+    with mock.patch.object(dynamo, "_LONG", 6), warnings.catch_warnings():
+        warnings.simplefilter("error", RerollWarning)
+        model = torch.compile(Stack(*layers(8)), backend="reroll", options=EAGER)
+        model(torch.randn(4, WIDTH))
+    assert len(reroll.explain(model, torch.randn(4, WIDTH)).loops) == 1
 
 
 def test_two_compilations_of_one_model_keep_to_their_options() -> None:
