@@ -179,6 +179,13 @@ def test_outcomes_of_a_suite_are_counted(tmp_path: Path, monkeypatch: pytest.Mon
     assert [name.split("::")[1] for name in found["failed"]] == ["test_set_up", "test_wrong"]
 
 
+def test_planning_is_timed() -> None:
+    planner = importlib.import_module("planner")
+    row = planner.planned(6, 0.6)
+    assert 0 < row["planning_s"] < row["compilation_s"]
+    planner.show({"rows": [row]}, Console(file=io.StringIO()))
+
+
 def test_contenders_over_depth_at_a_small_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     depth, networks = (importlib.import_module(name) for name in ("depth", "depth_networks"))

@@ -373,6 +373,15 @@ def test_the_figures_over_depth_are_those_of_their_result_file() -> None:
             assert row["peak"] <= float(budget[1]) * row["eager_peak"]
 
 
+def test_planning_of_many_blocks_is_what_was_measured() -> None:
+    rows = result("planner")["rows"]
+    longest, whole = (max(row[name] for row in rows) for name in ("planning_s", "compilation_s"))
+    told = f"Planning takes {longest:.2f} s of CPU time for {rows[0]['blocks']:,} blocks"
+    text = " ".join(section("docs/depth.md", "Measured").split())
+    assert told in text
+    assert f"all that `reroll` does with their graph {whole:.1f} s" in text
+
+
 def test_what_became_of_stacks_is_what_the_campaign_counted() -> None:
     counts: Counter[str] = Counter()
     for run in result("campaign")["stacks"]["runs"]:
