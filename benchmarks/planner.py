@@ -51,6 +51,7 @@ class Timed:
         self.function, self.seconds = function, 0.0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the function gives."""
         start = time.process_time()
         try:
             return self.function(*args, **kwargs)

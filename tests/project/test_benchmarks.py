@@ -179,7 +179,8 @@ def test_outcomes_of_a_suite_are_counted(tmp_path: Path, monkeypatch: pytest.Mon
     assert [name.split("::")[1] for name in found["failed"]] == ["test_set_up", "test_wrong"]
 
 
-def test_planning_is_timed() -> None:
+def test_planning_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
     planner = importlib.import_module("planner")
     row = planner.planned(6, 0.6)
     assert 0 < row["planning_s"] < row["compilation_s"]
