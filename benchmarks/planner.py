@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from reroll.backends.construct import share
-from reroll.backends.dynamo import entry
+import reroll.backends.construct.share
+import reroll.backends.dynamo.entry
 
 RESULT = Path(__file__).resolve().parent / "results" / "planner.json"
 BUDGETS = (0.5, 0.2, 0.1)
@@ -63,7 +63,9 @@ def planned(blocks: int, budget: float) -> Row:
     """The seconds of one first call within a budget."""
     torch.compiler.reset()
     model = nn.Sequential(*(Block() for _ in range(blocks)))
-    options = {"memory_budget": budget, "lowering": "eager"}
+    share: Any = reroll.backends.construct.share
+    entry: Any = reroll.backends.dynamo.entry
+    options: dict[str, Any] = {"memory_budget": budget, "lowering": "eager"}
     planning, whole = Timed(share.plan), Timed(entry._compile)
     with mock.patch.object(share, "plan", planning), mock.patch.object(entry, "_compile", whole):
         torch.compile(model, backend="reroll", options=options)(torch.randn(64, WIDTH)).sum().backward()
