@@ -41,7 +41,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output."""
-        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+        made: Tensor = x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+        return made
 
 
 class Timed:
