@@ -2,18 +2,21 @@
 
 ``time_dim`` is one dimension for every tensor that has it at the common length, or a mapping from the names of
 parameters to dimensions, in which ``None`` means "no time", and tuples, lists and dicts follow those of the arguments.
+Where the input is the same at every step, time is in no tensor, and a number of the model's says how long it is.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from reroll.backends.front.counter import Counter, find_counter
 from reroll.backends.progress import LONG
 from reroll.errors import OptionError, UnsupportedError
 from reroll.graph.nested import Place, mapped, places_of, tensors_of
@@ -24,12 +27,27 @@ TimeDim = int | Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """The arguments of one call: ``dims`` says in which dimension each tensor with time has it, by its identity."""
+    """The arguments of one call: ``dims`` says in which dimension each tensor with time has it, by its identity,
+    ``counter`` which number of the model's is that of the steps, if there is one.
+    """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     dims: Mapping[int, int]
     length: int
+    counter: Counter | None = None
+
+    def run(self, model: Callable[..., Any]) -> Any:
+        """What a model makes of these arguments, in ``length`` steps."""
+        if self.counter is None:
+            return model(*self.args, **self.kwargs)
+        args, kwargs = self.counter.given(self.args, self.kwargs, self.length)
+        with self.counter.at(self.length):
+            return model(*args, **kwargs)
+
+    def as_it_is(self) -> AbstractContextManager[None]:
+        """Inside, the number of steps is what the user set."""
+        return nullcontext() if self.counter is None else self.counter.at(self.length)
 
     @property
     def places(self) -> tuple[tuple[Place, int], ...]:
@@ -37,8 +55,10 @@ class Call:
         named = places_of((self.args, self.kwargs))
         return tuple((place, self.dims[id(value)]) for place, value in named if id(value) in self.dims)
 
-    def resized(self, change: Callable[[Tensor, int], Tensor]) -> tuple[Call, dict[int, Tensor]]:
-        """The call with ``change(tensor, dim)`` for every tensor with time, and the original of each, by identity."""
+    def resized(self, length: int, change: Callable[[Tensor, int], Tensor]) -> tuple[Call, dict[int, Tensor]]:
+        """The call of ``length`` steps, with ``change(tensor, dim)`` for every tensor with time, and the original of
+        each, by identity.
+        """
         made: dict[int, Tensor] = {}
         originals: dict[int, Tensor] = {}
 
@@ -52,8 +72,7 @@ class Call:
 
         args, kwargs = tuple(map(each, self.args)), {name: each(value) for name, value in self.kwargs.items()}
         dims = {id(made[old]): dim for old, dim in self.dims.items()}
-        length = next(made[old].shape[dim] for old, dim in self.dims.items())
-        return Call(args, kwargs, dims, length), originals
+        return Call(args, kwargs, dims, length, self.counter), originals
 
     def along(self, dim: int) -> Call | None:
         """The same arguments with time in another dimension, if all that have time have that, of one length."""
@@ -61,7 +80,7 @@ class Call:
         lengths = {value.shape[dim] if dim < value.dim() else None for value in having}
         if dim in self.dims.values() or lengths == {None} or len(lengths) > 1:
             return None
-        return Call(self.args, self.kwargs, dict.fromkeys(self.dims, dim), having[0].shape[dim])
+        return Call(self.args, self.kwargs, dict.fromkeys(self.dims, dim), having[0].shape[dim], self.counter)
 
     def shapes(self) -> str:
         """Which dimension of which shape time is in."""
@@ -70,10 +89,11 @@ class Call:
 
     def doubts(self) -> str:
         """What to ask oneself where reading the model takes long."""
+        named = f"time_dim names {self.shapes()}" if self.dims else f"steps names {self.counter and self.counter.name}"
         return (
             f"reroll.compile has been reading the model for {LONG:.0f} s. It looks at a few steps of the loop over "
-            "time only, but a loop over another dimension is unrolled step by step. time_dim names "
-            f"{self.shapes()}: if the loop does not run over that, interrupt, and name the right one."
+            f"time only, but a loop over something else is unrolled step by step. {named}: if the loop does not run "
+            "over that, interrupt, and name the right one."
         )
 
     def _sequences(self) -> list[Tensor]:
@@ -85,8 +105,35 @@ class Call:
         return {id(value): f"argument {place}" for place, value in places_of(self.kwargs, ())} | found
 
 
-def find_time(signature: inspect.Signature | None, time_dim: TimeDim, args: Any, kwargs: Any) -> Call:
-    """Where time is in a call. Raises OptionError if the arguments do not fit ``time_dim``."""
+@dataclass(frozen=True, slots=True)
+class Time:
+    """Where a model has time: a dimension of its arguments, a number of its own (``counter``), or both."""
+
+    dim: TimeDim | None
+    steps: str | None = None
+
+
+def find_time(
+    model: Callable[..., Any], signature: inspect.Signature | None, time: Time, args: Any, kwargs: Any
+) -> Call:
+    """Where time is in a call. Raises OptionError if the arguments or the model do not have it where it should be."""
+    counter = None if time.steps is None else find_counter(model, signature, time.steps, args, kwargs)
+    if time.dim is None:
+        assert counter is not None, "time is somewhere"
+        return Call(tuple(args), dict(kwargs), {}, counter.steps, counter)
+    dims, length = _sequences(signature, time.dim, args, kwargs)
+    if counter is not None and counter.steps != length:
+        raise OptionError(
+            f"reroll.compile: steps={counter.name!r} is {counter.steps}, but the time dimensions that time_dim="
+            f"{time.dim!r} names are {length} long. Leave out time_dim if the input is the same at every step."
+        )
+    return Call(tuple(args), dict(kwargs), dims, length, counter)
+
+
+def _sequences(
+    signature: inspect.Signature | None, time_dim: TimeDim, args: Any, kwargs: Any
+) -> tuple[dict[int, int], int]:
+    """The dimension of time of each tensor that has it, by its identity, and how long it is."""
     if isinstance(time_dim, int):
         dims = _everywhere(time_dim, tensors_of((args, kwargs)))
     else:
@@ -102,7 +149,7 @@ def find_time(signature: inspect.Signature | None, time_dim: TimeDim, args: Any,
             f"reroll.compile: the arguments have different lengths in their time dimensions: {sorted(lengths)}. Name "
             "those that have time in a mapping, such as time_dim={'x': 0, 'h': None}."
         )
-    return Call(tuple(args), dict(kwargs), dims, lengths.pop())
+    return dims, lengths.pop()
 
 
 def _everywhere(dim: int, tensors: Sequence[Tensor]) -> dict[int, int]:

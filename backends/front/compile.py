@@ -25,7 +25,8 @@ import torch
 from torch import nn
 
 from reroll.backends.dynamo.entry import UNREADABLE, dynamo_is_off, uncut
-from reroll.backends.front.arguments import TimeDim, find_time
+from reroll.backends.front.arguments import Time, TimeDim, find_time
+from reroll.backends.front.counter import told
 from reroll.backends.front.entries import (
     Front,
     Misfit,
@@ -53,7 +54,9 @@ _WITHIN = (
 )
 
 
-def compile(model: Any = None, *, time_dim: TimeDim | None = None, **options: Any) -> Any:  # noqa: A001  # as torch.compile
+def compile(  # noqa: A001  # as torch.compile
+    model: Any = None, *, time_dim: TimeDim | None = None, steps: str | None = None, **options: Any
+) -> Any:
     """Compile a model whose compile cost does not grow with the number of steps T; also a decorator.
 
     model: a module, function or method with a loop over time, or with blocks over depth, in it. A module gives a module
@@ -63,6 +66,10 @@ def compile(model: Any = None, *, time_dim: TimeDim | None = None, **options: An
     ``{"x": 1, "h": None}``; for nested arguments ``{"batch": {"frames": 0, "labels": None}}``. Without it this is
     ``torch.compile(model, backend="reroll", options=options)``, which rolls equal blocks over depth, and a loop over
     time as Dynamo has unrolled it.
+    steps: the number of steps of a loop over ``range(num_steps)``, by the name or path that the model has for it, such
+    as ``"num_steps"`` or ``"config.num_steps"``: a parameter, an attribute of the model, or a variable of an enclosing
+    function or of the module that its function is from. It may stand beside ``time_dim``, and alone where the input is
+    the same at every step. It is set to few steps while the model is looked at, and put back.
     options: those of ``reroll.Options``.
 
     With ``time_dim``, the first call runs the model without gradients on a few short pieces of its sequence, has Dynamo
@@ -84,24 +91,30 @@ def compile(model: Any = None, *, time_dim: TimeDim | None = None, **options: An
     Raises LengthError, with the line, if what the model does at T steps cannot be told from a few steps.
     """
     parsed = Options.of(options)
-    if time_dim is None:
+    if time_dim is None and steps is None:
         return _over_depth(model, options)
     if "depth" in options:
         raise OptionError(
-            "reroll.compile with time_dim rolls loops over time, and depth is no option of it. Blocks over depth are "
-            "rolled without time_dim."
+            "reroll.compile with time_dim or steps rolls loops over time, and depth is no option of it. Blocks over "
+            "depth are rolled without them."
         )
-    if not isinstance(time_dim, int | dict) or isinstance(time_dim, bool):
+    if not isinstance(time_dim, int | dict | None) or isinstance(time_dim, bool):
         raise OptionError(
             f"reroll.compile: time_dim={time_dim!r} must be a dimension, or a dict of dimensions by name."
         )
+    if steps is not None and not isinstance(steps, str):
+        raise OptionError(
+            f"reroll.compile: steps={steps!r} must be the name of the model's number of steps, such as 'num_steps', "
+            "not the number."
+        )
+    time = Time(time_dim, steps)
     if model is None:
-        return lambda target: compile(target, time_dim=time_dim, **options)
+        return lambda target: compile(target, time_dim=time_dim, steps=steps, **options)
     if isinstance(model, nn.Module):
-        return AnyLengthModule(model, time_dim, parsed)
+        return AnyLengthModule(model, time, parsed)
     if not callable(model):
         raise OptionError(f"reroll.compile was given {type(model).__name__}, which cannot be called.")
-    caller = Caller(model, time_dim, parsed)
+    caller = Caller(model, time, parsed)
 
     @functools.wraps(model)
     def compiled(*args: Any, **kwargs: Any) -> Any:
@@ -123,8 +136,8 @@ def _over_depth(model: Any, options: Mapping[str, Any]) -> Any:
 class Caller:
     """Calls a model on sequences of any length."""
 
-    def __init__(self, model: Callable[..., Any], time_dim: TimeDim, options: Options) -> None:
-        self.model, self.time_dim, self.options = model, time_dim, options
+    def __init__(self, model: Callable[..., Any], time: Time, options: Options) -> None:
+        self.model, self.time, self.options = model, time, options
         # By keyword: Lightning's torch.compile leaves on a module what it is given beside it, and this backend is no
         # part of the user's model, which may be pickled.
         traced = torch.compile(model=model, backend=new_backend(), fullgraph=True, dynamic=False)
@@ -137,13 +150,15 @@ class Caller:
         """The model's result."""
         if dynamo_is_off():
             return self.model(*args, **kwargs)
-        call = find_time(self.signature, self.time_dim, args, kwargs)
-        running = Running(self.front, call, steps=self.steps)
         with turn():
+            call = find_time(self.model, self.signature, self.time, args, kwargs)
+            running = Running(self.front, call, steps=self.steps)
             try:
                 self._settle(running)
             except TooShortError:
                 return self.model(*args, **kwargs)
+            except LengthError as error:
+                raise self._with_numbers(error) from error.__cause__
         if running.front is not self.front:
             self._take(running.front)
         if running.observed is None:
@@ -158,6 +173,11 @@ class Caller:
                 "what a short trace had can be put. Return it instead, and set anew what was changed."
             )
         return result
+
+    def _with_numbers(self, error: LengthError) -> LengthError:
+        """A refusal, with the numbers that ``steps`` could have named where it names none."""
+        numbers = "" if self.time.steps else told(self.model)
+        return LengthError(f"{error} If the loop is not over that:{numbers}") if numbers else error
 
     def _take(self, front: Front) -> None:
         """Call the model this way from now on."""
@@ -237,16 +257,16 @@ def _signature(model: Callable[..., Any]) -> inspect.Signature | None:
 class AnyLengthModule(nn.Module):
     """A module compiled for every number of steps. Attributes are those of the module that it was made from."""
 
-    def __init__(self, module: nn.Module, time_dim: TimeDim, options: Options) -> None:
+    def __init__(self, module: nn.Module, time: Time, options: Options) -> None:
         super().__init__()
         self._orig_mod = module
-        self._set_caller(time_dim, options)
+        self._set_caller(time, options)
 
-    def _set_caller(self, time_dim: TimeDim, options: Options) -> None:
+    def _set_caller(self, time: Time, options: Options) -> None:
         inside = spoken_around(self._orig_mod)
         model = self._orig_mod if inside is None else inside.forward
         object.__setattr__(self, "_inside", inside)
-        object.__setattr__(self, "reroll_caller", Caller(model, time_dim, options))
+        object.__setattr__(self, "reroll_caller", Caller(model, time, options))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's result. Raises UnsupportedError if it was sharded since it was compiled."""
@@ -286,9 +306,9 @@ class AnyLengthModule(nn.Module):
         state = dict(self.__dict__)
         caller: Caller = state.pop("reroll_caller")
         del state["_inside"]
-        return state | {"_compiled_with": (caller.time_dim, caller.options)}
+        return state | {"_compiled_with": (caller.time, caller.options)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        time_dim, options = state.pop("_compiled_with")
+        time, options = state.pop("_compiled_with")
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._set_caller(time_dim, options)
+        self._set_caller(time, options)

@@ -132,11 +132,11 @@ class Running:
 
     def traced(self) -> Any:
         """Call the model under Dynamo on tokens of ``steps`` steps."""
-        tokens, self.sequences = self.call.resized(lambda value, dim: token(value, dim, self.steps))
+        tokens, self.sequences = self.call.resized(self.steps, lambda value, dim: token(value, dim, self.steps))
         mark = RUNNING.set(self)
         try:
             with hinting(self.call.doubts, wanted=not self.front.entries) as self.read:
-                return self.front.traced(*tokens.args, **tokens.kwargs)
+                return tokens.run(self.front.traced)
         finally:
             RUNNING.reset(mark)
 
@@ -224,7 +224,7 @@ class Entry:
         asked = EXPLAINING.get()
         if asked is not None:
             asked.reach(graph)
-        with between_turns():
+        with running.call.as_it_is(), between_turns():
             results = graph.run(*(running.sequences.get(id(each), each) for each in operands))
         return tuple(_given(results, outputs, running))
 
@@ -250,9 +250,10 @@ class Entry:
         """What is known of a call in its state: what a model reads late in a sequence, Dynamo's guards do not hold."""
         places = running.call.places
         state = State.of(running.front.model, running.call.args, running.call.kwargs, parameters=False, values=False)
-        key = places, key_of(state, (running.front.model, running.call.args, running.call.kwargs))
+        counted = running.call.length if running.call.counter is not None else None
+        key = (places, counted), key_of(state, (running.front.model, running.call.args, running.call.kwargs))
         if key not in self.observed or self.observed[key].pattern.lengths in running.unusable:
-            patterns = dict.fromkeys(each.pattern for (at, _), each in self.observed.items() if at == places)
+            patterns = dict.fromkeys(each.pattern for ((at, _), _), each in self.observed.items() if at == places)
             known = [pattern for pattern in patterns if pattern.lengths not in running.unusable]
             self.observed[key] = observe(running.front.model, running.call, known, running.unusable)
             forget(self.observed)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from reroll.backends.front.arguments import Call, first_steps
+from reroll.backends.front.counter import told
 from reroll.backends.front.keys import sharing
 from reroll.backends.front.state import State
 from reroll.backends.processes.apart import in_silence
@@ -152,7 +153,7 @@ def probe(
         changes = changes or changed
         traces.append(trace)
         operations = len(trace.colours)
-        if len(traces) == 2 and operations == len(traces[0].colours) > _MANY and not _has_whole_loops(palette):
+        if len(traces) == 2 and operations == len(traces[0].colours) and not _has_whole_loops(palette):
             _refuse_other_time(model, call, operations)
     pattern = replace(find_pattern(traces, palette, free, multiple), changes_inputs=changes)
     _refuse_attributes(pattern)
@@ -161,7 +162,7 @@ def probe(
 
 def _traced(model: Callable[..., Any], call: Call, length: int, palette: dict[Any, int]) -> tuple[EventTrace, bool]:
     """The trace of a run on the first steps, and whether it changed a sequence in place."""
-    short, _ = call.resized(lambda value, dim: first_steps(value, dim, length))
+    short, _ = call.resized(length, lambda value, dim: first_steps(value, dim, length))
     trace = EventTrace(length, [], [], [], {})
 
     def note(colour: tuple[Any, ...], numbers: Numbers) -> None:
@@ -182,10 +183,17 @@ def _has_whole_loops(palette: Mapping[Any, int]) -> bool:
 
 
 def _refuse_other_time(model: Callable[..., Any], call: Call, operations: int) -> None:
-    """Refuse a model that does as many operations whatever its number of steps, if another dimension says how many.
+    """Refuse a model that does as many operations whatever its number of steps, if something else says how many.
 
     Its loop would be unrolled, which takes as long as what reroll is there to avoid.
     """
+    if call.counter is not None:
+        raise OptionError(
+            f"reroll.compile: steps={call.counter.name!r}, but the model does {operations:,} operations whatever that "
+            f"number is.{told(model)}"
+        )
+    if operations <= _MANY:
+        return
     for dim in range(max(value.dim() for value in tensors_of((call.args, call.kwargs)) if id(value) in call.dims)):
         other = call.along(dim)
         if other is None:
@@ -204,7 +212,7 @@ def _refuse_other_time(model: Callable[..., Any], call: Call, operations: int) -
 def _run_plainly(model: Callable[..., Any], call: Call) -> None:
     """Run the model as it is, so that an error of its own is raised as such."""
     with looked_at(model, call, frozenset(call.dims), parameters=False), torch.no_grad():
-        model(*call.args, **call.kwargs)
+        call.run(model)
 
 
 def _follow(model: Callable[..., Any], call: Call, pattern: Pattern) -> Observed:
@@ -213,7 +221,7 @@ def _follow(model: Callable[..., Any], call: Call, pattern: Pattern) -> Observed
         raise TooShortError(f"{call.length} steps are fewer than the first and last ones that differ from the others.")
     try:
         if pattern.changes_inputs:
-            call, _ = call.resized(lambda value, dim: value.detach().clone())
+            call, _ = call.resized(call.length, lambda value, dim: value.detach().clone())
         with looked_at(model, call, frozenset(call.dims), parameters=False) as state:
             result, _ = _run(model, call, check.see, state)
         check.finish()
@@ -228,7 +236,7 @@ def _run(
     """What the model returns, and the event that made each of the tensors in it, by their place."""
     recorder = Recorder(sink, tensor_names(state) | call.names())
     with recording(recorder):
-        result = model(*call.args, **call.kwargs)
+        result = call.run(model)
         recorder.give("result", result)
         for change in state.changes():
             recorder.give(change.name, change.value)

@@ -86,7 +86,7 @@ class Recorded:
         """Run the model on the first steps of the present call, and hand the graph of it to the backend."""
         running = RUNNING.get()
         assert running is not None, "only reroll.compile calls a recorded model"
-        call, _ = running.call.resized(partial(_first_steps, length=running.steps))
+        call, _ = running.call.resized(running.steps, partial(_first_steps, length=running.steps))
         with looked_at(self.model, call, frozenset(), parameters=True) as state:
             recorder = GraphRecorder([value for value, _, _ in state.tensors], self.functions)
             result = self._run(recorder, call)
@@ -108,7 +108,7 @@ class Recorded:
         drawn, console = _drawn(), io.StringIO()
         try:
             with recorder.recording(), contextlib.redirect_stdout(console):
-                result = self.model(*call.args, **call.kwargs)
+                result = call.run(self.model)
         except Unrecordable:
             raise
         except Exception as error:

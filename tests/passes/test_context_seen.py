@@ -31,7 +31,7 @@ def test_every_stage_sees_how_segments_run(lowering: str) -> None:
     for stage in STAGES:
         watching(stage)
     passes = (*(f"see-{stage}" for stage in STAGES), *reroll.DEFAULT_PASSES)
-    options = {"lowering": lowering, "segment": 4, "schedule": "standard", "chunk": 8, "passes": passes}
+    options: dict[str, Any] = {"lowering": lowering, "segment": 4, "schedule": "standard", "chunk": 8, "passes": passes}
     model, x_TBI = RecurrentLIF(6, 24, 3), spikes(20, 16, 6)
     reroll.compile(model, time_dim=0, **options)(x_TBI).sum().backward()
     assert all(seen.values())

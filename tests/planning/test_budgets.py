@@ -124,7 +124,7 @@ class Cell(nn.Module):
 def test_where_there_is_no_room_to_read_ahead_blocks_are_read_when_they_are_needed(tmp_path: Path) -> None:
     model, x = RecurrentLIF(6, 24, 3), spikes(40, 16, 6)
     plain = gradients(model, x, model)
-    options = {"schedule": "double", "chunk": 8, "slots": 2, "remote": "disk", "spill_folder": tmp_path}
+    options: dict[str, Any] = {"schedule": "double", "chunk": 8, "slots": 2, "remote": "disk", "spill_folder": tmp_path}
 
     def report(budget: int | None) -> Any:
         fast = reroll.compile(model, time_dim=0, lowering="eager", segment=2, memory_budget=budget, **options)

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -133,7 +134,7 @@ class Net(nn.Module):
 
 
 def disk(net: Net, folder: Path) -> Net:
-    options = {"schedule": "double", "chunk": 4, "slots": 2, "remote": "disk", "spill_folder": folder}
+    options: dict[str, Any] = {"schedule": "double", "chunk": 4, "slots": 2, "remote": "disk", "spill_folder": folder}
     rolled: Net = reroll.compile(net, time_dim=0, lowering="eager", **options)
     return rolled
 
