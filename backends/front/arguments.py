@@ -203,6 +203,13 @@ def first_steps(value: Tensor, dim: int, length: int) -> Tensor:
     return taken.requires_grad_(value.requires_grad)
 
 
+def repeated(value: Tensor) -> list[int]:
+    """The dimensions along which every entry is the same memory, as ``expand`` makes them."""
+    return [
+        dim for dim, (size, step) in enumerate(zip(value.shape, value.stride(), strict=True)) if size > 1 and not step
+    ]
+
+
 def token(value: Tensor, dim: int, length: int) -> Tensor:
     """A tensor that stands for a sequence where Dynamo looks: like it in all but its length and its values.
 
@@ -219,5 +226,7 @@ def token(value: Tensor, dim: int, length: int) -> Tensor:
     if value.requires_grad:
         made.requires_grad_()
         with torch.enable_grad():
-            return made if value.is_leaf else made.clone()
+            if value.is_leaf:
+                return made
+            return made.view_as(made) if repeated(made) else made.clone()  # a clone would be written out
     return made

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reroll.backends.front.arguments import Call, first_steps, token
+from reroll.backends.front.arguments import Call, first_steps, repeated, token
 from reroll.backends.front.entries import RUNNING, new_backend
 from reroll.backends.front.families import forget
 from reroll.backends.front.keys import key_of, plain
@@ -140,7 +140,10 @@ def _first_steps(value: Tensor, dim: int, length: int) -> Tensor:
     """A token with the values of the first steps."""
     made = token(value, dim, length)
     with torch.inference_mode(made.is_inference()), torch.no_grad():
-        made.detach().copy_(first_steps(value, dim, length))
+        memory, values = made.detach(), first_steps(value, dim, length)
+        for same in repeated(made):
+            memory, values = memory.narrow(same, 0, 1), values.narrow(same, 0, 1)
+        memory.copy_(values)
     return made
 
 

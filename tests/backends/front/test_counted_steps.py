@@ -224,3 +224,36 @@ def test_a_name_that_says_nothing_is_refused(net: nn.Module, steps: Any, match: 
 def test_a_refusal_without_steps_names_the_number() -> None:
     with pytest.raises(LengthError, match=r"If the loop is not over that: steps='num_steps' names that of a loop over"):
         reroll.compile(ByGlobal(), time_dim=0, **EAGER)(data())
+
+
+class Sequence(nn.Module):
+    """A loop over the first dimension, which Dynamo reads or not."""
+
+    def __init__(self, readable: bool) -> None:
+        super().__init__()
+        self.fc, self.rec, self.readable = nn.Linear(4, 5).double(), nn.Linear(5, 5).double(), readable
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.readable:
+            torch._dynamo.graph_break()
+        h = x.new_zeros(x.shape[1], 5)
+        for t in range(x.shape[0]):
+            h = torch.tanh(self.fc(x[t]) + self.rec(h))
+        return h
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo cannot read")
+@pytest.mark.parametrize("lowering", ["eager", pytest.param("inductor", marks=pytest.mark.inductor)])
+@pytest.mark.parametrize("readable", [True, False])
+@pytest.mark.parametrize("needs_gradient", [True, False])
+def test_a_static_input_may_be_expanded_over_time(lowering: str, readable: bool, needs_gradient: bool) -> None:
+    image = torch.randn(1, 3, 4, dtype=torch.float64, requires_grad=needs_gradient)
+    run = reroll.compile(Sequence(readable), time_dim=0, lowering=lowering)
+    for steps in (30, 12):
+        reroll.check(run, image.expand(steps, 3, 4), strict=True, measure=False)
+    plain = copy.deepcopy(run._orig_mod)
+    plain.readable = True
+    for model in (run, plain):
+        model(image.expand(30, 3, 4)).square().sum().backward()
+    for found, expected in zip(run.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, expected.grad)
