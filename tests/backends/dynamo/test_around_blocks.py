@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.utils.checkpoint import checkpoint
 
 import reroll
@@ -57,7 +58,7 @@ def by_autocast(run: Any, model: nn.Module) -> None:
 
 def by_scaler(run: Any, model: nn.Module) -> None:
     """Training with a gradient scaler."""
-    optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu")
+    optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), GradScaler("cpu")
     for step in range(STEPS):
         scaler.scale(run(batch(step)).square().mean()).backward()
         scaler.step(optimizer)
