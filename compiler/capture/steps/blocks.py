@@ -49,7 +49,7 @@ def with_blocks(module: fx.GraphModule, found: Sequence, steps: list[Step]) -> B
 
 def _share(made: npt.NDArray[np.int64], step: Step) -> float:
     """The share of the bytes of all operations that a step's make, at all its turns."""
-    return float(made[step.region.start : step.region.stop].sum() / max(made.sum(), 1))
+    return int(made[step.region.start : step.region.stop].sum()) / max(int(made.sum()), 1)
 
 
 def _too_small(sequence: Sequence, step: Step, share: float) -> str:
