@@ -37,7 +37,7 @@ class Recording:
 
     read: positions of the operands in ``State.tensors``. skeleton: the model's result and the new values of its
     attributes, of ``Given``. changed: where these are, as owner and key of ``State.owners``. applied: fingerprints of
-    the ``autograd.Function``s known when it was made.
+    the ``autograd.Function``s known when it was made. sizes: values of tensors, by position, that are sizes in it.
     """
 
     run: Callable[..., Any]
@@ -45,6 +45,12 @@ class Recording:
     skeleton: Any
     changed: tuple[tuple[int | None, Any], ...]
     applied: tuple[Any, ...]
+    sizes: Mapping[int, int]
+
+    def holds(self, state: State, applied: tuple[Any, ...]) -> bool:
+        """Whether functions and sizes are those of the recording."""
+        same = all(int(state.tensors[index][0]) == size for index, size in self.sizes.items())
+        return same and self.applied == applied
 
     def replay(self, state: State) -> Any:
         """Run the graph on the present tensors, change attributes as the model does, and give its result."""
@@ -76,7 +82,7 @@ class Recorded:
         """The model's result for tokens, as ``outputs.outputs`` takes it. Raises Unrecordable."""
         state = State.of(self.model, args, kwargs, parameters=False, values=False)
         key = key_of(state, (self.model, args, kwargs))
-        if key not in self.recordings or self.recordings[key].applied != self._applied():
+        if key not in self.recordings or not self.recordings[key].holds(state, self._applied()):
             self.recordings[key] = self._record()
             forget(self.recordings)
         self.recordings.move_to_end(key)
@@ -96,9 +102,9 @@ class Recorded:
             for change in changes:
                 _check(change)
                 skeleton.append(with_leaves(partial(_place_apart, results), change.value))
-            module, read = recorder.finish(results)
+            module, read, sizes = recorder.finish(results)
         changed = tuple((change.owner, change.key) for change in changes)
-        return Recording(new_backend()(module, []), read, skeleton, changed, self._applied())
+        return Recording(new_backend()(module, []), read, skeleton, changed, self._applied(), sizes)
 
     def _applied(self) -> tuple[Any, ...]:
         """What the ``autograd.Function``s that were applied do: a slope in one of them may be set between calls."""

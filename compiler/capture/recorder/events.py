@@ -81,6 +81,8 @@ class Recorder(TorchFunctionMode):
         if isinstance(result, Tensor) or not _is_plain(result) or result is None:
             self._tell(colour, numbers)
             self._made(result)
+        elif func is Tensor.__bool__:
+            self._tell([*colour, result], numbers)
         return result
 
     def _muted(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

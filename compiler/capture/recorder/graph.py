@@ -3,7 +3,8 @@
 A ``TorchFunctionMode`` sees every operation and writes it as Dynamo writes it: a placeholder for each tensor from
 outside, then calls, with the tensors that were made as examples. It sees no Python: what the model decided while it ran
 stays decided. So whatever shows Python the values of a tensor is refused, and so is a tensor of which nobody saw where
-it came from.
+it came from. One question is allowed: whether a tensor is true that is made of constants, sizes and numbers alone. The
+answer is an event of the run that checks a length (``events.Recorder``), which must be the same there.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ from reroll.graph.private import (
 
 _NUMBERS = (int, float, bool, str, complex, type(None), type(...))
 _LITERALS = (*_NUMBERS, torch.dtype, torch.device, torch.layout, torch.memory_format)
-_REFUSED = ("detach_", "requires_grad_", "set_", "resize_", "resize_as_", "as_strided_", "register_hook", "backward")
+_MAKERS = ("zeros", "ones", "empty", "full", "rand", "randn", "new_zeros", "new_ones", "new_empty", "new_full")
+_NEEDS_GRADIENT = Tensor.requires_grad
+_REFUSED = ("detach_", "set_", "resize_", "resize_as_", "as_strided_", "register_hook", "backward")
 
 
 class Unrecordable(CaptureError):
@@ -54,6 +57,8 @@ class GraphRecorder(TorchFunctionMode):
         super().__init__()
         self.graph, self.functions = fx.Graph(), functions
         self.known: dict[int, tuple[Tensor, fx.Node]] = {}
+        self.constant = set[fx.Node]()
+        self.numbers = dict[fx.Node, int]()
         self.inference = torch.is_inference_mode_enabled()
         self.calling = self.writing = False
         self.refusal: Unrecordable | None = None
@@ -72,8 +77,11 @@ class GraphRecorder(TorchFunctionMode):
         if self.refusal is not None:
             raise self.refusal
 
-    def finish(self, results: Sequence[Any]) -> tuple[fx.GraphModule, list[int]]:
-        """The graph that gives ``results``, and which of the tensors from outside it reads, in order."""
+    def finish(self, results: Sequence[Any]) -> tuple[fx.GraphModule, list[int], dict[int, int]]:
+        """The graph that gives ``results``, which of the tensors from outside it reads, in order, and the values of
+        those that are sizes in it.
+        """
+        sizes = {index: self.numbers[node] for index, node in enumerate(self.inputs) if node in self.numbers}
         self.graph.output(self._operand(tuple(results)))
         for node in self.graph.nodes:
             value = node.meta.get("example_value")
@@ -85,7 +93,7 @@ class GraphRecorder(TorchFunctionMode):
         for node in self.inputs:
             if not node.users:
                 self.graph.erase_node(node)
-        return fx.GraphModule(nn.Module(), self.graph), read
+        return fx.GraphModule(nn.Module(), self.graph), read, sizes
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -103,15 +111,38 @@ class GraphRecorder(TorchFunctionMode):
             result = func(*args, **kwargs)
             return result if not isinstance(result, Tensor) else self._refuse(f"{func} gave a tensor")
         name = getattr(func, "__name__", "")
-        if name == "requires_grad_" and args[0].requires_grad is all((*args[1:], *kwargs.values())):
-            return args[0]
+        if name == "requires_grad_" or (name == "__set__" and func.__self__ is _NEEDS_GRADIENT):
+            return self._set_gradient(args[0], all((*args[1:], *kwargs.values())))
         module = getattr(func, "__module__", None) or ""
         if name in _REFUSED or is_higher_order(func) or module.startswith("torch.autograd"):
             self._refuse(f"{name or func} cannot be recorded")
-        written = spelled(func, args, kwargs)
+        if func is Tensor.__bool__ and self._operand(args[0]) in self.constant:
+            return func(*args)
+        if name in _MAKERS:
+            result_of = self._made(func, args, kwargs)
+        written = spelled(result_of.target, result_of.args, result_of.kwargs)
         if written is not None:
             return self._call(written, result_of.run)
         return self._refuse(f"{getattr(func, '__self__', func)} cannot be recorded")
+
+    def _made(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spelled:
+        """A call that makes a tensor of given sizes, without tensors that Python would have to read."""
+        args, kwargs = self._sizes(args), {key: self._sizes(value) for key, value in kwargs.items()}
+        tensors = any(isinstance(value, Tensor) for value in (*args, *kwargs.values()))
+        return Spelled("call_function", filled if func is torch.full and tensors else func, args, kwargs)
+
+    def _sizes(self, value: Any) -> Any:
+        """Operands of what makes a tensor, with whole numbers that are tensors as numbers: they are sizes."""
+        if isinstance(value, tuple | list):
+            return type(value)(map(self._sizes, value)) if type(value) in (tuple, list) else value
+        if not isinstance(value, Tensor) or value.dim() or value.dtype not in (torch.int64, torch.int32):
+            return value
+        node, number = self._operand(value), int(value)
+        if node.op == "placeholder":
+            self.numbers[node] = number
+        elif node not in self.constant:
+            self._refuse("a size depends on values that the model computes")
+        return number
 
     def _inside(self, call: Spelled) -> Any:
         """An operation of the forward of an ``autograd.Function``, which a graph applies as a whole."""
@@ -122,6 +153,21 @@ class GraphRecorder(TorchFunctionMode):
         if not made and call.target not in METADATA:
             self._refuse("an autograd.Function reads the values of a tensor")
         return result
+
+    def _set_gradient(self, value: Tensor, needs: bool) -> Tensor:
+        """Record that a value that the model made needs a gradient from now on, as a leaf of its own."""
+        if value.requires_grad is needs:
+            return value
+        made_here = id(value) in self.known and self.known[id(value)][1].op != "placeholder"
+        if not needs or not made_here or value._is_view():
+            self._refuse("requires_grad of a value that is no fresh one is set")
+        before = self.known[id(value)][1]
+        node = self.graph.call_function(fresh_leaf, (before,))
+        node.meta["stack_trace"] = user_trace()
+        before.meta["example_value"] = value.detach()
+        node.meta["example_value"] = value.requires_grad_()
+        self.known[id(value)] = value, node
+        return value
 
     def _apply(self, function: Any, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.calling:
@@ -166,9 +212,22 @@ class GraphRecorder(TorchFunctionMode):
         for value, version in before:
             if version_of(value) != version and storage_id(value) not in memory:
                 self._refuse(f"{node.target} updates an operand in place, which cannot be seen from outside")
+        self._note_constants(node, updated, memory)
         if result is not None or not (updated or call.target is set_grad_enabled):
             self._bind(result, node)
         return result
+
+    def _note_constants(self, node: fx.Node, updated: Sequence[fx.Node], memory: set[Any]) -> None:
+        """Note what depends on no value from outside and on no random number; what is updated in place may do so."""
+        if updated:
+            self.constant = {
+                each
+                for each in self.constant
+                if memory.isdisjoint(storage_id(leaf.meta["example_value"]) for leaf in _tensors_among([each]))
+            }
+        applied = node.target in self.functions.values() or draws(getattr(node.target, "__name__", str(node.target)))
+        if not updated and not applied and self.constant.issuperset(node.all_input_nodes):
+            self.constant.add(node)
 
     def _bind(self, result: Any, node: fx.Node) -> None:
         """Remember what a node gave. A tensor that is known already stays what it was."""
@@ -183,6 +242,8 @@ class GraphRecorder(TorchFunctionMode):
                 if item is not None:
                     picked = self.graph.call_function(operator.getitem, (node, index))
                     picked.meta["stack_trace"] = node.meta["stack_trace"]
+                    if node in self.constant:
+                        self.constant.add(picked)
                     self._bind(item, picked)
         else:
             self._refuse(f"{node.target} shows Python the values of a tensor ({type(result).__name__})")
@@ -215,6 +276,17 @@ class GraphRecorder(TorchFunctionMode):
     def _refuse(self, reason: str) -> Any:
         self.refusal = Unrecordable(f"{user_line()}: {reason}.")
         raise self.refusal
+
+
+def filled(size: Any, fill_value: Tensor, **options: Any) -> Tensor:
+    """``torch.full`` with a value that is a tensor, which Python does not read."""
+    kind: type = bool if fill_value.dtype == torch.bool else float if fill_value.is_floating_point() else int
+    return torch.full(size, kind(), **options).copy_(fill_value.detach())
+
+
+def fresh_leaf(value: Tensor) -> Tensor:
+    """The value as a leaf of autograd's that needs a gradient, in the same memory."""
+    return value.detach().requires_grad_()
 
 
 def _application(function: Any) -> Callable[..., Any]:

@@ -11,7 +11,22 @@ from torch import Tensor
 
 from reroll.graph.private import set_grad_enabled
 
-_PROPERTIES = ("shape", "dtype", "device", "requires_grad", "is_leaf", "ndim", "layout", "is_cuda", "is_cpu", "is_mps")
+_PROPERTIES = (
+    *(
+        "shape",
+        "dtype",
+        "device",
+        "requires_grad",
+        "is_leaf",
+        "ndim",
+        "layout",
+        "is_cuda",
+        "is_cpu",
+        "is_mps",
+        "is_meta",
+    ),
+    *("is_sparse", "is_sparse_csr", "is_quantized", "is_nested", "is_mkldnn", "itemsize", "nbytes"),
+)
 _METHODS = (
     *("size", "dim", "numel", "stride", "is_floating_point", "is_complex", "is_contiguous", "nelement", "ndimension"),
     *("element_size", "get_device", "is_signed", "is_same_size", "is_inference", "__len__"),
