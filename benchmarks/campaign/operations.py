@@ -6,7 +6,9 @@
 
 The step scales the first operand of torch's own sample by a carry, so that the sample stays in the operation's domain,
 and the carry takes up all numbers that come out: ``y = op(sample * (1 + 0.01 tanh(h) x[t]))``. What torch marks as not
-differentiable, random, or writing into an operand is left out here; ``programs.py`` has these.
+differentiable, random, or writing into an operand is left out here; ``programs.py`` has these. Lowered by inductor, a
+difference counts where it is more than ten times that of plain ``torch.compile``: inductor's casts to shorter numbers
+keep more digits than eager's, and some of its formulas lose digits (``soft_margin_loss`` far from zero).
 """
 
 from __future__ import annotations
@@ -139,8 +141,14 @@ def _differences(net: OneOperation, x: Tensor, lowering: str, dtype: torch.dtype
         "slots": 2,
         "remote": "host",
     }
-    model = torch.compile(net, backend="reroll", options=options)
-    return reroll.check(model, x, measure=False, tolerance=TOLERANCES[dtype]).differences
+    compiled = torch.compile(net, backend="reroll", options=options)
+    found = reroll.check(compiled, x, measure=False, tolerance=TOLERANCES[dtype]).differences
+    if not found or lowering == "eager":
+        return found
+    torch._dynamo.reset()
+    plain = reroll.check(torch.compile(net), x, measure=False, tolerance=TOLERANCES[dtype]).differences
+    errors = {each.name: 10 * each.error for each in plain if each.error is not None}
+    return [each for each in found if each.error is None or each.error > errors.get(each.name, 0.0)]
 
 
 def show(section: Mapping[str, Any], console: Console) -> None:

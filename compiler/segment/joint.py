@@ -67,8 +67,17 @@ def joint_graph(
             f"The step at {recurrence.where} raises an error for some values of a matrix, which a loop here cannot. "
             "Use the function of torch.linalg that does not check: inv_ex, solve_ex, cholesky_ex, lu_factor_ex."
         )
+    _write_out_zeros(graph, primals[0].fake_mode)  # type: ignore[attr-defined]
     graph.graph.eliminate_dead_code()
     return graph
+
+
+def _write_out_zeros(graph: fx.GraphModule, mode: Any) -> None:
+    """Zeros of autograd that have no memory (as of ``sgn``) become zeros that have, as tapes and inductor take."""
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten._efficientzerotensor.default):
+        node.target, node.args = torch.ops.aten.full.default, (node.args[0], 0)
+        with mode:
+            node.meta["val"] = torch.ops.aten.full.default(*node.args, **node.kwargs)
 
 
 @contextmanager
@@ -140,7 +149,11 @@ def _may_write(target: Any) -> bool:
 
 
 def _decompositions() -> Any:
+    """Inductor's, but for those of operators that write their result into an operand (``mm(..., out=...)``): some take
+    no such operand. A graph that has one is made functional.
+    """
     import torch._inductor.lowering  # noqa: F401  # those of pooling read it, and nothing else may have loaded it yet
     from torch._inductor.decomposition import select_decomp_table
 
-    return select_decomp_table()
+    table = select_decomp_table()
+    return {target: rule for target, rule in table.items() if not (is_overload(target) and is_mutable(target))}

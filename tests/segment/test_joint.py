@@ -115,3 +115,41 @@ def test_anomaly_mode_does_not_look_at_values_while_a_step_is_traced(options: di
         reroll.check(model, x, w.requires_grad_(), strict=True, measure=False)
         assert torch.is_anomaly_enabled()
     assert not torch.is_anomaly_enabled()
+
+
+class Written(torch.autograd.Function):
+    """A product whose backward writes its own into a fresh tensor (``out=``)."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(value, weight)
+        return value @ weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        value, weight = ctx.saved_tensors
+        return torch.mm(grad, weight.t(), out=torch.empty_like(value)), value.t() @ grad
+
+
+class Signs(nn.Module):
+    """A carry through ``sgn``, whose gradient is zeros without memory; and a product that is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(H, H))
+
+    def forward(self, x_TBH: Tensor, h_BH: Tensor) -> Tensor:
+        apply: Any = Written.apply
+        for t in range(x_TBH.shape[0]):
+            h_BH = torch.tanh(apply(h_BH, self.weight) + x_TBH[t] + 0.1 * torch.sgn(h_BH + x_TBH[t]))
+        return h_BH
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("lowering", ["eager", "inductor"])
+def test_outs_and_zeros_without_memory(lowering: str) -> None:
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"lowering": lowering, "schedule": "standard", "segment": 2, "chunk": 2}
+    x, h = (torch.randn(*size, dtype=torch.float64, requires_grad=True) for size in ((T, B, H), (B, H)))
+    model = torch.compile(Signs().double(), backend="reroll", options=options)
+    reroll.check(model, x, h, strict=True, measure=False)
