@@ -39,7 +39,7 @@ from reroll.backends.front.entries import (
     Untraced,
     new_backend,
 )
-from reroll.backends.front.observe import SHORT, Observed, observe
+from reroll.backends.front.observe import SHORT, Observed, observe, refuse_sparse
 from reroll.backends.front.outputs import outputs
 from reroll.backends.front.recorded import Recorded
 from reroll.backends.front.turns import turn
@@ -162,6 +162,7 @@ class Caller:
         if running.front is not self.front:
             self._take(running.front)
         if running.observed is None:
+            refuse_sparse(self.model, call)
             raise LengthError(
                 "The model has no operation that Dynamo sees, so there is nothing to compile. Use it as it is."
             )

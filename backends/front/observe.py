@@ -69,16 +69,22 @@ def _shared(model: Callable[..., Any], call: Call) -> list[torch.Tensor]:
 
     Raises UnsupportedError for sparse tensors, which share none that could be told.
     """
+    state = refuse_sparse(model, call)
+    values = [*(value for value, _, _ in state.tensors), *(array for array, _ in state.arrays)]
+    groups = [[values[number] for number in group] for group in sharing(values)]
+    found = [value for group in groups if any(id(each) in call.dims for each in group) for value in group]
+    return [value for value in found if isinstance(value, torch.Tensor)]
+
+
+def refuse_sparse(model: Callable[..., Any], call: Call) -> State:
+    """What a call can reach. Raises UnsupportedError if a sparse tensor is among it."""
     state = State.of(model, call.args, call.kwargs, parameters=False, values=False)
     if any(value.layout is not torch.strided for value, _, _ in state.tensors):
         raise UnsupportedError(
             "reroll.compile: the model holds or is given a sparse tensor, which Dynamo does not read and a record of "
             "its operations does not tell. Use a dense one (to_dense()), or the plain model."
         )
-    values = [*(value for value, _, _ in state.tensors), *(array for array, _ in state.arrays)]
-    groups = [[values[number] for number in group] for group in sharing(values)]
-    found = [value for group in groups if any(id(each) in call.dims for each in group) for value in group]
-    return [value for value in found if isinstance(value, torch.Tensor)]
+    return state
 
 
 def _followed(

@@ -57,7 +57,7 @@ def written(target: Any) -> Iterator[tuple[int, str]]:
 def tagged_random(name: str) -> bool:
     """Whether an ATen operator of this name is tagged as drawing from the random number generator."""
     packet = getattr(torch.ops.aten, name, None)
-    return packet is not None and any(
+    return isinstance(packet, torch._ops.OpOverloadPacket) and any(
         torch.Tag.nondeterministic_seeded in getattr(packet, overload).tags for overload in packet.overloads()
     )
 

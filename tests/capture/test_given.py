@@ -59,7 +59,7 @@ def scanned(step: Callable[..., Any], carry: Any, xs: Tensor, reverse: bool = Fa
         carry, y = step(carry, x)
         rows.append(y)
     rows = rows[::-1] if reverse else rows
-    at = dim if torch.__version__ >= "2.12" else 0
+    at = dim if torch.__version__ >= "2.13" else 0
     return carry, tree_map(lambda *column: torch.stack(column, at), *rows)
 
 
@@ -231,7 +231,7 @@ def regions_of_two_loops(s: Model, x: Tensor) -> Any:
 
 REGIONS = {
     regions: ((9, 1),),
-    updating_regions: ((8 if torch.__version__ >= "2.12" else 9, 6),),  # 2.12 writes the first call out itself
+    updating_regions: ((8 if torch.__version__ >= "2.13" else 9, 6),),  # 2.13 writes the first call out itself
     spiking_regions: ((8, 1),),
     regions_of_two_loops: ((9, 1), (9, 1)),
 }

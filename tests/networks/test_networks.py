@@ -59,13 +59,13 @@ SAME_STRUCTURE = (
 
 @pytest.fixture(autouse=True)
 def _what_dynamo_captures(request: pytest.FixtureRequest) -> None:
-    if torch.__version__ >= "2.12":
+    if torch.__version__ >= "2.13":
         return
     name = request.node.name
     if "snntorch" in name and not name.startswith("test_any_length"):
-        pytest.skip("Dynamo of torch 2.11 breaks the graph at ``mem == None``")
+        pytest.skip("Dynamo of torch 2.11 and 2.12 breaks the graph at ``mem == None``")
     if "torch-lstm" in name and "cell" not in name:
-        pytest.skip("Dynamo of torch 2.11 gives the last states of nn.LSTM wrong shapes, which reroll refuses")
+        pytest.skip("Dynamo of torch 2.11 and 2.12 gives the last states of nn.LSTM wrong shapes, which reroll refuses")
 
 
 @pytest.mark.parametrize("name", DAILY)
@@ -133,7 +133,7 @@ class Packed(torch.nn.Module):
         return y
 
 
-@pytest.mark.skipif(torch.__version__ < "2.12", reason="Dynamo of torch 2.11 fails on packed sequences with allow_rnn")
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="Dynamo fails on packed sequences with allow_rnn")
 def test_packed_sequences_are_refused_by_line_or_run_as_in_eager() -> None:
     model, x, lengths = Packed(), torch.randn(6, 2, 3), torch.tensor([6, 4])
     with torch._dynamo.config.patch(allow_rnn=True):

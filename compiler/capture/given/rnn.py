@@ -59,7 +59,7 @@ def expand(emitter: Emitter, node: fx.Node, env: Any, live: set[int]) -> list[fx
     if any(shapes[index] != likes[index].shape for index in live):
         raise UnsupportedError(
             f"{where(node)}: this call gives the shapes {[tuple(shape) for shape in shapes]}, but Dynamo says "
-            f"{[tuple(like.shape) for like in likes]} and traces what follows wrongly, as torch 2.11 does for the last "
+            f"{[tuple(like.shape) for like in likes]} and traces what follows wrongly, as torch 2.11 and 2.12 do for "
             "states of nn.LSTM. Use a newer torch, or read the outputs only."
         )
     return results
