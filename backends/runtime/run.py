@@ -15,8 +15,8 @@ this one (torch 2.11 and 2.13): ``record_function`` alone takes microseconds whe
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -37,6 +37,7 @@ from reroll.backends.runtime.randomness import (
 )
 from reroll.backends.runtime.values import Carry, Kept, Reloaded, Stored, Tape
 from reroll.backends.runtime.witness import Witness
+from reroll.errors import UnsupportedError
 from reroll.program.program import Node, advance, backward, offload, recompute, reload, reverse, save, tape, turn
 from reroll.program.writing import name_at
 from reroll.segment.trace import step_inputs
@@ -80,7 +81,7 @@ class Run:
         placeholder = self.executable.program.graph.find_nodes(op="placeholder")[0]
         self.register = (placeholder, initial)
         compiled, instructions = self.executable.compiled, self.executable.instructions
-        with compiled.graphs.using(), compiled.watch.counting(afresh=True):
+        with compiled.graphs.using(), compiled.watch.counting(afresh=True), _layouts_checked(recurrence.where):
             self.fixed = self._fixed()
             if training:
                 with self.executable.clock.timing("forward"):
@@ -103,8 +104,9 @@ class Run:
             run.own = OwnNumbers(self.start.random)
         compiled, instructions, clock = self.executable.compiled, self.executable.instructions, self.executable.clock
         run.values[instructions.forward[-1].node] = list(grads[:carried])
+        layouts = _layouts_checked(self.executable.recurrence.where)
         try:
-            with compiled.graphs.using(), compiled.watch.counting(afresh=False), clock.timing("backward"):
+            with compiled.graphs.using(), compiled.watch.counting(afresh=False), clock.timing("backward"), layouts:
                 for tier in self.executable.tiers.values():
                     tier.settle()
                 run.fixed = self._fixed()
@@ -358,3 +360,17 @@ def named(loop: str, name: Callable[..., str], *args: Any) -> AbstractContextMan
     if not profiler._is_profiler_enabled:
         return _UNSEEN
     return profiler.record_function(f"reroll: {loop} {name(*args)}")
+
+
+@contextmanager
+def _layouts_checked(where: str) -> Iterator[None]:
+    """Inside, that inductor's check of layouts stops a segment is an UnsupportedError, which says so."""
+    try:
+        yield
+    except AssertionError as error:
+        if not str(error).startswith("expected size"):
+            raise
+        raise UnsupportedError(
+            f"A compiled segment of the loop at {where} has made a value in another layout than torch had said "
+            f"({str(error).splitlines()[0]}). Use lowering='eager', and please report it, with the model."
+        ) from error

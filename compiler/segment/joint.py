@@ -3,7 +3,8 @@
 Private torch API, tried on 2.11 and 2.13: ``aot_export_joint_simple``, for what writes; else ``TorchDispatchMode`` sees
 every operation, and ``enable_python_dispatcher`` has composite ones come in their parts, as AOTAutograd does.
 ``select_decomp_table`` of ``torch._inductor`` says what inductor wants in parts; ``_inductor.lowering`` has to be
-loaded before, because decompositions of pooling read it.
+loaded before, because decompositions of pooling read it. ``aten._efficientzerotensor`` is what autograd makes of zeros
+that nobody needs memory for.
 """
 
 from __future__ import annotations

@@ -382,6 +382,26 @@ def test_planning_of_many_blocks_is_what_was_measured() -> None:
     assert f"all that `reroll` does with their graph {whole:.1f} s" in text
 
 
+def test_what_the_campaign_found_is_told() -> None:
+    found = result("campaign")
+    rows = [Counter[str]() for _ in range(3)]
+    for run in found["programs"]["runs"]:
+        rows[0].update(run["counts"])
+    rows[1].update(way["kind"] for network in found["networks"]["rows"].values() for way in network.values())
+    for operation in found["operations"]["rows"].values():
+        for way in operation.values():
+            rows[2].update(way.get("counts", {}))
+    text = section("docs/limits.md", "How it was looked for")
+    lines = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith(("| looked", "| ---"))]
+    for counts, line in zip(rows, lines, strict=True):
+        kinds = (counts[kind] for kind in ("equal", "refused", "left", "invalid", "wrong"))
+        told = [*kinds, counts["raw"] + counts["no answer"]]
+        cells = [cell.strip() for cell in line.strip("| ").split("|")][1:]
+        assert [int(cell.replace(",", "")) for cell in cells] == told
+    assert lines[0].startswith(f"| {rows[0].total():,} random programs")
+    assert lines[1].startswith(f"| {len(found['networks']['rows'])} networks")
+
+
 def test_what_became_of_stacks_is_what_the_campaign_counted() -> None:
     counts: Counter[str] = Counter()
     for run in result("campaign")["stacks"]["runs"]:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import reroll
 from reroll.backends.dynamo import surroundings
+from reroll.backends.runtime.executable import Executable
 
 
 def alternating(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -82,3 +83,18 @@ def test_what_is_around_a_loop_runs_as_it_was_written_where_inductor_fails(monke
     with pytest.warns(reroll.RerollWarning, match="around the loop, which is run as it was written: RuntimeError"):
         model(torch.randn(12, 3, 4, dtype=torch.float64))
     reroll.check(model, torch.randn(12, 3, 4, dtype=torch.float64, requires_grad=True), strict=True, measure=False)
+
+
+@pytest.mark.parametrize("half", ["run_forward", "run_backward"])
+def test_a_layout_that_torch_had_not_said_is_refused(half: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stops(*_: Any, **__: Any) -> Any:
+        raise AssertionError("expected size 2==2, stride 1==5 at dim=0\nError in op: input")
+
+    model = torch.compile(Wide(), backend="reroll", options={"lowering": "eager"})
+    x = torch.randn(12, 3, 4)
+    model(x).sum().backward()
+    monkeypatch.setattr(Executable, half, stops)
+    with pytest.raises(
+        reroll.UnsupportedError, match=r"the loop at .* another layout than torch had said \(expected size"
+    ):
+        model(x).sum().backward()
