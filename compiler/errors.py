@@ -32,7 +32,12 @@ class CaptureError(RerollError):
 
 
 class LengthError(CaptureError):
-    """What a model does depends on the number of steps in a way that ``reroll.compile`` cannot follow."""
+    """What a model does depends on the number of steps in a way that ``reroll.compile`` cannot follow.
+
+    ``steps``: after how many steps of a loop the model left what short runs had shown, if that is why; 0 otherwise.
+    """
+
+    steps = 0
 
 
 class NoRecurrenceError(CaptureError):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from reroll.graph.private import version_of
 
 SHORT = ((8, 9, 11), (16, 17, 19), (32, 33, 35))
 _FEWEST = SHORT[0][0]  # steps of a sequence that can show a pattern by itself
+_LONGEST_GUESS = 64  # steps of a period that is guessed: three runs of up to seven times as many
 _TRIES = 5  # as many as it takes to get to a period of two
 _WHOLE_LOOPS = ("lstm", "gru", "rnn_tanh", "rnn_relu", "while_loop", "scan", "associative_scan")
 _MANY = 256  # operations from which on a loop over another dimension than time is looked for
@@ -92,9 +94,10 @@ def _followed(
 ) -> Observed:
     refusals = list(unusable.values())
     tried = {pattern.lengths for pattern in known} | set(unusable)
-    found = (partial(probe, model, call, *each) for each in _candidates(call.length) if each[0] not in tried)
+    candidates = chain(_candidates(call.length), _guesses(call.length, refusals))
+    found = (partial(probe, model, call, *each) for each in candidates if each[0] not in tried)
     fresh = () if len(unusable) >= _TRIES else found
-    for pattern_of in (*(partial(_itself, pattern) for pattern in known), *fresh):
+    for pattern_of in chain((partial(_itself, pattern) for pattern in known), fresh):
         try:
             return _follow(model, call, pattern_of())
         except TooShortError:
@@ -123,11 +126,7 @@ def _candidates(length: int) -> Iterator[tuple[tuple[int, ...], tuple[str, ...],
 
     Numbers that are no affine function of step and length are taken for free last: most often they have a period.
     """
-    periodic = []
-    for period in range(2, LONGEST_PERIOD + 1):
-        first = max(4 * period, 8)
-        first += (length - first) % period
-        periodic.append((first, first + period, first + 3 * period))
+    periodic = [_periodic(length, period) for period in range(2, LONGEST_PERIOD + 1)]
     for free in (("float",), LITERALS):
         for lengths in SHORT:
             yield lengths, free, 1
@@ -136,6 +135,21 @@ def _candidates(length: int) -> Iterator[tuple[tuple[int, ...], tuple[str, ...],
         for period, lengths in enumerate(periodic, 2):
             yield lengths, free, 1
             yield lengths, free, period
+
+
+def _periodic(length: int, period: int) -> tuple[int, int, int]:
+    """Three lengths that leave the same rest as ``length`` for a period."""
+    first = max(4 * period, 8)
+    first += (length - first) % period
+    return first, first + period, first + 3 * period
+
+
+def _guesses(length: int, refusals: Sequence[LengthError]) -> Iterator[tuple[tuple[int, ...], tuple[str, ...], int]]:
+    """Candidates with longer periods, of which the steps tell at which the run of the call left a pattern."""
+    left = {period for error in refusals for period in (error.steps, error.steps + 1)}
+    for period in sorted(each for each in left if LONGEST_PERIOD < each <= min(_LONGEST_GUESS, length // 2)):
+        for multiple in (1, period):
+            yield _periodic(length, period), ("float",), multiple
 
 
 def probe(
@@ -232,7 +246,9 @@ def _follow(model: Callable[..., Any], call: Call, pattern: Pattern) -> Observed
             result, _ = _run(model, call, check.see, state)
         check.finish()
     except Departure as departure:
-        raise (LengthError if call.length > pattern.lengths[0] else TooShortError)(str(departure)) from None
+        error = (LengthError if call.length > pattern.lengths[0] else TooShortError)(str(departure))
+        error.steps = check.run
+        raise error from None
     return Observed(pattern, check, with_leaves(lambda leaf: None if isinstance(leaf, torch.Tensor) else leaf, result))
 
 

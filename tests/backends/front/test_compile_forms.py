@@ -382,3 +382,31 @@ def test_rows_that_a_short_sequence_does_not_have_are_no_error() -> None:
     for steps in (9, 5, 6, 7, 8, 10, 11, 12, 13, 30):
         x = torch.randn(steps, 3, dtype=torch.float64, requires_grad=True)
         reroll.check(model, x, strict=True, measure=False)
+
+
+def test_a_period_beyond_those_that_are_tried_is_guessed_from_where_a_run_departs() -> None:
+    def rare(x: Tensor) -> Tensor:
+        h = x.new_zeros(x.shape[1])
+        for t in range(x.shape[0]):
+            h = torch.tanh(x[t] + h)
+            if t % 18 == 17:
+                h = h * 0.5
+        return h
+
+    model = reroll.compile(rare, time_dim=0, lowering="eager")
+    for steps in (90, 108, 95):
+        reroll.check(model, torch.randn(steps, 3, dtype=torch.float64, requires_grad=True), strict=True, measure=False)
+
+
+def test_a_step_that_is_another_one_late_in_a_sequence() -> None:
+    def once(x: Tensor) -> Tensor:
+        h = x.new_zeros(x.shape[1])
+        for t in range(x.shape[0]):
+            h = torch.tanh(x[t] + h)
+            if t == 40:
+                h = h.detach()
+        return h
+
+    model = reroll.compile(once, time_dim=0, lowering="eager")
+    for steps in (90, 30, 41, 131):
+        reroll.check(model, torch.randn(steps, 3, dtype=torch.float64, requires_grad=True), strict=True, measure=False)
