@@ -382,6 +382,13 @@ def test_planning_of_many_blocks_is_what_was_measured() -> None:
     assert f"all that `reroll` does with their graph {whole:.1f} s" in text
 
 
+def test_the_versions_that_were_tried_are_told() -> None:
+    text = section("docs/limits.md", "Where it was tried")
+    for row in result("matrix").values():
+        counts = (row["passed"], len(row["failed"]), sum(row["skipped"].values()))
+        assert f"| {row['python']} | {row['torch']} | {' | '.join(f'{each:,}' for each in counts)} |" in text
+
+
 def test_what_the_campaign_found_is_told() -> None:
     found = result("campaign")
     rows = [Counter[str]() for _ in range(3)]
