@@ -386,7 +386,10 @@ def test_the_versions_that_were_tried_are_told() -> None:
     text = section("docs/limits.md", "Where it was tried")
     for row in result("matrix").values():
         counts = (row["passed"], len(row["failed"]), sum(row["skipped"].values()))
-        assert f"| {row['python']} | {row['torch']} | {' | '.join(f'{each:,}' for each in counts)} |" in text
+        assert (
+            f"| {row['python']} | {row['environment']['torch']} | {' | '.join(f'{each:,}' for each in counts)} |"
+            in text
+        )
 
 
 def test_what_the_campaign_found_is_told() -> None:
