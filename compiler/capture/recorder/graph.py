@@ -59,6 +59,7 @@ class GraphRecorder(TorchFunctionMode):
         self.known: dict[int, tuple[Tensor, fx.Node]] = {}
         self.constant = set[fx.Node]()
         self.numbers = dict[fx.Node, int]()
+        self.updated = set[Any]()
         self.inference = torch.is_inference_mode_enabled()
         self.calling = self.writing = False
         self.refusal: Unrecordable | None = None
@@ -138,7 +139,7 @@ class GraphRecorder(TorchFunctionMode):
         if not isinstance(value, Tensor) or value.dim() or value.dtype not in (torch.int64, torch.int32):
             return value
         node, number = self._operand(value), int(value)
-        if node.op == "placeholder":
+        if node.op == "placeholder" and storage_id(value) not in self.updated:
             self.numbers[node] = number
         elif node not in self.constant:
             self._refuse("a size depends on values that the model computes")
@@ -220,6 +221,7 @@ class GraphRecorder(TorchFunctionMode):
     def _note_constants(self, node: fx.Node, updated: Sequence[fx.Node], memory: set[Any]) -> None:
         """Note what depends on no value from outside and on no random number; what is updated in place may do so."""
         if updated:
+            self.updated |= memory
             self.constant = {
                 each
                 for each in self.constant

@@ -111,6 +111,21 @@ def test_a_size_that_changes_is_recorded_anew() -> None:
         reroll.check(run, data(), strict=True, measure=False)
 
 
+class Growing(Padded):
+    """The size is one more at every call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.extra.add_(1)
+        return super().forward(x)
+
+
+def test_a_size_that_the_model_has_changed_is_refused() -> None:
+    run = reroll.compile(Growing(), time_dim=0, **EAGER)
+    with pytest.raises(Exception, match="graph_break") as refused:
+        run(data())
+    assert "a size depends on values that the model computes" in "".join(refused.value.__notes__)
+
+
 class Shared(nn.Module):
     """A first state that is the memory of a parameter, and needs a gradient of its own."""
 
