@@ -290,6 +290,26 @@ def test_the_table_of_networks_has_all_contenders_of_its_result_file() -> None:
     assert shown == measured
 
 
+def test_the_table_of_layers_has_all_contenders_of_its_result_file() -> None:
+    shown = [
+        line.removesuffix(" |").split(" | ")[1:]
+        for line in section("docs/measured.md", "Layers of torch").splitlines()
+        if "MB," in line
+    ]
+    ways, measured = OTHERS[:6], []
+    for name in ("nn.LSTM", "nn.GRU"):
+        found = result("speed_more")[name]["contenders"]
+        assert set(found) == {"eager BPTT", *ways}
+        cells = [
+            f"{megabytes(found['eager BPTT']['local_peak_bytes'])} MB, {1e3 * found['eager BPTT']['median_s']:.0f} ms"
+        ]
+        cells += [f"{megabytes(found[way]['local_peak_bytes'])} MB, {found[way]['median_ratio']:.2f}" for way in ways]
+        measured.append(cells)
+        fastest = min((found[way]["median_ratio"], way) for way in ways)[1]
+        assert (fastest == "torch.utils.checkpoint") == (name == "nn.LSTM")  # which is said below the table
+    assert shown == measured
+
+
 LEFT_OUT = {"eager BPTT", "reroll, 16 steps a segment"}  # the latter is a variant of ours
 
 
