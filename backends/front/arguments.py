@@ -55,9 +55,9 @@ class Call:
         named = places_of((self.args, self.kwargs))
         return tuple((place, self.dims[id(value)]) for place, value in named if id(value) in self.dims)
 
-    def resized(self, length: int, change: Callable[[Tensor, int], Tensor]) -> tuple[Call, dict[int, Tensor]]:
-        """The call of ``length`` steps, with ``change(tensor, dim)`` for every tensor with time, and the original of
-        each, by identity.
+    def resized(self, length: int, change: Callable[[Tensor, int, int], Tensor]) -> tuple[Call, dict[int, Tensor]]:
+        """The call of ``length`` steps, with ``change(tensor, dim, length)`` for every tensor with time, and the
+        original of each, by identity.
         """
         made: dict[int, Tensor] = {}
         originals: dict[int, Tensor] = {}
@@ -65,7 +65,7 @@ class Call:
         def each(value: Any) -> Any:
             if isinstance(value, Tensor) and id(value) in self.dims:
                 if id(value) not in made:
-                    made[id(value)] = change(value, self.dims[id(value)])
+                    made[id(value)] = change(value, self.dims[id(value)], length)
                     originals[id(made[id(value)])] = value
                 return made[id(value)]
             return mapped(each, value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dis
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CellType
@@ -92,23 +92,20 @@ def find_counter(
     model: Callable[..., Any], signature: inspect.Signature | None, name: str, args: Any, kwargs: Any
 ) -> Counter:
     """What a name, or a path of names, stands for in a call. Raises OptionError if it is no number of steps."""
-    first, *path = name.split(".")
-    owners = [*([_Arguments(signature, args, kwargs)] if signature is not None else []), *_owners(model)]
-    owner = next((each for each in owners if _read(each, first) is not _NOTHING), None)
-    if owner is None:
+    arguments = [] if signature is None else [_Arguments(signature, args, kwargs)]
+    place = _place(name, [*arguments, *_owners(model)])
+    if place is None:
         raise OptionError(
             f"reroll.compile: steps={name!r} is no parameter of the model, no attribute of it, and no variable that "
             f"its function reads.{told(model)}"
         )
-    key, value = first, _read(owner, first)
-    for each in path:
-        owner, key, value = value, each, _read(value, each)
+    value = _read(*place)
     if value is _NOTHING or type(value) is not int or value < 1:
         found = "not there" if value is _NOTHING else f"{value!r}, {type(value).__name__}"
         raise OptionError(
             f"reroll.compile: steps={name!r} must name a number of steps, a whole number from 1 on, but it is {found}."
         )
-    return Counter(name, owner, key, value)
+    return Counter(name, *place, value)
 
 
 def told(model: Callable[..., Any]) -> str:
@@ -117,13 +114,23 @@ def told(model: Callable[..., Any]) -> str:
     found = dict.fromkeys(_ranges(function)) if function is not None else ()
     named = []
     for name in found:
-        first, *path = name.split(".")
-        value = next((_read(each, first) for each in _owners(model) if _read(each, first) is not _NOTHING), None)
-        for each in path:
-            value = _read(value, each)
+        place = _place(name, list(_owners(model)))
+        value = _read(*place) if place else None
         if type(value) is int:
             named.append(f"steps={name!r} names that of a loop over range({name}), which is {value}")
     return f" {'; '.join(named)}." if named else ""
+
+
+def _place(name: str, owners: Sequence[Any]) -> tuple[Any, str] | None:
+    """Owner and key of what a name, or a path of names, stands for; None where no owner has the first of them."""
+    key, *path = name.split(".")
+    found = [each for each in owners if _read(each, key) is not _NOTHING]
+    if not found:
+        return None
+    owner = found[0]
+    for each in path:
+        owner, key = _read(owner, key), each
+    return owner, key
 
 
 def _ranges(function: Any) -> Iterator[str]:

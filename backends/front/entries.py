@@ -132,7 +132,7 @@ class Running:
 
     def traced(self) -> Any:
         """Call the model under Dynamo on tokens of ``steps`` steps."""
-        tokens, self.sequences = self.call.resized(self.steps, lambda value, dim: token(value, dim, self.steps))
+        tokens, self.sequences = self.call.resized(self.steps, token)
         mark = RUNNING.set(self)
         try:
             with hinting(self.call.doubts, wanted=not self.front.entries) as self.read:

@@ -182,7 +182,7 @@ def probe(
 
 def _traced(model: Callable[..., Any], call: Call, length: int, palette: dict[Any, int]) -> tuple[EventTrace, bool]:
     """The trace of a run on the first steps, and whether it changed a sequence in place."""
-    short, _ = call.resized(length, lambda value, dim: first_steps(value, dim, length))
+    short, _ = call.resized(length, first_steps)
     trace = EventTrace(length, [], [], [], {})
 
     def note(colour: tuple[Any, ...], numbers: Numbers) -> None:
@@ -241,7 +241,7 @@ def _follow(model: Callable[..., Any], call: Call, pattern: Pattern) -> Observed
         raise TooShortError(f"{call.length} steps are fewer than the first and last ones that differ from the others.")
     try:
         if pattern.changes_inputs:
-            call, _ = call.resized(call.length, lambda value, dim: value.detach().clone())
+            call, _ = call.resized(call.length, lambda value, dim, length: value.detach().clone())
         with looked_at(model, call, frozenset(call.dims), parameters=False) as state:
             result, _ = _run(model, call, check.see, state)
         check.finish()

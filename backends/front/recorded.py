@@ -92,7 +92,7 @@ class Recorded:
         """Run the model on the first steps of the present call, and hand the graph of it to the backend."""
         running = RUNNING.get()
         assert running is not None, "only reroll.compile calls a recorded model"
-        call, _ = running.call.resized(running.steps, partial(_first_steps, length=running.steps))
+        call, _ = running.call.resized(running.steps, _first_steps)
         with looked_at(self.model, call, frozenset(), parameters=True) as state:
             recorder = GraphRecorder([value for value, _, _ in state.tensors], self.functions)
             result = self._run(recorder, call)

@@ -209,6 +209,7 @@ class Fixed(Static):
         (Static(), "nun_steps", "is no parameter of the model, no attribute of it"),
         (ByGlobal(), "steps", r"steps='num_steps' names that of a loop over range\(num_steps\), which is 20"),
         (Static(), "config.number", "must name a number of steps.*but it is not there"),
+        (Static(), "config.number.of", "must name a number of steps.*but it is not there"),
         (Static(), "fc", "a whole number from 1 on, but it is Linear"),
         (Static(0), "num_steps", "a whole number from 1 on, but it is 0, int"),
         (Static(), "fc.in_features", "operations whatever that number is"),
