@@ -67,8 +67,8 @@ class _Walk:
             last = each[-1]
             if len({self._operation(node, module) for node, module in zip(each, self.modules, strict=True)}) > 1:
                 raise LengthError(f"Traces of {self.spelled} steps differ at {where(last)}. {ADVICE}")
-            args, kwargs = self.merge([n.args for n in each], last), self.merge([n.kwargs for n in each], last)
-            self.merged.append((last, args, kwargs))
+            args = self._merge_items([n.args for n in each], [n.args for n in each], last)
+            self.merged.append((last, args, self.merge([n.kwargs for n in each], last)))
             for places, node in zip(self.places, each, strict=True):
                 places[node] = at
         if len({len(each) for each in nodes}) > 1:
@@ -89,7 +89,7 @@ class _Walk:
             if len(places) == 1 and None not in places:
                 return first
         elif isinstance(first, list | tuple) and all(isinstance(value, list | tuple) for value in values):
-            return self._merge_lists([list(_runs(value)) for value in values], values, node)
+            return self._merge_items([list(_runs(value)) for value in values], values, node)
         elif isinstance(first, dict) and all(list(value) == list(first) for value in values):
             return {key: self.merge([value[key] for value in values], node) for key in first}
         elif isinstance(first, slice) and len(kinds) == 1:
@@ -104,9 +104,13 @@ class _Walk:
             return first
         raise LengthError(f"Traces of {self.spelled} steps have other operands at {where(node)}. {ADVICE}")
 
-    def _merge_lists(self, runs: Sequence[list[Any]], values: Sequence[Any], node: fx.Node) -> Any:
-        if len({len(each) for each in runs}) == 1:
-            merged = [self.merge(items, node) for items in zip(*runs, strict=True)]
+    def _merge_items(self, items: Sequence[Sequence[Any]], values: Sequence[Any], node: fx.Node) -> Any:
+        """Lists item by item; ``items`` of each are its values, with the runs of rows among them if it may have such.
+
+        The operands of a node itself may not: a run takes one place, and they have one each.
+        """
+        if len({len(each) for each in items}) == 1:
+            merged = [self.merge(each, node) for each in zip(*items, strict=True)]
             return type(values[-1])(merged) if not isinstance(values[-1], torch.Size) else tuple(merged)
         found = [_progression(value) for value in values]
         if any(each is None for each in found):
@@ -167,8 +171,8 @@ def _without_rows(graph: fx.Graph) -> list[fx.Node]:
                 note(item)
 
     for node in graph.nodes:
-        note(node.args)
-        note(node.kwargs)
+        for operand in (*node.args, *node.kwargs.values()):
+            note(operand)
     return [node for node in graph.nodes if row_of(node) is None or node in read]
 
 
@@ -191,15 +195,23 @@ def _loop(lengths: Sequence[int], found: tuple[Recurrence, ...]) -> LoopTemplate
 
 
 def _check_shapes(found: tuple[Recurrence, ...]) -> None:
-    sliced = {x.operand for x in found[-1].xs if isinstance(x, Slices)} - set(found[-1].constants)
-    for operand, examples in enumerate(zip(*(each.examples for each in found), strict=True)):
-        if operand not in sliced and len({tuple(example.shape) for example in examples}) > 1:
+    """Raise LengthError where what a step is given does not have one size at all lengths."""
+    sliced = [(x.operand, x.dim) for x in found[-1].xs if isinstance(x, Slices)]
+    whole = set(range(len(found[-1].examples))) - {operand for operand, _ in sliced} | set(found[-1].constants)
+    for operand, dim in (*sliced, *((each, None) for each in sorted(whole))):
+        examples = [each.examples[operand] for each in found]
+        if len({_without(dim, example) for example in examples}) > 1:
             shapes = " and ".join(str(list(example.shape)) for example in (examples[0], examples[-1]))
             raise LengthError(
-                f"Every step of the loop at {found[-1].where} reads a whole value whose size depends on the number of "
+                f"Every step of the loop at {found[-1].where} reads a value whose size depends on the number of "
                 f"steps: {shapes}. A step is compiled once for one size. If that is no dimension of time, say in "
                 f"time_dim which is. {ADVICE}"
             )
+
+
+def _without(dim: int | None, example: torch.Tensor) -> tuple[int, ...]:
+    """The sizes of a value, but for that of the dimension of which each step takes one."""
+    return tuple(size for at, size in enumerate(example.shape) if at != dim)
 
 
 def _per_step(xs: tuple[PerStep, ...], recurrence: Recurrence) -> PerStep:

@@ -200,6 +200,52 @@ def test_a_layer_over_time_may_stand_before_a_loop_over_another_dimension() -> N
     torch.testing.assert_close(reroll.compile(model, time_dim=0, **EAGER)(x), model(x))
 
 
+class Rows(nn.Module):
+    """States of their own for each row of the batch, the first those of a layer over time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.w = nn.GRU(I, I), nn.Parameter(torch.randn(I, I) / 3)
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        rows, found = list(self.gru(x_TBI)[1][0]), []
+        for t in range(x_TBI.shape[0]):
+            rows = [torch.tanh(row_I @ self.w + x_TBI[t, b]) for b, row_I in enumerate(rows)]
+            found.append(sum(rows))
+        return torch.stack(found)
+
+
+@pytest.mark.parametrize("batch", [3, 9])  # nine rows are themselves a loop
+def test_rows_of_what_a_layer_over_time_gave_may_be_carries(batch: int) -> None:
+    model = Rows()
+    reroll.check(reroll.compile(model, time_dim=0, **EAGER), torch.randn(20, batch, I), strict=True, measure=False)
+
+
+def test_a_loop_over_another_dimension_that_reads_all_of_time_is_refused() -> None:
+    class Columns(Rows):
+        def forward(self, x_TBI: Tensor) -> Tensor:
+            all_TBI, last_1BI = self.gru(x_TBI)
+            h_I = x_TBI.new_zeros(I)
+            for b in range(x_TBI.shape[1]):
+                h_I = torch.tanh(last_1BI[0, b] + h_I @ self.w + all_TBI[:, b].sum(0))
+            return h_I
+
+    with pytest.raises(reroll.LengthError, match="reads a value whose size depends on the number of steps"):
+        reroll.compile(Columns(), time_dim=0, **EAGER)(torch.randn(20, 3, I))
+
+
+def test_a_function_of_as_many_operands_as_there_are_steps_is_refused() -> None:
+    def joined(net: Net, x_TBI: Tensor) -> Any:
+        h_BH, found = x_TBI.new_zeros(x_TBI.shape[1], H), []
+        for x_BI in x_TBI.unbind():
+            h_BH = net.cell(x_BI, h_BH)
+            found.append(h_BH)
+        return torch.block_diag(*found)
+
+    with pytest.raises(reroll.LengthError):
+        reroll.compile(Net(joined), time_dim=0, **EAGER)(torch.randn(20, 2, I))
+
+
 class Table(nn.Module):
     """Adds a row of a table at each step."""
 
