@@ -216,7 +216,10 @@ def test_the_figures_of_a_long_run_are_those_of_its_result_file() -> None:
     long = result("lengths")["long"]
     predicted, plain = (f"{megabytes(n)} MB" for n in (long["predicted_peak_bytes"], long["plain"]["local_peak_bytes"]))
     peaks = f"| local peak | {predicted} (predicted) | {plain} |"
-    assert rows(section("docs/measured.md", "100,000 steps"))[0] == peaks
+    times = [f"{each['cpu_us_per_time_step']:.0f} us" for each in (long, long["plain"])]
+    text = section("docs/measured.md", "100,000 steps")
+    assert rows(text) == [peaks, f"| CPU time of a time step | {' | '.join(times)} |"]
+    assert f"The process grew by {megabytes(long['resident_growth_bytes'])} MB" in text
     shown = section("README.md", "Results")
     assert f"has a predicted peak of {predicted}. Plain BPTT needs {plain} for 1,000 steps" in shown.replace("\n", " ")
 
@@ -345,6 +348,20 @@ def test_the_cost_of_compiling_is_that_of_its_result_file() -> None:
     costs = [each["first_s"] + each["second_s"] - 2 * each["third_s"] for each in (found["short"], found["long"])]
     assert costs == pytest.approx(found["cost_s"])
     assert f"It is {costs[0]:.1f} s at T=64 and {costs[1]:.1f} s at T=16,384" in text
+
+
+def test_what_is_said_of_predictions_is_what_was_measured() -> None:
+    ways = [way for rows in result("predictions")["networks"].values() for way in rows.values()]
+    found = [way for way in ways if isinstance(way, dict) and "peak_ratio" in way]
+    text = " ".join(section("docs/limits.md", "What a plan can know").split())
+    peaks = sorted(each["peak_ratio"] for each in found)
+    assert 1 <= peaks[0] < 1.005
+    assert f"in {len(found)} cases on an idle machine, they were 0 to {100 * peaks[-1] - 100:.0f} % above" in text
+    assert f"at most a tenth in {sum(each <= 1.1 for each in peaks)} of them" in text
+    before, after = (
+        sum(0.75 <= each[f"seconds_ratio_{when}"] <= 1.25 for each in found) for when in ("before", "after")
+    )
+    assert f"in {before} before any call at that length, and in {after} after a training step" in text
 
 
 WAYS_OVER_DEPTH = {
