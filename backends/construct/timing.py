@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from reroll.program.program import Program, store_all, tape
 from reroll.program.spelled import spelled_out
 from reroll.program.tally import Tally
 from reroll.program.writing import is_thin
-from reroll.recurrence import Recurrence
+from reroll.recurrence import Numbers, Recurrence
 from reroll.schedules.machine import SegmentSeconds, work_seconds
 from reroll.schedules.problem import Problem
 
@@ -30,7 +31,7 @@ _SHORT = 0.02  # seconds
 
 
 def segment_seconds(executable: Executable) -> dict[int, SegmentSeconds]:
-    """Seconds of the segments of a recurrence by their length, on normal numbers; takes a few hundredths of a second.
+    """Seconds of the segments of a recurrence by their length, on made-up values; takes a few hundredths of a second.
 
     The same kernels run forward whether their tape is kept or not. What is a matter of the values (the density of
     spikes) can be otherwise in training. Raises UnsupportedError if a segment does not take such numbers, or if it
@@ -62,7 +63,11 @@ def _seconds(executable: Executable, segment: Segment) -> SegmentSeconds:
     constants: list[Any] = [operands[i] for i in recurrence.constants]
     once, counts = executable.compiled.once.values(constants), executable.compiled.watch.rows
     inputs = segment.forward_graph.graph.find_nodes(op="placeholder")
-    own = [_made(node.meta["val"]) for node in inputs[: recurrence.slots(segment.steps).constants.start]]
+    slots = recurrence.slots(segment.steps)
+    own = [_made(node.meta["val"]) for node in inputs[: slots.constants.start]]
+    for places, x in slots.xs:
+        if isinstance(x, Numbers):  # those of the user's: a rate lies between 0 and 1
+            own[places.start] = torch.tensor([*islice(cycle(x.values), segment.steps)], dtype=x.dtype)
     last = [*counts(segment.given_forward.counts), *(once[place] for place in segment.given_forward.once)]
     last_of_backward = [*counts(segment.given_backward.counts), *(once[place] for place in segment.given_backward.once)]
 

@@ -22,6 +22,7 @@ from torch import Tensor, fx
 from reroll.backends.runtime.executable import Executable
 from reroll.backends.runtime.randomness import OwnNumbers, device_states, random_state, set_device_states
 from reroll.errors import RerollWarning, UnsupportedError, is_shortage
+from reroll.graph.editing import KNOWN
 from reroll.graph.nested import tensors_of
 from reroll.graph.private import is_higher_order
 from reroll.recurrence import Items, Recurrence, Slices
@@ -207,7 +208,7 @@ def _is_own(node: fx.Node, step: fx.GraphModule) -> bool:
         inside = any(own_functions(body) for body in bodies if isinstance(body, fx.GraphModule))
         return inside or target.name() == "autograd_function_apply"
     if type(target).__module__ == "torch._ops":
-        return not str(target).startswith(("aten.", "prims."))
+        return target.namespace not in KNOWN
     return not str(getattr(target, "__module__", None) or "torch").startswith(_TORCH)
 
 
@@ -216,13 +217,16 @@ def look(
 ) -> Trial:
     """Run a step by torch, on what the first one of a call reads and on normal numbers, and reverse it with and without
     zeros for the outputs that are not ``live``. ``differentiable``: which carries are, by number."""
-    changing, devices = recurrence.slots(1).constants.start, device_states(operands)
+    slots, devices = recurrence.slots(1), device_states(operands)
+    changing = {
+        n for n in range(slots.constants.start) if slots.operands[n]
+    }  # numbers of the user's stay what they are
     own = OwnNumbers(random_state(operands))
     try:
         with torch.enable_grad(), recurrence.modes(), own.drawing():
             real = first_step(recurrence, operands)
             made = [
-                torch.randn_like(value) if n < changing and _is_real(value) else value for n, value in enumerate(real)
+                torch.randn_like(value) if n in changing and _is_real(value) else value for n, value in enumerate(real)
             ]
             needing = _needing(recurrence, differentiable)
             first, second = (_looked_at(recurrence, values, needing, live, own) for values in (real, made))

@@ -141,6 +141,8 @@ def _transfer(node: fx.Node, facts: Mapping[fx.Node, Fact], dtype: torch.dtype |
     if node.op == "get_attr":
         return _attribute(node, dtype)
     packet = _packet(node)
+    if getattr(packet, "__name__", "") == "bernoulli":  # torch's, and that with a rate that is a tensor
+        return bits(dtype)
     if packet in ZEROS | ONES:
         return constants(dtype, (packet in ONES,))
     if packet in FULL:

@@ -16,8 +16,10 @@ import numpy.typing as npt
 import torch
 from torch import fx
 
+from reroll.capture.steps.rates import is_rate
 from reroll.graph.editing import content_of, flatten
 from reroll.graph.effects import attribute, example, modes
+from reroll.graph.inplace import out_of_place
 from reroll.graph.private import map_aggregate
 
 Ints = npt.NDArray[np.int64]
@@ -27,6 +29,9 @@ MOVING_ARITHMETIC = frozenset(
     {*(getattr(operator, name) for name in _NAMES), torch.add, torch.sub, torch.mul, torch.div, torch.pow}
 )
 MOVING_METHODS = frozenset({"add", "sub", "mul", "div", "pow"})
+MOVING_UPDATES = frozenset(
+    {*(f"method:{name}_" for name in MOVING_METHODS), *(f"function:operator:i{name}" for name in _NAMES[:4])}
+)
 FILLS: dict[Any, int] = {torch.tensor: 0, torch.full: 1, torch.full_like: 1, "new_full": 2}
 _MOVING = ("moving",)
 
@@ -107,7 +112,7 @@ class Sequence:
             return False
         if node.target is torch.select:
             return place == 2
-        return self.likeness >= Likeness.NUMBERS and may_move(node, place)
+        return self.likeness >= Likeness.NUMBERS and (may_move(node, place) or is_rate(node, place))
 
     def _colour(self, node: fx.Node) -> Any:
         place = -1
@@ -151,10 +156,18 @@ def may_move(node: fx.Node, place: int) -> bool:
     if node.target in FILLS:
         at = FILLS[node.target]
         return len(node.args) > at and not isinstance(node.args[at], list | tuple) and place == _leaves(node.args[:at])
+    if node.target is out_of_place:
+        return _is_update(node) and place == 3
     if len(node.args) != 2 or node.kwargs or place > 1:
         return False
     known = node.target in (MOVING_ARITHMETIC if node.op == "call_function" else MOVING_METHODS)
     return known and example(node.args[1 - place]) is not None
+
+
+def _is_update(node: fx.Node) -> bool:
+    """Whether a node is arithmetic in place, of a tensor that is no view and a number or tensor."""
+    plain = len(node.args) == 5 and not node.kwargs and node.args[1:3] == ((0,), ((),))
+    return plain and node.args[0] in MOVING_UPDATES and example(node.args[3]) is not None
 
 
 def _leaves(operands: tuple[Any, ...]) -> int:

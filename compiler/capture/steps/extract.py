@@ -14,6 +14,7 @@ from reroll.capture.steps.colours import FILLS, Likeness
 from reroll.capture.steps.modules import modules_of
 from reroll.capture.steps.operands import Carried, Inner, ItemsOf, Moving, Operand
 from reroll.capture.steps.outer import Outer
+from reroll.capture.steps.rates import drawn, is_rate
 from reroll.capture.steps.step import SliceOf, Step, tensor_of
 from reroll.graph.editing import add_input, flatten, merge_duplicates, rebuild
 from reroll.graph.effects import attribute, autocasts, example, grad_enabled, has_effect, is_random
@@ -217,6 +218,8 @@ class _Builder:
             return self._filled(node, self.inputs[number])
         leaves = self.step.sequence.operands[self.step.region.start + place]
         new = [self._leaf(leaf, operand) for leaf, operand in zip(leaves, operands, strict=True)]
+        if number is not None and is_rate(node, operands.index(number)):
+            return drawn(self.graph, node, new)
         if number is not None:
             new = self._settled(node, new, number)
         args, kwargs = rebuild(node, new)
@@ -237,8 +240,7 @@ class _Builder:
     def _settled(self, node: fx.Node, leaves: list[Any], number: Moving) -> list[Any]:
         """A number that is a tensor promotes unlike a Python number: cast it where the result would differ."""
         at = next(i for i, leaf in enumerate(leaves) if leaf is self.inputs[number])
-        like = example(flatten(node)[1 - at])
-        assert like is not None
+        like = next(value for leaf in flatten(node) if (value := example(leaf)) is not None)
         leaves[at] = promoted(self.graph, leaves[at], Numbers(number.values).dtype, like, number.values[0])
         return leaves
 

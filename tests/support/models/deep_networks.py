@@ -124,7 +124,7 @@ def partly_tied() -> Stack:
 # name: (network, the number of steps of each loop)
 DEEP: dict[str, tuple[Callable[[], nn.Module], list[int]]] = {
     "equal": (lambda: Stack(*layers()), [8]),
-    "dropout of two rates": (lambda: Stack(*layers(4, p=0.1), *layers(4, p=0.3)), [4, 4]),
+    "dropout of two rates": (lambda: Stack(*layers(4, p=0.1), *layers(4, p=0.3)), [8]),
     "two in turn": (lambda: Stack(*(Layer(F.gelu if n % 2 else torch.tanh) for n in range(8))), [4]),
     "an odd one": (lambda: Stack(*layers(4), Layer(torch.tanh), *layers(4)), [4, 4]),
     "skips": (Skips, [4, 5]),
