@@ -293,14 +293,14 @@ def test_the_table_of_networks_has_all_contenders_of_its_result_file() -> None:
     assert shown == measured
 
 
-def test_the_table_of_layers_has_all_contenders_of_its_result_file() -> None:
-    shown = [
-        line.removesuffix(" |").split(" | ")[1:]
-        for line in section("docs/measured.md", "Layers of torch").splitlines()
-        if "MB," in line
-    ]
+LENGTHS = tuple(f"recurrent LIF{kind}, T={steps}" for kind in (" (D2r)", ", sparse (D)") for steps in ("256", "4,096"))
+
+
+def test_the_table_of_lengths_and_layers_has_all_contenders_of_its_result_file() -> None:
+    lines = section("docs/measured.md", "Other lengths, and layers of torch").splitlines()
+    shown = [line.removesuffix(" |").split(" | ")[1:] for line in lines if "MB," in line]
     ways, measured = OTHERS[:6], []
-    for name in ("nn.LSTM", "nn.GRU"):
+    for name in (*LENGTHS, "nn.LSTM", "nn.GRU"):
         found = result("speed_more")[name]["contenders"]
         assert set(found) == {"eager BPTT", *ways}
         cells = [
@@ -311,6 +311,18 @@ def test_the_table_of_layers_has_all_contenders_of_its_result_file() -> None:
         fastest = min((found[way]["median_ratio"], way) for way in ways)[1]
         assert (fastest == "torch.utils.checkpoint") == (name == "nn.LSTM")  # which is said below the table
     assert shown == measured
+
+
+def test_double_hardly_grows_with_the_length() -> None:
+    peaks = {
+        name: {who: each["local_peak_bytes"] for who, each in result("speed_more")[name]["contenders"].items()}
+        for name in LENGTHS
+    }
+    for short, long in (LENGTHS[:2], LENGTHS[2:]):
+        grown = {who: peaks[long][who] / peaks[short][who] for who in peaks[short]}
+        assert grown["eager BPTT"] == pytest.approx(16, abs=0.3)
+        assert grown["reroll, double (disk)"] < 7 / 6
+        assert grown["reroll, double (disk), 4 steps a segment"] < 7 / 6
 
 
 LEFT_OUT = {"eager BPTT", "reroll, 16 steps a segment"}  # the latter is a variant of ours
@@ -335,6 +347,9 @@ def test_what_is_said_of_others_is_what_was_measured() -> None:
     )
     peak = "local_peak_bytes"
     assert all(each[equinox][peak] == min(other[peak] for other in each.values()) for each in networks)
+    dense = ("LSTM cell", "GRU cell", "tanh RNN, 1,024 neurons")
+    own = sorted(result("speed")[name]["contenders"]["reroll"]["median_ratio"] for name in dense)
+    assert f"`auto` takes {own[0]:.2f} to {own[-1]:.2f} of eager's time here" in text
     assert f"it takes {times(equinox)} times as long as `auto`" in text
     assert f"less than `auto` on {less(torchs, 'reroll', peak)} of eight, and take {times(torchs)} times" in text
     assert f"nested remat holds less on {less('JAX nested remat', 'reroll', peak)} of eight" in text
