@@ -6,10 +6,10 @@ not run: it names itself and raises. Dynamo changes attributes of modules only a
 changed.
 
 Private torch API, tried on 2.11 and 2.13: ``FakeTensorMode`` to run the graph around the recurrences without memory,
-``ShortenTraceback``, whose kin Dynamo raises as they are, ``TorchRuntimeError`` and ``Unsupported`` (what it raises
-where it cannot trace), ``config`` with its ``disable``, ``patch`` and ``_make_closure_patcher``, ``dynamo_ctx`` of a
-compiled module with ``enter_exit_hooks``, which run around each of its calls, and ``_stance``: whether the user has
-switched it off.
+``ShortenTraceback``, whose kin Dynamo raises as they are, ``TorchRuntimeError``, ``Unsupported``, ``UserError`` and
+``InternalTorchDynamoError`` (what it raises where it cannot trace), ``config`` with its ``disable``, ``patch`` and
+``_make_closure_patcher``, ``dynamo_ctx`` of a compiled module with ``enter_exit_hooks``, which run around each of its
+calls, and ``_stance``: whether the user has switched it off.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._dynamo.exc import ShortenTraceback, TorchRuntimeError, Unsupported
+from torch._dynamo.exc import InternalTorchDynamoError, ShortenTraceback, TorchRuntimeError, Unsupported, UserError
 
 from reroll.backends.construct.kernels import check_policy
 from reroll.backends.construct.plan import Built
@@ -47,10 +47,10 @@ from reroll.program.memory import Around
 Compiled = Callable[..., Any]
 _LONG = 512
 HandedOn = ShortenTraceback
-REFUSALS = (TorchRuntimeError, Unsupported)
+UNREADABLE = (Unsupported, UserError, InternalTorchDynamoError)
+"""What Dynamo raises where it meets Python code that it does not take, or fails in."""
+REFUSALS = (TorchRuntimeError, *UNREADABLE)
 """What Dynamo raises where it cannot trace a model."""
-UNREADABLE = Unsupported
-"""What Dynamo raises where it meets Python code that it does not take."""
 
 
 def dynamo_is_off() -> bool:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -189,6 +189,7 @@ class Caller:
                 "on a few steps instead. Without Dynamo's guards: the arguments, all attributes that can be reached "
                 "from the model, and torch's modes are compared at every call, and the model is recorded anew where "
                 "they differ. Other things that it reads (globals, class attributes, files, the clock) must not change."
+                f"{_questions(front.traced.asked)}"
             )
             warnings.warn(text, RerollWarning, stacklevel=5)
 
@@ -221,7 +222,7 @@ class Caller:
             if steps != running.steps:
                 running.steps = self.steps = steps
                 return
-        if running.failed is not None or not isinstance(error, (UNREADABLE, SkippedError)):
+        if running.failed is not None or not isinstance(error, (*UNREADABLE, SkippedError)):
             raise error
         running.failed, running.front = refused, Front(self.model, Recorded(self.model, str(error)), self.options)
 
@@ -236,7 +237,7 @@ class Caller:
             return observe(self.model, running.call, (), {})
         except LengthError as error:
             short = isinstance(error, TooShortError) and running.call.length < SHORT[0][0]
-            if short or not isinstance(refusal, (UNREADABLE, SkippedError)):
+            if short or not isinstance(refusal, (*UNREADABLE, SkippedError)):
                 error.__context__ = refusal  # it led here
                 raise
             raise _noted(refusal, error) from None
@@ -246,6 +247,16 @@ def _noted(refusal: Exception, reason: Exception) -> Exception:
     """Dynamo's refusal, with why nothing else can be done."""
     refusal.add_note(f"reroll.compile cannot record the model's operations either: {reason}")
     return refusal
+
+
+def _questions(lines: Sequence[str]) -> str:
+    """What is said of a model that asks whether values are true."""
+    if not lines:
+        return ""
+    return (
+        f" The model asks whether values are true, at {'; '.join(lines)}. The answers are compared at every call, and "
+        "another answer is an error."
+    )
 
 
 def _signature(model: Callable[..., Any]) -> inspect.Signature | None:

@@ -211,8 +211,7 @@ class Entry:
         """Run the program of a call on its sequences."""
         if running.probing:
             raise Probed(self.module)
-        if running.observed is None:
-            running.observed = self._observe(running)
+        running.observed = self._observe(running)
         lengths = running.observed.pattern.lengths
         if lengths[-1] != running.steps:
             raise Unwound(Misfit(lengths[-1]))
@@ -252,6 +251,8 @@ class Entry:
         state = State.of(running.front.model, running.call.args, running.call.kwargs, parameters=False, values=False)
         counted = running.call.length if running.call.counter is not None else None
         key = (places, counted), key_of(state, (running.front.model, running.call.args, running.call.kwargs))
+        if running.observed is not None:
+            self.observed[key] = running.observed
         if key not in self.observed or self.observed[key].pattern.lengths in running.unusable:
             patterns = dict.fromkeys(each.pattern for ((at, _), _), each in self.observed.items() if at == places)
             known = [pattern for pattern in patterns if pattern.lengths not in running.unusable]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from reroll.capture.capture import capture
 from reroll.capture.fusion.fuse import fuse
 from reroll.capture.lengths.align import align
 from reroll.capture.lengths.instantiate import Instance, instantiate
+from reroll.errors import RerollWarning
 from reroll.graph.fakes import fake_of, new_fake_mode
 from reroll.planning.options import Options
 from reroll.planning.segments import any_lengths, segment_length
@@ -41,7 +43,8 @@ class Family:
         found = [fuse(capture(each, maps=True)) for each in modules]
         self.template, self.notes = align(lengths, modules, found), found[-1].notes
         check_policy(found[-1].recurrences, self.options)
-        self.kernels: dict[Any, Kernels] = {}
+        self.kernels: OrderedDict[Any, Kernels] = OrderedDict()
+        self.said = False
         self.programs: OrderedDict[Observed, tuple[Graph, tuple[int | None, ...]]] = OrderedDict()
 
     def program(
@@ -52,6 +55,7 @@ class Family:
         sequences: what the operands that are tokens stand for, by their identity.
         """
         if observed not in self.programs:
+            self._say_sized()
             instance = instantiate(self.template, observed.check)
             _show_sizes(instance, operands, sequences)
             tokens = sum(each.nbytes for each in operands if id(each) in sequences)
@@ -59,6 +63,19 @@ class Family:
             forget(self.programs)
         self.programs.move_to_end(observed)
         return self.programs[observed]
+
+    def _say_sized(self) -> None:
+        """Warn at the second length, once, that each is compiled by itself."""
+        sized = [loop.recurrence.where for loop in self.template.loops if loop.sized]
+        if not sized or len(self.programs) != 1 or self.said:
+            return
+        self.said = True
+        text = (
+            f"Every step of the loop at {sized[0]} reads a value that is as large as the sequence is long, so each new "
+            f"length compiles its segments anew. Pad sequences to a few lengths; the last {_PROGRAMS} are kept. If the "
+            "value has no dimension of time, say in time_dim which operands have one."
+        )
+        warnings.warn(text, RerollWarning, stacklevel=2)
 
     def _compiled(self, instance: Instance, tokens: int) -> Graph:
         modules = dict[str, nn.Module]()
@@ -82,11 +99,12 @@ class Family:
 
     def _kernels(self, at: int, recurrence: Recurrence, length: int) -> Kernels:
         numbers = tuple(x.dtype for x in recurrence.xs if isinstance(x, Numbers))
-        if (at, length, numbers) not in self.kernels:
-            self.kernels[at, length, numbers] = compile_kernels(
-                recurrence, self.options, any_lengths(length, self.options)
-            )
-        return self.kernels[at, length, numbers]
+        key = at, length, numbers, tuple(each.shape for each in recurrence.examples)
+        if key not in self.kernels:
+            self.kernels[key] = compile_kernels(recurrence, self.options, any_lengths(length, self.options))
+            forget(self.kernels)
+        self.kernels.move_to_end(key)
+        return self.kernels[key]
 
 
 def forget(cache: OrderedDict[Any, Any]) -> None:

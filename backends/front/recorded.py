@@ -28,6 +28,7 @@ from reroll.backends.front.observe import looked_at
 from reroll.backends.front.state import Change, State
 from reroll.capture.recorder.graph import GraphRecorder, Unrecordable
 from reroll.capture.recorder.identity import fingerprint
+from reroll.errors import UnsupportedError
 from reroll.graph.nested import leaves_of, like, with_leaves
 
 
@@ -38,6 +39,8 @@ class Recording:
     read: positions of the operands in ``State.tensors``. skeleton: the model's result and the new values of its
     attributes, of ``Given``. changed: where these are, as owner and key of ``State.owners``. applied: fingerprints of
     the ``autograd.Function``s known when it was made. sizes: values of tensors, by position, that are sizes in it.
+    cleared: positions of the tensors of which the model reads nothing, and which it zeroes and cuts off their history.
+    asked: the lines that ask for the truth of values, with the answers; these values are the last results of the graph.
     """
 
     run: Callable[..., Any]
@@ -46,6 +49,8 @@ class Recording:
     changed: tuple[tuple[int | None, Any], ...]
     applied: tuple[Any, ...]
     sizes: Mapping[int, int]
+    cleared: Sequence[int]
+    asked: tuple[tuple[str, bool], ...]
 
     def holds(self, state: State, applied: tuple[Any, ...]) -> bool:
         """Whether functions and sizes are those of the recording."""
@@ -55,11 +60,25 @@ class Recording:
     def replay(self, state: State) -> Any:
         """Run the graph on the present tensors, change attributes as the model does, and give its result."""
         results = self.run(*(state.tensors[index][0] for index in self.read))
+        self._check_answers(results[len(results) - len(self.asked) :])
+        with torch.no_grad():
+            for index in self.cleared:
+                state.tensors[index][0].zero_().detach_()
         returned, *values = _filled(self.skeleton, results)
         owners = state.owners
         for (owner, key), value in zip(self.changed, values, strict=True):
             owners[owner][key] = value  # type: ignore[index]
         return returned
+
+    def _check_answers(self, values: Sequence[Tensor]) -> None:
+        """Raise UnsupportedError where the model would have been given another answer."""
+        for (line, answer), value in zip(self.asked, values, strict=True):
+            if not bool((value == answer).all()):
+                raise UnsupportedError(
+                    f"The model asks at {line} whether a value is true. It was {answer} when reroll.compile recorded "
+                    f"the model's operations, and is {not answer} now; a record cannot branch. "
+                    "Take the branch out of the model (torch.where), or call the model as it is for such inputs."
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +107,11 @@ class Recorded:
         self.recordings.move_to_end(key)
         return self.recordings[key].replay(state)
 
+    @property
+    def asked(self) -> list[str]:
+        """The lines of the model that ask whether a value is true."""
+        return list(dict.fromkeys(line for each in self.recordings.values() for line, _ in each.asked))
+
     def _record(self) -> Recording:
         """Run the model on the first steps of the present call, and hand the graph of it to the backend."""
         running = RUNNING.get()
@@ -104,7 +128,16 @@ class Recorded:
                 skeleton.append(with_leaves(partial(_place_apart, results), change.value))
             module, read, sizes = recorder.finish(results)
         changed = tuple((change.owner, change.key) for change in changes)
-        return Recording(new_backend()(module, []), read, skeleton, changed, self._applied(), sizes)
+        return Recording(
+            new_backend()(module, []),
+            read,
+            skeleton,
+            changed,
+            self._applied(),
+            sizes,
+            recorder.cleared,
+            tuple(recorder.asked),
+        )
 
     def _applied(self) -> tuple[Any, ...]:
         """What the ``autograd.Function``s that were applied do: a slope in one of them may be set between calls."""
@@ -187,8 +220,8 @@ def _same(change: Change) -> bool:
 
 
 def _check(change: Change) -> None:
-    tensors = any(isinstance(leaf, Tensor) for leaf in leaves_of(change.value))
-    if change.owner is None or not tensors:
+    leaves = [*leaves_of(change.value)]
+    if change.owner is None or not (not leaves or any(isinstance(leaf, Tensor) for leaf in leaves)):
         raise Unrecordable(
             f"The model changes {change.name} to a {type(change.value).__name__}. A recorded model may only assign "
             "tensors to attributes and items that stay: return everything else, or compute it from the arguments."

@@ -125,13 +125,9 @@ class State:
         for array, values in self.arrays:
             if not _same_values(array, values):
                 array[...] = values
-        with torch.no_grad():
-            for tensor, version, kept in self.tensors:
-                # Some kernels change running statistics without a new version, so values are compared too.
-                if kept is not None and (version_of(tensor) != version or not _equal(tensor, kept)):
-                    tensor.detach().copy_(kept)
-                if kept is not None and tensor.requires_grad and not kept.requires_grad:
-                    tensor.detach_()
+        for tensor, version, kept in self.tensors:
+            if kept is not None:
+                _restore(tensor, version, kept)
 
     @property
     def owners(self) -> list[Any]:
@@ -160,8 +156,24 @@ class State:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """A copy without its history."""
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    """A copy; with its history if that may be lost, as a state's is that the model cuts off."""
+    if tensor.is_leaf or tensor._is_view():
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    with torch.enable_grad():
+        return tensor.clone()
+
+
+def _restore(tensor: Tensor, version: int, kept: Tensor) -> None:
+    """Give a tensor the values that it had when it was copied, and the history, if it has another one."""
+    with torch.no_grad():
+        # Some kernels change running statistics without a new version, so values are compared too.
+        if version_of(tensor) != version or not _equal(tensor, kept):
+            tensor.detach().copy_(kept.detach())
+        if tensor.requires_grad and not kept.requires_grad:
+            tensor.detach_()
+    if kept.grad_fn is not None and tensor.grad_fn is not kept.grad_fn.next_functions[0][0]:
+        with torch.enable_grad():
+            tensor.detach_().copy_(kept)
 
 
 def _equal(tensor: Tensor, kept: Tensor) -> bool:

@@ -16,7 +16,8 @@ import torch
 from torch import fx
 
 from reroll.capture.lengths.lift import lift
-from reroll.capture.lengths.template import ADVICE, LoopTemplate, Progression, RowRun, Template, Varies
+from reroll.capture.lengths.sized import shapes_of
+from reroll.capture.lengths.template import ADVICE, LoopTemplate, Progression, RowRun, Sized, Template, Varies
 from reroll.errors import LengthError
 from reroll.graph.editing import content_of
 from reroll.graph.effects import attribute
@@ -185,33 +186,15 @@ def _loop(lengths: Sequence[int], found: tuple[Recurrence, ...]) -> LoopTemplate
     }
     if len(kinds) > 1:
         raise LengthError(f"The loop at {last.where} differs at {', '.join(map(str, lengths))} steps. {ADVICE}")
-    _check_shapes(found)
     walk = _Walk(lengths, [each.step for each in found])
     walk.graphs([list(each.step.graph.nodes) for each in found])
     xs = tuple(_per_step(each, last) for each in zip(*(r.xs for r in found), strict=True))
-    recurrence, lifted = lift(last, walk.merged)
     counts = tuple(each.steps for each in found)
-    return LoopTemplate(recurrence, counts[0] if len(set(counts)) == 1 else Varies(counts), (*xs, *lifted))
-
-
-def _check_shapes(found: tuple[Recurrence, ...]) -> None:
-    """Raise LengthError where what a step is given does not have one size at all lengths."""
-    sliced = [(x.operand, x.dim) for x in found[-1].xs if isinstance(x, Slices)]
-    whole = set(range(len(found[-1].examples))) - {operand for operand, _ in sliced} | set(found[-1].constants)
-    for operand, dim in (*sliced, *((each, None) for each in sorted(whole))):
-        examples = [each.examples[operand] for each in found]
-        if len({_without(dim, example) for example in examples}) > 1:
-            shapes = " and ".join(str(list(example.shape)) for example in (examples[0], examples[-1]))
-            raise LengthError(
-                f"Every step of the loop at {found[-1].where} reads a value whose size depends on the number of "
-                f"steps: {shapes}. A step is compiled once for one size. If that is no dimension of time, say in "
-                f"time_dim which is. {ADVICE}"
-            )
-
-
-def _without(dim: int | None, example: torch.Tensor) -> tuple[int, ...]:
-    """The sizes of a value, but for that of the dimension of which each step takes one."""
-    return tuple(size for at, size in enumerate(example.shape) if at != dim)
+    steps = counts[0] if len(set(counts)) == 1 else Varies(counts)
+    if (shapes := shapes_of(found)) is not None:
+        return LoopTemplate(last, steps, xs, Sized(tuple(walk.merged), shapes))
+    recurrence, lifted = lift(last, walk.merged)
+    return LoopTemplate(recurrence, steps, (*xs, *lifted))
 
 
 def _per_step(xs: tuple[PerStep, ...], recurrence: Recurrence) -> PerStep:

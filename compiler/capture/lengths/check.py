@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from reroll.capture.lengths.forms import EDGES, Form
+from reroll.capture.lengths.forms import EDGES, Affine, Form
 from reroll.capture.lengths.pattern import Literal, Pattern, Slot
 from reroll.capture.recorder.events import Numbers
 
@@ -155,13 +155,20 @@ class Literals:
         return found.pop() if len(found) == 1 else None
 
     def unasked(self) -> Literal | None:
-        """A free number that nobody asked for, if there is one: then it is not known what it does at this length."""
+        """A live free number that nobody asked for, if there is one: what it does at this length is not known."""
         for each in self.check.pattern.literals:
             slot = self.check.pattern.stretches[each.stretch].slots[each.slot]
             free = any(each.column in form.free for form in (*slot.head, *slot.tail, slot.middle))
-            if free and id(each) not in self.asked:
+            if free and each.live and id(each) not in self.asked and not self._as_expected(each):
                 return each
         return None
+
+    def _as_expected(self, literal: Literal) -> bool:
+        """Whether a whole number that is used once is an affine function of the length, here too."""
+        if any(len(each) != 1 or each[0] != each[0] // 1 for each in literal.values):
+            return False
+        affine = Affine.through(self.check.pattern.lengths, [int(value) for (value,) in literal.values])
+        return affine is not None and self.check.values_of(literal) == (affine(self.check.length),)
 
     def _chains(self) -> Iterator[tuple[Literal, ...]]:
         """Numbers by themselves, and with those of the same line that are used once, before or after their loop."""

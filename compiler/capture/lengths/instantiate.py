@@ -12,7 +12,8 @@ from torch import fx
 from reroll.capture.lengths.align import row_of
 from reroll.capture.lengths.check import Check, Literals
 from reroll.capture.lengths.forms import Affine
-from reroll.capture.lengths.template import ADVICE, LoopTemplate, Progression, RowRun, Template, Varies
+from reroll.capture.lengths.sized import with_sizes
+from reroll.capture.lengths.template import ADVICE, LoopTemplate, Progression, RowRun, Sized, Template, Varies
 from reroll.errors import LengthError
 from reroll.graph.lines import where
 from reroll.recurrence import Numbers, PerStep, Recurrence, Slices
@@ -40,7 +41,7 @@ def instantiate(template: Template, check: Check) -> Instance:
     """The template at the length of a check. Raises LengthError where a number at that length is not known, and
     TooShortError where a loop has fewer steps than are read behind it.
     """
-    builder = _Builder(template, check)
+    builder = _Builder(template, check, Literals(check))
     for node, args, kwargs in template.nodes:
         builder.emit(node, args, kwargs)
     recurrences = tuple(_recurrence(loop, builder) for loop in template.loops)
@@ -65,14 +66,24 @@ def _recurrence(loop: LoopTemplate, builder: _Builder) -> Recurrence:
             xs.append(Numbers(builder.numbers(x.values, steps, loop.recurrence.where)))
         else:
             xs.append(x)
-    return replace(loop.recurrence, steps=steps, xs=tuple(xs), any_length=True)
+    found = replace(loop.recurrence, steps=steps, xs=tuple(xs), any_length=True)
+    return found if loop.sized is None else _resized(found, loop.sized, builder)
+
+
+def _resized(recurrence: Recurrence, sized: Sized, builder: _Builder) -> Recurrence:
+    """A recurrence with the step, and examples of the sizes, of one length."""
+    inner = _Builder(builder.template, builder.check, builder.literals)
+    for node, args, kwargs in sized.nodes:
+        inner.copy(node, args, kwargs)
+    shapes = [tuple(builder.whole(n, recurrence.where) for n in shape) for shape in sized.shapes]
+    return with_sizes(recurrence, inner.graph, shapes)
 
 
 class _Builder:
     """Emits nodes with the numbers of one length."""
 
-    def __init__(self, template: Template, check: Check) -> None:
-        self.lengths, self.check, self.literals = template.lengths, check, Literals(check)
+    def __init__(self, template: Template, check: Check, literals: Literals) -> None:
+        self.template, self.lengths, self.check, self.literals = template, template.lengths, check, literals
         self.graph, self.env = fx.Graph(), dict[fx.Node, fx.Node]()
         self.outputs: list[int | None] = []
         self.loops = {loop.recurrence.name: loop for loop in template.loops}
@@ -84,12 +95,18 @@ class _Builder:
             self.outputs = [len(self._old(item)) if isinstance(item, RowRun) else None for item in given]
             self.graph.output(tuple(self._value(item, node) for item in given))
             return
+        made = self.copy(node, args, kwargs)
+        if (row := row_of(node)) is not None:
+            index: Any = made.args[1]
+            self._check_rows(row[0], (index,), where(node))
+
+    def copy(self, node: fx.Node, args: Any, kwargs: Any) -> fx.Node:
+        """A node with its operands at this length."""
         operands = tuple(self._value(value, node) for value in args)
         named = {name: self._value(value, node) for name, value in kwargs.items()}
-        if (row := row_of(node)) is not None:
-            self._check_rows(row[0], (operands[1],), where(node))
-        self.env[node] = self.graph.create_node(node.op, node.target, operands, named, name=node.name)
-        self.env[node].meta = dict(node.meta)
+        made = self.env[node] = self.graph.create_node(node.op, node.target, operands, named, name=node.name)
+        made.meta = dict(node.meta)
+        return made
 
     def _old(self, run: RowRun) -> range:
         """The rows of a run at the template's last length."""

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from reroll.capture.lengths.forms import Affine, Form, Rows, find_forms
+from reroll.capture.lengths.liveness import live_events
 from reroll.capture.recorder.events import LITERALS, markers
 from reroll.capture.steps.operands import MIN_STEPS
 from reroll.capture.steps.search import repeats
@@ -80,13 +81,17 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A number of the user's: where it is, and its values at every run, at each of the pattern's lengths."""
+    """A number of the user's: where it is, and its values at every run, at each of the pattern's lengths.
+
+    ``live``: whether anything of the model can depend on what is made of it.
+    """
 
     stretch: int
     slot: int
     column: int
     values: tuple[tuple[int | float, ...], ...]
     line: str
+    live: bool = True
 
 
 def find_pattern(
@@ -103,6 +108,7 @@ def find_pattern(
     layout = list(_layout(np.array(traces[-1].colours, np.int32), 0, share))
     layout = _only_loops(layout, [_parse(trace, traces[-1].colours, layout) for trace in traces])
     parsed = [_parse(trace, traces[-1].colours, layout) for trace in traces]
+    live = [live_events(trace.colours, trace.numbers, names) for trace in traces]
     stretches, literals = [], []
     for at, (start, period, repeated) in enumerate(layout):
         counts = [starts[at][1] for starts in parsed]
@@ -124,13 +130,19 @@ def find_pattern(
             head, tail, middle = find_forms(lengths, rows, kinds, free, traces[-1].lines[event])
             slots.append(Slot(colour, kinds, head, tail, middle))
             line = traces[-1].lines[event]
+            read = any(_any_run(found, place, period, *starts[at]) for found, starts in zip(live, parsed, strict=True))
             for column, kind in enumerate(kinds):
                 if kind in LITERALS:
                     values = tuple(tuple(row[column] for row in each) for each in rows)
-                    literals.append(Literal(at, place, column, values, line))
+                    literals.append(Literal(at, place, column, values, line, read))
         stretches.append(Stretch(tuple(slots), count))
     anchors = dict(_anchors(traces, parsed, [period for _, period, _ in layout]))
     return Pattern(lengths, tuple(stretches), palette, tuple(literals), anchors)
+
+
+def _any_run(events: frozenset[int], place: int, period: int, start: int, count: int) -> bool:
+    """Whether the event at a place of a loop is among some events in any of the loop's runs."""
+    return any(start + place + period * run in events for run in range(count))
 
 
 def _anchors(

@@ -43,11 +43,21 @@ class LoopTemplate:
     """A recurrence at every length: its step with numbers that depend on the length as per-step inputs.
 
     ``steps`` and the numbers of ``xs`` may vary; the ``values`` of each ``Numbers`` are those of each length.
+    ``sized``: where sizes of what the step is given vary, it is another one at each length.
     """
 
     recurrence: Recurrence
     steps: Any
     xs: tuple[PerStep, ...]
+    sized: Sized | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """A step at every length: its nodes with their operands, and the shapes of the recurrence's operands."""
+
+    nodes: tuple[tuple[fx.Node, Any, Any], ...]
+    shapes: tuple[tuple[Any, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,8 +3,9 @@
 A ``TorchFunctionMode`` sees every operation and writes it as Dynamo writes it: a placeholder for each tensor from
 outside, then calls, with the tensors that were made as examples. It sees no Python: what the model decided while it ran
 stays decided. So whatever shows Python the values of a tensor is refused, and so is a tensor of which nobody saw where
-it came from. One question is allowed: whether a tensor is true that is made of constants, sizes and numbers alone. The
-answer is an event of the run that checks a length (``events.Recorder``), which must be the same there.
+it came from. Two things are allowed. Values of tensors that are made of constants, sizes and numbers alone are the same
+at every call; what is made of them is compared in the run that checks a length (``events.Recorder``). And any tensor
+may be asked whether it is true: the graph gives it beside its results, to be compared with the answer at every call.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
+from reroll.capture.recorder.dependence import Dependence, tensors_among
 from reroll.capture.recorder.events import SCAN, step_by_step
+from reroll.capture.recorder.identity import by_value, holds_tensors
 from reroll.capture.recorder.spelling import METADATA, Spelled, spelled
+from reroll.capture.recorder.standins import application, filled, fresh_leaf
 from reroll.errors import CaptureError
 from reroll.graph.effects import draws
 from reroll.graph.inplace import STATISTICS, operand, updated_places
@@ -38,6 +42,7 @@ from reroll.graph.private import (
 _NUMBERS = (int, float, bool, str, complex, type(None), type(...))
 _LITERALS = (*_NUMBERS, torch.dtype, torch.device, torch.layout, torch.memory_format)
 _MAKERS = ("zeros", "ones", "empty", "full", "rand", "randn", "new_zeros", "new_ones", "new_empty", "new_full")
+_NUMBERS_OF = (Tensor.item, Tensor.tolist, Tensor.__int__, Tensor.__float__, Tensor.__index__)
 _NEEDS_GRADIENT = Tensor.requires_grad
 _REFUSED = ("detach_", "set_", "resize_", "resize_as_", "as_strided_", "register_hook", "backward")
 
@@ -57,9 +62,10 @@ class GraphRecorder(TorchFunctionMode):
         super().__init__()
         self.graph, self.functions = fx.Graph(), functions
         self.known: dict[int, tuple[Tensor, fx.Node]] = {}
-        self.constant = set[fx.Node]()
+        self.dependence = Dependence()
         self.numbers = dict[fx.Node, int]()
-        self.updated = set[Any]()
+        self.asked = dict[tuple[str, bool], list[fx.Node]]()
+        self.zeroed, self.cleared, self.cut = dict[int, fx.Node](), list[int](), set[Any]()
         self.inference = torch.is_inference_mode_enabled()
         self.calling = self.writing = False
         self.refusal: Unrecordable | None = None
@@ -80,10 +86,14 @@ class GraphRecorder(TorchFunctionMode):
 
     def finish(self, results: Sequence[Any]) -> tuple[fx.GraphModule, list[int], dict[int, int]]:
         """The graph that gives ``results``, which of the tensors from outside it reads, in order, and the values of
-        those that are sizes in it.
+        those that are sizes in it. ``cleared`` says which of them are to be zeroed and cut off their history, and
+        ``asked`` what the truth is of all entries of each of the further results, with the line that asks for it.
         """
+        if self.zeroed:
+            self._refuse("a state of an earlier call is zeroed, and not cut off its history by detach_()")
         sizes = {index: self.numbers[node] for index, node in enumerate(self.inputs) if node in self.numbers}
-        self.graph.output(self._operand(tuple(results)))
+        given = self._operand(tuple(results))
+        self.graph.output((*given, *map(self._stacked, self.asked.values())))
         for node in self.graph.nodes:
             value = node.meta.get("example_value")
             if node.op == "placeholder":
@@ -105,25 +115,40 @@ class GraphRecorder(TorchFunctionMode):
         if func is SCAN:
             with self:
                 return step_by_step(*args)
-        result_of = Spelled("call_function", func, args, kwargs)
         if self.calling:
-            return self._inside(result_of)
+            return self._inside(Spelled("call_function", func, args, kwargs))
         if func in METADATA:
             result = func(*args, **kwargs)
             return result if not isinstance(result, Tensor) else self._refuse(f"{func} gave a tensor")
+        found = self._about_values(func, args, kwargs)
+        return self._written(func, args, kwargs) if found is NotImplemented else found
+
+    def _about_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of what reads or changes a value's history or shows its values; NotImplemented of all else."""
         name = getattr(func, "__name__", "")
+        if name in ("zero_", "detach_") and not kwargs and self._clears(name, args[0]):
+            return args[0]
         if name == "requires_grad_" or (name == "__set__" and func.__self__ is _NEEDS_GRADIENT):
             return self._set_gradient(args[0], all((*args[1:], *kwargs.values())))
+        if func is Tensor.__bool__:
+            return self._answer(args[0])
+        if func in _NUMBERS_OF and self._operand(args[0]) in self.dependence.constant:
+            return func(*args)
+        return NotImplemented
+
+    def _written(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of an operation that is written down. Raises Unrecordable for one that cannot be."""
+        call, name = Spelled("call_function", func, args, kwargs), getattr(func, "__name__", "")
         module = getattr(func, "__module__", None) or ""
         if name in _REFUSED or is_higher_order(func) or module.startswith("torch.autograd"):
             self._refuse(f"{name or func} cannot be recorded")
-        if func is Tensor.__bool__ and self._operand(args[0]) in self.constant:
-            return func(*args)
         if name in _MAKERS:
-            result_of = self._made(func, args, kwargs)
-        written = spelled(result_of.target, result_of.args, result_of.kwargs)
+            call = self._made(func, args, kwargs)
+        if func in (Tensor.__getitem__, Tensor.__setitem__):
+            call = Spelled("call_function", func, (args[0], self._index(args[1]), *args[2:]), kwargs)
+        written = spelled(call.target, call.args, call.kwargs)
         if written is not None:
-            return self._call(written, result_of.run)
+            return self._call(written, call.run)
         return self._refuse(f"{getattr(func, '__self__', func)} cannot be recorded")
 
     def _made(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spelled:
@@ -132,6 +157,16 @@ class GraphRecorder(TorchFunctionMode):
         tensors = any(isinstance(value, Tensor) for value in (*args, *kwargs.values()))
         return Spelled("call_function", filled if func is torch.full and tensors else func, args, kwargs)
 
+    def _index(self, value: Any) -> Any:
+        """An index with whole numbers that are tensors as numbers, which Python would have to read."""
+        if isinstance(value, tuple):
+            return tuple(map(self._index, value))
+        if not isinstance(value, Tensor) or value.dim() or value.dtype in (torch.bool, torch.uint8):
+            return value
+        if self._operand(value) not in self.dependence.constant:
+            self._refuse("a row is picked by a number that the model computes; pick it with torch.index_select")
+        return int(value)
+
     def _sizes(self, value: Any) -> Any:
         """Operands of what makes a tensor, with whole numbers that are tensors as numbers: they are sizes."""
         if isinstance(value, tuple | list):
@@ -139,11 +174,17 @@ class GraphRecorder(TorchFunctionMode):
         if not isinstance(value, Tensor) or value.dim() or value.dtype not in (torch.int64, torch.int32):
             return value
         node, number = self._operand(value), int(value)
-        if node.op == "placeholder" and storage_id(value) not in self.updated:
+        if node.op == "placeholder" and storage_id(value) not in self.dependence.updated:
             self.numbers[node] = number
-        elif node not in self.constant:
+        elif node not in self.dependence.constant:
             self._refuse("a size depends on values that the model computes")
         return number
+
+    def _stacked(self, nodes: Sequence[fx.Node]) -> fx.Node:
+        made = self.graph.call_function(torch.stack, (list(nodes),))
+        example = torch.empty(len(nodes), dtype=torch.bool, device=nodes[0].meta["example_value"].device)
+        made.meta |= {"stack_trace": nodes[-1].meta["stack_trace"], "example_value": example}
+        return made
 
     def _inside(self, call: Spelled) -> Any:
         """An operation of the forward of an ``autograd.Function``, which a graph applies as a whole."""
@@ -170,10 +211,62 @@ class GraphRecorder(TorchFunctionMode):
         self.known[id(value)] = value, node
         return value
 
+    def _clears(self, name: str, value: Tensor) -> bool:
+        """Record that a value is cut off its history, or the state of an earlier call zeroed, to be cut off next."""
+        node = self._operand(value)
+        if name == "detach_" and id(value) in self.zeroed:
+            self.cleared.append(self.inputs.index(self.zeroed.pop(id(value))))
+        elif name == "detach_" and not value.requires_grad:
+            return True
+        elif name == "detach_" and node.op != "placeholder" and not value._is_view():
+            self._rename(value, self.graph.call_method("detach", (node,)))
+        elif name == "zero_" and node.op == "placeholder" and not value.is_leaf and self._is_unread(node, value):
+            self.zeroed[id(value)] = node
+            self.cut.add(storage_id(value))
+            self._rename(value, self.graph.call_function(torch.zeros_like, (node,)))
+        else:
+            return False
+        with torch.no_grad():
+            getattr(value, name)()
+        self.known[id(value)][1].meta["example_value"] = value.detach()
+        return True
+
+    def _is_unread(self, node: fx.Node, value: Tensor) -> bool:
+        """Whether nothing that was recorded reads the memory of a tensor from outside."""
+        held = [each for each in self.inputs if storage_id(each.meta["example_value"]) == storage_id(value)]
+        return held == [node] and not node.users and not value._is_view()
+
+    def _rename(self, value: Tensor, node: fx.Node) -> None:
+        node.meta["stack_trace"] = user_trace()
+        self.known[id(value)] = value, node
+
+    def _answer(self, value: Tensor) -> bool:
+        """What Python is shown of a value that is asked for its truth; the graph gives the value, for it to be shown
+        the same at every call. Of constants it always is.
+        """
+        node = self._operand(value)
+        if node in self.dependence.chance:
+            self._refuse("the model branches on random numbers alone")
+        self.calling = True
+        try:
+            answer, truth = bool(value), value
+            if node not in self.dependence.constant:
+                for method, *operands in (("ne", 0), ("reshape", ())):
+                    node, truth = self.graph.call_method(method, (node, *operands)), getattr(truth, method)(*operands)
+                    node.meta |= {"stack_trace": user_trace(), "example_value": truth.detach()}
+                self.asked.setdefault((user_line(), answer), []).append(node)
+        finally:
+            self.calling = False
+        return answer
+
     def _apply(self, function: Any, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.calling:
             return inner(*args, **kwargs)
-        target = self.functions.setdefault(function, _application(function))
+        objects = {place: value for place, value in enumerate(args) if _is_object(value)}
+        same = function, tuple((place, by_value(value)) for place, value in objects.items())
+        if any(holds_tensors(value) for value in objects.values()):
+            self._refuse(f"{function.__name__} is applied to an object that holds tensors")
+        target = self.functions.setdefault(same, application(function, objects))
 
         def run() -> Any:
             self.writing = False
@@ -184,7 +277,8 @@ class GraphRecorder(TorchFunctionMode):
 
         self.writing = True
         try:
-            return self._call(Spelled("call_function", target, args, kwargs), run)
+            rest = tuple(value for place, value in enumerate(args) if place not in objects)
+            return self._call(Spelled("call_function", target, rest, kwargs), run)
         finally:
             self.writing = False
 
@@ -196,7 +290,7 @@ class GraphRecorder(TorchFunctionMode):
         node.meta["stack_trace"] = user_trace()
         updated = [operand(node, place) for place in updated_places(node)]
         self._check_updates(updated, node)
-        operands = [leaf.meta["example_value"] for leaf in _tensors_among(node.all_input_nodes)]
+        operands = [leaf.meta["example_value"] for leaf in tensors_among(node.all_input_nodes)]
         before = [(value, version_of(value)) for value in operands if not value.is_inference()]
         self.calling = True
         try:
@@ -213,23 +307,11 @@ class GraphRecorder(TorchFunctionMode):
         for value, version in before:
             if version_of(value) != version and storage_id(value) not in memory:
                 self._refuse(f"{node.target} updates an operand in place, which cannot be seen from outside")
-        self._note_constants(node, updated, memory)
+        applied = node.target in self.functions.values()
+        self.dependence.note(node, updated, applied or draws(getattr(node.target, "__name__", str(node.target))))
         if result is not None or not (updated or call.target is set_grad_enabled):
             self._bind(result, node)
         return result
-
-    def _note_constants(self, node: fx.Node, updated: Sequence[fx.Node], memory: set[Any]) -> None:
-        """Note what depends on no value from outside and on no random number; what is updated in place may do so."""
-        if updated:
-            self.updated |= memory
-            self.constant = {
-                each
-                for each in self.constant
-                if memory.isdisjoint(storage_id(leaf.meta["example_value"]) for leaf in _tensors_among([each]))
-            }
-        applied = node.target in self.functions.values() or draws(getattr(node.target, "__name__", str(node.target)))
-        if not updated and not applied and self.constant.issuperset(node.all_input_nodes):
-            self.constant.add(node)
 
     def _bind(self, result: Any, node: fx.Node) -> None:
         """Remember what a node gave. A tensor that is known already stays what it was."""
@@ -244,16 +326,18 @@ class GraphRecorder(TorchFunctionMode):
                 if item is not None:
                     picked = self.graph.call_function(operator.getitem, (node, index))
                     picked.meta["stack_trace"] = node.meta["stack_trace"]
-                    if node in self.constant:
-                        self.constant.add(picked)
+                    self.dependence.note(picked, ())
                     self._bind(item, picked)
         else:
             self._refuse(f"{node.target} shows Python the values of a tensor ({type(result).__name__})")
 
     def _check_updates(self, updated: Sequence[fx.Node], node: fx.Node) -> None:
         """Values from outside may be updated, but autograd's record of them stays as it is."""
-        outside = any(storage_id(leaf.meta["example_value"]) in self.memory for leaf in updated)
-        tensors = [leaf.meta["example_value"] for leaf in _tensors_among(node.all_input_nodes)]
+        memory = {storage_id(leaf.meta["example_value"]) for leaf in updated}
+        if not memory.isdisjoint(self.cut):
+            self._refuse("a state of an earlier call is zeroed, and updated in place after that")
+        outside = not memory.isdisjoint(self.memory)
+        tensors = [leaf.meta["example_value"] for leaf in tensors_among(node.all_input_nodes)]
         if not outside or node.target in STATISTICS or not torch.is_grad_enabled():
             return
         if any(value.requires_grad for value in tensors):
@@ -280,29 +364,9 @@ class GraphRecorder(TorchFunctionMode):
         raise self.refusal
 
 
-def filled(size: Any, fill_value: Tensor, **options: Any) -> Tensor:
-    """``torch.full`` with a value that is a tensor, which Python does not read."""
-    kind: type = bool if fill_value.dtype == torch.bool else float if fill_value.is_floating_point() else int
-    return torch.full(size, kind(), **options).copy_(fill_value.detach())
-
-
-def fresh_leaf(value: Tensor) -> Tensor:
-    """The value as a leaf of autograd's that needs a gradient, in the same memory."""
-    return value.detach().requires_grad_()
-
-
-def _application(function: Any) -> Callable[..., Any]:
-    """A function that applies an ``autograd.Function``."""
-
-    def apply(*args: Any, **kwargs: Any) -> Any:
-        return function.apply(*args, **kwargs)
-
-    apply.__name__ = apply.__qualname__ = f"{function.__name__}_apply"
-    return apply
-
-
-def _tensors_among(nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    return [node for node in nodes if isinstance(node.meta.get("example_value"), Tensor)]
+def _is_object(value: Any) -> bool:
+    """Whether an operand is none that a graph may hold."""
+    return not isinstance(value, (Tensor, slice, tuple, list, Mapping, np.generic, *_LITERALS))
 
 
 def _example(value: Any, leaf: bool = False) -> Any:

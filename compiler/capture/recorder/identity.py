@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from reroll.graph.nested import leaves_of
+
 PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device)
 """Types of values that hold nothing else, and are the same if they are written the same."""
 _METHODS = ("forward", "backward", "setup_context", "vjp", "jvp", "vmap")
@@ -50,6 +52,18 @@ def fingerprint(value: Any, inside: tuple[Any, ...] = ()) -> Any:
         plain = tuple((k, repr(v)) for k, v in vars(value).items() if k[:2] != "__" and isinstance(v, PLAIN))
         return methods, plain
     return Same(value)
+
+
+def by_value(value: Any) -> Any:
+    """Equal for objects of one class whose attributes are the same functions, numbers and texts."""
+    if not isinstance(getattr(value, "__dict__", None), dict) or isinstance(value, (type, types.FunctionType)):
+        return fingerprint(value)
+    return type(value), tuple((name, fingerprint(each)) for name, each in sorted(vars(value).items()))
+
+
+def holds_tensors(value: Any) -> bool:
+    """Whether an attribute of an object is a tensor, or a list, tuple or dict with one."""
+    return any(isinstance(leaf, torch.Tensor) for leaf in leaves_of(dict(getattr(value, "__dict__", None) or {})))
 
 
 def _numbers_read(function: types.FunctionType) -> tuple[tuple[str, str], ...]:

@@ -21,7 +21,7 @@ import length_networks as networks
 import reroll
 from agreement import differences, real, results
 from length_networks import EAGER, Flat, H, I, Net
-from recorded_networks import Stateful, agree, branch, detach, named, recordings, refused_by_dynamo, twins, unread
+from recorded_networks import Stateful, agree, detach, named, recordings, refused_by_dynamo, scaled, twins, unread
 from reroll.backends.front.recorded import Recorded
 from reroll.errors import RerollWarning
 
@@ -240,10 +240,10 @@ def test_functions_and_nested_arguments() -> None:
 
 
 def test_dynamo_reads_a_model_that_it_refused_once_it_can() -> None:
-    net, twin, run = twins(Stateful(branch))
+    net, twin, run = twins(Stateful(scaled))
     net.update = twin.update = None
     agree(net, twin, run, torch.randn(16, 2, I))
-    twin.update = branch
+    twin.update = scaled
     with pytest.raises(Unsupported):
         run(torch.randn(16, 2, I))
     twin.update = None

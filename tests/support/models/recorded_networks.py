@@ -76,6 +76,6 @@ def recordings(run: Any) -> int:
     return len(run.reroll_caller.front.traced.recordings)
 
 
-def branch(net: Any) -> None:
-    if net.mem.sum() > 0:
-        net.mem = net.mem * 0.5
+def scaled(net: Any) -> None:
+    """Python is shown a value."""
+    net.mem = net.mem * float(net.mem.sum())

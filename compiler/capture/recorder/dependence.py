@@ -1,0 +1,43 @@
+"""What the values of a recorded graph depend on: which are the same at every call, and which are chance alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, fx
+
+from reroll.graph.private import storage_id
+
+
+@dataclass
+class Dependence:
+    """``constant``: nodes that depend on constants, sizes and numbers alone. ``chance``: on these and on random numbers,
+    or on what a function of the user's makes of these. ``updated``: memory that is updated in place."""
+
+    constant: set[fx.Node] = field(default_factory=set)
+    chance: set[fx.Node] = field(default_factory=set)
+    updated: set[Any] = field(default_factory=set)
+
+    def note(self, node: fx.Node, updated: Sequence[fx.Node], unknown: bool = False) -> None:
+        """Note an operation and the operands that it updates in place; ``unknown``: it may make anything of constants."""
+        read = node.all_input_nodes
+        constant = not unknown and self.constant.issuperset(read)
+        memory = {storage_id(leaf.meta["example_value"]) for leaf in updated}
+        self.updated |= memory
+        if constant and not updated:
+            self.constant.add(node)
+        elif not updated and all(each in self.constant or each in self.chance for each in read):
+            self.chance.add(node)
+        elif updated and not constant:
+            self.constant = {each for each in self.constant if _is_apart(each, memory)}
+
+
+def _is_apart(node: fx.Node, memory: set[Any]) -> bool:
+    return memory.isdisjoint(storage_id(leaf.meta["example_value"]) for leaf in tensors_among([node]))
+
+
+def tensors_among(nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    """The nodes whose value is a tensor."""
+    return [node for node in nodes if isinstance(node.meta.get("example_value"), Tensor)]
