@@ -13,15 +13,18 @@ from reroll.graph.private import storage_id
 
 @dataclass
 class Dependence:
-    """``constant``: nodes that depend on constants, sizes and numbers alone. ``chance``: on these and on random numbers,
-    or on what a function of the user's makes of these. ``updated``: memory that is updated in place."""
+    """What is known of the nodes so far.
+
+    constant: those that depend on constants, sizes and numbers alone. chance: on these and on random numbers, or on what
+    a function of the user's makes of these. updated: memory that is updated in place.
+    """
 
     constant: set[fx.Node] = field(default_factory=set)
     chance: set[fx.Node] = field(default_factory=set)
     updated: set[Any] = field(default_factory=set)
 
     def note(self, node: fx.Node, updated: Sequence[fx.Node], unknown: bool = False) -> None:
-        """Note an operation and the operands that it updates in place; ``unknown``: it may make anything of constants."""
+        """Note an operation and what it updates in place; ``unknown``: it may make anything of constants."""
         read = node.all_input_nodes
         constant = not unknown and self.constant.issuperset(read)
         memory = {storage_id(leaf.meta["example_value"]) for leaf in updated}
