@@ -15,8 +15,8 @@ from reroll.graph.private import storage_id
 class Dependence:
     """What is known of the nodes so far.
 
-    constant: those that depend on constants, sizes and numbers alone. chance: on these and on random numbers, or on what
-    a function of the user's makes of these. updated: memory that is updated in place.
+    constant: those that depend on constants, sizes and numbers alone. chance: on these and on random numbers, or on
+    what a function of the user's makes of these. updated: memory that is updated in place.
     """
 
     constant: set[fx.Node] = field(default_factory=set)
