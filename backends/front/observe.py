@@ -193,7 +193,7 @@ def _traced(model: Callable[..., Any], call: Call, length: int, palette: dict[An
     sequences = [value for value in tensors_of((short.args, short.kwargs)) if id(value) in short.dims]
     versions = [version_of(value) for value in sequences]
     with looked_at(model, short, frozenset(), parameters=True) as state:
-        trace.given.update(_run(model, short, note, state)[1])
+        trace.given.update(_run(model, short, note, state, short=True)[1])
     return trace, versions != [version_of(value) for value in sequences]
 
 
@@ -253,10 +253,10 @@ def _follow(model: Callable[..., Any], call: Call, pattern: Pattern) -> Observed
 
 
 def _run(
-    model: Callable[..., Any], call: Call, sink: Sink, state: State
+    model: Callable[..., Any], call: Call, sink: Sink, state: State, short: bool = False
 ) -> tuple[Any, dict[tuple[Any, ...], int | None]]:
     """What the model returns, and the event that made each of the tensors in it, by their place."""
-    recorder = Recorder(sink, tensor_names(state) | call.names())
+    recorder = Recorder(sink, tensor_names(state) | call.names(), short)
     with recording(recorder):
         result = call.run(model)
         recorder.give("result", result)

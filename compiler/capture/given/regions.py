@@ -18,6 +18,7 @@ from reroll.capture.given.emitter import Body, Emitter, sever
 from reroll.capture.given.rnn import CELLS, expand
 from reroll.capture.normal.functional import functionalise
 from reroll.capture.normal.sizes import concrete
+from reroll.capture.recorder.ragged import LAYERS
 from reroll.errors import CaptureError
 from reroll.graph.effects import Mode, attribute, has_effect, is_random, mark_random, modes
 from reroll.graph.inplace import storage_of, updated_places
@@ -82,11 +83,11 @@ class _Taking:
     def _is_given(self, node: fx.Node) -> bool:
         if node.op != "call_function" or (self.raw and node.target is not _REGION):
             return False
-        return node.target in (_REGION, _SCAN) or node.target in CELLS
+        return node.target in (_REGION, _SCAN) or _is_layer(node)
 
     def _replaced(self, node: fx.Node) -> list[Any]:
         """The results of a given node, written anew."""
-        if node.target in CELLS:
+        if _is_layer(node):
             return list(expand(self.emitter, node, self._new, _read_results(node)))
         body = self._body(node.args[0])
         if node.target is _REGION:
@@ -130,6 +131,10 @@ class _Taking:
         sever(graph)
         graph.output_node().args = (tuple(graph.output_node().args[0]),)  # type: ignore[arg-type]
         return fx.GraphModule(inner, graph)
+
+
+def _is_layer(node: fx.Node) -> bool:
+    return node.target in CELLS or node.target in LAYERS
 
 
 def _stays(node: fx.Node) -> bool:

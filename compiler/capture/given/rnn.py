@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from reroll.capture.given.emitter import Body, Emitter
+from reroll.capture.recorder.ragged import LAYERS
 from reroll.errors import UnsupportedError
 from reroll.graph.editing import add_input
 from reroll.graph.fakes import contiguous
@@ -35,10 +36,14 @@ _ARGUMENTS = ("input", "hx", "params", "has_biases", "num_layers", "dropout", "t
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rnn:
-    """One call: the input [T, B, I], the states [layers * ways, B, R or H], and the weights of each layer and way."""
+    """One call: the input [T, B, I], the states [layers * ways, B, R or H], and the weights of each layer and way.
+
+    ``ends_TB1``: where sequences have ended, whose state stays what it is, if they are of several lengths.
+    """
 
     cell: Any
     x_TBI: fx.Node
+    ends_TB1: fx.Node | None
     states: tuple[fx.Node, ...]
     weights: tuple[tuple[fx.Node, ...], ...]
     ways: int
@@ -66,6 +71,9 @@ def expand(emitter: Emitter, node: fx.Node, env: Any, live: set[int]) -> list[fx
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
+    if node.target in LAYERS:
+        names = (*_ARGUMENTS[:1], "lengths", *_ARGUMENTS[1:-1])
+        return dict(zip(names, node.args, strict=True)) | {"batch_first": False}
     packed = "batch_sizes" in node.kwargs or (len(node.args) > 3 and not isinstance(node.args[3], bool))
     if packed:
         raise UnsupportedError(
@@ -83,15 +91,27 @@ def _read(emitter: Emitter, node: fx.Node, given: dict[str, Any], batch_first: b
     projected = len(set(sizes)) > 1
     each = (4 if given["has_biases"] else 2) + (1 if projected else 0)
     weights = [tuple(given["params"][at : at + each]) for at in range(0, len(given["params"]), each)]
+    target: Any = node.target
+    target = LAYERS.get(target, target)
+    x_TBI = emitter.call(torch.transpose, given["input"], 0, 1) if batch_first else given["input"]
     return Rnn(
-        cell=CELLS[node.target],
-        x_TBI=emitter.call(torch.transpose, given["input"], 0, 1) if batch_first else given["input"],
+        cell=CELLS[target],
+        ends_TB1=_ends(emitter, x_TBI, given["lengths"]) if "lengths" in given else None,
+        x_TBI=x_TBI,
         states=states,
         weights=tuple(weights),
         ways=2 if given["bidirectional"] else 1,
         dropout=float(given["dropout"]) if given["train"] else 0.0,
         projected=projected,
     )
+
+
+def _ends(emitter: Emitter, x_TBI: fx.Node, lengths_B: fx.Node) -> fx.Node:
+    """Where sequences have ended, [T, B, 1]."""
+    like = emitter.fake(x_TBI)
+    steps_T1 = emitter.call(torch.unsqueeze, emitter.call(torch.arange, like.shape[0]), 1)
+    ends_TB = emitter.call(operator.ge, steps_T1, lengths_B)
+    return emitter.call(torch.unsqueeze, emitter.call(torch.Tensor.to, ends_TB, like.device), 2)
 
 
 def _layers(emitter: Emitter, rnn: Rnn, outputs: bool) -> tuple[fx.Node, list[fx.Node]]:
@@ -125,26 +145,33 @@ def _loop(
     outputs: bool,
 ) -> tuple[list[fx.Node], list[fx.Node]]:
     """One layer in one direction. States start in the dtype that a step gives them, which autocast may lower."""
-    body = _body(emitter, rnn, [*initial, x_TBI, *weights], outputs)
+    xs = [x_TBI] if rnn.ends_TB1 is None else [x_TBI, rnn.ends_TB1]
+    body = _body(emitter, rnn, [*initial, *xs, *weights], outputs)
     dtypes = [result.meta["example_value"].dtype for result in body.results]
     cast = [emitter.to(state, dtype) for state, dtype in zip(initial, dtypes, strict=False)]
     if cast != list(initial):
-        body = _body(emitter, rnn, [*cast, x_TBI, *weights], outputs)
-    return emitter.loop(body, cast, [x_TBI], weights, back)
+        body = _body(emitter, rnn, [*cast, *xs, *weights], outputs)
+    return emitter.loop(body, cast, xs, weights, back)
 
 
 def _body(emitter: Emitter, rnn: Rnn, operands: Sequence[fx.Node], outputs: bool) -> Body:
     """One step: ``(state..., x, weight...) -> (state'..., h')``. Calls on operands that look alike share it."""
     fakes, carried = [emitter.fake(operand) for operand in operands], len(rnn.states)
-    values = [*(contiguous(fake) for fake in fakes[:carried]), fakes[carried].select(0, 0), *fakes[carried + 1 :]]
+    read = carried + (1 if rnn.ends_TB1 is None else 2)
+    each = (fake.select(0, 0) for fake in fakes[carried:read])
+    values = [*(contiguous(fake) for fake in fakes[:carried]), *each, *fakes[read:]]
     looks = tuple((v.shape, v.stride(), v.dtype, v.device, v.requires_grad) for v in values)
-    key = (rnn.cell, outputs, emitter.mode, looks)
+    key = (rnn.cell, read, outputs, emitter.mode, looks)
     if key not in emitter.bodies:
         graph = fx.Graph()
         inner = Emitter(emitter.root, graph, rolled=False, mode=emitter.mode)
         names = _names(rnn, len(values))
         inputs = [add_input(graph, name, value) for name, value in zip(names, values, strict=True)]
-        state = _projected(inner, inputs) if rnn.projected else _plain(inner, rnn.cell, inputs, carried)
+        own = [*inputs[: carried + 1], *inputs[read:]]
+        state = _projected(inner, own) if rnn.projected else _plain(inner, rnn.cell, own, carried)
+        if rnn.ends_TB1 is not None:
+            ends_B1 = inputs[carried + 1]
+            state = [inner.call(torch.where, ends_B1, *pair) for pair in zip(inputs, state, strict=False)]
         graph.output((*state, *([state[0]] if outputs else [])))
         emitter.bodies[key] = Body(fx.GraphModule({}, graph))
     return emitter.bodies[key]
@@ -152,8 +179,9 @@ def _body(emitter: Emitter, rnn: Rnn, operands: Sequence[fx.Node], outputs: bool
 
 def _names(rnn: Rnn, count: int) -> tuple[str, ...]:
     states, projection = ("h", "c")[: len(rnn.states)], ("w_hr",) if rnn.projected else ()
-    biases = count - len(states) - 3 - len(projection)
-    return (*states, "x", "w_ih", "w_hh", *("b_ih", "b_hh")[:biases], *projection)
+    xs = ("x",) if rnn.ends_TB1 is None else ("x", "ended")
+    biases = count - len(states) - len(xs) - 2 - len(projection)
+    return (*states, *xs, "w_ih", "w_hh", *("b_ih", "b_hh")[:biases], *projection)
 
 
 def _plain(emitter: Emitter, cell: Any, inputs: list[fx.Node], carried: int) -> list[fx.Node]:

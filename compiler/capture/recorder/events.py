@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from reroll.capture.recorder.identity import Same, fingerprint
+from reroll.capture.recorder.ragged import LONGEST, PACK, steps_of, whole
 from reroll.capture.steps.runs import Item, longest, slopes
 from reroll.errors import UnsupportedError
 from reroll.graph.names import LABEL
@@ -55,11 +56,12 @@ class Recorder(TorchFunctionMode):
     """Tells ``sink(colour, numbers)`` of every operation that makes or changes a tensor.
 
     inputs: names of the tensors that are passed to the model. Other tensors from outside are known by their identity.
+    short: whether the run is on the first steps of sequences alone.
     """
 
-    def __init__(self, sink: Sink, inputs: Mapping[int, str]) -> None:
+    def __init__(self, sink: Sink, inputs: Mapping[int, str], short: bool = False) -> None:
         super().__init__()
-        self.sink, self.inputs = sink, inputs
+        self.sink, self.inputs, self.short = sink, inputs, short
         self.made: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
         self.history = History()
         self.count, self.muted = 0, False
@@ -74,6 +76,8 @@ class Recorder(TorchFunctionMode):
             with self:
                 return step_by_step(*args)
         colour, numbers = self._operands(func, args, kwargs)
+        if getattr(func, "__name__", "") == PACK:
+            args = self._packed(*args)
         if _updates(func) or "out" in kwargs:  # told of before it happens, so that a departure comes before any harm
             self._tell(colour, numbers)
             return self._made(self._muted(func, args, kwargs))
@@ -84,6 +88,14 @@ class Recorder(TorchFunctionMode):
         elif func is Tensor.__bool__:
             self._tell([*colour, result], numbers)
         return result
+
+    def _packed(self, value: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Any, ...]:
+        """The operands with which sequences are packed. Raises UnsupportedError if all end before the input does."""
+        if self.short:
+            return value, whole(value, lengths, batch_first), batch_first
+        if lengths.numel() and int(lengths.max()) < steps_of(value, batch_first):
+            raise UnsupportedError(f"The model {LONGEST}.")
+        return value, lengths, batch_first
 
     def _muted(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What an operation gives; those inside of it are no events."""

@@ -23,11 +23,13 @@ from torch.overrides import TorchFunctionMode
 from reroll.capture.recorder.dependence import Dependence, tensors_among
 from reroll.capture.recorder.events import SCAN, step_by_step
 from reroll.capture.recorder.identity import by_value, holds_tensors
+from reroll.capture.recorder.packing import Packing
 from reroll.capture.recorder.spelling import METADATA, Spelled, spelled
 from reroll.capture.recorder.standins import application, filled, fresh_leaf
 from reroll.errors import CaptureError
 from reroll.graph.effects import draws
-from reroll.graph.inplace import STATISTICS, operand, updated_places
+from reroll.graph.inplace import STATISTICS, updated_places
+from reroll.graph.inplace import operand as operand_at
 from reroll.graph.lines import user_line, user_trace
 from reroll.graph.private import (
     any_autocast,
@@ -64,6 +66,7 @@ class GraphRecorder(TorchFunctionMode):
         self.known: dict[int, tuple[Tensor, fx.Node]] = {}
         self.dependence = Dependence()
         self.numbers = dict[fx.Node, int]()
+        self.packing = Packing(self)
         self.asked = dict[tuple[str, bool], list[fx.Node]]()
         self.zeroed, self.cleared, self.cut = dict[int, fx.Node](), list[int](), set[Any]()
         self.inference = torch.is_inference_mode_enabled()
@@ -90,9 +93,9 @@ class GraphRecorder(TorchFunctionMode):
         ``asked`` what the truth is of all entries of each of the further results, with the line that asks for it.
         """
         if self.zeroed:
-            self._refuse("a state of an earlier call is zeroed, and not cut off its history by detach_()")
+            self.refuse("a state of an earlier call is zeroed, and not cut off its history by detach_()")
         sizes = {index: self.numbers[node] for index, node in enumerate(self.inputs) if node in self.numbers}
-        given = self._operand(tuple(results))
+        given = self.operand(tuple(results))
         self.graph.output((*given, *map(self._stacked, self.asked.values())))
         for node in self.graph.nodes:
             value = node.meta.get("example_value")
@@ -119,9 +122,24 @@ class GraphRecorder(TorchFunctionMode):
             return self._inside(Spelled("call_function", func, args, kwargs))
         if func in METADATA:
             result = func(*args, **kwargs)
-            return result if not isinstance(result, Tensor) else self._refuse(f"{func} gave a tensor")
-        found = self._about_values(func, args, kwargs)
-        return self._written(func, args, kwargs) if found is NotImplemented else found
+            return result if not isinstance(result, Tensor) else self.refuse(f"{func} gave a tensor")
+        for special in (self.packing.result, self._about_values):
+            found = special(func, args, kwargs)
+            if found is not NotImplemented:
+                return found
+        return self._written(func, args, kwargs)
+
+    def ask(self, what: str, answer: bool, node: fx.Node) -> None:
+        """Note that the truth of a value is asked for at the present line of the user's."""
+        self.asked.setdefault((f"{user_line()} {what}".rstrip(), answer), []).append(node)
+
+    def noted(self, node: fx.Node, value: Any) -> fx.Node:
+        """Note what a node gives, and where it is from."""
+        node.meta |= {"stack_trace": user_trace(), "example_value": value}
+        self.dependence.note(node, ())
+        if isinstance(value, Tensor):
+            self.known[id(value)] = value, node
+        return node
 
     def _about_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of what reads or changes a value's history or shows its values; NotImplemented of all else."""
@@ -132,7 +150,7 @@ class GraphRecorder(TorchFunctionMode):
             return self._set_gradient(args[0], all((*args[1:], *kwargs.values())))
         if func is Tensor.__bool__:
             return self._answer(args[0])
-        if func in _NUMBERS_OF and self._operand(args[0]) in self.dependence.constant:
+        if func in _NUMBERS_OF and self.operand(args[0]) in self.dependence.constant:
             return func(*args)
         return NotImplemented
 
@@ -141,7 +159,7 @@ class GraphRecorder(TorchFunctionMode):
         call, name = Spelled("call_function", func, args, kwargs), getattr(func, "__name__", "")
         module = getattr(func, "__module__", None) or ""
         if name in _REFUSED or is_higher_order(func) or module.startswith("torch.autograd"):
-            self._refuse(f"{name or func} cannot be recorded")
+            self.refuse(f"{name or func} cannot be recorded")
         if name in _MAKERS:
             call = self._made(func, args, kwargs)
         if func in (Tensor.__getitem__, Tensor.__setitem__):
@@ -149,7 +167,7 @@ class GraphRecorder(TorchFunctionMode):
         written = spelled(call.target, call.args, call.kwargs)
         if written is not None:
             return self._call(written, call.run)
-        return self._refuse(f"{getattr(func, '__self__', func)} cannot be recorded")
+        return self.refuse(f"{getattr(func, '__self__', func)} cannot be recorded")
 
     def _made(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spelled:
         """A call that makes a tensor of given sizes, without tensors that Python would have to read."""
@@ -163,8 +181,8 @@ class GraphRecorder(TorchFunctionMode):
             return tuple(map(self._index, value))
         if not isinstance(value, Tensor) or value.dim() or value.dtype in (torch.bool, torch.uint8):
             return value
-        if self._operand(value) not in self.dependence.constant:
-            self._refuse("a row is picked by a number that the model computes; pick it with torch.index_select")
+        if self.operand(value) not in self.dependence.constant:
+            self.refuse("a row is picked by a number that the model computes; pick it with torch.index_select")
         return int(value)
 
     def _sizes(self, value: Any) -> Any:
@@ -173,11 +191,11 @@ class GraphRecorder(TorchFunctionMode):
             return type(value)(map(self._sizes, value)) if type(value) in (tuple, list) else value
         if not isinstance(value, Tensor) or value.dim() or value.dtype not in (torch.int64, torch.int32):
             return value
-        node, number = self._operand(value), int(value)
+        node, number = self.operand(value), int(value)
         if node.op == "placeholder" and storage_id(value) not in self.dependence.updated:
             self.numbers[node] = number
         elif node not in self.dependence.constant:
-            self._refuse("a size depends on values that the model computes")
+            self.refuse("a size depends on values that the model computes")
         return number
 
     def _stacked(self, nodes: Sequence[fx.Node]) -> fx.Node:
@@ -189,11 +207,11 @@ class GraphRecorder(TorchFunctionMode):
     def _inside(self, call: Spelled) -> Any:
         """An operation of the forward of an ``autograd.Function``, which a graph applies as a whole."""
         if draws(getattr(call.target, "__name__", "")):
-            self._refuse("an autograd.Function draws random numbers")
+            self.refuse("an autograd.Function draws random numbers")
         result = call.run()
         made = isinstance(result, Tensor | tuple | list) or result is None or result is NotImplemented
         if not made and call.target not in METADATA:
-            self._refuse("an autograd.Function reads the values of a tensor")
+            self.refuse("an autograd.Function reads the values of a tensor")
         return result
 
     def _set_gradient(self, value: Tensor, needs: bool) -> Tensor:
@@ -202,7 +220,7 @@ class GraphRecorder(TorchFunctionMode):
             return value
         made_here = id(value) in self.known and self.known[id(value)][1].op != "placeholder"
         if not needs or not made_here or value._is_view():
-            self._refuse("requires_grad of a value that is no fresh one is set")
+            self.refuse("requires_grad of a value that is no fresh one is set")
         before = self.known[id(value)][1]
         node = self.graph.call_function(fresh_leaf, (before,))
         node.meta["stack_trace"] = user_trace()
@@ -213,7 +231,7 @@ class GraphRecorder(TorchFunctionMode):
 
     def _clears(self, name: str, value: Tensor) -> bool:
         """Record that a value is cut off its history, or the state of an earlier call zeroed, to be cut off next."""
-        node = self._operand(value)
+        node = self.operand(value)
         if name == "detach_" and id(value) in self.zeroed:
             self.cleared.append(self.inputs.index(self.zeroed.pop(id(value))))
         elif name == "detach_" and not value.requires_grad:
@@ -244,9 +262,9 @@ class GraphRecorder(TorchFunctionMode):
         """What Python is shown of a value that is asked for its truth; the graph gives the value, for it to be shown
         the same at every call. Of constants it always is.
         """
-        node = self._operand(value)
+        node = self.operand(value)
         if node in self.dependence.chance:
-            self._refuse("the model branches on random numbers alone")
+            self.refuse("the model branches on random numbers alone")
         self.calling = True
         try:
             answer, truth = bool(value), value
@@ -254,7 +272,7 @@ class GraphRecorder(TorchFunctionMode):
                 for method, *operands in (("ne", 0), ("reshape", ())):
                     node, truth = self.graph.call_method(method, (node, *operands)), getattr(truth, method)(*operands)
                     node.meta |= {"stack_trace": user_trace(), "example_value": truth.detach()}
-                self.asked.setdefault((user_line(), answer), []).append(node)
+                self.ask("", answer, node)
         finally:
             self.calling = False
         return answer
@@ -265,7 +283,7 @@ class GraphRecorder(TorchFunctionMode):
         objects = {place: value for place, value in enumerate(args) if _is_object(value)}
         same = function, tuple((place, by_value(value)) for place, value in objects.items())
         if any(holds_tensors(value) for value in objects.values()):
-            self._refuse(f"{function.__name__} is applied to an object that holds tensors")
+            self.refuse(f"{function.__name__} is applied to an object that holds tensors")
         target = self.functions.setdefault(same, application(function, objects))
 
         def run() -> Any:
@@ -285,10 +303,10 @@ class GraphRecorder(TorchFunctionMode):
     def _call(self, call: Spelled, run: Callable[[], Any]) -> Any:
         """Write one operation down, and run it."""
         if any_autocast() or torch.is_inference_mode_enabled() is not self.inference:
-            self._refuse("autocast and inference mode cannot be recorded")
-        node = self.graph.create_node(call.op, call.target, self._operand(call.args), self._operand(call.kwargs))
+            self.refuse("autocast and inference mode cannot be recorded")
+        node = self.graph.create_node(call.op, call.target, self.operand(call.args), self.operand(call.kwargs))
         node.meta["stack_trace"] = user_trace()
-        updated = [operand(node, place) for place in updated_places(node)]
+        updated = [operand_at(node, place) for place in updated_places(node)]
         self._check_updates(updated, node)
         operands = [leaf.meta["example_value"] for leaf in tensors_among(node.all_input_nodes)]
         before = [(value, version_of(value)) for value in operands if not value.is_inference()]
@@ -306,7 +324,7 @@ class GraphRecorder(TorchFunctionMode):
         memory = {storage_id(leaf.meta["example_value"]) for leaf in updated}
         for value, version in before:
             if version_of(value) != version and storage_id(value) not in memory:
-                self._refuse(f"{node.target} updates an operand in place, which cannot be seen from outside")
+                self.refuse(f"{node.target} updates an operand in place, which cannot be seen from outside")
         applied = node.target in self.functions.values()
         self.dependence.note(node, updated, applied or draws(getattr(node.target, "__name__", str(node.target))))
         if result is not None or not (updated or call.target is set_grad_enabled):
@@ -317,7 +335,7 @@ class GraphRecorder(TorchFunctionMode):
         """Remember what a node gave. A tensor that is known already stays what it was."""
         if isinstance(result, Tensor):
             if result.layout != torch.strided or type(result) not in (Tensor, nn.Parameter):
-                self._refuse(f"{type(result).__name__} ({result.layout}) is no plain tensor")
+                self.refuse(f"{type(result).__name__} ({result.layout}) is no plain tensor")
             node.meta["example_value"] = result
             self.known.setdefault(id(result), (result, node))
         elif isinstance(result, tuple | list):
@@ -329,37 +347,41 @@ class GraphRecorder(TorchFunctionMode):
                     self.dependence.note(picked, ())
                     self._bind(item, picked)
         else:
-            self._refuse(f"{node.target} shows Python the values of a tensor ({type(result).__name__})")
+            self.refuse(f"{node.target} shows Python the values of a tensor ({type(result).__name__})")
 
     def _check_updates(self, updated: Sequence[fx.Node], node: fx.Node) -> None:
         """Values from outside may be updated, but autograd's record of them stays as it is."""
         memory = {storage_id(leaf.meta["example_value"]) for leaf in updated}
         if not memory.isdisjoint(self.cut):
-            self._refuse("a state of an earlier call is zeroed, and updated in place after that")
+            self.refuse("a state of an earlier call is zeroed, and updated in place after that")
         outside = not memory.isdisjoint(self.memory)
         tensors = [leaf.meta["example_value"] for leaf in tensors_among(node.all_input_nodes)]
         if not outside or node.target in STATISTICS or not torch.is_grad_enabled():
             return
         if any(value.requires_grad for value in tensors):
-            self._refuse("a tensor of the model's or an argument is updated in place with gradients")
+            self.refuse("a tensor of the model's or an argument is updated in place with gradients")
 
-    def _operand(self, value: Any) -> Any:
+    def operand(self, value: Any) -> Any:
+        """An operand as a graph has it. Raises Unrecordable."""
         if isinstance(value, Tensor):
+            if self.packing.holds(value):
+                self.refuse("what a packed sequence holds is read by other than torch's layers over time")
             if id(value) not in self.known:
-                self._refuse("a tensor is used that no recorded operation made, and no attribute or argument holds")
+                self.refuse("a tensor is used that no recorded operation made, and no attribute or argument holds")
             return self.known[id(value)][1]
         if isinstance(value, slice):
-            return slice(*(self._operand(each) for each in (value.start, value.stop, value.step)))
+            return slice(*(self.operand(each) for each in (value.start, value.stop, value.step)))
         if isinstance(value, tuple | list):
-            items = [self._operand(item) for item in value]
+            items = [self.operand(item) for item in value]
             return items if isinstance(value, list) else tuple(items)
         if isinstance(value, Mapping):
-            return {key: self._operand(item) for key, item in value.items()}
+            return {key: self.operand(item) for key, item in value.items()}
         if isinstance(value, np.generic):
             return value.item()
-        return value if isinstance(value, _LITERALS) else self._refuse(f"{type(value).__name__} is no plain operand")
+        return value if isinstance(value, _LITERALS) else self.refuse(f"{type(value).__name__} is no plain operand")
 
-    def _refuse(self, reason: str) -> Any:
+    def refuse(self, reason: str) -> Any:
+        """Raise Unrecordable."""
         self.refusal = Unrecordable(f"{user_line()}: {reason}.")
         raise self.refusal
 

@@ -1,0 +1,161 @@
+"""Packed sequences: ``nn.LSTM``, ``nn.GRU`` and ``nn.RNN`` on sequences of several lengths, by ``reroll.compile``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+import reroll
+from reroll.errors import RerollError
+
+EAGER: dict[str, Any] = {"lowering": "eager"}
+pytestmark = pytest.mark.filterwarnings("ignore:Dynamo cannot read")
+D = torch.float64
+BATCH, WIDTH, HIDDEN = 5, 4, 6
+
+
+class Ragged(nn.Module):
+    """A layer between packing and padding."""
+
+    def __init__(self, kind: str, batch_first: bool = False, is_sorted: bool = False, **options: Any) -> None:
+        super().__init__()
+        self.embed, self.batch_first, self.is_sorted = nn.Linear(WIDTH, WIDTH, dtype=D), batch_first, is_sorted
+        self.layer: Any = getattr(nn, kind)(WIDTH, HIDDEN, batch_first=batch_first, dtype=D, **options)
+
+    def run(self, packed: PackedSequence) -> Any:
+        """The layer's result."""
+        return self.layer(packed)
+
+    def forward(self, x: Tensor, lengths_B: Any) -> Any:
+        embedded = torch.tanh(self.embed(x))
+        packed = pack_padded_sequence(embedded, lengths_B, batch_first=self.batch_first, enforce_sorted=self.is_sorted)
+        y, last = self.run(packed)
+        out, lengths = pad_packed_sequence(y, batch_first=self.batch_first, padding_value=0.5)
+        return out, last, lengths
+
+
+class Given(Ragged):
+    """First states that are learned."""
+
+    def __init__(self) -> None:
+        super().__init__("LSTM")
+        self.h = nn.Parameter(torch.randn(1, 1, HIDDEN, dtype=D))
+
+    def run(self, packed: PackedSequence) -> Any:
+        h_1BH = self.h.expand(-1, BATCH, -1).contiguous()
+        return self.layer(packed, (h_1BH, torch.tanh(h_1BH)))
+
+
+class TwoLayers(Ragged):
+    """A second layer reads what the first gives."""
+
+    def __init__(self) -> None:
+        super().__init__("GRU")
+        self.second = nn.RNN(HIDDEN, 3, dtype=D)
+
+    def run(self, packed: PackedSequence) -> Any:
+        return self.second(self.layer(packed)[0])
+
+
+def data(steps: int, batch_first: bool = False) -> tuple[Tensor, Tensor]:
+    """A batch, and lengths of which one is that of the batch."""
+    lengths_B = torch.randint(1, steps + 1, (BATCH,))
+    lengths_B[2] = steps
+    x_TBI = torch.randn(steps, BATCH, WIDTH, dtype=D)
+    return (x_TBI.transpose(0, 1).contiguous() if batch_first else x_TBI).requires_grad_(), lengths_B
+
+
+MODELS: dict[str, tuple[Any, list[int]]] = {
+    "LSTM": (lambda: Ragged("LSTM"), [20]),
+    "GRU, two layers, both directions": (lambda: Ragged("GRU", num_layers=2, bidirectional=True), [20, 20, 20]),
+    "LSTM, projected, batch first": (lambda: Ragged("LSTM", batch_first=True, proj_size=3), [20]),
+    "RNN, no biases, batch first": (lambda: Ragged("RNN", batch_first=True, bias=False, nonlinearity="relu"), [20]),
+    "first states": (Given, [20]),
+    "two modules": (TwoLayers, [20]),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_packed_sequences_are_rolled(name: str) -> None:
+    torch.manual_seed(0)
+    make, loops = MODELS[name]
+    model = make()
+    run = reroll.compile(model, time_dim={"x": int(model.batch_first)}, **EAGER)
+    for steps in (20, 33, 20):
+        reroll.check(run, *data(steps, model.batch_first), strict=True, measure=False)
+    assert [loop.recurrence.steps for loop in reroll.explain(run, *data(20, model.batch_first)).loops] == loops
+
+
+@pytest.mark.parametrize(
+    "options", [{"schedule": "double", "segment": 3}, {"memory_budget": "45KiB"}, {"verify": True}]
+)
+def test_any_schedule_keeps_ended_states(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    run = reroll.compile(Ragged("LSTM"), time_dim={"x": 0}, **EAGER, **options)
+    reroll.check(run, *data(24), strict=True, measure=False)
+
+
+@pytest.mark.inductor
+def test_packed_sequences_by_inductor() -> None:
+    torch.manual_seed(0)
+    run = reroll.compile(Ragged("GRU"), time_dim={"x": 0})
+    for steps in (24, 31):
+        reroll.check(run, *data(steps), strict=True, measure=False)
+
+
+def test_lengths_may_be_a_list() -> None:
+    torch.manual_seed(0)
+    run = reroll.compile(Ragged("GRU", is_sorted=True), time_dim={"x": 0}, **EAGER)
+    for lengths in ([20, 20, 7, 7, 1], [20, 3, 2, 1, 1]):
+        reroll.check(run, data(20)[0], lengths, strict=True, measure=False)
+
+
+@pytest.mark.parametrize("first", [[20, 9, 8, 3, 1], None])
+def test_lengths_that_torch_refuses_or_that_end_early_are_errors(first: list[int] | None) -> None:
+    run = reroll.compile(Ragged("GRU", is_sorted=True), time_dim={"x": 0}, **EAGER)
+    x = data(20)[0]
+    if first is not None:
+        run(x, torch.tensor(first))
+    for wrong in ([9, 20, 8, 3, 1], [20, 9, 8, 3, 0], [19, 9, 8, 3, 1]):
+        with pytest.raises((RerollError, RuntimeError), match=r"pack|length|sorted"):
+            run(x, torch.tensor(wrong))
+
+
+class Read(Ragged):
+    """What a packed sequence holds is read by more than the layer."""
+
+    def __init__(self, way: str) -> None:
+        more: dict[str, Any] = {"num_layers": 2, "dropout": 0.5} if way == "dropout" else {}
+        super().__init__("LSTM", **more)
+        self.way = way
+
+    def run(self, packed: PackedSequence) -> Any:
+        if self.way == "data":
+            packed = packed._replace(data=torch.relu(packed.data))
+        if self.way == "sizes":
+            assert int(packed.batch_sizes[1]) > 0
+        return self.layer(packed)
+
+
+@pytest.mark.parametrize(
+    ("way", "why"), [("data", "read by other than torch's layers"), ("sizes", "read by other"), ("dropout", "dropout")]
+)
+def test_other_uses_of_packed_sequences_are_refused(way: str, why: str) -> None:
+    with pytest.raises(Exception, match="pack_padded_sequence") as refused:
+        reroll.compile(Read(way), time_dim={"x": 0}, **EAGER)(*data(20))
+    assert why in "".join(refused.value.__notes__)
+
+
+def test_a_sequence_that_is_padded_to_more_is_refused() -> None:
+    class Longer(Ragged):
+        def forward(self, x: Tensor, lengths_B: Any) -> Any:
+            y, _ = self.layer(pack_padded_sequence(x, lengths_B, enforce_sorted=False))
+            return pad_packed_sequence(y, total_length=x.shape[0] + 3)[0]
+
+    with pytest.raises(Exception, match="pack_padded_sequence") as refused:
+        reroll.compile(Longer("GRU"), time_dim={"x": 0}, **EAGER)(*data(20))
+    assert "another length" in "".join(refused.value.__notes__)
