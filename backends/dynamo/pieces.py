@@ -25,6 +25,7 @@ from types import CodeType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
@@ -33,6 +34,8 @@ from reroll.errors import NoRecurrenceError, RerollWarning
 from reroll.planning.options import Options
 
 _SHOWN = 3
+_KEEPS_LAYERS = torch.__version__ >= "2.13"  # older versions say wrong shapes of their states, or fail
+_LAYER = "RNN, GRU, or LSTM"  # in what Dynamo says where it does not take one
 _LOOPS = ("FOR_ITER", "JUMP_BACKWARD")
 _REMEDY = (
     "Take it out of the loop (fullgraph=True shows each such place as an error); or use "
@@ -41,6 +44,10 @@ _REMEDY = (
 _UNSEEN = (
     "If the model has a loop over time, Dynamo may have broken the graph in it, which fullgraph=True shows; "
     "reroll.compile(model, time_dim=...) rolls it by the dimension of time."
+)
+_WHOLE = (
+    "Set torch._dynamo.config.allow_rnn = True, with which torch 2.13 hands such layers over; or use "
+    "reroll.compile(model, time_dim=...)."
 )
 _SHARDED = (
     "These are the hooks of a block that fully_shard has sharded by itself. fully_shard(model) alone, before it is "
@@ -66,13 +73,13 @@ class Pieces:
     def give_up(self, code: CodeType, why: str, operations: int) -> None:
         """Warn, once, that Dynamo reads nothing of a function, if that has a loop and operations before the break."""
         self.breaks[why] = None
-        if self.told or not operations or not _has_loop(code):
+        if self.told or (_LAYER not in why and (not operations or not _has_loop(code))):
             return
         self.told = True
         text = (
             f"reroll does not see the loop in {code.co_name} ({code.co_filename}:{code.co_firstlineno}): Dynamo has "
             "given the function up, so it runs as plain Python, and only what it calls may be compiled. What Dynamo "
-            f"cannot read is this: {why}. {_SHARDED if '_fully_shard' in why else _REMEDY}"
+            f"cannot read is this: {why}. {_remedy(why)}"
         )
         warnings.warn(text, RerollWarning, stacklevel=2)
 
@@ -106,6 +113,10 @@ class Pieces:
         warnings.warn(text, RerollWarning, stacklevel=4)
 
 
+def _remedy(why: str) -> str:
+    return _SHARDED if "_fully_shard" in why else _WHOLE if _LAYER in why else _REMEDY
+
+
 def _has_loop(code: CodeType) -> bool:
     inner = (each for each in code.co_consts if isinstance(each, CodeType))
     own = any(each.opname.startswith(_LOOPS) for each in dis.get_instructions(code))
@@ -125,12 +136,30 @@ def pieces() -> Pieces:
 
 
 def listen() -> None:
-    """Hear of functions that Dynamo gives up."""
+    """Hear when Dynamo begins to read a function, and when it ends or gives it up."""
     if _hear not in callback_handler.end_callbacks:
+        callback_handler.register_start_callback(_begin)
         callback_handler.register_end_callback(_hear)
 
 
+_keeping: list[Any] = []
+"""The context in which Dynamo keeps torch's layers over time whole; empty while it reads for other backends."""
+
+
+def _begin(_: object) -> None:
+    """Have Dynamo keep ``nn.LSTM`` and its kin whole while it reads for this backend, which has loops for them."""
+    frame = sys._getframe()
+    while frame is not None and "compiler_fn" not in frame.f_locals:
+        frame = frame.f_back
+    asked = None if frame is None else frame.f_locals["compiler_fn"]
+    if _KEEPS_LAYERS and getattr(asked, "compiler_name", "") == "reroll":
+        _keeping.append(torch._dynamo.config.patch(allow_rnn=True))
+        _keeping[-1].__enter__()
+
+
 def _hear(_: object) -> None:
+    while _keeping:
+        _keeping.pop().__exit__(None, None, None)
     error = sys.exc_info()[1]
     if not isinstance(error, Unsupported) or not getattr(error, "skip_frame", False):
         return

@@ -182,3 +182,47 @@ def test_who_wants_an_error_gets_it_at_the_first_piece() -> None:
     run = torch.compile(Cut(6), backend="reroll", options=OPTIONS | {"on_no_recurrence": "error"})
     with pytest.raises(NoRecurrenceError, match="found no recurrence"):
         run(torch.randn(4, WIDTH))
+
+
+class Layered(nn.Module):
+    """A layer of torch's over time between others."""
+
+    def __init__(self, kind: Any = nn.LSTM) -> None:
+        super().__init__()
+        self.first, self.layer = nn.Linear(4, 4), kind(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(self.first(x))[0]
+        return y
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="older versions need allow_rnn, which users set")
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_layers_over_time_are_handed_over(kind: Any) -> None:
+    for model in (Layered(kind), kind(4, 5)):
+        run = torch.compile(model, backend="reroll", options={"lowering": "eager"})
+        reroll.check(run, torch.randn(20, 3, 4), strict=True, measure=False)
+        assert [loop.recurrence.steps for loop in reroll.explain(run, torch.randn(20, 3, 4)).loops] == [20]
+    assert not torch._dynamo.config.allow_rnn
+
+
+def test_other_backends_get_no_layers() -> None:
+    graphs = list[Any]()
+
+    def other(module: Any, _: Any) -> Any:
+        graphs.append(module)
+        return module
+
+    torch.compile(Layered(), backend="reroll", options={"lowering": "eager"})(torch.randn(20, 3, 4))
+    torch._dynamo.reset()
+    torch.compile(Layered(), backend=other)(torch.randn(20, 3, 4))
+    assert not any(node.target is torch.lstm for module in graphs for node in module.graph.nodes)
+
+
+@pytest.mark.parametrize("model", [Layered, lambda: nn.LSTM(4, 5)])
+def test_layers_that_are_not_handed_over_are_told_about(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reroll.backends.dynamo.pieces._KEEPS_LAYERS", False)
+    run = torch.compile(model(), backend="reroll", options={"lowering": "eager"})
+    with pytest.warns(reroll.RerollWarning, match="allow_rnn = True"):
+        for _ in range(2):
+            run(torch.randn(20, 3, 4))
