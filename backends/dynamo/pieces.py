@@ -7,10 +7,10 @@ model is told about once: at once where a function with a loop is given up in wh
 come.
 
 Private torch API, tried on 2.11 and 2.13: ``InstructionTranslator.current_tx``, which knows the call of
-``torch.compile`` that a graph is compiled for; ``callback_handler``, whose callbacks run while the exception is handled
-with which Dynamo gives a function up; ``InstructionTranslatorBase``, which walks through one and has its graph so
-far; the variables ``code``, ``compiler_fn`` and ``one_graph`` of the functions that it went through, and ``skip_frame``
-and ``real_stack`` of its ``Unsupported``.
+``torch.compile`` that a graph is compiled for; ``callback_handler``, whose callbacks run before Dynamo reads a function,
+and while the exception is handled with which it gives one up; ``InstructionTranslatorBase``, which walks through one and
+has its graph so far; ``patch`` of its ``config``, for ``allow_rnn``; the variables ``code``, ``compiler_fn`` and
+``one_graph`` of the functions that it went through, and ``skip_frame`` and ``real_stack`` of its ``Unsupported``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -148,7 +148,7 @@ _keeping: list[Any] = []
 
 def _begin(_: object) -> None:
     """Have Dynamo keep ``nn.LSTM`` and its kin whole while it reads for this backend, which has loops for them."""
-    frame = sys._getframe()
+    frame: FrameType | None = sys._getframe()
     while frame is not None and "compiler_fn" not in frame.f_locals:
         frame = frame.f_back
     asked = None if frame is None else frame.f_locals["compiler_fn"]

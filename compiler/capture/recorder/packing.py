@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from reroll.capture.recorder.ragged import LONGEST, PACK, PAD, RAGGED, Packed, ended, fitting, whole
 
-if TYPE_CHECKING:
-    from reroll.capture.recorder.graph import GraphRecorder
+
+class Record(Protocol):
+    """What writes a record: ``graph.GraphRecorder``."""
+
+    graph: fx.Graph
+    known: dict[int, tuple[Tensor, fx.Node]]
+
+    def operand(self, value: Any) -> Any:
+        """An operand as a graph has it."""
+
+    def noted(self, node: fx.Node, value: Any) -> fx.Node:
+        """Note what a node gives."""
+
+    def ask(self, what: str, answer: bool, node: fx.Node) -> None:
+        """Note that the truth of a value is asked for."""
+
+    def refuse(self, reason: str) -> Any:
+        """Raise Unrecordable."""
 
 
 class Packing:
     """The packed sequences of a record, known by the tensors that they hold."""
 
-    def __init__(self, record: GraphRecorder) -> None:
+    def __init__(self, record: Record) -> None:
         self.record = record
         self.packed = dict[int, Packed]()
 
