@@ -7,10 +7,11 @@ model is told about once: at once where a function with a loop is given up in wh
 come.
 
 Private torch API, tried on 2.11 and 2.13: ``InstructionTranslator.current_tx``, which knows the call of
-``torch.compile`` that a graph is compiled for; ``callback_handler``, whose callbacks run before Dynamo reads a function,
-and while the exception is handled with which it gives one up; ``InstructionTranslatorBase``, which walks through one and
-has its graph so far; ``patch`` of its ``config``, for ``allow_rnn``; the variables ``code``, ``compiler_fn`` and
-``one_graph`` of the functions that it went through, and ``skip_frame`` and ``real_stack`` of its ``Unsupported``.
+``torch.compile`` that a graph is compiled for; ``callback_handler``, whose callbacks run before Dynamo reads a
+function, and while the exception is handled with which it gives one up; ``InstructionTranslatorBase``, which walks
+through one and has its graph so far; ``patch`` of its ``config``, for ``allow_rnn``; the variables ``code``,
+``compiler_fn`` and ``one_graph`` of the functions that it went through, and ``skip_frame`` and ``real_stack`` of its
+``Unsupported``.
 """
 
 from __future__ import annotations
