@@ -28,6 +28,7 @@ from reroll.backends.dynamo.entry import UNREADABLE, dynamo_is_off, uncut
 from reroll.backends.front.arguments import Time, TimeDim, find_time
 from reroll.backends.front.counter import told
 from reroll.backends.front.entries import (
+    Entry,
     Front,
     Misfit,
     Outcome,
@@ -44,6 +45,7 @@ from reroll.backends.front.outputs import outputs
 from reroll.backends.front.recorded import Recorded
 from reroll.backends.front.turns import turn
 from reroll.backends.processes.apart import alone, forward_of, spoken_around
+from reroll.capture.lengths.align import NeverError
 from reroll.capture.lengths.instantiate import TooShortError
 from reroll.errors import LengthError, OptionError, RerollWarning, UnsupportedError
 from reroll.planning.options import Options
@@ -206,12 +208,25 @@ class Caller:
             case Misfit(steps):
                 running.steps = steps
             case Untraced(entry):
-                running.steps = running.steps if entry.trace(running) else self.steps
+                self._trace(running, entry)
             case Refused():
                 self._refused(running, outcome)
             case Unrecorded():
                 self._unrecorded(running, outcome)
         return False
+
+    def _trace(self, running: Running, entry: Entry) -> None:
+        """Trace the other lengths of the call's pattern; record the operations where what Dynamo sees never rolls."""
+        try:
+            running.steps = running.steps if entry.trace(running) else self.steps
+        except NeverError as error:
+            if running.failed is not None:
+                raise
+            self._record(running, Refused(error))
+
+    def _record(self, running: Running, refused: Refused) -> None:
+        running.failed = refused
+        running.front = Front(self.model, Recorded(self.model, str(refused.error)), self.options)
 
     def _refused(self, running: Running, refused: Refused) -> None:
         """Try the length of the call's pattern, then a record of the operations. Raises the refusal behind both."""
@@ -224,7 +239,7 @@ class Caller:
                 return
         if running.failed is not None or not isinstance(error, (*UNREADABLE, SkippedError)):
             raise error
-        running.failed, running.front = refused, Front(self.model, Recorded(self.model, str(error)), self.options)
+        self._record(running, refused)
 
     def _unrecorded(self, running: Running, unrecorded: Unrecorded) -> None:
         """Have Dynamo read the model. Raises its refusal if it has."""

@@ -230,15 +230,15 @@ class Entry:
     def trace(self, running: Running) -> bool:
         """Trace the call at the other lengths of its pattern; whether they give a template. If not, why is noted.
 
-        Raises LengthError where other lengths would give none either.
+        Raises NeverError where other lengths would give none either.
         """
         assert running.observed is not None
         lengths = running.observed.pattern.lengths
         try:
             modules = [*(_trace(running, steps) for steps in lengths[:-1]), self.module]
             self.families[lengths, running.call.places] = Family(lengths, modules, running.front.options)
-        except NeverError as error:
-            raise LengthError(str(error)) from None
+        except NeverError:
+            raise
         except LengthError as error:
             running.unusable[lengths] = error
             running.observed = None

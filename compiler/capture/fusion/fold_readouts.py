@@ -17,6 +17,7 @@ from reroll.capture.fusion.hoist import add_examples, copy_with_examples, hoist
 from reroll.capture.fusion.peel import RowEmitter, outer_emitter
 from reroll.capture.fusion.row_analysis import Illegal, rows_of, timed
 from reroll.capture.fusion.row_rules import Rows
+from reroll.capture.fusion.shown_layouts import as_it_lay
 from reroll.capture.fusion.step_builder import StepBuilder, prune
 from reroll.graph.effects import example, has_effect
 from reroll.recurrence import Capture, Recurrence
@@ -105,5 +106,6 @@ def _restored(graph: fx.Graph, call: fx.Node, end: fx.Node, index: int, rows: Ma
         head = [around.emit(end, r) for r in range(at.first)]
         tail = [around.emit(end, r) for r in range(at.last, at.length)]
         made = graph.call_function(torch.cat, ([*head, made, *tail], at.dim)) if head or tail else made
+        made = as_it_lay(graph, made, end, at.dim if at.inner == 1 and not (head or tail) else 0, rows)
     made.meta = dict(end.meta)
     return made
