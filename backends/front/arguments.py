@@ -13,13 +13,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from reroll.backends.front.counter import Counter, find_counter
 from reroll.backends.progress import LONG
 from reroll.errors import OptionError, UnsupportedError
-from reroll.graph.nested import Place, mapped, places_of, tensors_of
+from reroll.graph.nested import Place, leaves_of, mapped, places_of, tensors_of
 from reroll.segment.trace import dense
 
 TimeDim = int | Mapping[str, Any]
@@ -130,6 +131,15 @@ def find_time(
     return Call(tuple(args), dict(kwargs), dims, length, counter)
 
 
+def _arrays(args: Any, kwargs: Any) -> str:
+    """What to say of arrays of numpy's among the arguments, which nothing is compiled for."""
+    found = [each for each in leaves_of((args, kwargs)) if isinstance(each, np.ndarray)]
+    if not found:
+        return ""
+    shapes = " and ".join(str(list(each.shape)) for each in found)
+    return f" An array of numpy's, as that of the shape {shapes} here, is no tensor: give torch.from_numpy of it."
+
+
 def _sequences(
     signature: inspect.Signature | None, time_dim: TimeDim, args: Any, kwargs: Any
 ) -> tuple[dict[int, int], int]:
@@ -141,7 +151,7 @@ def _sequences(
     if not dims:
         raise OptionError(
             f"reroll.compile: no argument has the time dimension that time_dim={time_dim!r} names. Pass the sequence "
-            "as a tensor argument, and name its time dimension."
+            f"as a tensor argument, and name its time dimension.{_arrays(args, kwargs)}"
         )
     lengths = {value.shape[dims[id(value)]] for value in tensors_of((args, kwargs)) if id(value) in dims}
     if len(lengths) > 1:

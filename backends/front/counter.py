@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import CellType
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from reroll.errors import OptionError
@@ -100,12 +101,12 @@ def find_counter(
             f"its function reads.{told(model)}"
         )
     value = _read(*place)
-    if value is _NOTHING or type(value) is not int or value < 1:
+    if value is _NOTHING or type(value) is bool or not isinstance(value, int | np.integer) or value < 1:
         found = "not there" if value is _NOTHING else f"{value!r}, {type(value).__name__}"
         raise OptionError(
             f"reroll.compile: steps={name!r} must name a number of steps, a whole number from 1 on, but it is {found}."
         )
-    return Counter(name, *place, value)
+    return Counter(name, *place, int(value))
 
 
 def told(model: Callable[..., Any]) -> str:

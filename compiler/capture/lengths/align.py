@@ -47,7 +47,20 @@ def align(lengths: Sequence[int], modules: Sequence[fx.GraphModule], found: Sequ
     if len({len(each.recurrences) for each in found}) > 1:
         counts = ", ".join(str(len(each.recurrences)) for each in found)
         raise LengthError(f"Traces of {walk.spelled} steps hold {counts} loops. {ADVICE}")
-    return Template(tuple(lengths), tuple(walk.merged), tuple(_loop(lengths, each) for each in loops))
+    made = tuple(_loop(lengths, each) for each in loops)
+    _refuse_other_dimensions(made)
+    return Template(tuple(lengths), tuple(walk.merged), made)
+
+
+def _refuse_other_dimensions(loops: Sequence[LoopTemplate]) -> None:
+    """Raise LengthError where what was taken for time is another dimension: sizes vary, and no number of steps does."""
+    sized = [each.recurrence for each in loops if each.sized]
+    if sized and not any(isinstance(each.steps, Varies) for each in loops):
+        raise LengthError(
+            f"Every step of the loop at {sized[0].where} reads a value whose size depends on the length of what time_dim "
+            f"names, and no loop has as many steps as that. If it is no dimension of time, say in time_dim which is. "
+            f"{ADVICE}"
+        )
 
 
 class _Walk:

@@ -7,6 +7,7 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -258,3 +259,17 @@ def test_a_static_input_may_be_expanded_over_time(lowering: str, readable: bool,
         model(image.expand(30, 3, 4)).square().sum().backward()
     for found, expected in zip(run.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(found.grad, expected.grad)
+
+
+def test_a_number_of_numpys_counts() -> None:
+    net: Any = Static()
+    net.num_steps = np.int64(20)
+    run = reroll.compile(net, steps="num_steps", **EAGER)
+    reroll.check(run, data(), strict=True, measure=False)
+    assert type(net.num_steps) is np.int64
+
+
+def test_an_array_of_numpys_is_named() -> None:
+    net = nn.RNN(4, 5)
+    with pytest.raises(OptionError, match=r"\[20, 3, 4\] here, is no tensor: give torch.from_numpy"):
+        reroll.compile(net, time_dim=0, **EAGER)(np.zeros((20, 3, 4), np.float32))
