@@ -146,7 +146,8 @@ class Capture:
     """The recurrences of a graph, and ``outer``: the graph around them, which calls each as a module of its name.
 
     ``reason`` says what was looked for and where the repetition broke, if there is no recurrence. ``refused``: the
-    operations cannot be rolled, whatever their number. ``notes`` say which recurrences were not fused, and why.
+    operations cannot be rolled, whatever their number; ``transformed``, because of a ``torch.func`` transform.
+    ``notes`` say which recurrences were not fused, and why.
     """
 
     outer: fx.Graph
@@ -154,3 +155,4 @@ class Capture:
     reason: str = ""
     notes: tuple[str, ...] = ()
     refused: bool = False
+    transformed: bool = False

@@ -45,7 +45,7 @@ from reroll.backends.front.outputs import outputs
 from reroll.backends.front.recorded import Recorded
 from reroll.backends.front.turns import turn
 from reroll.backends.processes.apart import alone, forward_of, spoken_around
-from reroll.capture.lengths.align import NeverError
+from reroll.capture.lengths.align import TransformError
 from reroll.capture.lengths.instantiate import TooShortError
 from reroll.errors import LengthError, OptionError, RerollWarning, UnsupportedError
 from reroll.planning.options import Options
@@ -216,10 +216,10 @@ class Caller:
         return False
 
     def _trace(self, running: Running, entry: Entry) -> None:
-        """Trace the other lengths of the call's pattern; record the operations where what Dynamo sees never rolls."""
+        """Trace the other lengths of the call's pattern; record the operations where Dynamo sees a transform."""
         try:
             running.steps = running.steps if entry.trace(running) else self.steps
-        except NeverError as error:
+        except TransformError as error:
             if running.failed is not None:
                 raise
             self._record(running, Refused(error))

@@ -35,7 +35,8 @@ def capture(module: fx.GraphModule, *, maps: bool = False, depth: bool = False) 
     """
     transform = next((node for node in module.graph.nodes if in_transform(node)), None)
     if transform is not None:
-        return Capture(module.graph, (), f"it contains a torch.func transform, at {where(transform)}", refused=True)
+        reason = f"it contains a torch.func transform, at {where(transform)}"
+        return Capture(module.graph, (), reason, refused=True, transformed=True)
     try:
         plain, given = take_given(module)
         normal = normalise(module, plain)

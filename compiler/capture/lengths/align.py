@@ -31,11 +31,16 @@ class NeverError(LengthError):
     """Operations that cannot be rolled, at no number of steps."""
 
 
+class TransformError(NeverError):
+    """A ``torch.func`` transform in what Dynamo has traced; models may do without it where they are not traced."""
+
+
 def align(lengths: Sequence[int], modules: Sequence[fx.GraphModule], found: Sequence[Capture]) -> Template:
     """The template of captures of ``modules`` at ``lengths``, shortest first. Raises LengthError."""
     for length, each in zip(lengths, found, strict=True):
         if not each.recurrences:
-            raise (NeverError if each.refused else LengthError)(
+            kind = TransformError if each.transformed else NeverError if each.refused else LengthError
+            raise kind(
                 f"reroll.compile found no recurrence in a trace of {length} steps: {each.reason}. Without time_dim it "
                 "rolls blocks over depth."
             )
@@ -57,9 +62,9 @@ def _refuse_other_dimensions(loops: Sequence[LoopTemplate]) -> None:
     sized = [each.recurrence for each in loops if each.sized]
     if sized and not any(isinstance(each.steps, Varies) for each in loops):
         raise LengthError(
-            f"Every step of the loop at {sized[0].where} reads a value whose size depends on the length of what time_dim "
-            f"names, and no loop has as many steps as that. If it is no dimension of time, say in time_dim which is. "
-            f"{ADVICE}"
+            f"Every step of the loop at {sized[0].where} reads a value whose size depends on the length of what "
+            "time_dim names, and no loop has as many steps as that. If it is no dimension of time, say in time_dim "
+            f"which is. {ADVICE}"
         )
 
 

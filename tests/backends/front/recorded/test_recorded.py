@@ -273,3 +273,32 @@ def test_a_slope_that_is_set_between_calls_is_seen() -> None:
         Steep.slope = slope
         agree(net, twin, run, torch.randn(12, 2, I))
         detach(net, twin)
+
+
+class Parallel(nn.Module):
+    """A loop in eager, and another way for compilers, with a transform, as Mamba in transformers has them."""
+
+    def __init__(self, always: bool = False) -> None:
+        super().__init__()
+        self.fc, self.always = nn.Linear(I, I), always
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        transformed = torch.compiler.is_compiling() or self.always
+        x_TBI = torch.func.vmap(torch.sin)(x_TBI) if transformed else torch.sin(x_TBI)
+        h_BI, rows = torch.zeros_like(x_TBI[0]), []
+        for x_BI in x_TBI:
+            h_BI = torch.tanh(self.fc(x_BI) + h_BI)
+            rows.append(h_BI)
+        return torch.stack(rows)
+
+
+def test_a_model_that_is_another_one_for_compilers_is_recorded_as_it_is() -> None:
+    run = reroll.compile(Parallel(), time_dim=0, **EAGER)
+    for steps in (16, 25):
+        reroll.check(run, torch.randn(steps, 2, I), strict=True, measure=False)
+    assert [loop.recurrence.steps for loop in reroll.explain(run, torch.randn(16, 2, I)).loops] == [16]
+
+
+def test_a_transform_that_eager_does_too_is_refused() -> None:
+    with pytest.raises(reroll.LengthError, match=r"transform|differs"):
+        reroll.compile(Parallel(always=True), time_dim=0, **EAGER)(torch.randn(16, 2, I))
