@@ -125,7 +125,8 @@ def _compiled(network: Network, door: str, expected: list[Any], begin: float) ->
         seconds.append(_cpu_seconds())
     error = _error([each.grad for each in parameters(network) if each.grad is not None], expected)
     network.reset()
-    loops = [loop.recurrence.steps for loop in reroll.explain(run, *network.inputs).loops]
+    report = reroll.explain(run, *network.inputs)
+    loops = [loop.recurrence.steps for each in (report, *report.others) for loop in each.loops]
     verdict = "wrong" if error > LARGEST else "rolled" if loops else "left"
     times = {"first_s": seconds[1] - seconds[0], "second_s": seconds[2] - seconds[1]}
     return {"run": run, "verdict": verdict, "loops": loops, "error": error, **times}

@@ -105,15 +105,17 @@ class Reached(BaseException):
 
 @dataclass(slots=True, eq=False)
 class Asked:
-    """Somebody who explains a model: the graphs that it reached. ``onward``: run those before the first with a loop."""
+    """Somebody who explains a model: the graphs that it reached. ``onward``: run those before the first with a loop.
+    ``through``: run all of them."""
 
     onward: bool = False
+    through: bool = False
     graphs: list[Graph] = field(default_factory=list)
 
     def reach(self, graph: Graph) -> None:
         """Note a graph. Raises Reached where it is not to run."""
         self.graphs.append(graph)
-        if graph.built or not self.onward:
+        if not self.through and (graph.built or not self.onward):
             raise Reached
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from reroll.backends.codecs.codec import CODECS
@@ -28,12 +29,18 @@ def explain(compiled_model: Any, *inputs: Any, **kwargs: Any) -> Report:
 
     The model is compiled if it was not yet, and that stays; the graph itself does not run, only segments on numbers
     that are made up for it, to measure their seconds. So nothing is trained, and neither parameters, gradients,
-    buffers, attributes of modules nor random numbers change. If Dynamo breaks the graph, the plan is that of the first
-    part with a loop, and says so; parts before it run, and what they change is put back. Raises UnsupportedError if no
-    graph of the backend "reroll" is reached; a model that was compiled by another one has run then. Raises OptionError
-    without inputs.
+    buffers, attributes of modules nor random numbers change. If Dynamo has cut the model into several graphs, the plan
+    is that of the first with a loop, and ``others`` has those of the rest; the forward runs for that, and what it
+    changes is put back. Raises UnsupportedError if no graph of the backend "reroll" is reached; a model that was
+    compiled by another one has run then. Raises OptionError without inputs.
     """
-    return plan(reached(compiled_model, inputs, kwargs))
+    graph = reached(compiled_model, inputs, kwargs)
+    if not graph.broken:
+        return plan(graph)
+    asked = Asked(through=True)
+    _run_through(compiled_model, inputs, kwargs, asked)
+    others = tuple(plan(each) for each in dict.fromkeys(asked.graphs) if each is not graph)
+    return replace(plan(graph), others=others)
 
 
 def reached(compiled_model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Graph:
@@ -49,11 +56,7 @@ def reached(compiled_model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any
         )
     graph = _reached(compiled_model, inputs, kwargs, Asked())
     if graph is not None and graph.broken and not graph.built:
-        state = State.of(model_of(compiled_model), inputs, kwargs, parameters=True)
-        try:
-            graph = _reached(compiled_model, inputs, kwargs, Asked(onward=True))
-        finally:
-            state.restore()
+        graph = _run_through(compiled_model, inputs, kwargs, Asked(onward=True))
     if graph is not None:
         return graph
     raise UnsupportedError(
@@ -61,6 +64,15 @@ def reached(compiled_model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any
         'torch.compile(model, backend="reroll"), and check that Dynamo is not disabled. A graph break in the loop '
         "(print, .item(), a branch on values) makes Dynamo run it uncompiled: fullgraph=True says where."
     )
+
+
+def _run_through(model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any], asked: Asked) -> Graph | None:
+    """The first graph with a loop that a call reaches, which runs those before it; what they change is put back."""
+    state = State.of(model_of(model), inputs, kwargs, parameters=True)
+    try:
+        return _reached(model, inputs, kwargs, asked)
+    finally:
+        state.restore()
 
 
 def _reached(model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any], asked: Asked) -> Graph | None:
@@ -94,7 +106,7 @@ def _name(model: Any) -> str:
 def plan(graph: Graph) -> Report:
     """The report on a compiled graph."""
     outer = graph.module.graph
-    broken = f"Dynamo broke the model's graph ({graph.broken}); only the part before it is shown."
+    broken = f"Dynamo ended this graph before the end of the model ({graph.broken}); other graphs follow it."
     notes = (*graph.notes, *((broken,) if graph.broken else ()))
     if not graph.built:
         return Report((), outer, reason=graph.reason, notes=notes)

@@ -42,6 +42,7 @@ def as_json(report: Report, most: int) -> dict[str, Any]:
         "notes": list(report.notes),
         "recurrences": [_loop(loop, trace, most) for loop, trace in zip(report.loops, traces, strict=True)],
         "outer_graph": [asdict(row) for row in node_rows(report.outer)[:most]],
+        "others": [as_json(each, most) for each in report.others],
     }
 
 

@@ -139,7 +139,8 @@ class Report:
     ``outer`` is the graph around the recurrences. Between forward and backward it holds ``outputs`` and, for its own
     backward, ``outside`` bytes. ``reason`` says why no recurrence was found, ``notes`` what else should be known. Local
     memory does not count inputs, parameters and their gradients. ``measured_peak`` (bytes) and ``measured_seconds`` are
-    those of a whole training step, once there was one.
+    those of a whole training step, once there was one. ``others``: the plans of the other graphs into which Dynamo has
+    cut the model, in the order in which they ran.
     """
 
     loops: tuple[Loop, ...]
@@ -150,6 +151,7 @@ class Report:
     notes: tuple[str, ...] = ()
     measured_peak: int | None = None
     measured_seconds: float | None = None
+    others: tuple[Report, ...] = ()
 
     @property
     def graphs(self) -> tuple[fx.Graph, ...]:
@@ -244,7 +246,8 @@ class Report:
         Names of figures end in their unit; None is what is not known. Of the training step: ``predicted_peak_bytes``
         and the ``parts_bytes`` that make it up; ``plain_peak_bytes`` of plain BPTT with the same segments;
         ``remote_peaks_bytes``, ``outputs_bytes``, ``outside_bytes``; ``predicted_seconds``, ``plain_seconds``,
-        ``measured_peak_bytes``, ``measured_seconds``; ``reason``, ``notes``, ``outer_graph``; ``reroll``, the version.
+        ``measured_peak_bytes``, ``measured_seconds``; ``reason``, ``notes``, ``outer_graph``; ``others``, the same of
+        the other graphs of the model; ``reroll``, the version.
 
         Of each of ``recurrences``: ``name``, ``where``, ``steps``, its ``plan``; ``budget_bytes``; ``peak_bytes``
         reached at ``peak_at``, of which ``held_bytes`` are carries and tapes and ``scratch_bytes`` the rest;
@@ -261,6 +264,15 @@ class Report:
         yield from self._pieces()
 
     def _pieces(self) -> list[RenderableType]:
+        pieces = self._own_pieces()
+        for at, other in enumerate(self.others, 1):
+            pieces += [
+                Text(f"\nOther graph {at} of {len(self.others)} into which Dynamo cut the model:"),
+                *other._own_pieces(),
+            ]
+        return pieces
+
+    def _own_pieces(self) -> list[RenderableType]:
         notes = [Text(f"Note: {note}") for note in self.notes]
         if not self.loops:
             return [Text(f"No recurrence was found: {self.reason}."), *notes]

@@ -105,6 +105,42 @@ def test_explain_goes_on_to_the_piece_with_the_loop_and_puts_back_what_ran() -> 
     assert model.calls == 0
 
 
+class Apart(nn.Module):
+    """Two loops with a cut between them, of which the first counts calls in a buffer, and one behind the last cut."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.one, self.two = Stack(*layers(5)), Stack(*layers(4))
+        self.wider, self.last = nn.Linear(3, WIDTH), nn.Linear(3, 2)
+
+    def forward(self, x_BC: Tensor) -> Tensor:
+        x_BC = self.wider(self.one(x_BC))
+        self.calls += 1
+        torch._dynamo.graph_break()
+        x_BC = self.two(x_BC)
+        torch._dynamo.graph_break()
+        y: Tensor = self.last(x_BC)
+        return y
+
+
+def test_explain_shows_all_graphs_of_a_model() -> None:
+    model = Apart()
+    run = torch.compile(model, backend="reroll", options=OPTIONS)
+    for _ in range(2):
+        report = reroll.explain(run, torch.randn(4, WIDTH))
+        each = (report, *report.others)
+        assert [[loop.recurrence.steps for loop in one.loops] for one in each] == [[5], [4], []]
+        assert float(model.calls) == 0
+    text = report.text(120)
+    assert "Other graph 1 of 2" in text
+    assert "Other graph 2 of 2" in text
+    assert text.count("4 blocks of") == 1
+    assert [len(one["recurrences"]) for one in report.to_json()["others"]] == [1, 0]
+
+
 def test_where_no_piece_has_a_loop_it_is_said_once_after_the_first_call() -> None:
     first, (text,), third = calls(Cut(2), torch.randn(4, WIDTH))
     assert not first
