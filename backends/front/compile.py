@@ -40,7 +40,7 @@ from reroll.backends.front.entries import (
     Untraced,
     new_backend,
 )
-from reroll.backends.front.observe import SHORT, Observed, observe, refuse_sparse
+from reroll.backends.front.observe import SHORT, Observed, OtherTimeError, observe, refuse_sparse
 from reroll.backends.front.outputs import outputs
 from reroll.backends.front.recorded import Recorded
 from reroll.backends.front.turns import turn
@@ -252,7 +252,7 @@ class Caller:
             return observe(self.model, running.call, (), {})
         except LengthError as error:
             short = isinstance(error, TooShortError) and running.call.length < SHORT[0][0]
-            if short or not isinstance(refusal, (*UNREADABLE, SkippedError)):
+            if short or isinstance(error, OtherTimeError) or not isinstance(refusal, (*UNREADABLE, SkippedError)):
                 error.__context__ = refusal  # it led here
                 raise
             raise _noted(refusal, error) from None

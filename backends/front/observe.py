@@ -35,7 +35,12 @@ _FEWEST = SHORT[0][0]  # steps of a sequence that can show a pattern by itself
 _LONGEST_GUESS = 64  # steps of a period that is guessed: three runs of up to seven times as many
 _TRIES = 5  # as many as it takes to get to a period of two
 _WHOLE_LOOPS = ("lstm", "gru", "rnn_tanh", "rnn_relu", "while_loop", "scan", "associative_scan")
+_SOME = 64
 _MANY = 256  # operations from which on a loop over another dimension than time is looked for
+
+
+class OtherTimeError(LengthError):
+    """What was taken for time is another dimension."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,6 +180,7 @@ def probe(
         operations = len(trace.colours)
         if len(traces) == 2 and operations == len(traces[0].colours) and not _has_whole_loops(palette):
             _refuse_other_time(model, call, operations)
+            _refuse_sizes(call, traces)
     pattern = replace(find_pattern(traces, palette, free, multiple), changes_inputs=changes)
     _refuse_attributes(pattern)
     return pattern
@@ -193,7 +199,9 @@ def _traced(model: Callable[..., Any], call: Call, length: int, palette: dict[An
     sequences = [value for value in tensors_of((short.args, short.kwargs)) if id(value) in short.dims]
     versions = [version_of(value) for value in sequences]
     with looked_at(model, short, frozenset(), parameters=True) as state:
-        trace.given.update(_run(model, short, note, state, short=True)[1])
+        given, recorder = _run(model, short, note, state, short=True)[1:]
+        trace.given.update(given)
+        trace.sizes.extend(recorder.sizes)
     return trace, versions != [version_of(value) for value in sequences]
 
 
@@ -229,6 +237,17 @@ def _refuse_other_time(model: Callable[..., Any], call: Call, operations: int) -
             )
 
 
+def _refuse_sizes(call: Call, traces: Sequence[EventTrace]) -> None:
+    """Refuse a model of many operations, as many at two lengths, most of which make values as long as these."""
+    operations, sizes = len(traces[0].colours), zip(*(trace.sizes for trace in traces), strict=True)
+    if operations > _SOME and 2 * sum(one != other for one, other in sizes) > operations:
+        raise OtherTimeError(
+            f"The model does {operations:,} operations whatever the length of {call.shapes()}, and most of them make "
+            "values of that length: its loop, if it has one, is over something else. If that is no dimension of time, "
+            "say in time_dim which is. Without time_dim reroll.compile rolls blocks over depth."
+        )
+
+
 def _run_plainly(model: Callable[..., Any], call: Call) -> None:
     """Run the model as it is, so that an error of its own is raised as such."""
     with looked_at(model, call, frozenset(call.dims), parameters=False), torch.no_grad():
@@ -243,7 +262,7 @@ def _follow(model: Callable[..., Any], call: Call, pattern: Pattern) -> Observed
         if pattern.changes_inputs:
             call, _ = call.resized(call.length, lambda value, dim, length: value.detach().clone())
         with looked_at(model, call, frozenset(call.dims), parameters=False) as state:
-            result, _ = _run(model, call, check.see, state)
+            result, *_ = _run(model, call, check.see, state)
         check.finish()
     except Departure as departure:
         error = (LengthError if call.length > pattern.lengths[0] else TooShortError)(str(departure))
@@ -254,15 +273,15 @@ def _follow(model: Callable[..., Any], call: Call, pattern: Pattern) -> Observed
 
 def _run(
     model: Callable[..., Any], call: Call, sink: Sink, state: State, short: bool = False
-) -> tuple[Any, dict[tuple[Any, ...], int | None]]:
-    """What the model returns, and the event that made each of the tensors in it, by their place."""
+) -> tuple[Any, dict[tuple[Any, ...], int | None], Recorder]:
+    """What the model returns, the event that made each of the tensors in it, by their place, and what recorded it."""
     recorder = Recorder(sink, tensor_names(state) | call.names(), short)
     with recording(recorder):
         result = call.run(model)
         recorder.give("result", result)
         for change in state.changes():
             recorder.give(change.name, change.value)
-    return result, {place: recorder.event_of(value) for place, value in places_of(result)}
+    return result, {place: recorder.event_of(value) for place, value in places_of(result)}, recorder
 
 
 def tensor_names(state: State) -> dict[int, str]:

@@ -9,7 +9,7 @@ Numbers of the user's that are no such function (``1 / T``, ``0.9 ** t``) are *f
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,7 @@ class Stretch:
 class EventTrace:
     """A recording at a short length: colours and numbers of all events, and the user's line of each.
 
-    ``given``: the event that made each tensor of the result, by its place in it.
+    ``given``: the event that made each tensor of the result, by its place in it. ``sizes``: those of what each made.
     """
 
     length: int
@@ -61,6 +61,7 @@ class EventTrace:
     numbers: Rows
     lines: list[str]
     given: dict[tuple[Any, ...], int | None]
+    sizes: list[Any] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

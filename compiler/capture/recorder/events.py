@@ -56,12 +56,13 @@ class Recorder(TorchFunctionMode):
     """Tells ``sink(colour, numbers)`` of every operation that makes or changes a tensor.
 
     inputs: names of the tensors that are passed to the model. Other tensors from outside are known by their identity.
-    short: whether the run is on the first steps of sequences alone.
+    short: whether the run is on the first steps of sequences alone. ``sizes`` are those of what each event made first.
     """
 
     def __init__(self, sink: Sink, inputs: Mapping[int, str], short: bool = False) -> None:
         super().__init__()
         self.sink, self.inputs, self.short = sink, inputs, short
+        self.sizes = list[Any]()
         self.made: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
         self.history = History()
         self.count, self.muted = 0, False
@@ -127,11 +128,15 @@ class Recorder(TorchFunctionMode):
     def _tell(self, colour: list[Any], numbers: list[int | float]) -> None:
         self.sink(tuple(colour), tuple(numbers))
         self.count += 1
+        if self.short:
+            self.sizes.append(None)
 
     def _made(self, result: Any) -> Any:
         """Note which event made the tensors of a result."""
         for index, item in enumerate((result,) if type(result) is Tensor else _tensors(result)):
             known = weakref.ref(item)
+            if self.short and index == 0 and self.sizes:
+                self.sizes[-1] = item.shape
             self.made[id(item)] = (known, self.count - 1, index)
             self.history.made(item, known)
         return result

@@ -228,6 +228,26 @@ def test_a_refusal_without_steps_names_the_number() -> None:
         reroll.compile(ByGlobal(), time_dim=0, **EAGER)(data())
 
 
+def test_a_long_loop_over_a_number_is_refused_before_it_is_traced() -> None:
+    match = r"operations whatever the length of .*steps='num_steps' names that of a loop over range\(num_steps\), which"
+    for readable in (True, False):
+        net = Static(steps=100)
+        if not readable:
+            net.count = lambda: torch._dynamo.graph_break() or 100  # type: ignore[method-assign]
+        with pytest.raises(LengthError, match=match if readable else "operations whatever the length of"):
+            reroll.compile(ByLoop(100) if readable else net, time_dim=0, **EAGER)(data())
+
+
+class ByLoop(Static):
+    """The range is in the forward."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = x.new_zeros(x.shape[0], 5)
+        for _ in range(self.num_steps):
+            h = torch.tanh(self.fc(x) + self.rec(h))
+        return h, h
+
+
 class Sequence(nn.Module):
     """A loop over the first dimension, which Dynamo reads or not."""
 
