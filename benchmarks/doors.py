@@ -189,6 +189,24 @@ def _cells(found: Row) -> list[str]:
     return [found["verdict"], loops, *numbers, said[:160]]
 
 
+def lines(result: dict[str, Any]) -> list[str]:
+    """The rows of the table of ``docs/doors.md``: of each network what each door made of it."""
+    return [
+        f"| {name} | {' | '.join(_told(doors[door]) for door in DOORS)} |"
+        for name, doors in result["networks"].items()
+        if set(doors) == set(DOORS)
+    ]
+
+
+def _told(found: Row) -> str:
+    """Loops; time and peak, eager = 1; and CPU seconds of the first call."""
+    if "time" not in found:
+        return f"{found['verdict']} | | {found['first_s']:.0f} s" if "first_s" in found else f"{found['verdict']} | |"
+    loops = "+".join(map(str, found["loops"])) or found["verdict"]
+    numbers = f"{found['time']['median_ratio']:.2f}, {found['peak'] / found['eager_peak']:.2f}"
+    return f"{loops} | {numbers} | {found['first_s']:.0f} s"
+
+
 def libraries() -> dict[str, str]:
     """The versions of the packages that the networks come from."""
     return {
@@ -207,6 +225,7 @@ def main() -> None:
     parser.add_argument("--core", type=int, default=1)
     parser.add_argument("--again", action="store_true", help="also rows that are there")
     parser.add_argument("--show", action="store_true", help="print what was measured before")
+    parser.add_argument("--table", action="store_true", help="print the rows of the table in docs/doors.md")
     parser.add_argument(
         "--row", nargs=2, metavar=("NETWORK", "DOOR"), help="measure one row here, and print it as JSON"
     )
@@ -215,6 +234,8 @@ def main() -> None:
         sys.path.append(options.libraries)
     if options.packages:
         print(*PACKAGES)
+    elif options.table:
+        print(*lines(json.loads(RESULT.read_text())), sep="\n")
     elif options.row:
         name, door = options.row
         print(json.dumps(row(name, door, options.rounds, options.core)))

@@ -12,25 +12,28 @@ _SEGMENT = {"inductor": 8, "eager": 4}
 _SMALL = ((4096, 32), (8192, 16))  # bytes that a step makes, and steps for which calling a segment no longer counts
 _BLOCK = 1 << 16  # bytes that blocks over depth make for which calling a segment no longer counts
 _MANY, _OPERATIONS = 512, 256  # steps from which on they are worth compiling, operations in one of them at most
+_MOST = 1024  # operations in any segment of several steps: what is compiled together grows with them
 
 
 def usual_segment(recurrence: Recurrence, options: Options) -> int:
     """Steps compiled together if nobody says otherwise: more where there are many that take less time than a call.
 
-    Not so for schedules that are chosen where every byte counts. Blocks over depth share no weights that products could
-    be brought together for: one is a segment, unless it is tiny.
+    Not so for schedules that are chosen where every byte counts. Fewer where a step has hundreds of operations, as one
+    has that repeats with a period. Blocks over depth share no weights that products could be brought together for: one
+    is a segment, unless it is tiny.
     """
     usual = _SEGMENT[options.lowering]
     if recurrence.blocks:
         made = sum(result_nbytes(node.meta.get("example_value")) for node in recurrence.step.graph.nodes)
         return min(usual, -(-_BLOCK // max(made, 1)))
+    calls = [node for node in recurrence.step.graph.nodes if node.op.startswith("call")]
+    weights = [_operations(node) for node in calls]
+    usual = max(1, min(usual, _MOST // max(sum(weights), 1)))
     if options.lowering == "eager" or options.moves_carries or recurrence.steps < _MANY:
         return usual
-    calls = [node for node in recurrence.step.graph.nodes if node.op.startswith("call")]
     values = [node.meta.get("example_value") for node in calls]
     if any(value is None for value in values):
         return usual
-    weights = [_operations(node) for node in calls]
     made = sum(weight * result_nbytes(value) for weight, value in zip(weights, values, strict=True))
     fitting = (length for most, length in _SMALL if made <= most and length * sum(weights) <= _OPERATIONS)
     return next(fitting, usual)

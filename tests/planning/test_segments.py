@@ -71,6 +71,26 @@ def test_few_steps_and_little_memory_are_not_worth_longer_segments() -> None:
     assert segments(600, 6, schedule="double") == (8, 1)
 
 
+class Period(Cell):
+    """A step of 20 cells: one in 20 does something else."""
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BH = x_TBI.new_zeros(x_TBI.shape[1], 32)
+        for t in range(x_TBI.shape[0]):
+            h_BH = self.cell(x_TBI[t], h_BH)
+            if t % 20 == 0:
+                h_BH = h_BH * 0.5
+        return h_BH
+
+
+@pytest.mark.parametrize("schedule", ["auto", "double"])
+def test_steps_of_hundreds_of_operations_are_compiled_a_few_at_a_time(schedule: str) -> None:
+    compiled = reroll.compile(Period(), time_dim=0, lowering="eager", segment=1)
+    found = reroll.explain(compiled, torch.randn(160, 2, 3)).loops[0].recurrence
+    assert found.steps == 8
+    assert usual_segment(found, Options(lowering="inductor", schedule=schedule)) == 4
+
+
 def test_segments_without_compilation_are_short() -> None:
     compiled = reroll.compile(Small(), time_dim=0, lowering="eager")
     assert reroll.explain(compiled, torch.randn(600, 2, 3)).loops[0].choice.segment == 4
