@@ -45,7 +45,7 @@ from reroll.backends.front.outputs import outputs
 from reroll.backends.front.recorded import Recorded
 from reroll.backends.front.turns import turn
 from reroll.backends.processes.apart import alone, forward_of, spoken_around
-from reroll.capture.lengths.align import TransformError
+from reroll.capture.lengths.align import NeverError, TransformError
 from reroll.capture.lengths.instantiate import TooShortError
 from reroll.errors import LengthError, OptionError, RerollWarning, UnsupportedError
 from reroll.planning.options import Options
@@ -190,7 +190,7 @@ class Caller:
                 f"Dynamo cannot read the model ({front.traced.reason}), so reroll.compile has recorded its operations "
                 "on a few steps instead. Without Dynamo's guards: the arguments, all attributes that can be reached "
                 "from the model, and torch's modes are compared at every call, and the model is recorded anew where "
-                "they differ. Other things that it reads (globals, class attributes, files, the clock) must not change."
+                "they differ. Other things that it reads (files, the clock, other libraries) must not change."
                 f"{_questions(front.traced.asked)}"
             )
             warnings.warn(text, RerollWarning, stacklevel=5)
@@ -221,8 +221,10 @@ class Caller:
             running.steps = running.steps if entry.trace(running) else self.steps
         except TransformError as error:
             if running.failed is not None:
-                raise
-            self._record(running, Refused(error))
+                raise LengthError(str(error)) from None
+            self._record(running, Refused(LengthError(str(error))))
+        except NeverError as error:
+            raise LengthError(str(error)) from None
 
     def _record(self, running: Running, refused: Refused) -> None:
         running.failed = refused

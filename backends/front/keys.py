@@ -50,7 +50,7 @@ def key_of(state: State, roots: Any) -> Any:
     owners += [(type(value), _items(content, described)) for value, content in state.containers]
     cells = tuple(described(content) for _, content in state.cells)
     arrays = tuple(_array(each) for each, _ in state.arrays)
-    held = (tuple(owners), cells, arrays, _tensors(state))
+    held = (tuple(owners), cells, arrays, tuple(state.plain), _tensors(state))
     return described(roots[0]), _nested(roots[1:], described), held, _modes()
 
 

@@ -27,7 +27,7 @@ from reroll.backends.front.keys import key_of, plain
 from reroll.backends.front.observe import looked_at
 from reroll.backends.front.state import Change, State
 from reroll.capture.recorder.graph import GraphRecorder, Unrecordable
-from reroll.capture.recorder.identity import fingerprint
+from reroll.capture.recorder.identity import by_value, fingerprint
 from reroll.errors import UnsupportedError
 from reroll.graph.nested import leaves_of, like, with_leaves
 
@@ -76,7 +76,8 @@ class Recording:
             if not bool((value == answer).all()):
                 raise UnsupportedError(
                     f"The model asks at {line} whether a value is true. It was {answer} when reroll.compile recorded "
-                    f"the model's operations, and is {not answer} now; a record cannot branch. "
+                    f"the model's operations, and is {not answer} now; a record cannot branch. Buffers that "
+                    "the model updates in place have been updated. "
                     "Take the branch out of the model (torch.where), or call the model as it is for such inputs."
                 )
 
@@ -141,7 +142,10 @@ class Recorded:
 
     def _applied(self) -> tuple[Any, ...]:
         """What the ``autograd.Function``s that were applied do: a slope in one of them may be set between calls."""
-        return tuple(map(fingerprint, self.functions))
+        return tuple(
+            (fingerprint(function), tuple((place, by_value(object_.value)) for place, object_ in objects))
+            for function, objects in self.functions
+        )
 
     def _run(self, recorder: GraphRecorder, call: Call) -> Any:
         drawn, console = _drawn(), io.StringIO()

@@ -42,13 +42,18 @@ class Change(NamedTuple):
 
 @dataclass
 class State:
-    """What was reached from the roots, as it was."""
+    """What was reached from the roots, as it was.
+
+    plain: functions of the user's by their code, and the numbers and texts among their defaults, the globals that they
+    name, and the attributes of classes.
+    """
 
     objects: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
     containers: list[tuple[Any, Any]] = field(default_factory=list)
     cells: list[tuple[types.CellType, Any]] = field(default_factory=list)
     tensors: list[tuple[Tensor, int, Tensor | None]] = field(default_factory=list)
     arrays: list[tuple[Any, Any]] = field(default_factory=list)
+    plain: list[Any] = field(default_factory=list)
 
     @classmethod
     def of(cls, *roots: Any, parameters: bool, untouched: frozenset[int] = frozenset(), values: bool = True) -> State:
@@ -85,7 +90,7 @@ class State:
         elif _is_users(value):
             self.objects.append((value, dict(vars(value))))
             yield from vars(value).values()
-            yield from _of_class(type(value))
+            yield from self._note_class(type(value))
 
     def _note_fixed(self, value: Any) -> Iterator[Any]:
         """What can be reached from an object that does not change itself."""
@@ -106,12 +111,26 @@ class State:
                 continue
             yield cell.cell_contents
         yield from function.__defaults__ or ()
+        self.plain.append((function.__code__, *map(repr, filter(_is_plain, function.__defaults__ or ()))))
         if not _is_code_of_users(function.__globals__.get("__name__")):
             return
         for name in _names(function.__code__):
             value = function.__globals__.get(name)
-            if isinstance(value, nn.Module | types.FunctionType | list | dict) or _is_users(value):
+            if _is_plain(value):
+                self.plain.append((name, repr(value)))
+            elif isinstance(value, nn.Module | types.FunctionType | list | dict) or _is_users(value):
                 yield value
+
+    def _note_class(self, kind: type) -> Iterator[Any]:
+        """What an object's class holds: its methods, which read globals, and lists and dicts that all objects share."""
+        for each in kind.__mro__:
+            if not _is_code_of_users(each.__module__):
+                continue
+            for name, value in vars(each).items():
+                if isinstance(value, types.FunctionType | list | dict | set):
+                    yield value
+                elif _is_plain(value) and name[:2] != "__":
+                    self.plain.append((name, repr(value)))
 
     def restore(self) -> None:
         """Put back what changed; all else is left alone, as another thread may be about to change it."""
@@ -181,12 +200,8 @@ def _equal(tensor: Tensor, kept: Tensor) -> bool:
     return tensor.layout is not torch.strided or bool(((tensor == kept) | ((tensor != tensor) & (kept != kept))).all())
 
 
-def _of_class(kind: type) -> Iterator[Any]:
-    """What an object's class holds: its methods, which read globals, and lists and dicts that all objects share."""
-    for each in kind.__mro__:
-        if _is_code_of_users(each.__module__):
-            shared = (types.FunctionType, list, dict, set)
-            yield from (value for value in vars(each).values() if isinstance(value, shared))
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, int | float | str | complex)
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

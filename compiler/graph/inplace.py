@@ -56,7 +56,7 @@ def _function_updates(node: fx.Node) -> Iterator[Place]:
         for index, argument in written(target):
             yield index if index < len(node.args) else argument
     elif name.endswith("_") and not name.endswith("__"):
-        yield 0
+        yield 0 if node.args else next(iter(node.kwargs), 0)
     elif "out" in node.kwargs and isinstance(node.kwargs["out"], fx.Node):
         yield "out"
     elif inspect.isfunction(target):

@@ -82,7 +82,8 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
 def like(value: Any, content: Any) -> Any:
     """A nested value of the type of another one."""
     if isinstance(value, tuple | list):
-        return type(value)(*content) if hasattr(value, "_fields") else type(value)(content)
+        kind: Any = type(value)
+        return tuple.__new__(kind, content) if hasattr(value, "_fields") else kind(content)
     made = copy.copy(value)
     if isinstance(value, Mapping):
         made.clear()

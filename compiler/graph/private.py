@@ -5,9 +5,10 @@ type of ``torch.ops`` functions, whose ``_schema`` says what they update and who
 ``HigherOrderOperator`` that of operators which run a function. Through ``_SingleLevelFunction`` every
 ``autograd.Function`` is applied; ``_is_any_autocast_enabled`` asks once for all devices. ``_LazyGraphModule`` writes
 the Python code of a graph when it is called first: passes edit graphs that never are. ``_disable_current_modes``:
-constants are real under a fake mode. ``OpOverloadPacket`` is an operator with all of its overloads. Of a tensor,
-``_version`` counts changes in place, ``_base`` is what it is a view of, and ``_cdata`` of its storage tells whether two
-share memory; torch has no public name for these.
+constants are real under a fake mode; ``TorchDispatchMode`` is asked for every operation of this thread.
+``OpOverloadPacket`` is an operator with all of its overloads. Of a tensor, ``_version`` counts changes in place,
+``_base`` is what it is a view of, and ``_cdata`` of its storage tells whether two share memory; torch has no public
+name for these.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 from torch.autograd.function import _SingleLevelFunction
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_aggregate as map_aggregate
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 LazyGraphModule = _LazyGraphModule

@@ -11,6 +11,7 @@ from torch import fx
 from reroll.capture.fusion.row_analysis import Illegal
 from reroll.capture.fusion.row_rules import Rows
 from reroll.graph.effects import example, has_effect, modes, spelled
+from reroll.graph.layouts import is_plain, memory_order
 from reroll.graph.lines import where
 
 _FILLS = {"new_zeros": 0, "zeros_like": 0, "new_ones": 1, "ones_like": 1}
@@ -76,13 +77,17 @@ def hoist(
 
 
 def settle_fills(graph: fx.Graph) -> None:
-    """A tensor of zeros or ones that is made like another one depends on its shape only: write the shape out."""
+    """A tensor of zeros or ones that is made like another one depends on its shape only: write the shape out.
+
+    Not where it lies in memory in another order than plain ones, as random numbers may be drawn into it.
+    """
     for node in list(graph.nodes):
         name, value = spelled(node), example(node)
         if (
             name not in _FILLS
             or value is None
             or value.requires_grad
+            or not is_plain(memory_order(value))
             or node.op not in ("call_function", "call_method")
         ):
             continue

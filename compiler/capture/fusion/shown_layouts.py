@@ -7,11 +7,11 @@ from collections.abc import Container
 import torch
 from torch import fx
 
-from reroll.graph.effects import example, spelled
+from reroll.graph.effects import example, is_random, spelled
+from reroll.graph.inplace import out_of_place
 from reroll.graph.layouts import lay_out, memory_order
 
-_TELLS = ("view", "view_as", "as_strided", "stride", "is_contiguous", "unflatten", "unfold", "set_", "data_ptr")
-_DRAWS_LIKE = ("rand_like", "randn_like", "bernoulli", "dropout", "empty_like")
+_TELLS = ("view", "view_as", "as_strided", "stride", "is_contiguous", "contiguous", "ravel", "unflatten", "unfold")
 
 
 def as_it_lay(graph: fx.Graph, made: fx.Node, old: fx.Node, dim: int, apart: Container[fx.Node]) -> fx.Node:
@@ -36,7 +36,10 @@ def _shows(node: fx.Node, apart: Container[fx.Node]) -> bool:
         if user in seen:
             continue
         seen.add(user)
-        if user.op in ("output", "call_module") or spelled(user).split(".")[0] in (*_TELLS, *_DRAWS_LIKE):
+        name = spelled(user).split(".")[0]
+        if user.op in ("output", "call_module") or user.target is out_of_place:
+            return True
+        if name in _TELLS or name.endswith("_like") or is_random(user):
             return True
         value = example(user)
         if value is None or value.numel() > 1:

@@ -17,7 +17,7 @@ from torch import fx
 from reroll.errors import CaptureError
 from reroll.graph.inplace import Place, operand, out_of_place, spell, storage_of, updated_places
 from reroll.graph.lines import where
-from reroll.graph.private import set_grad_enabled, storage_id
+from reroll.graph.private import map_aggregate, set_grad_enabled, storage_id
 
 
 def functionalise(graph: fx.Graph) -> fx.Graph:
@@ -126,7 +126,7 @@ class _Rewriter:
         chain: list[Any] = []
         root = self.roots[_known(storage_of(value))]
         while value is not root:
-            base, same = self.parents[value]
+            base, same = self.parents.get(value, (root, False))
             if not same and _cuts_gradients(value):
                 raise CaptureError(
                     f"{where(update)}: what detach() gave is updated in place with a gradient, and shares memory with "
@@ -134,9 +134,9 @@ class _Rewriter:
                 )
             if not same:
                 extra = value.args[1:]
-                if value.args[:1] != (base,) or any(
-                    isinstance(x, fx.Node) for x in value.all_input_nodes if x is not base
-                ):
+                others: list[Any] = []
+                map_aggregate((extra, value.kwargs), others.append)
+                if value.args[:1] != (base,) or any(isinstance(leaf, fx.Node) for leaf in others):
                     raise CaptureError(
                         f"{where(update)}: an update through this view cannot be followed. Write it out of place."
                     )

@@ -22,10 +22,11 @@ from torch.overrides import TorchFunctionMode
 
 from reroll.capture.recorder.dependence import Dependence, tensors_among
 from reroll.capture.recorder.events import SCAN, step_by_step
-from reroll.capture.recorder.identity import by_value, holds_tensors
+from reroll.capture.recorder.identity import Same, holds_tensors, may_change_unseen
 from reroll.capture.recorder.packing import Packing
 from reroll.capture.recorder.spelling import METADATA, Spelled, spelled
 from reroll.capture.recorder.standins import application, filled, fresh_leaf
+from reroll.capture.recorder.watch import SizeWatch, States, Versions
 from reroll.errors import CaptureError
 from reroll.graph.effects import draws
 from reroll.graph.inplace import STATISTICS, updated_places
@@ -67,25 +68,30 @@ class GraphRecorder(TorchFunctionMode):
         self.dependence = Dependence()
         self.numbers = dict[fx.Node, int]()
         self.packing = Packing(self)
+        self.versions, self.states = Versions(), States()
         self.asked = dict[tuple[str, bool], list[fx.Node]]()
         self.zeroed, self.cleared, self.cut = dict[int, fx.Node](), list[int](), set[Any]()
         self.inference = torch.is_inference_mode_enabled()
-        self.calling = self.writing = False
+        self.calling = self.writing = self.settled = False
         self.refusal: Unrecordable | None = None
         for index, value in enumerate(outside):
             node = self.graph.placeholder(f"outside_{index}")
             node.meta["example_value"] = value
             self.known[id(value)] = value, node
+            self.versions.note([value])
         self.inputs = list(self.graph.nodes)
         self.memory = {storage_id(value) for value in outside if value.layout == torch.strided}
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Record what runs inside. Raises Unrecordable, also if the model has caught it."""
-        with applied_functions(self._apply), torch.compiler.set_stance("force_eager"), self:
+        watch = SizeWatch(lambda: self.calling and not self.settled, self.refuse)
+        self.states.note()
+        with applied_functions(self._apply), torch.compiler.set_stance("force_eager"), watch, self:
             yield
         if self.refusal is not None:
             raise self.refusal
+        self._check_states()
 
     def finish(self, results: Sequence[Any]) -> tuple[fx.GraphModule, list[int], dict[int, int]]:
         """The graph that gives ``results``, which of the tensors from outside it reads, in order, and the values of
@@ -139,7 +145,12 @@ class GraphRecorder(TorchFunctionMode):
         self.dependence.note(node, ())
         if isinstance(value, Tensor):
             self.known[id(value)] = value, node
+            self.versions.note([value])
         return node
+
+    def _check_states(self) -> None:
+        if self.states.are_changed:
+            self.refuse("the state of torch's random numbers is set, or they are drawn unseen")
 
     def _about_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of what reads or changes a value's history or shows its values; NotImplemented of all else."""
@@ -246,6 +257,7 @@ class GraphRecorder(TorchFunctionMode):
             return False
         with torch.no_grad():
             getattr(value, name)()
+        self.versions.updated({storage_id(value)})
         self.known[id(value)][1].meta["example_value"] = value.detach()
         return True
 
@@ -265,7 +277,7 @@ class GraphRecorder(TorchFunctionMode):
         node = self.operand(value)
         if node in self.dependence.chance:
             self.refuse("the model branches on random numbers alone")
-        self.calling = True
+        self.calling = self.settled = True
         try:
             answer, truth = bool(value), value
             if node not in self.dependence.constant:
@@ -281,9 +293,11 @@ class GraphRecorder(TorchFunctionMode):
         if self.calling:
             return inner(*args, **kwargs)
         objects = {place: value for place, value in enumerate(args) if _is_object(value)}
-        same = function, tuple((place, by_value(value)) for place, value in objects.items())
+        same = function, tuple((place, Same(value)) for place, value in objects.items())
         if any(holds_tensors(value) for value in objects.values()):
             self.refuse(f"{function.__name__} is applied to an object that holds tensors")
+        if any(map(may_change_unseen, objects.values())):
+            self.refuse(f"{function.__name__} is applied to an object whose values cannot be compared between calls")
         target = self.functions.setdefault(same, application(function, objects))
 
         def run() -> Any:
@@ -308,9 +322,10 @@ class GraphRecorder(TorchFunctionMode):
         node.meta["stack_trace"] = user_trace()
         updated = [operand_at(node, place) for place in updated_places(node)]
         self._check_updates(updated, node)
+        self._check_states()
         operands = [leaf.meta["example_value"] for leaf in tensors_among(node.all_input_nodes)]
         before = [(value, version_of(value)) for value in operands if not value.is_inference()]
-        self.calling = True
+        self.calling, self.settled = True, self.dependence.constant.issuperset(node.all_input_nodes)
         try:
             result = run()
         except BaseException:
@@ -325,6 +340,8 @@ class GraphRecorder(TorchFunctionMode):
         for value, version in before:
             if version_of(value) != version and storage_id(value) not in memory:
                 self.refuse(f"{node.target} updates an operand in place, which cannot be seen from outside")
+        self.states.note()
+        self.versions.updated(memory)
         applied = node.target in self.functions.values()
         self.dependence.note(node, updated, applied or draws(getattr(node.target, "__name__", str(node.target))))
         if result is not None or not (updated or call.target is set_grad_enabled):
@@ -338,6 +355,7 @@ class GraphRecorder(TorchFunctionMode):
                 self.refuse(f"{type(result).__name__} ({result.layout}) is no plain tensor")
             node.meta["example_value"] = result
             self.known.setdefault(id(result), (result, node))
+            self.versions.note([result])
         elif isinstance(result, tuple | list):
             node.meta["example_value"] = tuple(result)
             for index, item in enumerate(result):
@@ -368,6 +386,8 @@ class GraphRecorder(TorchFunctionMode):
                 self.refuse("what a packed sequence holds is read by other than torch's layers over time")
             if id(value) not in self.known:
                 self.refuse("a tensor is used that no recorded operation made, and no attribute or argument holds")
+            if self.versions.is_changed(value):
+                self.refuse("a tensor is changed in a way that torch shows nobody (set_, an assignment to a part)")
             return self.known[id(value)][1]
         if isinstance(value, slice):
             return slice(*(self.operand(each) for each in (value.start, value.stop, value.step)))

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-from reroll.graph.nested import leaves_of
-
 PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device)
 """Types of values that hold nothing else, and are the same if they are written the same."""
 _METHODS = ("forward", "backward", "setup_context", "vjp", "jvp", "vmap")
@@ -54,16 +52,42 @@ def fingerprint(value: Any, inside: tuple[Any, ...] = ()) -> Any:
     return Same(value)
 
 
-def by_value(value: Any) -> Any:
-    """Equal for objects of one class whose attributes are the same functions, numbers and texts."""
+def by_value(value: Any, inside: tuple[Any, ...] = ()) -> Any:
+    """Equal for objects of one class whose attributes are the same functions, numbers, texts and such objects."""
+    if any(value is each for each in inside):
+        return "itself"
+    if isinstance(value, list | tuple | dict | set):
+        items = value.items() if isinstance(value, dict) else value
+        return type(value), tuple(by_value(each, (*inside, value)) for each in items)
     if not isinstance(getattr(value, "__dict__", None), dict) or isinstance(value, (type, types.FunctionType)):
         return fingerprint(value)
-    return type(value), tuple((name, fingerprint(each)) for name, each in sorted(vars(value).items()))
+    items = sorted(vars(value).items())
+    return type(value), tuple((name, by_value(each, (*inside, value))) for name, each in items)
 
 
-def holds_tensors(value: Any) -> bool:
-    """Whether an attribute of an object is a tensor, or a list, tuple or dict with one."""
-    return any(isinstance(leaf, torch.Tensor) for leaf in leaves_of(dict(getattr(value, "__dict__", None) or {})))
+def may_change_unseen(value: Any) -> bool:
+    """Whether an object may hold more than ``by_value`` compares: attributes in slots, or what is not Python's own."""
+    own = isinstance(value, (*PLAIN, type, types.FunctionType, list, tuple, dict, set))
+    return not own and not isinstance(getattr(value, "__dict__", None), dict)
+
+
+def holds_tensors(value: Any, inside: tuple[Any, ...] = ()) -> bool:
+    """Whether a tensor can be reached from an object: by attributes, items, or variables of a function."""
+    if isinstance(value, torch.Tensor):
+        return True
+    if any(value is each for each in inside) or isinstance(value, (*PLAIN, type, types.ModuleType)):
+        return False
+    held = list[Any]((getattr(value, "__dict__", None) or {}).values())
+    if isinstance(value, list | tuple | set):
+        held += value
+    if isinstance(value, dict):
+        held += value.values()
+    if isinstance(value, types.FunctionType):
+        held += [cell.cell_contents for cell in value.__closure__ or () if _full(cell)]
+        held += value.__defaults__ or ()
+    if isinstance(value, types.MethodType):
+        held += [value.__self__, value.__func__]
+    return any(holds_tensors(each, (*inside, value)) for each in held)
 
 
 def _numbers_read(function: types.FunctionType) -> tuple[tuple[str, str], ...]:

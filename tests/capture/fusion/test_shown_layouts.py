@@ -27,7 +27,18 @@ USES: dict[str, Use] = {
     ),
     "strides": lambda logits_BTC, _: logits_BTC.as_strided((2, 3), (1, 2)),
     "drawn alike": lambda logits_BTC, _: F.dropout(logits_BTC, 0.5),
+    "drawn by another name": lambda logits_BTC, _: F.alpha_dropout(logits_BTC, 0.5, training=True).sum(),
+    "whole numbers alike": lambda logits_BTC, _: (torch.randint_like(logits_BTC, 9) * logits_BTC).sum(),
+    "drawn in place": lambda logits_BTC, _: (torch.zeros_like(logits_BTC).uniform_() * logits_BTC).sum(),
+    "the same memory": lambda logits_BTC, _: (logits_BTC.contiguous().mul_(2), logits_BTC.sum())[1],
+    "the same memory in a row": lambda logits_BTC, _: (logits_BTC.ravel().mul_(2), logits_BTC.sum())[1],
+    "behind arithmetic": lambda logits_BTC, _: _updated(logits_BTC * 1),
 }
+
+
+def _updated(value: Tensor) -> Tensor:
+    value.contiguous().add_(1)
+    return value.sum()
 
 
 class Readout(nn.Module):

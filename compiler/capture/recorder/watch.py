@@ -1,0 +1,84 @@
+"""What a record could not tell, seen while a model runs: sizes and numbers out of values, and changes from aside.
+
+Operations whose result has a size that depends on values (``nonzero``, a mask as an index) show it to Python unseen.
+Some updates never come to a ``TorchFunctionMode`` (``set_``, an assignment to ``.real``), and neither does what sets
+the state of the random numbers. They are found by their traces: the versions and memory of tensors, and the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reroll.graph.private import TorchDispatchMode, storage_id, version_of
+
+_SIZED, _SHOWING = torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output
+
+
+class SizeWatch(TorchDispatchMode):
+    """Calls ``refuse`` where an operation inside makes sizes or numbers out of values, while ``watching`` says so."""
+
+    def __init__(self, watching: Callable[[], bool], refuse: Callable[[str], Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.watching, self.refuse = watching, refuse
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if self.watching() and (_SHOWING in func.tags or _makes_sizes(func, args)):
+            self.refuse(f"the sizes of what {func} gives, or numbers that it reads, depend on values")
+        return func(*args, **(kwargs or {}))
+
+
+def _makes_sizes(func: Any, args: tuple[Any, ...]) -> bool:
+    if func is torch.ops.aten.index.Tensor:
+        return any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in args[1])
+    return _SIZED in func.tags
+
+
+class Versions:
+    """The versions and memory of tensors as a record knows them, to find what changed them unseen."""
+
+    def __init__(self) -> None:
+        self.known = dict[int, tuple[Tensor, int, Any]]()
+
+    def note(self, tensors: Iterable[Tensor]) -> None:
+        """Note tensors as they are now."""
+        for value in tensors:
+            if value.layout == torch.strided:
+                self.known[id(value)] = value, version_of(value), (storage_id(value), value.storage_offset())
+
+    def updated(self, memory: set[Any]) -> None:
+        """Note all tensors of some memory anew, as a recorded operation has updated it."""
+        self.note([value for value, _, (storage, _) in self.known.values() if storage in memory])
+
+    def is_changed(self, value: Tensor) -> bool:
+        """Whether a tensor was changed since it was noted last."""
+        if id(value) not in self.known:
+            return False
+        _, version, memory = self.known[id(value)]
+        return version_of(value) != version or memory != (storage_id(value), value.storage_offset())
+
+
+class States:
+    """The states of torch's random numbers as a record knows them."""
+
+    def __init__(self) -> None:
+        self.known = _states()
+
+    def note(self) -> None:
+        """Note them as they are now, after an operation that draws."""
+        self.known = _states()
+
+    @property
+    def are_changed(self) -> bool:
+        """Whether something but a recorded operation has changed them."""
+        return any(not torch.equal(one, other) for one, other in zip(self.known, _states(), strict=False))
+
+
+def _states() -> list[Tensor]:
+    cards = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    return [torch.get_rng_state(), *cards]

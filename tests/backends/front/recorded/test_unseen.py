@@ -1,0 +1,244 @@
+"""What a record of operations does not see by itself: it is found by its traces, and refused or recorded anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import reroll
+
+EAGER: dict[str, Any] = {"lowering": "eager"}
+pytestmark = pytest.mark.filterwarnings("ignore:Dynamo cannot read")
+D = torch.float64
+SCALE = 0.5
+
+
+def data(steps: int = 20) -> Tensor:
+    """Sequences of 3 rows of 4 numbers."""
+    return torch.randn(steps, 3, 4, dtype=D, requires_grad=True)
+
+
+class Net(nn.Module):
+    """A loop with a factor that comes from somewhere."""
+
+    scale = 0.5
+
+    def __init__(self, factor: Callable[[Any, Tensor], Any], each: Callable[[Tensor], object] | None = None) -> None:
+        super().__init__()
+        self.factor, self.each = factor, each
+        self.p = nn.Parameter(torch.linspace(-1, 1, 8, dtype=D))
+
+    def gain(self, k: float = 0.5) -> float:
+        """A default."""
+        return k
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        h, b = torch.zeros(3, 4, dtype=D), torch.zeros(3, 4, dtype=D)
+        k = self.factor(self, x)
+        for t in range(x.shape[0]):
+            if self.each is not None:
+                self.each(b)
+            h = torch.tanh(x[t] + k * h)
+        return h + b
+
+
+def real_part(_: Any, x: Tensor) -> Tensor:
+    """An assignment to a part."""
+    z = torch.zeros(4, dtype=torch.complex128)
+    z.real = x[0, 0].detach()
+    return z.abs()
+
+
+def seeded(_: Any, x: Tensor) -> Tensor:
+    """Always the same number."""
+    torch.manual_seed(3)
+    return torch.rand(4, dtype=D)
+
+
+def forked(_: Any, x: Tensor) -> Tensor:
+    """Numbers that leave the state as it was."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return torch.rand(4, dtype=D)
+
+
+def memory(_: Any, x: Tensor) -> Tensor:
+    """A constant whose memory is an input's."""
+    c: Any = torch.zeros(4, dtype=D)
+    c.set_(x[0, 0].detach())
+    found: Tensor = c
+    return found
+
+
+REFUSED: dict[str, Any] = {
+    "nonzero": (lambda _, x: torch.nonzero(x[0] > 0).shape[0] * 0.1, "depend on values"),
+    "mask": (lambda _, x: x[0][x[0] > 0].size(0) * 0.1, "depend on values"),
+    "length": (lambda _, x: len(x[0][x[0] > 0]) * 0.1, "depend on values"),
+    "unique": (lambda _, x: torch.unique(x[0].floor()).numel() * 0.1, "depend on values"),
+    "where": (lambda _, x: len(torch.where(x[0] > 0)[0]) * 0.1, "depend on values"),
+    "parameter": (lambda net, _: net.p[net.p > 0].numel() * 0.1, "depend on values"),
+    "one hot": (lambda _, x: nn.functional.one_hot((x[0, 0] > 0).long()).shape[1] * 0.1, "depend on values"),
+    "seed": (seeded, "random numbers"),
+    "fork": (forked, "random numbers"),
+    "real": (real_part, "changed in a way"),
+    "memory": (memory, "changed in a way"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_values_decide_unseen_is_refused(name: str) -> None:
+    factor, why = REFUSED[name]
+    with pytest.raises(Exception, match="graph_break") as refused:
+        reroll.compile(Net(factor), time_dim=0, **EAGER)(data())
+    assert why in "".join(refused.value.__notes__)
+
+
+def test_updates_that_torch_shows_nobody_are_refused() -> None:
+    net = Net(lambda *_: 0.5, lambda b: b.set_(b + 1.0))  # type: ignore[call-overload]
+    with pytest.raises(Exception, match="graph_break") as refused:
+        reroll.compile(net, time_dim=0, **EAGER)(data())
+    assert "changed in a way" in "".join(refused.value.__notes__)
+
+
+def test_sizes_of_constants_are_no_sizes_of_values() -> None:
+    net = Net(
+        lambda *_: torch.nonzero(torch.eye(3)).shape[0] * 0.1 + torch.arange(5)[torch.arange(5) > 2].numel() * 0.1
+    )
+    reroll.check(reroll.compile(net, time_dim=0, **EAGER), data(), strict=True, measure=False)
+
+
+@pytest.mark.parametrize("where", ["global", "class", "default", "method"])
+def test_numbers_outside_of_objects_may_change_between_calls(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Own(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * (SCALE if where == "global" else self.scale)
+
+    factors: dict[str, Any] = {"class": lambda net, _: net.scale}
+    net = Own(factors.get(where, lambda net, _: net.gain()))
+    run = reroll.compile(net, time_dim=0, **EAGER)
+    reroll.check(run, data(), strict=True, measure=False)
+    if where == "global":
+        monkeypatch.setitem(globals(), "SCALE", 0.9)
+    elif where == "class":
+        monkeypatch.setattr(Own, "scale", 0.9, raising=False)
+    elif where == "default":
+        monkeypatch.setattr(Net.gain, "__defaults__", (0.9,))
+    else:
+        monkeypatch.setattr(Own, "gain", lambda net: 0.1, raising=False)
+    reroll.check(run, data(), strict=True, measure=False)
+
+
+class Sur:
+    """A derivative."""
+
+    def __init__(self, w: float) -> None:
+        self.w = w
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return torch.exp(-v.abs() * self.w)
+
+
+class Slotted:
+    """The same without a dict of attributes."""
+
+    __slots__ = ("w",)
+
+    def __init__(self, w: float) -> None:
+        self.w = w
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return torch.exp(-v.abs() * self.w)
+
+
+class Spike(torch.autograd.Function):
+    """A step, with a derivative that is given."""
+
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, sur: Any) -> Tensor:
+        ctx.save_for_backward(v)
+        ctx.sur = sur
+        return (v > 0.1).to(v.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0] * ctx.sur(ctx.saved_tensors[0]), None
+
+
+class Spiking(nn.Module):
+    """A neuron with a derivative."""
+
+    def __init__(self, sur: Any) -> None:
+        super().__init__()
+        self.fc, self.sur = nn.Linear(4, 4, dtype=D), sur
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        h, rows = torch.zeros(3, 4, dtype=D), []
+        for t in range(x.shape[0]):
+            h = 0.9 * h + self.fc(x[t])
+            spikes: Tensor = Spike.apply(h, self.sur)  # type: ignore[no-untyped-call]
+            h = h - spikes
+            rows.append(spikes)
+        return torch.stack(rows)
+
+
+def closure(w: float) -> tuple[Any, Any]:
+    """A derivative, and what changes it."""
+
+    def derivative(v: Tensor) -> Tensor:
+        return torch.exp(-v.abs() * w)
+
+    def change(value: float) -> None:
+        nonlocal w
+        w = value
+
+    return derivative, change
+
+
+def test_an_equal_object_in_the_place_of_another_is_the_one_that_is_read() -> None:
+    old = Sur(1.0)
+    net = Spiking(old)
+    run = reroll.compile(net, time_dim=0, **EAGER)
+    reroll.check(run, data(), strict=True, measure=False)
+    net.sur = Sur(1.0)
+    old.w = 5.0
+    reroll.check(run, data(), strict=True, measure=False)
+    net.sur.w = 3.0
+    reroll.check(run, data(), strict=True, measure=False)
+
+
+def test_a_variable_of_a_function_that_changes_is_seen() -> None:
+    (one, change), (other, _) = closure(1.0), closure(1.0)
+    net = Spiking(one)
+    run = reroll.compile(net, time_dim=0, **EAGER)
+    reroll.check(run, data(), strict=True, measure=False)
+    change(3.0)
+    reroll.check(run, data(), strict=True, measure=False)
+    net.sur = other
+    change(5.0)
+    reroll.check(run, data(), strict=True, measure=False)
+
+
+def tensor_within(w: Tensor) -> Any:
+    """A function over a tensor."""
+    return lambda v: torch.exp(-v.abs() * w)
+
+
+@pytest.mark.parametrize(
+    ("sur", "why"),
+    [
+        (Slotted(1.0), "cannot be compared"),
+        (Sur(torch.ones((), dtype=D)), "holds tensors"),  # type: ignore[arg-type]
+        (Sur([{"w": torch.ones((), dtype=D)}]), "holds tensors"),  # type: ignore[arg-type]
+        (tensor_within(torch.ones((), dtype=D)), "holds tensors"),
+    ],
+)
+def test_objects_that_cannot_be_compared_are_refused(sur: Any, why: str) -> None:
+    with pytest.raises(Exception, match="graph_break") as refused:
+        reroll.compile(Spiking(sur), time_dim=0, **EAGER)(data())
+    assert why in "".join(refused.value.__notes__)
