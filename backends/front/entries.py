@@ -211,7 +211,8 @@ class Entry:
         """Run the program of a call on its sequences."""
         if running.probing:
             raise Probed(self.module)
-        running.observed = self._observe(running)
+        if running.observed is None or not self.observed:
+            running.observed = self._observe(running)
         lengths = running.observed.pattern.lengths
         if lengths[-1] != running.steps:
             raise Unwound(Misfit(lengths[-1]))

@@ -45,7 +45,7 @@ class State:
     """What was reached from the roots, as it was.
 
     plain: functions of the user's by their code, and the numbers and texts among their defaults, the globals that they
-    name, and the attributes of classes.
+    name, and the attributes of ``classes``.
     """
 
     objects: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
@@ -54,6 +54,7 @@ class State:
     tensors: list[tuple[Tensor, int, Tensor | None]] = field(default_factory=list)
     arrays: list[tuple[Any, Any]] = field(default_factory=list)
     plain: list[Any] = field(default_factory=list)
+    classes: set[type] = field(default_factory=set)
 
     @classmethod
     def of(cls, *roots: Any, parameters: bool, untouched: frozenset[int] = frozenset(), values: bool = True) -> State:
@@ -124,8 +125,9 @@ class State:
     def _note_class(self, kind: type) -> Iterator[Any]:
         """What an object's class holds: its methods, which read globals, and lists and dicts that all objects share."""
         for each in kind.__mro__:
-            if not _is_code_of_users(each.__module__):
+            if each in self.classes or not _is_code_of_users(each.__module__):
                 continue
+            self.classes.add(each)
             for name, value in vars(each).items():
                 if isinstance(value, types.FunctionType | list | dict | set):
                     yield value
@@ -204,12 +206,11 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, int | float | str | complex)
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
+@functools.lru_cache(maxsize=1 << 14)
+def _names(code: types.CodeType) -> tuple[str, ...]:
     """Global names that a function reads, itself or in functions that it defines."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+    inner = (_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return tuple(dict.fromkeys((*code.co_names, *(name for names in inner for name in names))))
 
 
 def _content(value: Any) -> Any:
