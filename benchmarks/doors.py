@@ -90,7 +90,6 @@ def row(name: str, door: str, rounds: int, core: int | None) -> Row:
     network = NETWORKS[name]()
     torch.manual_seed(0)
     twin = NETWORKS[name]()
-    torch._inductor.config.fallback_random = True  # draws of eager, so that gradients can be compared
     plain_step = step_of(twin, twin.run)
     with pinned(core), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

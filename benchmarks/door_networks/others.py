@@ -101,7 +101,10 @@ def torchrl_layer(name: str) -> Make:
 
 
 def dreamer() -> Network:
-    """torchrl's prior and posterior of a recurrent state-space model (Hafner et al., arXiv 1811.04551), in a loop."""
+    """torchrl's prior and posterior of a recurrent state-space model (Hafner et al., arXiv 1811.04551), in a loop.
+
+    The noise is given: torch's inductor does not draw what nobody reads, and then draws other numbers than eager.
+    """
     from types import SimpleNamespace
 
     from torchrl.modules import RSSMPosterior, RSSMPrior
@@ -113,17 +116,17 @@ def dreamer() -> Network:
             self.prior = RSSMPrior(action, hidden_dim=N, rnn_hidden_dim=N, state_dim=8, action_dim=4)
             self.posterior = RSSMPosterior(hidden_dim=N, state_dim=8, rnn_hidden_dim=N, obs_embed_dim=IN)
 
-        def forward(self, seen_TBI: Tensor, actions_TBA: Tensor) -> Tensor:
+        def forward(self, seen_TBI: Tensor, actions_TBA: Tensor, noise_TBS: Tensor) -> Tensor:
             state, belief = seen_TBI.new_zeros(B, 8), seen_TBI.new_zeros(B, N)
             loss = seen_TBI.new_zeros(())
             for t in range(seen_TBI.shape[0]):
-                mean, std, _, belief = self.prior(state, belief, actions_TBA[t])
-                own_mean, own_std, state = self.posterior(belief, seen_TBI[t])
+                mean, std, _, belief = self.prior(state, belief, actions_TBA[t], noise_TBS[t])
+                own_mean, own_std, state = self.posterior(belief, seen_TBI[t], noise_TBS[t])
                 one, other = (torch.distributions.Normal(*each) for each in ((own_mean, own_std), (mean, std)))
                 loss = loss + torch.distributions.kl_divergence(one, other).mean()
             return loss
 
-    return over_time(Net(), torch.randn(48, B, IN), torch.randn(48, B, 4))
+    return over_time(Net(), torch.randn(48, B, IN), torch.randn(48, B, 4), torch.randn(48, B, 8))
 
 
 def language(name: str, **options: Any) -> Make:
