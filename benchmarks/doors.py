@@ -14,8 +14,8 @@ a process of its own with an empty inductor cache and one thread. Eager takes tu
 - first, second: CPU seconds of the first two training steps, or to the refusal, those of the C++ compiler included
 - time, peak: CPU seconds and local peak of a training step, median of the rounds, eager = 1
 - error: the largest difference of any gradient, relative to that gradient's largest entry. In float32 rounding turns
-  spikes where a potential is near its threshold: where they differ by more than a thousandth, ``error_64`` is the same in
-  float64, and decides
+  spikes where a potential is near its threshold: where they differ by more than a thousandth, ``error_64`` is the same
+  in float64, and decides
 """
 
 from __future__ import annotations

@@ -499,8 +499,8 @@ def test_the_table_of_doors_is_that_of_its_result_file() -> None:
     turned = sum("error_64" in of[each] for of in networks.values() for each in both)
     told = (
         f"All {len(networks)} networks are rolled by one door at least, {sum(map(all, rolled.values()))} by both. "
-        f"Gradients are eager's to {errors[-1]:.0e} of each one's largest entry; {turned} rows were compared in float64, "
-        "as rounding turns spikes in float32."
+        f"Gradients are eager's to {errors[-1]:.0e} of each one's largest entry; {turned} rows were compared in "
+        "float64, as rounding turns spikes in float32."
     )
     assert told.replace("e-0", "e-") in " ".join(text.split())
     slower = {name for name, doors in networks.items() if doors[both[0]].get("time", {}).get("median_ratio", 0) > 1.05}
