@@ -215,7 +215,7 @@ def _cells(found: Row) -> list[str]:
 
 
 def lines(result: dict[str, Any]) -> list[str]:
-    """The rows of the table of ``docs/doors.md``: of each network what each door made of it."""
+    """The rows of the table of ``docs/background/doors.md``: of each network what each door made of it."""
     return [
         f"| {name} | {' | '.join(_told(doors[door]) for door in DOORS)} |"
         for name, doors in result["networks"].items()
@@ -250,7 +250,7 @@ def main() -> None:
     parser.add_argument("--core", type=int, default=1)
     parser.add_argument("--again", action="store_true", help="also rows that are there")
     parser.add_argument("--show", action="store_true", help="print what was measured before")
-    parser.add_argument("--table", action="store_true", help="print the rows of the table in docs/doors.md")
+    parser.add_argument("--table", action="store_true", help="print the rows of the table in docs/background/doors.md")
     parser.add_argument(
         "--row", nargs=2, metavar=("NETWORK", "DOOR"), help="measure one row here, and print it as JSON"
     )
