@@ -475,3 +475,33 @@ def test_what_became_of_stacks_is_what_the_campaign_counted() -> None:
     )
     assert told in text
     assert counts["wrong"] + counts["raw"] == 3
+
+
+def door(found: dict[str, Any]) -> str:
+    """What the table of doors says of a network through one door."""
+    if "time" not in found:
+        return f"{found['verdict']} | | {found['first_s']:.0f} s"
+    loops = "+".join(map(str, found["loops"])) or found["verdict"]
+    numbers = f"{found['time']['median_ratio']:.2f}, {found['peak'] / found['eager_peak']:.2f}"
+    return f"{loops} | {numbers} | {found['first_s']:.0f} s"
+
+
+def test_the_table_of_doors_is_that_of_its_result_file() -> None:
+    text, networks = PAGES["docs/background/doors.md"], result("doors")["networks"]
+    shown = [line for line in text.splitlines() if line.startswith("| ") and " s |" in line]
+    both = ("reroll.compile", "backend")
+    assert shown == [f"| {name} | {' | '.join(door(of[each]) for each in both)} |" for name, of in networks.items()]
+    rolled = {name: [doors[each]["verdict"] == "rolled" for each in both] for name, doors in networks.items()}
+    assert all(map(any, rolled.values()))
+    errors = sorted(
+        of[each].get("error_64", of[each]["error"]) for of in networks.values() for each in both if "error" in of[each]
+    )
+    turned = sum("error_64" in of[each] for of in networks.values() for each in both)
+    told = (
+        f"All {len(networks)} networks are rolled by one door at least, {sum(map(all, rolled.values()))} by both. "
+        f"Gradients are eager's to {errors[-1]:.0e} of each one's largest entry; {turned} rows were compared in "
+        "float64, as rounding turns spikes in float32."
+    )
+    assert told.replace("e-0", "e-") in " ".join(text.split())
+    slower = [name for name, of in networks.items() if of[both[0]].get("time", {}).get("median_ratio", 0) > 1.05]
+    assert f"without a warning: {', '.join(slower)}." in " ".join(text.split())
