@@ -208,7 +208,7 @@ def _is_own(node: fx.Node, step: fx.GraphModule) -> bool:
         inside = any(own_functions(body) for body in bodies if isinstance(body, fx.GraphModule))
         return inside or target.name() == "autograd_function_apply"
     if type(target).__module__ == "torch._ops":
-        return target.namespace not in KNOWN
+        return str(target).partition(".")[0] not in KNOWN
     return not str(getattr(target, "__module__", None) or "torch").startswith(_TORCH)
 
 

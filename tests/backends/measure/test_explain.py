@@ -205,7 +205,7 @@ def test_a_broken_graph_is_named() -> None:
     report = reroll.explain(compiled(broken), torch.randn(8, 3, 5), torch.randn(5, 5, requires_grad=True))
     assert len(report.loops) == 1
     assert "test_explain.py" in report.notes[0]
-    assert "Note: Dynamo broke" in str(report)
+    assert "Note: Dynamo ended" in str(report)
 
 
 @pytest.mark.parametrize(
