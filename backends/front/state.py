@@ -111,13 +111,15 @@ class State:
             except ValueError:  # an empty cell
                 continue
             yield cell.cell_contents
-        yield from function.__defaults__ or ()
-        self.plain.append((function.__code__, *map(repr, filter(_is_plain, function.__defaults__ or ()))))
-        if not _is_code_of_users(function.__globals__.get("__name__")):
+        defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        yield from defaults
+        self.plain.append((function.__code__, *(repr(value) for value in defaults if isinstance(value, PLAIN))))
+        read = function.__globals__
+        if not _is_code_of_users(read.get("__name__")):
             return
-        for name in _names(function.__code__):
-            value = function.__globals__.get(name)
-            if _is_plain(value):
+        for name in (each for each in _names(function.__code__) if each in read):
+            value = read[name]
+            if isinstance(value, PLAIN):
                 self.plain.append((name, repr(value)))
             elif isinstance(value, nn.Module | types.FunctionType | list | dict) or _is_users(value):
                 yield value
@@ -131,7 +133,7 @@ class State:
             for name, value in vars(each).items():
                 if isinstance(value, types.FunctionType | list | dict | set):
                     yield value
-                elif _is_plain(value) and name[:2] != "__":
+                elif isinstance(value, PLAIN) and name[:2] != "__":
                     self.plain.append((name, repr(value)))
 
     def restore(self) -> None:
@@ -200,10 +202,6 @@ def _restore(tensor: Tensor, version: int, kept: Tensor) -> None:
 def _equal(tensor: Tensor, kept: Tensor) -> bool:
     """Whether two tensors have the same values, where NaN is one; sparse ones are known by their version alone."""
     return tensor.layout is not torch.strided or bool(((tensor == kept) | ((tensor != tensor) & (kept != kept))).all())
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, int | float | str | complex)
 
 
 @functools.lru_cache(maxsize=1 << 14)

@@ -218,9 +218,7 @@ def look(
     """Run a step by torch, on what the first one of a call reads and on normal numbers, and reverse it with and without
     zeros for the outputs that are not ``live``. ``differentiable``: which carries are, by number."""
     slots, devices = recurrence.slots(1), device_states(operands)
-    changing = {
-        n for n in range(slots.constants.start) if slots.operands[n]
-    }  # numbers of the user's stay what they are
+    changing = {n for n in range(slots.constants.start) if slots.operands[n]}  # numbers of the user's stay
     own = OwnNumbers(random_state(operands))
     try:
         with torch.enable_grad(), recurrence.modes(), own.drawing():
