@@ -25,11 +25,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -38,7 +36,7 @@ from typing import Any
 import torch
 from depth_networks import NETWORKS, loss_of
 from depth_peer import JAX_WAYS, peer
-from measuring import gradients, interleaved, machine, pinned, relative_error, summary
+from measuring import alone, cpu_seconds, gradients, interleaved, machine, pinned, relative_error, summary
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -148,13 +146,13 @@ def row(name: str, way: str, rounds: int, core: int, jax: str = sys.executable) 
         if way in JAX_WAYS:
             return {"eager_peak": eager_peak, **_row_of_jax(jax, name, way, plain, rounds)}
         line = _one_line() if "compile" in way or way.startswith("reroll") else 0.0
-        begin = _cpu_seconds()
+        begin = cpu_seconds()
         run = WAYS[way](model, eager_peak)
         step = partial(_step, run, model, x, wanted)
         step()
-        own = _cpu_seconds() - begin
+        own = cpu_seconds() - begin
         found: Row = {"first_s": line + own, "over_one_line_s": own}
-        found |= {"relative_error": _error(gradients(step, model), expected)}
+        found |= {"relative_error": relative_error(gradients(step, model), expected, ROUNDING)}
         found |= {"eager_peak": eager_peak, "peak": _peak(step, model)}
         if way.startswith("reroll"):
             report = reroll.explain(run, x, wanted)
@@ -165,10 +163,10 @@ def row(name: str, way: str, rounds: int, core: int, jax: str = sys.executable) 
 
 def _one_line() -> float:
     """CPU seconds of the first training step of a one-line function: what torch.compile takes for anything at all."""
-    begin, x = _cpu_seconds(), torch.ones(8, requires_grad=True)
+    begin, x = cpu_seconds(), torch.ones(8, requires_grad=True)
     torch.compile(torch.sin)(x).sum().backward()
     torch._dynamo.reset()
-    return _cpu_seconds() - begin
+    return cpu_seconds() - begin
 
 
 def _row_of_jax(python: str, name: str, way: str, plain: Trained, rounds: int) -> Row:
@@ -176,15 +174,9 @@ def _row_of_jax(python: str, name: str, way: str, plain: Trained, rounds: int) -
     expected = gradients(eager, plain)
     names = [each for each, parameter in plain.network.named_parameters() if parameter.grad is not None]
     with peer(python, name, way, plain.network, plain.example) as other:
-        error = _error([other.gradients[each] for each in names], expected)
+        error = relative_error([other.gradients[each] for each in names], expected, ROUNDING)
         times = summary(interleaved({"eager": eager, way: other.step}, rounds), "eager")
         return {**other.told, "relative_error": error, "time": times[way]}
-
-
-def _error(found: list[Tensor], expected: list[Tensor]) -> float:
-    least = ROUNDING * max(float(each.abs().max()) for each in expected)
-    compared = [pair for pair in zip(found, expected, strict=True) if float(pair[1].abs().max()) > least]
-    return relative_error([a for a, _ in compared], [b for _, b in compared])
 
 
 def _without_dropout(model: nn.Module) -> None:
@@ -207,22 +199,14 @@ def _plans(report: Any) -> list[str]:
     return [f"{loop.recurrence.steps} blocks: {loop.choice.describe()}" for loop in report.loops]
 
 
-def _cpu_seconds() -> float:
-    """Of this process and its children that have ended."""
-    return sum(os.times()[:4])
-
-
 def measured(name: str, way: str, rounds: int, core: int, jax: str | None) -> Row:
     """A row, in a process of its own."""
     command = [sys.executable, __file__, "--row", name, way, "--core", str(core), "--rounds", str(rounds)]
     command += ["--jax", jax] if jax else []
-    with tempfile.TemporaryDirectory(prefix="reroll-bench-") as cache:
-        alone = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": cache}
-        alone |= {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        try:
-            done = subprocess.run(command, env=alone, capture_output=True, text=True, check=False, timeout=LIMIT)
-        except subprocess.TimeoutExpired:
-            return {"failed": f"gave nothing within {LIMIT} s"}
+    try:
+        done = alone(command, LIMIT)
+    except subprocess.TimeoutExpired:
+        return {"failed": f"gave nothing within {LIMIT} s"}
     if done.returncode:
         lines = done.stderr.strip().splitlines()
         return {"failed": next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1])}

@@ -22,10 +22,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,7 +34,7 @@ from typing import Any
 import torch
 from door_networks import others, plain, spiking
 from door_networks.case import Network
-from measuring import interleaved, machine, pinned, relative_error, summary
+from measuring import alone, cpu_seconds, interleaved, machine, pinned, relative_error, summary
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -87,6 +85,11 @@ def parameters(network: Network) -> list[Tensor]:
     return [each for each in own if each.grad is not None]
 
 
+def gradients_of(network: Network) -> list[Tensor]:
+    """Those that the last training step left."""
+    return [each.grad for each in parameters(network) if each.grad is not None]
+
+
 def row(name: str, door: str, rounds: int, core: int | None) -> Row:
     """One network through one door, here, in a process that has done nothing else."""
     torch.manual_seed(0)
@@ -97,13 +100,13 @@ def row(name: str, door: str, rounds: int, core: int | None) -> Row:
     with pinned(core), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         plain_step()
-        expected = [each.grad for each in parameters(twin)]
-        begin, found = _cpu_seconds(), Row()
+        expected = gradients_of(twin)
+        begin, found = cpu_seconds(), Row()
         try:
             found |= _compiled(name, network, door, expected, begin)
         except (RerollError, Unsupported, UserError) as error:
             why = [_first(each) for each in (str(error), *getattr(error, "__notes__", ()))]
-            found |= {"verdict": "refused", "why": why[-1], "first_s": _cpu_seconds() - begin}
+            found |= {"verdict": "refused", "why": why[-1], "first_s": cpu_seconds() - begin}
         except Exception as error:  # noqa: BLE001  # a defect, kept as one
             found |= {"verdict": "raw", "why": f"{type(error).__name__}: {_first(str(error))}"}
         run = found.pop("run", None)
@@ -116,14 +119,14 @@ def row(name: str, door: str, rounds: int, core: int | None) -> Row:
     return found
 
 
-def _compiled(name: str, network: Network, door: str, expected: list[Any], begin: float) -> Row:
+def _compiled(name: str, network: Network, door: str, expected: list[Tensor], begin: float) -> Row:
     run = _through(network, door)
     step = step_of(network, run)
     seconds = [begin]
     for _ in range(2):
         step()
-        seconds.append(_cpu_seconds())
-    error = _error([each.grad for each in parameters(network) if each.grad is not None], expected)
+        seconds.append(cpu_seconds())
+    error = relative_error(gradients_of(network), expected, ROUNDING)
     network.reset()
     report = reroll.explain(run, *network.inputs)
     loops = [loop.recurrence.steps for each in (report, *report.others) for loop in each.loops]
@@ -146,8 +149,8 @@ def _error_64(name: str, door: str) -> float:
         )
         network = replace(made, inputs=inputs)
         step_of(network, _through(network, door) if compiled else network.run)()
-        found.append([each.grad for each in parameters(network) if each.grad is not None])
-    return _error(found[1], found[0])
+        found.append(gradients_of(network))
+    return relative_error(found[1], found[0], ROUNDING)
 
 
 def _through(network: Network, door: str) -> Any:
@@ -157,37 +160,22 @@ def _through(network: Network, door: str) -> Any:
     return reroll.compile(network.run, **network.how)
 
 
-def _error(found: list[Tensor], expected: list[Tensor]) -> float:
-    least = ROUNDING * max(float(each.abs().max()) for each in expected)
-    pairs = [pair for pair in zip(found, expected, strict=True) if float(pair[1].abs().max()) > least]
-    return relative_error([a for a, _ in pairs], [b for _, b in pairs])
-
-
 def _peak(step: Callable[[], None], network: Network) -> int:
-    nothing = nn.Module()
-    return reroll.measure(step, [nn.ParameterList(parameters(network)) if network.parts else nothing]).local_peak
+    return reroll.measure(step, [nn.ParameterList(parameters(network))]).local_peak
 
 
 def _first(text: str) -> str:
     return text.strip().split("\n\n")[0].replace("\n", " ")[:600]
 
 
-def _cpu_seconds() -> float:
-    """Of this process and its children that have ended."""
-    return sum(os.times()[:4])
-
-
 def measured(name: str, door: str, options: argparse.Namespace) -> Row:
     """A row, in a process and an inductor cache of its own."""
     command = [sys.executable, __file__, "--row", name, door, "--rounds", str(options.rounds)]
     command += ["--core", str(options.core)] + (["--libraries", options.libraries] if options.libraries else [])
-    with tempfile.TemporaryDirectory(prefix="reroll-bench-") as cache:
-        alone = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": cache}
-        alone |= {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        try:
-            done = subprocess.run(command, env=alone, capture_output=True, text=True, check=False, timeout=LIMIT)
-        except subprocess.TimeoutExpired:
-            return {"verdict": "no answer", "why": f"within {LIMIT} s"}
+    try:
+        done = alone(command, LIMIT)
+    except subprocess.TimeoutExpired:
+        return {"verdict": "no answer", "why": f"within {LIMIT} s"}
     if done.returncode:
         return {"verdict": "raw", "why": done.stderr.strip().splitlines()[-1]}
     return dict(json.loads(done.stdout.splitlines()[-1]))

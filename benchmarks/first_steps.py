@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import machine, pinned, training_step
+from measuring import cpu_seconds, machine, pinned, training_step
 from rich.console import Console
 from rich.table import Table
 from speed_networks import NETWORKS
@@ -46,18 +46,13 @@ def row(name: str, way: str, core: int) -> dict[str, float]:
     make, inputs, _ = NETWORKS[name]
     torch.manual_seed(0)
     network, x = make(), inputs(STEPS)
-    seconds = [_cpu_seconds()]
+    seconds = [cpu_seconds()]
     with pinned(core):
         step = training_step(WAYS[way](network), network, x)
         for _ in range(2):
             step()
-            seconds.append(_cpu_seconds())
+            seconds.append(cpu_seconds())
     return {"first_s": seconds[1] - seconds[0], "second_s": seconds[2] - seconds[1]}
-
-
-def _cpu_seconds() -> float:
-    """Of this process and its children that have ended."""
-    return sum(os.times()[:4])
 
 
 def measured(name: str, way: str, core: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import platform
 import shutil
 import statistics
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -38,9 +39,29 @@ def gradients(step: Step, network: nn.Module) -> list[Tensor]:
     return [parameter.grad.clone() for parameter in network.parameters() if parameter.grad is not None]
 
 
-def relative_error(found: list[Tensor], expected: list[Tensor]) -> float:
-    """The largest difference of any gradient, relative to the largest entry of the same gradient."""
-    return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, expected, strict=True))
+def relative_error(found: list[Tensor], expected: list[Tensor], rounding: float | None = None) -> float:
+    """The largest difference of any gradient, relative to the largest entry of the same gradient.
+
+    rounding: gradients whose largest entry is not above this part of the largest of all are left out, as rounding.
+    """
+    pairs = list(zip(found, expected, strict=True))
+    if rounding is not None:
+        least = rounding * max(float(each.abs().max()) for each in expected)
+        pairs = [pair for pair in pairs if float(pair[1].abs().max()) > least]
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
+
+
+def cpu_seconds() -> float:
+    """Of this process and its children that have ended."""
+    return sum(os.times()[:4])
+
+
+def alone(command: list[str], limit: float) -> subprocess.CompletedProcess[str]:
+    """Run a command with one thread and an empty inductor cache. Raises TimeoutExpired after ``limit`` seconds."""
+    with tempfile.TemporaryDirectory(prefix="reroll-bench-") as cache:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": cache}
+        environment |= {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=limit)
 
 
 @contextmanager

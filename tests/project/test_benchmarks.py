@@ -233,8 +233,9 @@ def test_gradients_that_are_rounding_alone_are_not_compared(monkeypatch: pytest.
     monkeypatch.syspath_prepend(str(FOLDER))
     depth = importlib.import_module("depth")
     expected = [torch.tensor([1.0, 2.0]), torch.tensor([1e-9]), torch.tensor([1e-6])]
-    assert depth._error([expected[0], torch.tensor([5e-9]), expected[2]], expected) == 0
-    assert depth._error([*expected[:2], 2 * expected[2]], expected) == pytest.approx(1)
+    error = partial(depth.relative_error, rounding=depth.ROUNDING)
+    assert error([expected[0], torch.tensor([5e-9]), expected[2]], expected) == 0
+    assert error([*expected[:2], 2 * expected[2]], expected) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("kind", ["GPT", "BERT", "LLaMA", "ViT", "ResNet", "U-Net", "MLP-Mixer"])
