@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -116,6 +117,21 @@ class Recurrence:
             operands += [read] * len(places)
         constants = range(len(operands), len(operands) + len(self.constants))
         return Slots(steps, carries, tuple(xs), constants, (*operands, *((i,) for i in self.constants)))
+
+    def read_first(self, operands: Sequence[torch.Tensor], row: int | None = None) -> list[torch.Tensor]:
+        """What the first step reads besides its carries: what it reads at each step, then constants.
+
+        row: the index of slices, where the operands are examples too short for that of the first step.
+        """
+        xs = list[torch.Tensor]()
+        for x in self.xs:
+            if isinstance(x, Numbers):
+                xs.append(torch.tensor(x.values[0], dtype=x.dtype))
+            elif isinstance(x, Items):
+                xs.append(operands[x.operands[0]])
+            else:
+                xs.append(operands[x.operand].select(x.dim, x.start if row is None else row))
+        return [*xs, *(operands[i] for i in self.constants)]
 
     def modes(self) -> ExitStack:
         """Enters the gradient and autocast modes around the loop, as they were in the user's code."""

@@ -35,7 +35,7 @@ _FEWEST = SHORT[0][0]  # steps of a sequence that can show a pattern by itself
 _LONGEST_GUESS = 64  # steps of a period that is guessed: three runs of up to seven times as many
 _TRIES = 5  # as many as it takes to get to a period of two
 _WHOLE_LOOPS = ("lstm", "gru", "rnn_tanh", "rnn_relu", "while_loop", "scan", "associative_scan")
-_SOME = 64
+_SOME = 64  # operations from which on their sizes say whether they are done over time
 _MANY = 256  # operations from which on a loop over another dimension than time is looked for
 
 

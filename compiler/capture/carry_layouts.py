@@ -22,7 +22,7 @@ from reroll.graph.effects import example, spelled
 from reroll.graph.fakes import apart_from_dynamo, fake_of, new_fake_mode
 from reroll.graph.layouts import Order, is_plain, lay_out, memory_order
 from reroll.graph.private import is_higher_order, is_of_users, storage_id
-from reroll.recurrence import Items, Numbers, Recurrence
+from reroll.recurrence import Recurrence
 
 Layouts = tuple[Order, ...]
 """The order of memory of each tensor of a carry."""
@@ -127,14 +127,8 @@ class _Stepping(fx.Interpreter):
 
 def _stepped(recurrence: Recurrence, carries: list[torch.Tensor], operands: list[torch.Tensor]) -> list[torch.Tensor]:
     """The next carries."""
-    xs = []
-    for x in recurrence.xs:
-        if isinstance(x, Numbers):
-            xs.append(torch.tensor(x.values[0], dtype=x.dtype))
-        else:
-            xs.append(operands[x.operands[0]] if isinstance(x, Items) else operands[x.operand].select(x.dim, x.start))
-    fixed = [operands[i] for i in recurrence.constants]
-    results = _Stepping(recurrence, [*carries, *xs]).run(*carries, *xs, *fixed)
+    given = recurrence.read_first(operands)
+    results = _Stepping(recurrence, [*carries, *given[: len(recurrence.xs)]]).run(*carries, *given)
     return [result.detach() for result in results[: len(carries)]]
 
 

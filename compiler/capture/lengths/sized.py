@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
 from reroll.capture.lengths.template import Varies
 from reroll.graph.fakes import apart_from_dynamo, fake_of, new_fake_mode
 from reroll.graph.layouts import memory_order
 from reroll.graph.private import map_aggregate
-from reroll.recurrence import Items, Numbers, Recurrence, Slices
+from reroll.recurrence import Recurrence, Slices
 
 Shape = tuple[Any, ...]
 
@@ -44,8 +43,9 @@ def with_sizes(recurrence: Recurrence, graph: fx.Graph, shapes: Sequence[tuple[i
     examples = tuple(map(_resized, recurrence.examples, shapes))
     found = replace(recurrence, step=fx.GraphModule(recurrence.step, graph), examples=examples)
     mode = new_fake_mode()
+    operands = [fake_of(mode, each) for each in examples]
     with apart_from_dynamo(mode), found.modes(), mode:
-        _Sizing(found.step).run(*_operands(found, [fake_of(mode, each) for each in examples]))
+        _Sizing(found.step).run(*operands[: len(found.carries)], *found.read_first(operands, row=0))
     return found
 
 
@@ -57,17 +57,6 @@ def _resized(value: Tensor, shape: tuple[int, ...]) -> Tensor:
     back = sorted(range(len(order)), key=order.__getitem__)
     made = value.new_empty([shape[dim] for dim in order]).permute(back)
     return made.requires_grad_(value.requires_grad)
-
-
-def _operands(recurrence: Recurrence, values: Sequence[Tensor]) -> list[Tensor]:
-    """What the first step is given."""
-    xs = list[Tensor]()
-    for x in recurrence.xs:
-        if isinstance(x, Numbers):
-            xs.append(torch.tensor(x.values[0], dtype=x.dtype))
-        else:
-            xs.append(values[x.operands[0]] if isinstance(x, Items) else values[x.operand].select(x.dim, 0))
-    return [*values[: len(recurrence.carries)], *xs, *(values[i] for i in recurrence.constants)]
 
 
 class _Sizing(fx.Interpreter):
