@@ -21,9 +21,8 @@ from torch import Tensor, fx
 from reroll.backends.dynamo.entry import EXPLAINING, REFUSALS, HandedOn
 from reroll.backends.front.arguments import Call, token
 from reroll.backends.front.families import Family, forget
-from reroll.backends.front.keys import key_of
+from reroll.backends.front.held.reach import Reach
 from reroll.backends.front.observe import Observed, observe
-from reroll.backends.front.state import State
 from reroll.backends.front.turns import between_turns
 from reroll.backends.progress import hinting
 from reroll.capture.lengths.align import NeverError
@@ -206,6 +205,7 @@ class Entry:
         self.module = module
         self.families: dict[Any, Family] = {}
         self.observed: OrderedDict[Any, Observed] = OrderedDict()
+        self.reach = Reach()
 
     def run(self, running: Running, operands: Sequence[Any]) -> Any:
         """Run the program of a call on its sequences."""
@@ -249,9 +249,9 @@ class Entry:
     def _observe(self, running: Running) -> Observed:
         """What is known of a call in its state: what a model reads late in a sequence, Dynamo's guards do not hold."""
         places = running.call.places
-        state = State.of(running.front.model, running.call.args, running.call.kwargs, parameters=False, values=False)
+        found = self.reach.noted(running.front.model, running.call.args, running.call.kwargs)
         counted = running.call.length if running.call.counter is not None else None
-        key = (places, counted), key_of(state, (running.front.model, running.call.args, running.call.kwargs))
+        key = (places, counted), found[1]
         if running.observed is not None:
             self.observed[key] = running.observed
         if key not in self.observed or self.observed[key].pattern.lengths in running.unusable:

@@ -16,8 +16,8 @@ import torch
 
 from reroll.backends.front.arguments import Call, first_steps
 from reroll.backends.front.counter import told
-from reroll.backends.front.keys import sharing
-from reroll.backends.front.state import State
+from reroll.backends.front.held.keys import sharing
+from reroll.backends.front.held.state import State
 from reroll.backends.processes.apart import in_silence
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.capture.lengths.check import Check, Departure

@@ -23,9 +23,10 @@ from torch import Tensor
 from reroll.backends.front.arguments import Call, first_steps, repeated, token
 from reroll.backends.front.entries import RUNNING, new_backend
 from reroll.backends.front.families import forget
-from reroll.backends.front.keys import key_of, plain
+from reroll.backends.front.held.keys import plain
+from reroll.backends.front.held.reach import Reach
+from reroll.backends.front.held.state import Change, State
 from reroll.backends.front.observe import looked_at
-from reroll.backends.front.state import Change, State
 from reroll.capture.recorder.graph import GraphRecorder, Unrecordable
 from reroll.capture.recorder.identity import by_value, fingerprint
 from reroll.errors import UnsupportedError
@@ -97,11 +98,11 @@ class Recorded:
         self.model, self.reason = model, _in_short(refusal)
         self.recordings: OrderedDict[Any, Recording] = OrderedDict()
         self.functions: dict[Any, Callable[..., Any]] = {}
+        self.reach = Reach()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result for tokens, as ``outputs.outputs`` takes it. Raises Unrecordable."""
-        state = State.of(self.model, args, kwargs, parameters=False, values=False)
-        key = key_of(state, (self.model, args, kwargs))
+        state, key = self.reach.noted(self.model, args, kwargs)
         if key not in self.recordings or not self.recordings[key].holds(state, self._applied()):
             self.recordings[key] = self._record()
             forget(self.recordings)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from reroll.backends.front.state import State
+from reroll.backends.front.held.state import State
 from reroll.backends.measure.explain import model_of
 from reroll.backends.measure.gradient_error import mean_squares, named_leaves
 from reroll.backends.measure.measure import Measurement, measured

@@ -11,7 +11,7 @@ from reroll.backends.construct.bytes import operand_gradients
 from reroll.backends.construct.plan import Built
 from reroll.backends.construct.timing import clocked
 from reroll.backends.dynamo.entry import EXPLAINING, Asked, Graph, Reached
-from reroll.backends.front.state import State
+from reroll.backends.front.held.state import State
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.backends.tiers.calibrate import calibrate
 from reroll.backends.tiers.device import background_of

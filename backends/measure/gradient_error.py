@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from reroll.backends.codecs.rounding import exactly
-from reroll.backends.front.state import State
+from reroll.backends.front.held.state import State
 from reroll.backends.measure.explain import model_of, reached
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.errors import UnsupportedError

@@ -6,6 +6,6 @@ Nouns: Recorder, GraphRecorder, event, Same (two things are the same to a model)
 Mind: What an operation does inside is no event: custom operations apply autograd.Functions inside.
     Functions are compared by identity (`identity.py`), so that two runs of one model can be told apart.
     Autograd's history of a run that is only looked at is cut short (`events.py`): kept whole it grows with the run.
-    A recorded graph has no guards of Dynamo's, so Dynamo is asked first; `backends/front/keys.py` guards in their
+    A recorded graph has no guards of Dynamo's, so Dynamo is asked first; `backends/front/held/keys.py` guards in their
     place. It is seven times faster than Dynamo on snnTorch's networks, which take Dynamo 100 ms a step.
 """

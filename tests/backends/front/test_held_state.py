@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import tracemalloc
+import weakref
 from collections import deque
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
 import reroll
-from reroll.backends.front.keys import key_of
-from reroll.backends.front.state import State
+from reroll.backends.front.held.reach import Reach
+from reroll.backends.front.held.state import State
 
 
 class Holder(nn.Module):
@@ -33,8 +37,7 @@ class Holder(nn.Module):
 
 
 def key(model: nn.Module) -> Any:
-    state = State.of(model, (), {}, parameters=False, values=False)
-    return key_of(state, (model, (), {}))
+    return Reach().noted(model, (), {})[1]
 
 
 def test_a_data_set_is_not_copied_by_a_call() -> None:
@@ -46,7 +49,7 @@ def test_a_data_set_is_not_copied_by_a_call() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < model.samples.nbytes / 4
-    assert sys.getsizeof(key(model)[2][2][0][-1]) < 100_000
+    assert sys.getsizeof(key(model)[1][2][0][-1]) < 100_000
 
 
 def test_changes_of_what_is_held_are_seen() -> None:
@@ -87,3 +90,114 @@ def test_only_what_changed_is_put_back() -> None:
     model.samples[1, 1] = 5
     state.restore()
     assert not model.samples.any()
+
+
+class Slopes:
+    """Settings of a library: an object that its functions name."""
+
+    shared: ClassVar[list[Any]] = [1]
+
+    def __init__(self) -> None:
+        self.value, self.table = 2.0, {"a": [1, 2]}
+
+
+SLOPES = Slopes()
+
+
+def by_slopes(x: Tensor, *, sharp: bool = True) -> Tensor:
+    return x * SLOPES.value if sharp else x
+
+
+class Library(nn.Module):
+    """Its state is in what its code names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = [nn.Linear(2, 2)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return by_slopes(x)
+
+
+def changed(owner: Any, name: str, value: Any) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda patch: patch.setattr(owner, name, value, raising=False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        changed(SLOPES, "value", 3.0),
+        changed(SLOPES, "more", 1),
+        lambda patch: patch.setitem(SLOPES.table, "b", []),
+        lambda patch: patch.setitem(SLOPES.table, "a", [5, 2]),
+        changed(Slopes, "shared", [2]),
+        changed(Slopes, "__init__", lambda self: None),
+        lambda patch: patch.setitem(globals(), "SLOPES", Slopes),
+        lambda patch: patch.setitem(globals(), "by_slopes", lambda x: x),
+        changed(by_slopes, "__code__", (lambda x, *, sharp=True: x).__code__),
+        lambda patch: patch.setitem(by_slopes.__kwdefaults__, "sharp", False),
+        changed(by_slopes, "__kwdefaults__", {"sharp": False}),
+        changed(Library, "forward", lambda self, x: x),
+    ],
+)
+def test_changes_of_what_code_names_are_seen_though_it_is_walked_once(
+    change: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, reach, walks = Library(), Reach(), list[State]()
+    walk = State.named
+
+    def counted(state: State, seen: set[int]) -> State:
+        walks.append(state)
+        return walk(state, seen)
+
+    monkeypatch.setattr(State, "named", counted)
+    before = reach.noted(model, (), {})[1]
+    assert reach.noted(model, (), {})[1] == before
+    assert len(walks) == 1
+    with monkeypatch.context() as patch:
+        change(patch)
+        assert reach.noted(model, (), {})[1] != before
+    assert reach.noted(model, (), {})[1] == before
+
+
+@pytest.mark.parametrize("shared", [SLOPES.table["a"], Slopes.shared])
+def test_items_that_change_in_what_code_names_are_seen(shared: list[Any]) -> None:
+    model, reach = Library(), Reach()
+    before = reach.noted(model, (), {})[1]
+    shared.append(4)
+    longer = reach.noted(model, (), {})[1]
+    shared[-1] = 5
+    other = reach.noted(model, (), {})[1]
+    shared.pop()
+    assert before == reach.noted(model, (), {})[1] != longer != other != before
+
+
+def test_what_code_names_and_the_model_holds_is_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number among the model's own objects belongs to the key, and it moves with them."""
+    model, reach = Library(), Reach()
+    monkeypatch.setattr(Slopes, "shared", model.inner)
+    before = reach.noted(model, (), {})[1]
+    model.inner = [model.inner[0]]
+    apart = reach.noted(model, (), {})[1]
+    assert apart != before
+    model.more = [model.inner]  # type: ignore[assignment]
+    monkeypatch.setattr(Slopes, "shared", model.more)
+    moved = reach.noted(model, (), {})[1]
+    assert moved not in (before, apart)
+    assert Reach().noted(model, (), {})[1] == moved
+
+
+def test_no_tensor_is_kept_from_call_to_call() -> None:
+    reach, value = Reach(), torch.zeros(3)
+    SLOPES.value = value  # type: ignore[assignment]
+    gone = weakref.ref(value)
+
+    def run(x: Tensor, held: Tensor = value) -> Tensor:
+        return by_slopes(x) + held
+
+    state = reach.noted(run, (torch.zeros(2),), {})[0]
+    assert any(each is value for each, *_ in state.tensors)
+    SLOPES.value = 2.0
+    del run, value, state
+    gc.collect()
+    assert gone() is None

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reroll.backends.front.state import State
+from reroll.backends.front.held.state import State
 from reroll.backends.processes.apart import in_parts
 from reroll.capture.recorder.identity import PLAIN, Same
 from reroll.errors import UnsupportedError
@@ -24,34 +24,65 @@ def plain(value: Any) -> bool:
     return isinstance(value, _PLAIN)
 
 
-def key_of(state: State, roots: Any) -> Any:
-    """Equal for two states in which the same operations have the same operands at the same positions.
+class Described:
+    """The two parts of a state, in words that are equal where they are the same for a model."""
 
-    Numbers and texts are told apart by value; tensors by all but their values; objects of torch's and others that are
-    not looked into, by identity. The modes of torch that change what operations do belong to it too.
-    """
-    places: dict[int, int] = {}
-    for value in (*(each for each, *_ in state.objects), *(each for each, _ in state.containers)):
-        places[id(value)] = len(places)
-    tensors = {id(value): index for index, (value, _, _) in enumerate(state.tensors)}
+    def __init__(self, own: State, named: State) -> None:
+        self.own, self.tensors = own, [value for part in (own, named) for value, *_ in part.tensors]
+        self.places = {id(value): ("tensor", number) for number, value in enumerate(self.tensors)}
+        for word, part in (("named", named), ("own", own)):
+            held = (*(each for each, *_ in part.objects), *(each for each, _ in part.containers))
+            self.places.update((id(value), (word, number)) for number, value in enumerate(held))
 
-    def described(value: Any) -> Any:
-        if id(value) in tensors:
-            return "tensor", tensors[id(value)]
-        if id(value) in places:
-            return "object", places[id(value)]
+    def key(self, roots: tuple[Any, Any, Any], behind: Any) -> Any:
+        """Equal for two states in which the same operations have the same operands at the same positions.
+
+        Numbers and texts are told apart by value; tensors by all but their values; objects of torch's and others that
+        are not looked into, by identity. The modes of torch that change what operations do belong to it too. roots: the
+        model, its arguments, those by keyword. behind: what the part is in words that the model's code names.
+        """
+        model, args, kwargs = roots
+        # The tuple and the dict of a call are new at every call, so they are known by what they hold.
+        given = self(model), tuple(map(self, args)), self.items(kwargs)
+        return given, self.held(self.own), behind, _tensors(self.tensors), _modes()
+
+    def __call__(self, value: Any) -> Any:
+        """One value."""
+        if id(value) in self.places:
+            return self.places[id(value)]
         if plain(value):
             return type(value), repr(value)
         if isinstance(value, tuple):
-            return type(value), tuple(map(described, value))
+            return type(value), tuple(map(self, value))
         return Same(value)
 
-    owners = [(type(value), _items(attributes, described)) for value, attributes in state.objects]
-    owners += [(type(value), _items(content, described)) for value, content in state.containers]
-    cells = tuple(described(content) for _, content in state.cells)
-    arrays = tuple(_array(each) for each, _ in state.arrays)
-    held = (tuple(owners), cells, arrays, tuple(state.plain), _tensors(state))
-    return described(roots[0]), _nested(roots[1:], described), held, _modes()
+    def held(self, state: State) -> Any:
+        """What objects and containers, closures and arrays of a state hold."""
+        owners = [(type(value), self.items(attributes)) for value, attributes in state.objects]
+        owners += [(type(value), self.items(content)) for value, content in state.containers]
+        cells = tuple(self(content) for _, content in state.cells)
+        return tuple(owners), cells, tuple(_array(each) for each, _ in state.arrays), tuple(state.plain)
+
+    def items(self, content: Any) -> Any:
+        """Those of a dict, list, set or deque."""
+        if isinstance(content, dict):
+            return tuple((self(key), self(value)) for key, value in content.items())
+        return tuple(map(self, content))
+
+
+class Hashed:
+    """A large value of which the hash is made once."""
+
+    __slots__ = ("_hash", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value, self._hash = value, hash(value)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Hashed) and other._hash == self._hash and other.value == self.value)
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 def _array(value: Any) -> Any:
@@ -63,20 +94,7 @@ def _array(value: Any) -> Any:
     return value.shape, value.dtype.str, value.__array_interface__["data"][0], value.strides, some
 
 
-def _items(content: Any, described: Any) -> Any:
-    if isinstance(content, dict):
-        return tuple((described(key), described(value)) for key, value in content.items())
-    return tuple(map(described, content))
-
-
-def _nested(roots: Any, described: Any) -> Any:
-    """The arguments: the tuple and the dict of a call are new at every call, so they are known by what they hold."""
-    args, kwargs = roots
-    return tuple(map(described, args)), _items(kwargs, described)
-
-
-def _tensors(state: State) -> Any:
-    values = [value for value, _, _ in state.tensors]
+def _tensors(values: Sequence[Tensor]) -> Any:
     groups = sharing(values)
     first = {number: values[group[0]].data_ptr() for group in groups for number in group}
     offsets = (value.data_ptr() - first[number] if number in first else 0 for number, value in enumerate(values))

@@ -7,10 +7,9 @@ them, variables of closures, and the tensors in all of these.
 
 from __future__ import annotations
 
-import functools
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,12 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from reroll.backends.front.held.links import Code, content_of, defaults, is_users, is_users_code, leads_to, names
 from reroll.capture.recorder.identity import PLAIN
 from reroll.errors import UnsupportedError
 from reroll.graph.private import version_of
 
 _LEAVES = (*PLAIN, type, types.ModuleType)
-_NOT_OURS = ("torch", "numpy", "builtins", "reroll", "collections", "contextlib", "functools", "threading", "logging")
+_FOLLOWED = (nn.Module, types.FunctionType, list, dict, set)
 
 
 class Change(NamedTuple):
@@ -45,16 +45,21 @@ class State:
     """What was reached from the roots, as it was.
 
     plain: functions of the user's by their code, and the numbers and texts among their defaults, the globals that they
-    name, and the attributes of ``classes``.
+    name, and the attributes of classes. code: the functions and classes that were reached, which name globals and hold
+    attributes. reached: everything that may lead further.
     """
 
+    parameters: bool
+    values: bool
     objects: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
     containers: list[tuple[Any, Any]] = field(default_factory=list)
     cells: list[tuple[types.CellType, Any]] = field(default_factory=list)
     tensors: list[tuple[Tensor, int, Tensor | None]] = field(default_factory=list)
     arrays: list[tuple[Any, Any]] = field(default_factory=list)
     plain: list[Any] = field(default_factory=list)
+    code: list[Code] = field(default_factory=list)
     classes: set[type] = field(default_factory=set)
+    reached: list[Any] = field(default_factory=list)
 
     @classmethod
     def of(cls, *roots: Any, parameters: bool, untouched: frozenset[int] = frozenset(), values: bool = True) -> State:
@@ -63,78 +68,71 @@ class State:
         parameters: note the values of parameters too, not only that they changed. values: note those of other tensors,
         of arrays, and what lists, dicts and sets hold; without them nothing is copied, and nothing can be put back.
         """
-        state, seen, todo = cls(), set(untouched), list(roots)
+        own, seen = cls(parameters, values), set(untouched)
+        own.walk(roots, seen)
+        return own.joined(own.named(seen))
+
+    def walk(self, roots: Iterable[Any], seen: set[int]) -> None:
+        """Note what can be reached from the roots, but for what was ``seen`` and what functions and classes name."""
+        todo = list(roots)
         while todo:
             value = todo.pop()
-            if id(value) not in seen and not isinstance(value, _LEAVES):
+            if not isinstance(value, _LEAVES) and id(value) not in seen:
                 seen.add(id(value))
-                todo += state._note(value, parameters, values)
-        return state
+                self.reached.append(value)
+                todo += self._note(value)
 
-    def _note(self, value: Any, parameters: bool, values: bool) -> Iterator[Any]:
-        """Note one object, and give what can be reached from it."""
+    def named(self, seen: set[int]) -> State:
+        """What the functions and classes of this state name, and what can be reached from there, theirs too."""
+        part = State(self.parameters, self.values, code=[*self.code], classes={*self.classes})
+        for code in part.code:  # grows
+            part.walk(part._note_names(code), seen)
+        return part
+
+    def joined(self, part: State) -> State:
+        """What both states hold, this one's first."""
+        held = ("objects", "containers", "cells", "tensors", "arrays", "plain")
+        both: dict[str, Any] = {name: [*getattr(self, name), *getattr(part, name)] for name in held}
+        return State(self.parameters, self.values, **both)
+
+    def _note(self, value: Any) -> Iterable[Any]:
+        """Note one object, and give what it leads to."""
         if isinstance(value, Tensor):
-            kept = parameters if isinstance(value, nn.Parameter) else values
+            kept = self.parameters if isinstance(value, nn.Parameter) else self.values
             self.tensors.append((value, version_of(value), _copy(value) if kept else None))
         elif isinstance(value, dict | list | set | deque):
-            self.containers.append((value, _content(value) if values else value))
-            yield from dict.values(value) if isinstance(value, dict) else value
-        elif isinstance(value, tuple | frozenset | functools.partial | types.MethodType | types.FunctionType):
-            yield from self._note_fixed(value)
+            self.containers.append((value, _content(value) if self.values else value))
+        elif isinstance(value, types.FunctionType):
+            self._note_function(value)
         elif isinstance(value, np.ndarray):
-            self.arrays.append((value, value.copy() if values else value))
+            self.arrays.append((value, value.copy() if self.values else value))
         elif hasattr(type(value), "__next__"):
             raise UnsupportedError(
                 f"reroll.compile: the model keeps an iterator ({type(value).__name__}), whose state cannot be put back "
                 "after a look at the model. Keep a number or a list instead."
             )
-        elif _is_users(value):
+        elif is_users(value):
             self.objects.append((value, dict(vars(value))))
-            yield from vars(value).values()
-            yield from self._note_class(type(value))
+            self._note_class(type(value))
+        return leads_to(value)
 
-    def _note_fixed(self, value: Any) -> Iterator[Any]:
-        """What can be reached from an object that does not change itself."""
-        if isinstance(value, functools.partial):
-            yield from (value.func, value.args, value.keywords)
-        elif isinstance(value, types.MethodType):
-            yield from (value.__self__, value.__func__)
-        elif isinstance(value, types.FunctionType):
-            yield from self._note_function(value)
-        else:
-            yield from value
+    def _note_function(self, function: types.FunctionType) -> None:
+        self.cells += ((cell, each) for cell in function.__closure__ or () for each in content_of(cell))
+        self.plain.append((function.__code__, *(repr(each) for each in defaults(function) if isinstance(each, PLAIN))))
+        self.code.append(function)
 
-    def _note_function(self, function: types.FunctionType) -> Iterator[Any]:
-        for cell in function.__closure__ or ():
-            try:
-                self.cells.append((cell, cell.cell_contents))
-            except ValueError:  # an empty cell
-                continue
-            yield cell.cell_contents
-        defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-        yield from defaults
-        self.plain.append((function.__code__, *(repr(value) for value in defaults if isinstance(value, PLAIN))))
-        read = function.__globals__
-        if not _is_code_of_users(read.get("__name__")):
-            return
-        for name in (each for each in _names(function.__code__) if each in read):
-            value = read[name]
+    def _note_class(self, kind: type) -> None:
+        new = [each for each in kind.__mro__ if each not in self.classes and is_users_code(each)]
+        self.classes.update(new)
+        self.code += new
+
+    def _note_names(self, code: Code) -> Iterator[Any]:
+        """Note the numbers and texts that a function or class names, and give what else it leads to by names."""
+        for name, value in names(code):
             if isinstance(value, PLAIN):
                 self.plain.append((name, repr(value)))
-            elif isinstance(value, nn.Module | types.FunctionType | list | dict) or _is_users(value):
+            elif isinstance(value, _FOLLOWED) or is_users(value):
                 yield value
-
-    def _note_class(self, kind: type) -> Iterator[Any]:
-        """What an object's class holds: its methods, which read globals, and lists and dicts that all objects share."""
-        for each in kind.__mro__:
-            if each in self.classes or not _is_code_of_users(each.__module__):
-                continue
-            self.classes.add(each)
-            for name, value in vars(each).items():
-                if isinstance(value, types.FunctionType | list | dict | set):
-                    yield value
-                elif isinstance(value, PLAIN) and name[:2] != "__":
-                    self.plain.append((name, repr(value)))
 
     def restore(self) -> None:
         """Put back what changed; all else is left alone, as another thread may be about to change it."""
@@ -204,13 +202,6 @@ def _equal(tensor: Tensor, kept: Tensor) -> bool:
     return tensor.layout is not torch.strided or bool(((tensor == kept) | ((tensor != tensor) & (kept != kept))).all())
 
 
-@functools.lru_cache(maxsize=1 << 14)
-def _names(code: types.CodeType) -> tuple[str, ...]:
-    """Global names that a function reads, itself or in functions that it defines."""
-    inner = (_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return tuple(dict.fromkeys((*code.co_names, *(name for names in inner for name in names))))
-
-
 def _content(value: Any) -> Any:
     """A copy of a dict, list, set or deque; of a dict what it holds, and not what a subclass makes of that."""
     return dict(dict.items(value)) if isinstance(value, dict) else value.copy()
@@ -246,14 +237,3 @@ def _refill(value: Any, content: Any) -> None:
 
 def _identities(mapping: dict[Any, Any]) -> Iterator[tuple[Any, int]]:
     return ((key, id(item)) for key, item in dict.items(mapping))
-
-
-def _is_users(value: Any) -> bool:
-    """Whether an object has attributes that its methods may change: a module, or an instance of a user's class."""
-    if isinstance(value, nn.Module):
-        return True
-    return isinstance(getattr(value, "__dict__", None), dict) and _is_code_of_users(type(value).__module__)
-
-
-def _is_code_of_users(module: str | None) -> bool:
-    return (module or "").partition(".")[0] not in _NOT_OURS
