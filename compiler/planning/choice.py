@@ -186,13 +186,12 @@ def _numbered(choice: Choice, options: Options) -> Iterator[Choice]:
 
 
 def _thinner(problem: Problem, thin: Thinning) -> list[Choice]:
-    """All tapes kept, as many of them thin as the memory of a problem asks for; and thin ones with carries."""
-    memory, saves = problem.memory or 0, problem.tape - thin.tape
-    if saves <= 0:
+    """All tapes kept, one or more of them thin; and thin ones with carries in the memory of a problem."""
+    memory, whole = problem.memory or 0, replace(problem, memory=None)
+    if thin.tape >= problem.tape:
         return []
-    least = max(-(-(problem.segments * problem.tape - memory) // saves), 1)
-    counts = range(max(least - 2, 1), min(least + 2, problem.segments) + 1)  # what reversals work with is a bound
-    some = [Choice("store_all", problem, thin=min(count * problem.segment, problem.steps)) for count in counts]
+    counts = range(1, problem.segments + 1)  # all: those that need too much are told by their bound
+    some = [Choice("store_all", whole, thin=min(count * problem.segment, problem.steps)) for count in counts]
     smaller = replace(problem, tape=thin.tape, memory=max(memory - thin.scratch, 1))
     fits = memory - thin.scratch >= least_memory(smaller)
     every = [Choice("revolve", smaller, thin=problem.steps)] if fits else []

@@ -93,10 +93,14 @@ class Demand:
 
     def bound(self, choice: Choice) -> int:
         """Bytes that a choice needs at least, without its program: some tape is complete when its backward begins."""
-        if choice.schedule in OPTIMAL or choice.thin:
+        if choice.schedule in OPTIMAL:
             return 0  # made for the memory that there is
         problem = choice.problem
         short = problem.tape if problem.steps % problem.segment else 0  # whose share of a tape is not exact
+        if choice.thin:
+            thinning = self.thinning()
+            saved = problem.tape - thinning.tape if thinning else problem.tape
+            return problem.segments * problem.tape - -(-choice.thin // problem.segment) * saved - short
         return counted(choice.root, problem).local_peak + self.needs.reversing(self.segment) - problem.carry - short
 
     def plan(self, choice: Choice) -> Plan:

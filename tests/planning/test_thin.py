@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from planned import demand_of, needs
@@ -22,6 +22,9 @@ PASSES = ",".join(DEFAULT_PASSES)
 BLOCKS = {"steps": st.integers(1, 40), "segment": st.integers(1, 3), "carry": st.integers(1, 40)}
 BLOCKS |= {"tape": st.integers(20, 200), "scratch": st.integers(0, 100)}
 COSTS = {"part": st.floats(0.1, 0.7), "repeats": st.floats(0.05, 0.95), "alone": st.floats(0.5, 1.0)}
+
+LARGE_CARRY = {"steps": 2, "segment": 1, "carry": 25, "tape": 20, "scratch": 0}
+LARGE_CARRY |= {"part": 0.5, "repeats": 0.5, "alone": 1.0}
 
 
 def demands(
@@ -50,6 +53,7 @@ def cost_within(demand: Demand, budget: int) -> float:
 
 @settings(max_examples=150, deadline=None)
 @given(st.fixed_dictionaries({**BLOCKS, **COSTS}), st.floats(0.3, 1.0))
+@example(LARGE_CARRY, 0.9375)
 def test_of_all_numbers_of_thin_tapes_none_that_fits_is_cheaper(numbers: dict[str, float], part: float) -> None:
     demand, _ = demands(**numbers)  # type: ignore[arg-type]
     budget = int(part * plain(demand))

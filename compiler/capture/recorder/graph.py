@@ -333,7 +333,8 @@ class GraphRecorder(TorchFunctionMode):
             raise
         finally:
             self.calling = False
-        if result is NotImplemented:  # comparisons with what is no tensor
+        names = isinstance(result, torch.device | torch.dtype) and not operands  # a device or type that no tensor has
+        if names or result is NotImplemented:  # the latter of comparisons with what is no tensor
             self.graph.erase_node(node)
             return result
         memory = {storage_id(leaf.meta["example_value"]) for leaf in updated}

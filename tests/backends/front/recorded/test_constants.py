@@ -283,3 +283,17 @@ def test_a_recorded_model_with_first_states_is_copied() -> None:
     run = reroll.compile(FirstStates(), time_dim=0, **EAGER)
     run(data())
     reroll.check(copy.deepcopy(run), data(), strict=True, measure=False)
+
+
+def test_devices_and_types_that_no_tensor_decides() -> None:
+    def model(x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        device, dtype = torch.device("cpu"), torch.promote_types(torch.float32, D)
+        h = torch.zeros(3, 4, device=device, dtype=dtype)
+        for t in range(x.shape[0]):
+            h = torch.tanh(x[t] + 0.5 * h)
+        return h
+
+    compiled, x = reroll.compile(model, time_dim=0, **EAGER), data()
+    expected = torch.autograd.grad(model(x).sum(), x)
+    torch.testing.assert_close(torch.autograd.grad(compiled(x).sum(), x), expected)
