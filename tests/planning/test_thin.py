@@ -23,7 +23,7 @@ BLOCKS = {"steps": st.integers(1, 40), "segment": st.integers(1, 3), "carry": st
 BLOCKS |= {"tape": st.integers(20, 200), "scratch": st.integers(0, 100)}
 COSTS = {"part": st.floats(0.1, 0.7), "repeats": st.floats(0.05, 0.95), "alone": st.floats(0.5, 1.0)}
 
-LARGE_CARRY = {"steps": 2, "segment": 1, "carry": 25, "tape": 20, "scratch": 0}
+LARGE_CARRY: dict[str, float] = {"steps": 2, "segment": 1, "carry": 25, "tape": 20, "scratch": 0}
 LARGE_CARRY |= {"part": 0.5, "repeats": 0.5, "alone": 1.0}
 
 
