@@ -48,11 +48,16 @@ from reroll.backends.processes.apart import alone, forward_of, spoken_around
 from reroll.capture.lengths.align import NeverError, TransformError
 from reroll.capture.lengths.instantiate import TooShortError
 from reroll.errors import LengthError, OptionError, RerollWarning, UnsupportedError
+from reroll.graph.private import compiled_in_place
 from reroll.planning.options import Options
 
 _WITHIN = (
     "a model that reroll.compile has made calls Dynamo itself, so a function compiled around it ends its graph at the "
     "call and begins another one after it; leave out fullgraph=True, or compile only what is around the model"
+)
+_IN_PLACE = (
+    "reroll.compile: the model was compiled before, in place, by its own method compile(), so Dynamo does not read it. "
+    'Leave that call out, or name this backend there: model.compile(backend="reroll").'
 )
 
 
@@ -165,6 +170,8 @@ class Caller:
             self._take(running.front)
         if running.observed is None:
             refuse_sparse(self.model, call)
+            if compiled_in_place(self.model):
+                raise UnsupportedError(_IN_PLACE)
             raise LengthError(
                 "The model has no operation that Dynamo sees, so there is nothing to compile. Use it as it is."
             )

@@ -16,6 +16,7 @@ from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.backends.tiers.calibrate import calibrate
 from reroll.backends.tiers.device import background_of
 from reroll.errors import OptionError, UnsupportedError
+from reroll.graph.private import compiled_in_place
 from reroll.planning.alternative import alternatives, may_move_carries
 from reroll.program.memory import Around
 from reroll.report.report import CarryLine, Loop, Report
@@ -59,11 +60,15 @@ def reached(compiled_model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any
         graph = _run_through(compiled_model, inputs, kwargs, Asked(onward=True))
     if graph is not None:
         return graph
-    raise UnsupportedError(
-        f"explain ran {_name(compiled_model)}, and no graph compiled by reroll was reached. Compile it with "
-        'torch.compile(model, backend="reroll"), and check that Dynamo is not disabled. A graph break in the loop '
-        "(print, .item(), a branch on values) makes Dynamo run it uncompiled: fullgraph=True says where."
+    why = (
+        "The model was compiled before, in place, by its own method compile(), so Dynamo does not read it for another "
+        "backend: leave that call out, or name the backend there."
+        if compiled_in_place(model_of(compiled_model))
+        else 'Compile it with torch.compile(model, backend="reroll"), and check that Dynamo is not disabled. A graph '
+        "break in the loop (print, .item(), a branch on values) makes Dynamo run it uncompiled: fullgraph=True says "
+        "where."
     )
+    raise UnsupportedError(f"explain ran {_name(compiled_model)}, and no graph compiled by reroll was reached. {why}")
 
 
 def _run_through(model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any], asked: Asked) -> Graph | None:

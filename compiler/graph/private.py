@@ -8,7 +8,7 @@ the Python code of a graph when it is called first: passes edit graphs that neve
 constants are real under a fake mode; ``TorchDispatchMode`` is asked for every operation of this thread.
 ``OpOverloadPacket`` is an operator with all of its overloads. Of a tensor, ``_version`` counts changes in place,
 ``_base`` is what it is a view of, and ``_cdata`` of its storage tells whether two share memory; torch has no public
-name for these.
+name for these. Of a module, ``_compiled_call_impl`` is what ``Module.compile`` has set.
 """
 
 from __future__ import annotations
@@ -30,6 +30,11 @@ LazyGraphModule = _LazyGraphModule
 set_grad_enabled = torch._C._set_grad_enabled
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 outside_modes = _disable_current_modes
+
+
+def compiled_in_place(model: Any) -> bool:
+    """Whether ``Module.compile`` was called on a model: its calls go to what that made, and Dynamo reads no more."""
+    return isinstance(model, torch.nn.Module) and model._compiled_call_impl is not None
 
 
 def is_overload(target: Any) -> bool:

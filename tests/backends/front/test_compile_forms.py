@@ -458,3 +458,22 @@ def test_a_step_that_is_another_one_late_in_a_sequence() -> None:
     model = reroll.compile(once, time_dim=0, lowering="eager")
     for steps in (90, 30, 41, 131):
         reroll.check(model, torch.randn(steps, 3, dtype=torch.float64, requires_grad=True), strict=True, measure=False)
+
+
+def test_a_model_that_was_compiled_in_place_is_refused_by_name() -> None:
+    net, x_TBI = Net(last), torch.randn(20, 2, I)
+    net.compile(backend="eager")
+    with pytest.raises(UnsupportedError, match=r"in place, by its own method compile\(\)"):
+        reroll.compile(net, time_dim=0, **EAGER)(x_TBI)
+    with pytest.raises(UnsupportedError, match="in place"):
+        reroll.explain(torch.compile(net, backend="reroll", options=EAGER), x_TBI)
+
+
+def test_a_model_that_is_compiled_by_others_too_is_rolled() -> None:
+    net, x_TBI = Net(last), torch.randn(20, 2, I)
+    other = torch.compile(net, backend="eager")
+    expected = other(x_TBI)
+    for model in (net, other):
+        fast = reroll.compile(model, time_dim=0, **EAGER)
+        torch.testing.assert_close(fast(x_TBI), expected)
+        assert len(reroll.explain(fast, x_TBI).loops) == 1
