@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, repeat
 from operator import attrgetter, is_
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from reroll.backends.front.held.keys import Described, Hashed
-from reroll.backends.front.held.links import Code, content_of, global_names, is_users_code
+from reroll.backends.front.held.links import Code, content_of, spaces
 from reroll.backends.front.held.state import State
 
 _MISSING = object()
@@ -105,7 +106,7 @@ class _Watched:
         read += chain.from_iterable(map(content_of, self.cells))
         dicts: list[dict[Any, Any]] = [*self.dicts, *(each.__dict__ for each in self.objects)]
         for held in dicts:
-            read += dict.keys(held)
+            read += held.keys() if type(held) is OrderedDict else dict.keys(held)  # whose order is its own
             read += dict.values(held)
         for attributes in map(vars, self.classes):
             read += attributes
@@ -117,13 +118,12 @@ class _Watched:
 
 
 def _names(code: Sequence[Code]) -> list[tuple[Callable[..., Any], tuple[str, ...]]]:
-    """The globals that functions name, by the modules that these are from."""
-    functions = [each for each in code if isinstance(each, types.FunctionType) and is_users_code(each)]
-    modules = {id(each.__globals__): each.__globals__ for each in functions}
-    found: dict[int, dict[str, None]] = {module: {} for module in modules}
-    for each in functions:
-        found[id(each.__globals__)].update(dict.fromkeys(global_names(each.__code__)))
-    return [(modules[module].get, tuple(each)) for module, each in found.items()]
+    """The names that functions read, by where these stand."""
+    found: dict[int, tuple[Mapping[str, Any], dict[str, None]]] = {}
+    for each in (each for each in code if isinstance(each, types.FunctionType)):
+        for space, read in spaces(each):
+            found.setdefault(id(space), (space, {}))[1].update(dict.fromkeys(read))
+    return [(space.get, tuple(named)) for space, named in found.values()]
 
 
 def _read(code: Sequence[Code]) -> list[Any]:

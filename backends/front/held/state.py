@@ -7,6 +7,7 @@ them, variables of closures, and the tensors in all of these.
 
 from __future__ import annotations
 
+import io
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -17,13 +18,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from reroll.backends.front.held.links import Code, content_of, defaults, is_users, is_users_code, leads_to, names
-from reroll.capture.recorder.identity import PLAIN
+from reroll.backends.front.held.links import (
+    WRAPPERS,
+    Code,
+    content_of,
+    defaults,
+    is_users,
+    is_users_code,
+    leads_to,
+    names,
+    written,
+)
+from reroll.capture.recorder.identity import PLAIN, Same
 from reroll.errors import UnsupportedError
 from reroll.graph.private import version_of
 
 _LEAVES = (*PLAIN, type, types.ModuleType)
-_FOLLOWED = (nn.Module, types.FunctionType, list, dict, set)
+_FOLLOWED = (*WRAPPERS, nn.Module, list, dict, set, tuple)
 
 
 class Change(NamedTuple):
@@ -44,9 +55,9 @@ class Change(NamedTuple):
 class State:
     """What was reached from the roots, as it was.
 
-    plain: functions of the user's by their code, and the numbers and texts among their defaults, the globals that they
-    name, and the attributes of classes. code: the functions and classes that were reached, which name globals and hold
-    attributes. reached: everything that may lead further.
+    plain: functions of the user's by their code, and the numbers, texts and callables among their defaults, the globals
+    that they name, and the attributes of classes. code: the functions and classes that were reached, which name globals
+    and hold attributes. reached: everything that may lead further.
     """
 
     parameters: bool
@@ -106,7 +117,7 @@ class State:
             self._note_function(value)
         elif isinstance(value, np.ndarray):
             self.arrays.append((value, value.copy() if self.values else value))
-        elif hasattr(type(value), "__next__"):
+        elif hasattr(type(value), "__next__") and not isinstance(value, io.IOBase):
             raise UnsupportedError(
                 f"reroll.compile: the model keeps an iterator ({type(value).__name__}), whose state cannot be put back "
                 "after a look at the model. Keep a number or a list instead."
@@ -118,7 +129,7 @@ class State:
 
     def _note_function(self, function: types.FunctionType) -> None:
         self.cells += ((cell, each) for cell in function.__closure__ or () for each in content_of(cell))
-        self.plain.append((function.__code__, *(repr(each) for each in defaults(function) if isinstance(each, PLAIN))))
+        self.plain.append((function.__code__, *map(written, defaults(function))))
         self.code.append(function)
 
     def _note_class(self, kind: type) -> None:
@@ -127,12 +138,15 @@ class State:
         self.code += new
 
     def _note_names(self, code: Code) -> Iterator[Any]:
-        """Note the numbers and texts that a function or class names, and give what else it leads to by names."""
-        for name, value in names(code):
-            if isinstance(value, PLAIN):
-                self.plain.append((name, repr(value)))
+        """Note the numbers, texts and callables that a function or class names, and give what else leads further."""
+        for name, named in names(code):
+            value = named.__func__ if isinstance(named, staticmethod | classmethod) else named
+            if (text := written(value)) is not None:
+                self.plain.append((name, text))
             elif isinstance(value, _FOLLOWED) or is_users(value):
                 yield value
+            elif callable(value):
+                self.plain.append((name, Same(value)))
 
     def restore(self) -> None:
         """Put back what changed; all else is left alone, as another thread may be about to change it."""

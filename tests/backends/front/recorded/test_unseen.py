@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -130,6 +132,79 @@ def test_numbers_outside_of_objects_may_change_between_calls(where: str, monkeyp
         monkeypatch.setattr(Net.gain, "__defaults__", (0.9,))
     else:
         monkeypatch.setattr(Own, "gain", lambda net: 0.1, raising=False)
+    reroll.check(run, data(), strict=True, measure=False)
+
+
+settings = ModuleType("settings")
+exec(  # a module of the user's, whose functions read its own names
+    "slope, depth = 0.5, 2\ndef factor(x):\n    return slope * deeper()\ndef deeper():\n    return 1.0 / depth",
+    vars(settings),
+)
+
+
+class Config:
+    """Settings as attributes of a class, in ways that a class has."""
+
+    slope = 0.5
+
+    @property
+    def half(self) -> float:
+        """A property that reads a global."""
+        return SCALE / 2
+
+    @staticmethod
+    def whole() -> float:
+        """A function that reads another."""
+        return Config.slope
+
+    @classmethod
+    def twice(cls) -> float:
+        """A method of the class."""
+        return 2 * cls.slope
+
+
+class Mode(enum.Enum):
+    """Choices."""
+
+    SLOW = 0.1
+    FAST = 0.7
+
+
+CONFIG, MODE, PAIR, CHOICES, ACT = Config(), Mode.SLOW, (0.5, 0.1), frozenset({1, 2}), torch.tanh
+
+
+class Slope(Net):
+    """Reads what is given by a property of its own."""
+
+    @property
+    def slope(self) -> float:
+        """A property of the model's."""
+        return float(settings.slope)
+
+
+UNSEEN: dict[str, tuple[Any, Callable[[pytest.MonkeyPatch], None]]] = {
+    "module": (lambda *_: settings.slope, lambda patch: patch.setattr(settings, "slope", 0.9)),
+    "function of a module": (lambda _, x: settings.factor(x), lambda patch: patch.setattr(settings, "slope", 0.9)),
+    "behind that": (lambda _, x: settings.factor(x), lambda patch: patch.setattr(settings, "depth", 5)),
+    "another": (lambda _, x: settings.factor(x), lambda patch: patch.setattr(settings, "deeper", lambda: 0.2)),
+    "class": (lambda *_: Config.slope, lambda patch: patch.setattr(Config, "slope", 0.9)),
+    "property": (lambda *_: CONFIG.half, lambda patch: patch.setitem(globals(), "SCALE", 0.9)),
+    "static method": (lambda *_: Config.whole(), lambda patch: patch.setattr(Config, "slope", 0.9)),
+    "method of a class": (lambda *_: Config.twice(), lambda patch: patch.setattr(Config, "slope", 0.9)),
+    "choice": (lambda *_: MODE.value, lambda patch: patch.setitem(globals(), "MODE", Mode.FAST)),
+    "tuple": (lambda *_: PAIR[0], lambda patch: patch.setitem(globals(), "PAIR", (0.9, 0.1))),
+    "set": (lambda *_: len(CHOICES) / 4, lambda patch: patch.setitem(globals(), "CHOICES", frozenset({1, 2, 3}))),
+    "operation": (lambda net, _: ACT(net.p[:4]), lambda patch: patch.setitem(globals(), "ACT", torch.sigmoid)),
+    "property of the model": (lambda net, _: net.slope, lambda patch: patch.setattr(settings, "slope", 0.9)),
+}
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_what_functions_name_may_change_between_calls(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    factor, change = UNSEEN[name]
+    run = reroll.compile(Slope(factor), time_dim=0, **EAGER)
+    reroll.check(run, data(), strict=True, measure=False)
+    change(monkeypatch)
     reroll.check(run, data(), strict=True, measure=False)
 
 
