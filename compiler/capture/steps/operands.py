@@ -104,13 +104,17 @@ def _relation_breaks(relation: Ints, code: Ints, region: Region) -> Iterator[tup
         repeated = np.count_nonzero(identity[1:] == identity[:-1]) >= len(column) // 2
         if np.all(outside[:, at_column]) and not repeated:
             continue  # another value from outside at every step: a list
-        kept = code[:, at_column] if np.count_nonzero(outside[:, at_column]) > len(column) // 2 else column
+        same = code[1:, at_column] == code[:-1, at_column]
+        fixed = np.count_nonzero(outside[:, at_column]) > len(column) // 2 or 2 * np.count_nonzero(same) > len(column)
+        kept = code[:, at_column] if fixed else column
         # The steady relation is that of the longest run. A carry of ``back`` steps ago reads what the loop was given at
         # its first ``back`` steps, so there it may differ; one value from outside may nowhere.
         steady = _longest_run_value(kept)
         back = 0 if kept is not column else delay(steady, region.period)
         for at in np.flatnonzero(kept != steady).tolist():
             yield at, back
+        if fixed and region.start <= steady < OUTSIDE:  # one value for all steps, made in one that they must not hold
+            yield (steady - region.start) // region.period, 0
 
 
 def _longest_run_value(column: Ints) -> int:

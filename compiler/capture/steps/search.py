@@ -69,12 +69,26 @@ def _best(sequence: Sequence, low: int, high: int) -> Step | None:
             continue
         first = rotation(sequence, low + start, low + stop, period)
         for at in dict.fromkeys((first, low + start)):
-            region = window(sequence, Region(at, period, (low + stop - at) // period))
-            step = analyse(sequence, region) if region is not None else None
+            step = _longest_from(sequence, at, low + stop, period)
             if step is not None and step.region.size > _to_beat(best, period):
                 best = step
                 break
     return best
+
+
+def _longest_from(sequence: Sequence, at: int, stop: int, period: int) -> Step | None:
+    """The longest step of a run that begins at a node, or at one in the first step if that is left out otherwise: the
+    run may begin with a value that is made like one of the steps, and that all of them read."""
+    found = _step(sequence, at, stop, period)
+    if found is None or found.region.start - at != period:
+        return found
+    later = _step(sequence, rotation(sequence, at + 1, stop, period), stop, period)
+    return later if later is not None and later.region.size > found.region.size else found
+
+
+def _step(sequence: Sequence, at: int, stop: int, period: int) -> Step | None:
+    region = window(sequence, Region(at, period, (stop - at) // period))
+    return analyse(sequence, region) if region is not None else None
 
 
 def _to_beat(best: Step | None, period: int) -> int:
