@@ -211,6 +211,7 @@ class Caller:
         """Do what an attempt asks for; whether it ran. If not, another one comes next."""
         match outcome:
             case Ran():
+                self.steps = running.steps  # the next call is most often alike
                 return True
             case Misfit(steps):
                 running.steps = steps

@@ -477,3 +477,29 @@ def test_a_model_that_is_compiled_by_others_too_is_rolled() -> None:
         fast = reroll.compile(model, time_dim=0, **EAGER)
         torch.testing.assert_close(fast(x_TBI), expected)
         assert len(reroll.explain(fast, x_TBI).loops) == 1
+
+
+def test_a_call_like_the_one_before_is_attempted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(net: Net, x: Tensor) -> Any:
+        h = x.new_zeros(x.shape[1], H)
+        for t in range(x.shape[0]):
+            h = net.cell(x[t], h)
+            h = h * 0.5 if t >= 10 else h
+        return h
+
+    attempts, attempt = list[int](), entries.Running.attempt
+
+    def counted_attempt(running: entries.Running) -> entries.Outcome:
+        attempts.append(running.steps)
+        return attempt(running)
+
+    net = Net(late)
+    fast = reroll.compile(net, time_dim=0, **EAGER)
+    monkeypatch.setattr(entries.Running, "attempt", counted_attempt)
+    fast(torch.randn(40, 2, I))
+    assert len(attempts) > 1
+    for steps in (40, 50):
+        x_TBI = torch.randn(steps, 2, I)
+        attempts.clear()
+        torch.testing.assert_close(fast(x_TBI), net(x_TBI))
+        assert len(attempts) == 1
