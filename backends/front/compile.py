@@ -91,9 +91,10 @@ def compile(  # noqa: A001  # as torch.compile
 
     Where Dynamo refuses the Python code of a model, its operations are recorded while Python runs a short piece, and a
     RerollWarning says so. There are no guards then: at every call the arguments, what can be reached from the model,
-    and torch's modes are compared, and the model is recorded anew where they differ. That globals, files, the clock and
-    what objects hold without a ``__dict__`` stay the same is the user's promise. What shows Python the values of
-    tensors (branches, ``item()``), prints and counters are refused with Dynamo's error.
+    and torch's modes are compared, and the model is recorded anew where they differ. That files, the clock,
+    settings in modules of installed libraries and what objects hold without a ``__dict__`` stay the same is the user's
+    promise. What shows Python the values of tensors (branches, ``item()``), prints and counters are refused with
+    Dynamo's error.
 
     Raises LengthError, with the line, if what the model does at T steps cannot be told from a few steps.
     """
