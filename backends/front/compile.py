@@ -55,6 +55,7 @@ _WITHIN = (
     "a model that reroll.compile has made calls Dynamo itself, so a function compiled around it ends its graph at the "
     "call and begins another one after it; leave out fullgraph=True, or compile only what is around the model"
 )
+_ATTEMPTS = 100  # more than patterns that are tried for one call, by far
 _IN_PLACE = (
     "reroll.compile: the model was compiled before, in place, by its own method compile(), so Dynamo does not read it. "
     'Leave that call out, or name this backend there: model.compile(backend="reroll").'
@@ -205,8 +206,13 @@ class Caller:
 
     def _settle(self, running: Running) -> None:
         """Run the call, with the first pattern of it whose traces give a template."""
-        while not self._followed(running, running.attempt()):
-            pass
+        for _ in range(_ATTEMPTS):
+            if self._followed(running, running.attempt()):
+                return
+        raise LengthError(
+            "The model is another one after every run that looks at it: it changes something that it reads, and that "
+            "is not put back (a global, a file, an attribute of a class). Keep that outside of the forward pass."
+        )
 
     def _followed(self, running: Running, outcome: Outcome) -> bool:
         """Do what an attempt asks for; whether it ran. If not, another one comes next."""

@@ -8,16 +8,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, repeat
 from operator import attrgetter, is_
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from torch import Tensor
 
 from reroll.backends.front.held.keys import Described, Hashed
-from reroll.backends.front.held.links import Code, content_of, spaces
+from reroll.backends.front.held.links import Code, content_of, spaces, written
 from reroll.backends.front.held.state import State
 
 _MISSING = object()
+_Read: TypeAlias = tuple[Callable[..., Any], tuple[str, ...]]
 _VALUES = (Tensor, np.ndarray)
 _OF_FUNCTIONS = attrgetter("__code__", "__defaults__", "__kwdefaults__", "__closure__")
 _OF_PARTIAL = attrgetter("func", "args", "keywords")
@@ -43,6 +44,34 @@ class Reach:
             self._known = known if known.may_be_kept else None
         words = Described(own, known.part)
         return own.joined(known.part), words.key(roots, known.described(words))
+
+
+class Names:
+    """What a model's code names, in modules and classes, as it is: to see what a run of the model assigns there."""
+
+    def __init__(self, model: Any, args: Any, kwargs: Any) -> None:
+        own, seen = State(parameters=False, values=False), set[int]()
+        own.walk((model, args, kwargs), seen)
+        code = own.named(seen).code
+        classes = [vars(each) for each in code if isinstance(each, type)]
+        of_classes: list[_Read] = [(space.get, tuple(space)) for space in classes]
+        self._read = [*_names(code), *of_classes]
+        self._classes = [(space, set(space)) for space in classes]
+        self._before = [[get(name, _MISSING) for name in found] for get, found in self._read]
+
+    def assigned(self) -> list[str]:
+        """The names that stand for another value than before."""
+        now = (
+            (name, get(name, _MISSING), was)
+            for (get, found), before in zip(self._read, self._before, strict=True)
+            for name, was in zip(found, before, strict=True)
+        )
+        changed = [name for name, value, was in now if value is not was and not _alike(value, was)]
+        return changed + [name for space, before in self._classes for name in space if name not in before]
+
+
+def _alike(value: Any, was: Any) -> bool:
+    return written(value) is not None and type(value) is type(was) and written(value) == written(was)
 
 
 class _Named:
@@ -117,7 +146,7 @@ class _Watched:
         return read
 
 
-def _names(code: Sequence[Code]) -> list[tuple[Callable[..., Any], tuple[str, ...]]]:
+def _names(code: Sequence[Code]) -> list[_Read]:
     """The names that functions read, by where these stand."""
     found: dict[int, tuple[Mapping[str, Any], dict[str, None]]] = {}
     for each in (each for each in code if isinstance(each, types.FunctionType)):

@@ -34,7 +34,7 @@ from reroll.errors import UnsupportedError
 from reroll.graph.private import version_of
 
 _LEAVES = (*PLAIN, type, types.ModuleType)
-_FOLLOWED = (*WRAPPERS, nn.Module, list, dict, set, tuple)
+_FOLLOWED = (*WRAPPERS, nn.Module, list, dict, set, tuple, deque, np.ndarray)
 
 
 class Change(NamedTuple):

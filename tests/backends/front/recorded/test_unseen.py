@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
+from collections import deque
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -170,6 +172,7 @@ class Mode(enum.Enum):
     FAST = 0.7
 
 
+QUEUE, ARRAY = deque([0.5, 0.9]), np.array([0.5])
 CONFIG, MODE, PAIR, CHOICES, ACT = Config(), Mode.SLOW, (0.5, 0.1), frozenset({1, 2}), torch.tanh
 
 
@@ -195,6 +198,8 @@ UNSEEN: dict[str, tuple[Any, Callable[[pytest.MonkeyPatch], None]]] = {
     "tuple": (lambda *_: PAIR[0], lambda patch: patch.setitem(globals(), "PAIR", (0.9, 0.1))),
     "set": (lambda *_: len(CHOICES) / 4, lambda patch: patch.setitem(globals(), "CHOICES", frozenset({1, 2, 3}))),
     "operation": (lambda net, _: ACT(net.p[:4]), lambda patch: patch.setitem(globals(), "ACT", torch.sigmoid)),
+    "deque": (lambda *_: QUEUE[0], lambda _: QUEUE.rotate(1)),
+    "array": (lambda *_: float(ARRAY[0]), lambda _: ARRAY.fill(0.9)),
     "property of the model": (lambda net, _: net.slope, lambda patch: patch.setattr(settings, "slope", 0.9)),
 }
 
@@ -206,6 +211,39 @@ def test_what_functions_name_may_change_between_calls(name: str, monkeypatch: py
     reroll.check(run, data(), strict=True, measure=False)
     change(monkeypatch)
     reroll.check(run, data(), strict=True, measure=False)
+
+
+CALLS, LAST = 0, torch.zeros(1)
+
+
+class Telling(Net):
+    """Leaves something outside of itself."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        global CALLS, LAST  # noqa: PLW0603  # it is what is refused
+        assert self.each is not None
+        self.each(x)
+        y = super().forward(x)
+        if self.scale == 1:
+            CALLS += 1
+        elif self.scale == 2:
+            LAST = y.detach()
+        elif self.scale == 3:
+            Telling.calls += 1
+        else:
+            type(self).more = y.detach()  # type: ignore[attr-defined]
+        return y
+
+
+@pytest.mark.parametrize(("scale", "name"), enumerate(["more", "CALLS", "LAST", "calls"]))
+def test_what_is_assigned_outside_of_objects_is_refused(scale: int, name: str) -> None:
+    net = Telling(lambda *_: 0.5, lambda _: None)
+    net.scale = scale
+    with pytest.raises(Exception, match="graph_break") as refused:
+        reroll.compile(net, time_dim=0, **EAGER)(data())
+    assert f"assigns the global or class attribute {name}," in "".join(refused.value.__notes__)
 
 
 class Sur:
