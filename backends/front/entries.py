@@ -161,12 +161,13 @@ class Probed(HandedOn):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Front:
-    """A model, the model under Dynamo with a ``new_backend``, how it is to be compiled, and what is."""
+    """A model, the model under Dynamo with a ``new_backend``, how it is to be compiled, what is, and what it holds."""
 
     model: Callable[..., Any]
     traced: Callable[..., Any]
     options: Options
     entries: weakref.WeakKeyDictionary[Handle, Entry] = field(default_factory=weakref.WeakKeyDictionary)
+    reach: Reach = field(default_factory=Reach)
 
 
 def new_backend() -> Callable[..., Any]:
@@ -205,7 +206,6 @@ class Entry:
         self.module = module
         self.families: dict[Any, Family] = {}
         self.observed: OrderedDict[Any, Observed] = OrderedDict()
-        self.reach = Reach()
 
     def run(self, running: Running, operands: Sequence[Any]) -> Any:
         """Run the program of a call on its sequences."""
@@ -249,9 +249,9 @@ class Entry:
     def _observe(self, running: Running) -> Observed:
         """What is known of a call in its state: what a model reads late in a sequence, Dynamo's guards do not hold."""
         places = running.call.places
-        found = self.reach.noted(running.front.model, running.call.args, running.call.kwargs)
+        _, held = running.front.reach.noted(running.front.model, running.call.args, running.call.kwargs)
         counted = running.call.length if running.call.counter is not None else None
-        key = (places, counted), found[1]
+        key = (places, counted), held
         if running.observed is not None:
             self.observed[key] = running.observed
         if key not in self.observed or self.observed[key].pattern.lengths in running.unusable:

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from reroll.backends.front.arguments import Call, first_steps, repeated, token
-from reroll.backends.front.entries import RUNNING, new_backend
+from reroll.backends.front.entries import RUNNING, Running, new_backend
 from reroll.backends.front.families import forget
 from reroll.backends.front.held.keys import plain
-from reroll.backends.front.held.reach import Names, Reach
+from reroll.backends.front.held.reach import Names
 from reroll.backends.front.held.state import Change, State
 from reroll.backends.front.observe import looked_at
 from reroll.capture.recorder.graph import GraphRecorder, Unrecordable
@@ -98,13 +98,14 @@ class Recorded:
         self.model, self.reason = model, _in_short(refusal)
         self.recordings: OrderedDict[Any, Recording] = OrderedDict()
         self.functions: dict[Any, Callable[..., Any]] = {}
-        self.reach = Reach()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result for tokens, as ``outputs.outputs`` takes it. Raises Unrecordable."""
-        state, key = self.reach.noted(self.model, args, kwargs)
+        running = RUNNING.get()
+        assert running is not None, "only reroll.compile calls a recorded model"
+        state, key = running.front.reach.noted(self.model, args, kwargs)
         if key not in self.recordings or not self.recordings[key].holds(state, self._applied()):
-            self.recordings[key] = self._record()
+            self.recordings[key] = self._record(running)
             forget(self.recordings)
         self.recordings.move_to_end(key)
         return self.recordings[key].replay(state)
@@ -114,14 +115,12 @@ class Recorded:
         """The lines of the model that ask whether a value is true."""
         return list(dict.fromkeys(line for each in self.recordings.values() for line, _ in each.asked))
 
-    def _record(self) -> Recording:
-        """Run the model on the first steps of the present call, and hand the graph of it to the backend."""
-        running = RUNNING.get()
-        assert running is not None, "only reroll.compile calls a recorded model"
+    def _record(self, running: Running) -> Recording:
+        """Run the model on the first steps of a call, and hand the graph of it to the backend."""
         call, _ = running.call.resized(running.steps, _first_steps)
         with looked_at(self.model, call, frozenset(), parameters=True) as state:
             recorder = GraphRecorder([value for value, _, _ in state.tensors], self.functions)
-            names = Names(self.model, call.args, call.kwargs)
+            names = Names(state.code)
             result = self._run(recorder, call)
             _check_names(names)
             changes = tuple(change for change in state.changes() if not _same(change))

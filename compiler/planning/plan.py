@@ -83,8 +83,12 @@ class Demand:
         """What thin tapes would change. Their reversal is compiled when this is asked for first."""
         if self.thin is None:
             return None
-        tape, more = self.needs.sizes.of_tape(0, self.segment, thin=True), self.needs.scratch_of(thin=True)
-        return Thinning(max(tape, 1), more - self.needs.scratch, *self.thin)
+        return Thinning(self._thin_tape, self.needs.scratch_of(thin=True) - self.needs.scratch, *self.thin)
+
+    @property
+    def _thin_tape(self) -> int:
+        """Bytes of the thin tape of a whole segment."""
+        return max(self.needs.sizes.of_tape(0, self.segment, thin=True), 1)
 
     @property
     def waiting(self) -> int:
@@ -98,9 +102,8 @@ class Demand:
         problem = choice.problem
         short = problem.tape if problem.steps % problem.segment else 0  # whose share of a tape is not exact
         if choice.thin:
-            thinning = self.thinning()
-            saved = problem.tape - thinning.tape if thinning else problem.tape
-            return problem.segments * problem.tape - -(-choice.thin // problem.segment) * saved - short
+            thin = -(-choice.thin // problem.segment)
+            return (problem.segments - thin) * problem.tape + thin * self._thin_tape - short
         return counted(choice.root, problem).local_peak + self.needs.reversing(self.segment) - problem.carry - short
 
     def plan(self, choice: Choice) -> Plan:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from torch import Tensor, nn
 
-from reroll.capture.recorder.identity import PLAIN
+from reroll.capture.recorder.identity import PLAIN, content_of
 
 Code: TypeAlias = types.FunctionType | type
 """What names values: a function its globals, a class its attributes."""
@@ -96,14 +96,6 @@ def variables(function: types.FunctionType) -> Iterator[Any]:
     """What the closure of a function holds."""
     for cell in function.__closure__ or ():
         yield from content_of(cell)
-
-
-def content_of(cell: types.CellType) -> tuple[Any, ...]:
-    """What a variable of a closure holds, or nothing."""
-    try:
-        return (cell.cell_contents,)
-    except ValueError:  # an empty cell
-        return ()
 
 
 def defaults(function: types.FunctionType) -> tuple[Any, ...]:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import functools
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from operator import attrgetter, is_
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from reroll.backends.front.held.keys import Described, Hashed
-from reroll.backends.front.held.links import Code, content_of, spaces, written
+from reroll.backends.front.held.links import Code, spaces, written
 from reroll.backends.front.held.state import State
+from reroll.capture.recorder.identity import content_of
 
 _MISSING = object()
-_Read: TypeAlias = tuple[Callable[..., Any], tuple[str, ...]]
 _VALUES = (Tensor, np.ndarray)
 _OF_FUNCTIONS = attrgetter("__code__", "__defaults__", "__kwdefaults__", "__closure__")
 _OF_PARTIAL = attrgetter("func", "args", "keywords")
@@ -47,31 +47,23 @@ class Reach:
 
 
 class Names:
-    """What a model's code names, in modules and classes, as it is: to see what a run of the model assigns there."""
+    """What functions and classes name, in modules and classes, as it is: to see what a run assigns there."""
 
-    def __init__(self, model: Any, args: Any, kwargs: Any) -> None:
-        own, seen = State(parameters=False, values=False), set[int]()
-        own.walk((model, args, kwargs), seen)
-        code = own.named(seen).code
-        classes = [vars(each) for each in code if isinstance(each, type)]
-        of_classes: list[_Read] = [(space.get, tuple(space)) for space in classes]
-        self._read = [*_names(code), *of_classes]
-        self._classes = [(space, set(space)) for space in classes]
-        self._before = [[get(name, _MISSING) for name in found] for get, found in self._read]
+    def __init__(self, code: Sequence[Code]) -> None:
+        self._classes = [(space, dict(space)) for space in (vars(each) for each in code if isinstance(each, type))]
+        self._named = [(space, {name: space.get(name, _MISSING) for name in read}) for space, read in _names(code)]
 
     def assigned(self) -> list[str]:
         """The names that stand for another value than before."""
-        now = (
-            (name, get(name, _MISSING), was)
-            for (get, found), before in zip(self._read, self._before, strict=True)
-            for name, was in zip(found, before, strict=True)
-        )
-        changed = [name for name, value, was in now if value is not was and not _alike(value, was)]
-        return changed + [name for space, before in self._classes for name in space if name not in before]
+        held = (each for space, before in (*self._named, *self._classes) for each in _others(space, before))
+        return [*held, *(name for space, before in self._classes for name in space.keys() - before.keys())]
 
 
-def _alike(value: Any, was: Any) -> bool:
-    return written(value) is not None and type(value) is type(was) and written(value) == written(was)
+def _others(space: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:
+    for name, was in before.items():
+        value = space.get(name, _MISSING)
+        if value is not was and (written(was) is None or written(value) != written(was)):
+            yield name
 
 
 class _Named:
@@ -129,8 +121,8 @@ class _Watched:
     def now(self) -> list[Any]:
         """It, as it is."""
         read = list[Any]()
-        for get, found in self.names:
-            read += map(get, found, repeat(_MISSING))
+        for space, found in self.names:
+            read += map(space.get, found, repeat(_MISSING))
         read += chain.from_iterable(map(_OF_FUNCTIONS, self.functions))
         read += chain.from_iterable(map(content_of, self.cells))
         dicts: list[dict[Any, Any]] = [*self.dicts, *(each.__dict__ for each in self.objects)]
@@ -146,13 +138,13 @@ class _Watched:
         return read
 
 
-def _names(code: Sequence[Code]) -> list[_Read]:
+def _names(code: Sequence[Code]) -> list[tuple[Mapping[str, Any], tuple[str, ...]]]:
     """The names that functions read, by where these stand."""
     found: dict[int, tuple[Mapping[str, Any], dict[str, None]]] = {}
     for each in (each for each in code if isinstance(each, types.FunctionType)):
         for space, read in spaces(each):
             found.setdefault(id(space), (space, {}))[1].update(dict.fromkeys(read))
-    return [(space.get, tuple(named)) for space, named in found.values()]
+    return [(space, tuple(named)) for space, named in found.values()]
 
 
 def _read(code: Sequence[Code]) -> list[Any]:

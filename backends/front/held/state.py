@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from reroll.backends.front.held.links import (
     WRAPPERS,
     Code,
-    content_of,
     defaults,
     is_users,
     is_users_code,
@@ -29,7 +28,7 @@ from reroll.backends.front.held.links import (
     names,
     written,
 )
-from reroll.capture.recorder.identity import PLAIN, Same
+from reroll.capture.recorder.identity import PLAIN, Same, content_of
 from reroll.errors import UnsupportedError
 from reroll.graph.private import version_of
 
@@ -104,7 +103,7 @@ class State:
         """What both states hold, this one's first."""
         held = ("objects", "containers", "cells", "tensors", "arrays", "plain")
         both: dict[str, Any] = {name: [*getattr(self, name), *getattr(part, name)] for name in held}
-        return State(self.parameters, self.values, **both)
+        return State(self.parameters, self.values, **both, code=part.code)
 
     def _note(self, value: Any) -> Iterable[Any]:
         """Note one object, and give what it leads to."""

@@ -27,6 +27,14 @@ class Same:
         return id(self.value)
 
 
+def content_of(cell: types.CellType) -> tuple[Any, ...]:
+    """What a variable of a closure holds, or nothing."""
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # an empty cell
+        return ()
+
+
 def fingerprint(value: Any, inside: tuple[Any, ...] = ()) -> Any:
     """Equal for functions, and for ``autograd.Function`` classes, of the same code over the same values.
 
@@ -37,7 +45,7 @@ def fingerprint(value: Any, inside: tuple[Any, ...] = ()) -> Any:
         return "itself"
     if isinstance(value, types.FunctionType):
         inner = (*inside, value)
-        cells = [fingerprint(cell.cell_contents, inner) if _full(cell) else None for cell in value.__closure__ or ()]
+        cells = [tuple(fingerprint(each, inner) for each in content_of(cell)) for cell in value.__closure__ or ()]
         named = value.__defaults__, tuple((value.__kwdefaults__ or {}).items())
         defaults = fingerprint(named, inner) if named != (None, ()) else None
         return value.__code__, defaults, tuple(cells), Same(value.__globals__), _numbers_read(value)
@@ -83,7 +91,7 @@ def holds_tensors(value: Any, inside: tuple[Any, ...] = ()) -> bool:
     if isinstance(value, dict):
         held += value.values()
     if isinstance(value, types.FunctionType):
-        held += [cell.cell_contents for cell in value.__closure__ or () if _full(cell)]
+        held += [each for cell in value.__closure__ or () for each in content_of(cell)]
         held += value.__defaults__ or ()
     if isinstance(value, types.MethodType):
         held += [value.__self__, value.__func__]
@@ -101,11 +109,3 @@ def _own_methods(kind: type) -> list[Any]:
     """The methods of an ``autograd.Function``, with None for those that it has from torch."""
     found = [(getattr(kind, name, None), getattr(torch.autograd.Function, name, None)) for name in _METHODS]
     return [None if own is inherited else own for own, inherited in found]
-
-
-def _full(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018  # an empty cell raises
-    except ValueError:
-        return False
-    return True

@@ -99,14 +99,12 @@ def _relation_breaks(relation: Ints, code: Ints, region: Region) -> Iterator[tup
     """(step, delay): a window [l, h) may hold the step only among its first ``delay`` ones."""
     outside = (code < region.start) | (code >= OUTSIDE)
     for at_column in np.flatnonzero(np.any(relation != relation[:1], axis=0)):
-        column = relation[:, at_column]
-        identity = np.where(outside[:, at_column], code[:, at_column], -1)
-        repeated = np.count_nonzero(identity[1:] == identity[:-1]) >= len(column) // 2
-        if np.all(outside[:, at_column]) and not repeated:
+        column, read = relation[:, at_column], code[:, at_column]
+        same = np.count_nonzero(read[1:] == read[:-1])
+        if np.all(outside[:, at_column]) and same < len(column) // 2:
             continue  # another value from outside at every step: a list
-        same = code[1:, at_column] == code[:-1, at_column]
-        fixed = np.count_nonzero(outside[:, at_column]) > len(column) // 2 or 2 * np.count_nonzero(same) > len(column)
-        kept = code[:, at_column] if fixed else column
+        fixed = np.count_nonzero(outside[:, at_column]) > len(column) // 2 or 2 * same > len(column)
+        kept = read if fixed else column
         # The steady relation is that of the longest run. A carry of ``back`` steps ago reads what the loop was given at
         # its first ``back`` steps, so there it may differ; one value from outside may nowhere.
         steady = _longest_run_value(kept)
