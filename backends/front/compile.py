@@ -197,9 +197,10 @@ class Caller:
         if isinstance(front.traced, Recorded):
             text = (
                 f"Dynamo cannot read the model ({front.traced.reason}), so reroll.compile has recorded its operations "
-                "on a few steps instead. Without Dynamo's guards: the arguments, all attributes that can be reached "
-                "from the model, and torch's modes are compared at every call, and the model is recorded anew where "
-                "they differ. Other things that it reads (files, the clock, other libraries) must not change."
+                "on a few steps instead. Without Dynamo's guards: the arguments, attributes that can be reached from "
+                "the model, and torch's modes are compared at every call, and the model is recorded anew where they "
+                "differ. Other things that it reads (files, the clock, other libraries, and what docs/limits.md names "
+                "under settings that a recorded model reads) must not change."
                 f"{_questions(front.traced.asked)}"
             )
             warnings.warn(text, RerollWarning, stacklevel=5)
