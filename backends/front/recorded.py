@@ -24,7 +24,7 @@ from reroll.backends.front.arguments import Call, first_steps, repeated, token
 from reroll.backends.front.entries import RUNNING, Running, new_backend
 from reroll.backends.front.families import forget
 from reroll.backends.front.held.keys import plain
-from reroll.backends.front.held.reach import Names
+from reroll.backends.front.held.names import Assigned
 from reroll.backends.front.held.state import Change, State
 from reroll.backends.front.observe import looked_at
 from reroll.capture.recorder.graph import GraphRecorder, Unrecordable
@@ -120,9 +120,8 @@ class Recorded:
         call, _ = running.call.resized(running.steps, _first_steps)
         with looked_at(self.model, call, frozenset(), parameters=True) as state:
             recorder = GraphRecorder([value for value, _, _ in state.tensors], self.functions)
-            names = Names(state.code)
             result = self._run(recorder, call)
-            _check_names(names)
+            _check_names(state.assigned)
             changes = tuple(change for change in state.changes() if not _same(change))
             results: list[Any] = []
             skeleton = [with_leaves(partial(_place, results, {}), result)]
@@ -225,11 +224,11 @@ def _same(change: Change) -> bool:
     return equal and repr(change.value) == repr(change.before) and "is gone" not in change.name
 
 
-def _check_names(names: Names) -> None:
+def _check_names(assigned: Assigned | None) -> None:
     """Raise Unrecordable where the model assigns what its code names in a module or class."""
-    if assigned := names.assigned():
+    if assigned is not None and (names := assigned.names()):
         raise Unrecordable(
-            f"The model assigns the global or class attribute {assigned[0]}, which a record of its operations does not "
+            f"The model assigns the global or class attribute {names[0]}, which a record of its operations does not "
             "do. Return it instead, or keep it in an attribute of the model."
         )
 

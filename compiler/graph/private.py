@@ -9,6 +9,7 @@ constants are real under a fake mode; ``TorchDispatchMode`` is asked for every o
 ``OpOverloadPacket`` is an operator with all of its overloads. Of a tensor, ``_version`` counts changes in place,
 ``_base`` is what it is a view of, and ``_cdata`` of its storage tells whether two share memory; torch has no public
 name for these. Of a module, ``_compiled_call_impl`` is what ``Module.compile`` has set.
+In ``torch.nn.modules.module``, ``_global_forward_hooks`` and three like it hold the hooks of all modules.
 """
 
 from __future__ import annotations
@@ -35,6 +36,14 @@ outside_modes = _disable_current_modes
 def compiled_in_place(model: Any) -> bool:
     """Whether ``Module.compile`` was called on a model: its calls go to what that made, and Dynamo reads no more."""
     return isinstance(model, torch.nn.Module) and model._compiled_call_impl is not None
+
+
+def hooks_of_all_modules() -> Iterator[Any]:
+    """The hooks that every module calls (``torch.nn.modules.module.register_module_forward_hook`` and the like)."""
+    from torch.nn.modules import module
+
+    kinds = ("forward_pre", "forward", "backward_pre", "backward")
+    return (hook for kind in kinds for hook in getattr(module, f"_global_{kind}_hooks").values())
 
 
 def is_overload(target: Any) -> bool:

@@ -13,7 +13,7 @@ from reroll.backends.processes.apart import in_parts
 from reroll.capture.recorder.identity import PLAIN, Same
 from reroll.errors import UnsupportedError
 from reroll.graph.inplace import overlapping, whole_extent
-from reroll.graph.private import any_autocast, autocast_dtypes
+from reroll.graph.private import any_autocast, autocast_dtypes, hooks_of_all_modules
 
 _LARGE, _SAMPLES = 1 << 20, 4096  # bytes from which on an array is a data set, and of how many places it is known by
 _PLAIN = (*PLAIN, type(...), torch.Size)
@@ -29,10 +29,11 @@ class Described:
 
     def __init__(self, own: State, named: State) -> None:
         self.own, self.tensors = own, [value for part in (own, named) for value, *_ in part.tensors]
-        self.places = {id(value): ("tensor", number) for number, value in enumerate(self.tensors)}
+        self.places = dict[int, tuple[str, int]]()
         for word, part in (("named", named), ("own", own)):
             held = (*(each for each, *_ in part.objects), *(each for each, _ in part.containers))
             self.places.update((id(value), (word, number)) for number, value in enumerate(held))
+        self.places.update((id(value), ("tensor", number)) for number, value in enumerate(self.tensors))
 
     def key(self, roots: tuple[Any, Any, Any], behind: Any) -> Any:
         """Equal for two states in which the same operations have the same operands at the same positions.
@@ -61,7 +62,8 @@ class Described:
         owners = [(type(value), self.items(attributes)) for value, attributes in state.objects]
         owners += [(type(value), self.items(content)) for value, content in state.containers]
         cells = tuple(self(content) for _, content in state.cells)
-        return tuple(owners), cells, tuple(_array(each) for each, _ in state.arrays), tuple(state.plain)
+        pointed = tuple(tuple(map(self, content)) for _, content in state.pointed)
+        return tuple(owners), cells, pointed, tuple(_array(each) for each, _ in state.arrays), tuple(state.plain)
 
     def items(self, content: Any) -> Any:
         """Those of a dict, list, set or deque."""
@@ -125,4 +127,5 @@ def _tensor(value: Tensor, offset: int) -> Any:
 
 def _modes() -> Any:
     found = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), any_autocast() and autocast_dtypes())
-    return (*found, torch.get_default_dtype(), torch.get_default_device())
+    hooks = tuple(map(Same, hooks_of_all_modules()))
+    return (*found, torch.get_default_dtype(), torch.get_default_device(), hooks)

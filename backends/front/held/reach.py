@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import functools
 import types
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain, repeat
 from operator import attrgetter, is_
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
+from reroll.backends.front.held.attributes import attributes
 from reroll.backends.front.held.keys import Described, Hashed
-from reroll.backends.front.held.links import Code, spaces, written
+from reroll.backends.front.held.links import pointed_to
+from reroll.backends.front.held.names import MISSING
+from reroll.backends.front.held.origin import Code
 from reroll.backends.front.held.state import State
 from reroll.capture.recorder.identity import content_of
 
-_MISSING = object()
 _VALUES = (Tensor, np.ndarray)
 _OF_FUNCTIONS = attrgetter("__code__", "__defaults__", "__kwdefaults__", "__closure__")
-_OF_PARTIAL = attrgetter("func", "args", "keywords")
 
 
 class Reach:
@@ -44,26 +44,6 @@ class Reach:
             self._known = known if known.may_be_kept else None
         words = Described(own, known.part)
         return own.joined(known.part), words.key(roots, known.described(words))
-
-
-class Names:
-    """What functions and classes name, in modules and classes, as it is: to see what a run assigns there."""
-
-    def __init__(self, code: Sequence[Code]) -> None:
-        self._classes = [(space, dict(space)) for space in (vars(each) for each in code if isinstance(each, type))]
-        self._named = [(space, {name: space.get(name, _MISSING) for name in read}) for space, read in _names(code)]
-
-    def assigned(self) -> list[str]:
-        """The names that stand for another value than before."""
-        held = (each for space, before in (*self._named, *self._classes) for each in _others(space, before))
-        return [*held, *(name for space, before in self._classes for name in space.keys() - before.keys())]
-
-
-def _others(space: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:
-    for name, was in before.items():
-        value = space.get(name, _MISSING)
-        if value is not was and (written(was) is None or written(value) != written(was)):
-            yield name
 
 
 class _Named:
@@ -106,7 +86,7 @@ class _Watched:
     """All that a walk reads of what it came to (``links``), ``before`` and now; tuples and methods cannot change."""
 
     def __init__(self, part: State) -> None:
-        self.names = _names(part.code)
+        self.names = [(space, tuple(read)) for space, read in part.spaces.found.values()]
         self.functions = [each for each in part.reached if isinstance(each, types.FunctionType)]
         self.cells = [cell for cell, _ in part.cells]
         defaults = [each.__kwdefaults__ for each in self.functions if each.__kwdefaults__]
@@ -115,41 +95,38 @@ class _Watched:
         self.classes = [each for each in part.code if isinstance(each, type)]
         self.dicts: list[dict[Any, Any]] = [*defaults, *(each for each in containers if isinstance(each, dict))]
         self.items = [each for each in containers if not isinstance(each, dict)]
-        self.partial = [each for each in part.reached if isinstance(each, functools.partial)]
+        self.pointed = [value for value, _ in part.pointed]
+        self.bare = part.bare
+        self.modules = [each for each in self.objects if isinstance(each, nn.Module)]
         self.before = self.now()
 
     def now(self) -> list[Any]:
         """It, as it is."""
         read = list[Any]()
         for space, found in self.names:
-            read += map(space.get, found, repeat(_MISSING))
+            read += map(space.get, found, repeat(MISSING))
         read += chain.from_iterable(map(_OF_FUNCTIONS, self.functions))
         read += chain.from_iterable(map(content_of, self.cells))
-        dicts: list[dict[Any, Any]] = [*self.dicts, *(each.__dict__ for each in self.objects)]
-        for held in dicts:
+        for held in self.dicts:
             read += held.keys() if type(held) is OrderedDict else dict.keys(held)  # whose order is its own
             read += dict.values(held)
-        for attributes in map(vars, self.classes):
-            read += attributes
-            read += attributes.values()
+        for each in map(attributes, self.objects):
+            read += each.keys()
+            read += each.values()
+        for content in map(vars, self.classes):
+            read += content
+            read += content.values()
         read += chain.from_iterable(self.items)
         read += map(type, self.objects)
-        read += chain.from_iterable(map(_OF_PARTIAL, self.partial))
+        read += chain.from_iterable(map(pointed_to, self.pointed))
+        read += map(len, map(attributes, self.bare))
+        read += (type(each).forward for each in self.modules)
         return read
-
-
-def _names(code: Sequence[Code]) -> list[tuple[Mapping[str, Any], tuple[str, ...]]]:
-    """The names that functions read, by where these stand."""
-    found: dict[int, tuple[Mapping[str, Any], dict[str, None]]] = {}
-    for each in (each for each in code if isinstance(each, types.FunctionType)):
-        for space, read in spaces(each):
-            found.setdefault(id(space), (space, {}))[1].update(dict.fromkeys(read))
-    return [(space, tuple(named)) for space, named in found.values()]
 
 
 def _read(code: Sequence[Code]) -> list[Any]:
     """What says which names functions and classes read, and where."""
-    said = ((each,) if isinstance(each, type) else (each.__code__, each.__globals__) for each in code)
+    said = ((each.__code__, each.__globals__) if isinstance(each, types.FunctionType) else (each,) for each in code)
     return [*chain.from_iterable(said)]
 
 

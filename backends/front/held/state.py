@@ -7,10 +7,13 @@ them, variables of closures, and the tensors in all of these.
 
 from __future__ import annotations
 
+import array
+import copy
 import io
+import sys
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,22 +21,25 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from reroll.backends.front.held.attributes import attributes
 from reroll.backends.front.held.links import (
+    CONTAINERS,
     WRAPPERS,
-    Code,
+    attributes_of,
     defaults,
-    is_users,
-    is_users_code,
+    has_attributes,
     leads_to,
-    names,
+    pointed_to,
     written,
 )
+from reroll.backends.front.held.names import Assigned, Named, Spaces
+from reroll.backends.front.held.origin import Code, is_installed, is_users_code
 from reroll.capture.recorder.identity import PLAIN, Same, content_of
 from reroll.errors import UnsupportedError
 from reroll.graph.private import version_of
 
-_LEAVES = (*PLAIN, type, types.ModuleType)
-_FOLLOWED = (*WRAPPERS, nn.Module, list, dict, set, tuple, deque, np.ndarray)
+_FOLLOWED = (*WRAPPERS, *CONTAINERS, nn.Module, tuple, np.ndarray)
+_BARE = (Tensor, types.FunctionType)  # most have no attributes
 
 
 class Change(NamedTuple):
@@ -55,8 +61,10 @@ class State:
     """What was reached from the roots, as it was.
 
     plain: functions of the user's by their code, and the numbers, texts and callables among their defaults, the globals
-    that they name, and the attributes of classes. code: the functions and classes that were reached, which name globals
-    and hold attributes. reached: everything that may lead further.
+    that they name, and the attributes of classes. pointed: weak references, context variables and the like, with what
+    they stand for. bare: tensors and functions without attributes. code: the functions and classes that were reached,
+    which name globals and hold attributes, and modules that objects hold; spaces: where their names stand. assigned:
+    what stood there, if values are noted. reached: everything that may lead further.
     """
 
     parameters: bool
@@ -67,8 +75,12 @@ class State:
     tensors: list[tuple[Tensor, int, Tensor | None]] = field(default_factory=list)
     arrays: list[tuple[Any, Any]] = field(default_factory=list)
     plain: list[Any] = field(default_factory=list)
+    pointed: list[tuple[Any, tuple[Any, ...]]] = field(default_factory=list)
+    bare: list[Any] = field(default_factory=list)
     code: list[Code] = field(default_factory=list)
     classes: set[type] = field(default_factory=set)
+    spaces: Spaces = field(default_factory=Spaces)
+    assigned: Assigned | None = None
     reached: list[Any] = field(default_factory=list)
 
     @classmethod
@@ -76,18 +88,21 @@ class State:
         """Note all that can be reached, but for the objects whose identities are ``untouched``.
 
         parameters: note the values of parameters too, not only that they changed. values: note those of other tensors,
-        of arrays, and what lists, dicts and sets hold; without them nothing is copied, and nothing can be put back.
+        of arrays, what lists, dicts and sets hold, and what stands for names; without them nothing is copied, and
+        nothing can be put back.
         """
         own, seen = cls(parameters, values), set(untouched)
         own.walk(roots, seen)
-        return own.joined(own.named(seen))
+        state = own.joined(own.named(seen))
+        state.assigned = Assigned(state.spaces, state.code) if values else None
+        return state
 
     def walk(self, roots: Iterable[Any], seen: set[int]) -> None:
         """Note what can be reached from the roots, but for what was ``seen`` and what functions and classes name."""
         todo = list(roots)
         while todo:
             value = todo.pop()
-            if not isinstance(value, _LEAVES) and id(value) not in seen:
+            if not isinstance(value, PLAIN) and id(value) not in seen:
                 seen.add(id(value))
                 self.reached.append(value)
                 todo += self._note(value)
@@ -96,24 +111,26 @@ class State:
         """What the functions and classes of this state name, and what can be reached from there, theirs too."""
         part = State(self.parameters, self.values, code=[*self.code], classes={*self.classes})
         for code in part.code:  # grows
-            part.walk(part._note_names(code), seen)
+            part.walk(part._note_names(part.spaces.named_by(code)), seen)
         return part
 
     def joined(self, part: State) -> State:
         """What both states hold, this one's first."""
-        held = ("objects", "containers", "cells", "tensors", "arrays", "plain")
+        held = ("objects", "containers", "cells", "tensors", "arrays", "plain", "pointed", "bare")
         both: dict[str, Any] = {name: [*getattr(self, name), *getattr(part, name)] for name in held}
-        return State(self.parameters, self.values, **both, code=part.code)
+        return State(self.parameters, self.values, **both, code=part.code, spaces=part.spaces)
 
     def _note(self, value: Any) -> Iterable[Any]:
         """Note one object, and give what it leads to."""
         if isinstance(value, Tensor):
             kept = self.parameters if isinstance(value, nn.Parameter) else self.values
             self.tensors.append((value, version_of(value), _copy(value) if kept else None))
-        elif isinstance(value, dict | list | set | deque):
+        elif isinstance(value, CONTAINERS):
             self.containers.append((value, _content(value) if self.values else value))
         elif isinstance(value, types.FunctionType):
             self._note_function(value)
+        elif isinstance(value, type | types.ModuleType):
+            self._note_space(value)
         elif isinstance(value, np.ndarray):
             self.arrays.append((value, value.copy() if self.values else value))
         elif hasattr(type(value), "__next__") and not isinstance(value, io.IOBase):
@@ -121,68 +138,107 @@ class State:
                 f"reroll.compile: the model keeps an iterator ({type(value).__name__}), whose state cannot be put back "
                 "after a look at the model. Keep a number or a list instead."
             )
-        elif is_users(value):
-            self.objects.append((value, dict(vars(value))))
-            self._note_class(type(value))
+        self._note_attributes(value)
         return leads_to(value)
+
+    def _note_attributes(self, value: Any) -> None:
+        if pointed := pointed_to(value):
+            self.pointed.append((value, pointed))
+        if not has_attributes(value):
+            if isinstance(value, tuple | list | dict | set) and is_users_code(type(value)):
+                self._note_class(type(value))
+            return
+        held = attributes(value)
+        if isinstance(value, _BARE) and not held:
+            self.bare.append(value)
+            return
+        self.objects.append((value, dict(held)))
+        self._note_class(type(value))
 
     def _note_function(self, function: types.FunctionType) -> None:
         self.cells += ((cell, each) for cell in function.__closure__ or () for each in content_of(cell))
         self.plain.append((function.__code__, *map(written, defaults(function))))
         self.code.append(function)
 
-    def _note_class(self, kind: type) -> None:
-        new = [each for each in kind.__mro__ if each not in self.classes and is_users_code(each)]
-        self.classes.update(new)
-        self.code += new
+    def _note_space(self, value: type | types.ModuleType) -> None:
+        """Note a module or class that an object holds."""
+        if isinstance(value, types.ModuleType):
+            self.code.append(value)
+        elif is_users_code(value):
+            self._note_class(value)
 
-    def _note_names(self, code: Code) -> Iterator[Any]:
-        """Note the numbers, texts and callables that a function or class names, and give what else leads further."""
-        for name, named in names(code):
+    def _note_class(self, kind: type) -> None:
+        new = [each for each in kind.__mro__ if each not in self.classes]
+        self.classes.update(new)
+        for each in new:
+            if is_users_code(each):
+                self.code.append(each)
+            elif issubclass(each, nn.Module):
+                self.plain.append(Same(each.forward))
+        if new and not is_installed(type(kind)):
+            self._note_class(type(kind))
+
+    def _note_names(self, found: Iterable[Named]) -> Iterator[Any]:
+        """Note the numbers, texts and callables that stand for names, and give what else leads further."""
+        for owner, name, named in found:
             value = named.__func__ if isinstance(named, staticmethod | classmethod) else named
             if (text := written(value)) is not None:
                 self.plain.append((name, text))
-            elif isinstance(value, _FOLLOWED) or is_users(value):
+            elif _leads_further(owner, value):
                 yield value
             elif callable(value):
                 self.plain.append((name, Same(value)))
 
     def restore(self) -> None:
         """Put back what changed; all else is left alone, as another thread may be about to change it."""
-        for value, attributes in self.objects:
-            _refill(vars(value), attributes)
+        for value, held in self.objects:
+            _refill(attributes_of(value), held)
         for value, content in self.containers:
             _refill(value, content)
         for cell, content in self.cells:
             if cell.cell_contents is not content:
                 cell.cell_contents = content
-        for array, values in self.arrays:
-            if not _same_values(array, values):
-                array[...] = values
+        for value in self.bare:
+            attributes(value).clear()
+        for value, values in self.arrays:
+            if not _same_values(value, values):
+                value[...] = values
         for tensor, version, kept in self.tensors:
-            if kept is not None:
-                _restore(tensor, version, kept)
+            _restore(tensor, version, kept)
+        if self.assigned is not None:
+            self.assigned.restore()
 
     @property
     def owners(self) -> list[Any]:
         """The attributes of each object, and the dicts, lists and sets."""
-        return [*(vars(value) for value, _ in self.objects), *(value for value, _ in self.containers)]
+        return [*(attributes(value) for value, _ in self.objects), *(value for value, _ in self.containers)]
 
     def changes(self) -> Iterator[Change]:
         """What is another object than it was."""
-        for number, (value, attributes) in enumerate(self.objects):
-            yield from _changed(f"{number} {type(value).__name__}", attributes, vars(value), number)
+        for number, (value, held) in enumerate(self.objects):
+            yield from _changed(f"{number} {type(value).__name__}", held, attributes(value), number)
         for number, (value, content) in enumerate(self.containers):
             now = value if isinstance(value, dict) else dict(enumerate(value))
             was = content if isinstance(content, dict) else dict(enumerate(content))
             fixed = isinstance(value, set) or (not isinstance(value, dict) and len(was) != len(now))
             yield from _changed(f"container {number}", was, now, None if fixed else len(self.objects) + number)
-        for number, (array, values) in enumerate(self.arrays):
-            if not _same_values(array, values):
-                yield Change(f"array {number}", array.tolist(), None, None, values)
+        for number, (value, values) in enumerate(self.arrays):
+            if not _same_values(value, values):
+                yield Change(f"array {number}", value.tolist(), None, None, values)
         for number, (cell, content) in enumerate(self.cells):
             if cell.cell_contents is not content:
                 yield Change(f"variable {number}", cell.cell_contents, None, None, content)
+        yield from self._changes_of_others()
+
+    def _changes_of_others(self) -> Iterator[Change]:
+        for value, was in self.pointed:
+            if any(now is not before for now, before in zip(pointed_to(value), was, strict=True)):
+                yield Change(f"what a {type(value).__name__} stands for", pointed_to(value), None, None, was)
+        for value in self.bare:
+            yield from (
+                Change(f"{name} of a {type(value).__name__}", now, None, name, None)
+                for name, now in attributes(value).items()
+            )
 
     def changed_parameter(self) -> bool:
         """Whether a parameter was changed in place."""
@@ -197,8 +253,10 @@ def _copy(tensor: Tensor) -> Tensor:
         return tensor.clone()
 
 
-def _restore(tensor: Tensor, version: int, kept: Tensor) -> None:
+def _restore(tensor: Tensor, version: int, kept: Tensor | None) -> None:
     """Give a tensor the values that it had when it was copied, and the history, if it has another one."""
+    if kept is None:
+        return
     with torch.no_grad():
         # Some kernels change running statistics without a new version, so values are compared too.
         if version_of(tensor) != version or not _equal(tensor, kept):
@@ -216,13 +274,22 @@ def _equal(tensor: Tensor, kept: Tensor) -> bool:
 
 
 def _content(value: Any) -> Any:
-    """A copy of a dict, list, set or deque; of a dict what it holds, and not what a subclass makes of that."""
-    return dict(dict.items(value)) if isinstance(value, dict) else value.copy()
+    """A copy of a dict, list, set or the like; of a dict what it holds, and not what a subclass makes of that."""
+    return dict(dict.items(value)) if isinstance(value, dict) else copy.copy(value)
 
 
-def _changed(name: str, was: dict[Any, Any], now: dict[Any, Any], owner: int | None) -> Iterator[Change]:
+def _leads_further(owner: Code, value: Any) -> bool:
+    """Whether a walk goes on from what stands for a name; not to classes and modules that installed code names."""
+    if isinstance(value, type | types.ModuleType):
+        return not is_installed(owner) and (isinstance(value, types.ModuleType) or is_users_code(value))
+    if isinstance(owner, types.ModuleType) and not is_users_code(owner):
+        return isinstance(value, types.FunctionType) and is_users_code(value)
+    return value is not sys.modules and (isinstance(value, _FOLLOWED) or has_attributes(value))
+
+
+def _changed(name: str, was: Mapping[Any, Any], now: Mapping[Any, Any], owner: int | None) -> Iterator[Change]:
     for key in now:
-        found = dict.__getitem__(now, key)
+        found = dict.__getitem__(now, key) if isinstance(now, dict) else now[key]
         if key not in was or was[key] is not found:
             yield Change(f"{name}.{key}", found, owner, key, was.get(key))
     for key in was.keys() - now.keys():
@@ -234,19 +301,22 @@ def _same_values(array: Any, values: Any) -> bool:
 
 
 def _refill(value: Any, content: Any) -> None:
-    """Give a list, dict, set or deque the content that it had, if it has another one."""
+    """Give a list, dict, set or the like the content that it had, if it has another one."""
     if isinstance(value, set):
         changed = value != content
-    elif isinstance(value, dict):
+    elif isinstance(value, MutableMapping):
         changed = [*_identities(value)] != [*_identities(content)]
-    else:
+    elif isinstance(value, list | deque):
         changed = [*map(id, value)] != [*map(id, content)]
-    if changed and isinstance(value, list):
+    else:
+        changed = value != content
+    if changed and isinstance(value, list | array.array | bytearray):
         value[:] = content
     elif changed:
         value.clear()
         (value.extend if isinstance(value, deque) else value.update)(content)
 
 
-def _identities(mapping: dict[Any, Any]) -> Iterator[tuple[Any, int]]:
-    return ((key, id(item)) for key, item in dict.items(mapping))
+def _identities(mapping: Mapping[Any, Any]) -> Iterator[tuple[Any, int]]:
+    items = dict.items(mapping) if isinstance(mapping, dict) else mapping.items()
+    return ((key, id(item)) for key, item in items)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import enum
-from collections import deque
+import gc
+import sys
+import weakref
+from array import array
+from collections import ChainMap, UserDict, deque
 from collections.abc import Callable
-from types import ModuleType
+from contextvars import ContextVar
+from functools import lru_cache, partialmethod
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -172,17 +178,119 @@ class Mode(enum.Enum):
     FAST = 0.7
 
 
+class Slots:
+    """Attributes without a dict."""
+
+    __slots__ = ("slope",)
+
+    def __init__(self) -> None:
+        self.slope = 0.5
+
+
+class Meta(type):
+    """A class of classes."""
+
+    @property
+    def slope(cls) -> float:
+        """A property of classes."""
+        return SCALE
+
+
+class OfMeta(metaclass=Meta):
+    """A class with a property."""
+
+
+class Named(dict[str, float]):
+    """A dict with attributes."""
+
+    def by_name(self) -> float:
+        """One of them."""
+        return float(vars(self)["slope"])
+
+
+class Row(tuple[float, ...]):
+    """A tuple with a method."""
+
+    __slots__ = ()
+    slope = 0.5
+
+    def first(self) -> float:
+        """Reads an attribute of the class."""
+        return self[0] * self.slope
+
+
+@lru_cache
+def cached(_: int) -> float:
+    """Remembered until it is cleared."""
+    return SCALE
+
+
+def halved(_: Any, divisor: float) -> float:
+    """What a partial method calls."""
+    return 1 / divisor
+
+
+def change_scale(patch: pytest.MonkeyPatch) -> None:
+    """Another global, and nothing that remembers the old one."""
+    patch.setitem(globals(), "SCALE", 0.9)
+    cached.cache_clear()
+
+
 QUEUE, ARRAY = deque([0.5, 0.9]), np.array([0.5])
 CONFIG, MODE, PAIR, CHOICES, ACT = Config(), Mode.SLOW, (0.5, 0.1), frozenset({1, 2}), torch.tanh
+WORDS, LAYERED, SEEN = ChainMap({}, {"slope": 0.5}), (Named(), Slots(), Row((1.0,))), MappingProxyType({"slope": 0.5})
+WEAK, NUMBERS, CONTEXT = weakref.ref(CONFIG), array("d", [0.5]), ContextVar("slope", default=0.5)
+USERS, WEIGHT = UserDict(slope=0.5), nn.Parameter(torch.ones(4, dtype=D))
+OBJECTS, CONSTANT = np.array([{"slope": 0.5}], dtype=object), torch.full((4,), 0.5, dtype=D)
 
 
 class Slope(Net):
     """Reads what is given by a property of its own."""
 
+    class Inner:
+        """Settings within a class."""
+
+        slope = 0.5
+
+    table = settings
+
+    def __init__(self, factor: Callable[[Any, Tensor], Any]) -> None:
+        super().__init__(factor)
+        self.kind, self.module, self.slots, self.weight = Config, settings, LAYERED[1], WEIGHT
+        self.fc = nn.Linear(4, 4, dtype=D)
+
+    half = partialmethod(halved, divisor=2.0)
+
     @property
     def slope(self) -> float:
         """A property of the model's."""
         return float(settings.slope)
+
+
+def in_closure(held: Any) -> Callable[..., float]:
+    """A module or class in a variable."""
+    return lambda *_: float(held.slope)
+
+
+def imported(*_: Any) -> float:
+    """An import that runs with the model."""
+    from reroll_tests_settings import slope  # type: ignore[import-not-found]  # put into sys.modules below
+
+    return float(slope)
+
+
+def by_default(*_: Any, held: Any = Config) -> float:
+    """A class in a default."""
+    return float(held.slope)
+
+
+def scaled(*_: Any) -> float:
+    """A function with attributes."""
+    return 0.5 * float(vars(scaled)["by"])
+
+
+sys.modules["reroll_tests_settings"] = settings
+vars(scaled)["by"], vars(LAYERED[0])["slope"], vars(WEIGHT)["slope"], vars(CONFIG)["own"] = 1.0, 0.5, 0.5, 0.5
 
 
 UNSEEN: dict[str, tuple[Any, Callable[[pytest.MonkeyPatch], None]]] = {
@@ -200,6 +308,52 @@ UNSEEN: dict[str, tuple[Any, Callable[[pytest.MonkeyPatch], None]]] = {
     "operation": (lambda net, _: ACT(net.p[:4]), lambda patch: patch.setitem(globals(), "ACT", torch.sigmoid)),
     "deque": (lambda *_: QUEUE[0], lambda _: QUEUE.rotate(1)),
     "array": (lambda *_: float(ARRAY[0]), lambda _: ARRAY.fill(0.9)),
+    "slots": (lambda net, _: net.slots.slope, lambda patch: patch.setattr(LAYERED[1], "slope", 0.9)),
+    "slots named": (lambda *_: LAYERED[1].slope, lambda patch: patch.setattr(LAYERED[1], "slope", 0.9)),
+    "module in an attribute": (lambda net, _: net.module.slope, lambda patch: patch.setattr(settings, "slope", 0.9)),
+    "module in a class": (lambda net, _: net.table.slope, lambda patch: patch.setattr(settings, "slope", 0.9)),
+    "module in a closure": (in_closure(settings), lambda patch: patch.setattr(settings, "slope", 0.9)),
+    "module imported inside": (imported, lambda patch: patch.setattr(settings, "slope", 0.9)),
+    "module by its name": (
+        lambda *_: sys.modules["reroll_tests_settings"].slope,
+        lambda patch: patch.setattr(settings, "slope", 0.9),
+    ),
+    "class in an attribute": (lambda net, _: net.kind.slope, lambda patch: patch.setattr(Config, "slope", 0.9)),
+    "class in a class": (lambda net, _: net.Inner.slope, lambda patch: patch.setattr(Slope.Inner, "slope", 0.9)),
+    "class in a closure": (in_closure(Config), lambda patch: patch.setattr(Config, "slope", 0.9)),
+    "class in a default": (by_default, lambda patch: patch.setattr(Config, "slope", 0.9)),
+    "attribute of a function": (scaled, lambda patch: patch.setattr(scaled, "by", 0.2)),
+    "attribute of a parameter": (
+        lambda net, _: net.weight.slope,
+        lambda patch: patch.setattr(WEIGHT, "slope", 0.9),
+    ),
+    "attribute of a dict": (lambda *_: LAYERED[0].by_name(), lambda patch: patch.setattr(LAYERED[0], "slope", 0.9)),
+    "class of a tuple": (lambda *_: LAYERED[2].first(), lambda patch: patch.setattr(Row, "slope", 0.9)),
+    "by a text": (lambda *_: getattr(settings, "slope", 0.1), lambda patch: patch.setattr(settings, "slope", 0.9)),
+    "among all": (lambda *_: globals()["SCALE"], lambda patch: patch.setitem(globals(), "SCALE", 0.9)),
+    "in a text": (lambda *_: eval("SCALE"), lambda patch: patch.setitem(globals(), "SCALE", 0.9)),
+    "layers": (lambda *_: WORDS["slope"], lambda patch: patch.setitem(WORDS.maps[1], "slope", 0.9)),
+    "a user's dict": (lambda *_: USERS["slope"], lambda patch: patch.setitem(USERS, "slope", 0.9)),
+    "read only": (lambda *_: SEEN["slope"], lambda patch: patch.setitem(gc.get_referents(SEEN)[0], "slope", 0.9)),
+    "weak reference": (lambda *_: vars(WEAK())["own"], lambda patch: patch.setitem(vars(CONFIG), "own", 0.9)),
+    "numbers": (lambda *_: NUMBERS[0], lambda _: NUMBERS.__setitem__(0, 0.9)),
+    "objects": (lambda *_: OBJECTS[0]["slope"], lambda patch: patch.setitem(OBJECTS[0], "slope", 0.9)),
+    "remembered": (lambda *_: cached(1), change_scale),
+    "partial method": (
+        lambda net, _: net.half(),
+        lambda patch: patch.setitem(vars(Slope)["half"].keywords, "divisor", 1.5),
+    ),
+    "property of a class": (lambda *_: OfMeta.slope, lambda patch: patch.setitem(globals(), "SCALE", 0.9)),
+    "torch's function": (
+        lambda net, _: torch.sin(net.p[:4]),
+        lambda patch: patch.setattr(torch, "sin", torch.cos),
+    ),
+    "torch's layer": (
+        lambda net, x: net.fc(x[0]),
+        lambda patch: patch.setattr(nn.Linear, "forward", lambda fc, x: x @ fc.weight),
+    ),
+    "constant": (lambda *_: CONSTANT, lambda patch: patch.setitem(globals(), "CONSTANT", torch.ones(4, dtype=D))),
+    "constant in place": (lambda *_: CONSTANT, lambda _: torch._foreach_mul_([CONSTANT], 1.5)),
     "property of the model": (lambda net, _: net.slope, lambda patch: patch.setattr(settings, "slope", 0.9)),
 }
 
@@ -213,7 +367,78 @@ def test_what_functions_name_may_change_between_calls(name: str, monkeypatch: py
     reroll.check(run, data(), strict=True, measure=False)
 
 
+def test_a_context_variable_and_hooks_of_all_modules_may_change_between_calls() -> None:
+    run = reroll.compile(Slope(lambda net, x: net.fc(x[0]) * CONTEXT.get()), time_dim=0, **EAGER)
+    reroll.check(run, data(), strict=True, measure=False)
+    token = CONTEXT.set(0.9)
+    reroll.check(run, data(), strict=True, measure=False)
+    CONTEXT.reset(token)
+    hook = nn.modules.module.register_module_forward_hook(
+        lambda module, _, y: y * 0.5 if isinstance(module, nn.Linear) else None
+    )
+    try:
+        reroll.check(run, data(), strict=True, measure=False)
+    finally:
+        hook.remove()
+
+
+class Leaving(Net):
+    """Leaves something in an object with slots, and in a function."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(lambda *_: 0.5)
+        self.slots, self.where = Slots(), where
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        if self.where == "slots":
+            self.slots.slope = y.detach()  # type: ignore[assignment]
+        elif self.where == "function":
+            halved.last = y.detach()  # type: ignore[attr-defined]
+        elif self.where == "attributes":
+            scaled.last = y.detach()  # type: ignore[attr-defined]
+        else:
+            self.p.last = y.detach()  # type: ignore[attr-defined]
+        return y
+
+
+@pytest.mark.parametrize(
+    ("where", "left"), [("slots", lambda net: net.slots.slope), ("attributes", lambda _: vars(scaled)["last"])]
+)
+def test_what_is_left_in_slots_and_attributes_is_that_of_each_call(where: str, left: Callable[[Any], Tensor]) -> None:
+    net = Leaving(where)
+    run = reroll.compile(net, time_dim=0, **EAGER)
+    for _ in range(3):
+        assert torch.equal(run(data()).detach(), left(net))
+
+
+@pytest.mark.parametrize("where", ["function", "parameter"])
+def test_first_attributes_of_a_function_or_tensor_are_refused(where: str) -> None:
+    net = Leaving(where)
+    with pytest.raises(Exception, match="graph_break") as refused:
+        reroll.compile(net, time_dim=0, **EAGER)(data())
+    assert "last" in "".join(refused.value.__notes__)
+    assert "last" not in {**vars(net.p), **vars(halved)}
+
+
 CALLS, LAST = 0, torch.zeros(1)
+
+
+def test_a_global_number_is_counted_once_a_call_where_dynamo_reads_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(x: Tensor) -> Tensor:
+        global CALLS  # noqa: PLW0603  # it is what is counted
+        h = torch.zeros(3, 4, dtype=D)
+        for t in range(x.shape[0]):
+            h = torch.tanh(x[t] + 0.5 * h)
+        CALLS += 1
+        return h
+
+    monkeypatch.setitem(globals(), "CALLS", 0)
+    run = reroll.compile(forward, time_dim=0, **EAGER)
+    for calls in range(3):
+        assert calls == CALLS
+        run(data())
+    assert CALLS == 3
 
 
 class Telling(Net):
@@ -237,7 +462,7 @@ class Telling(Net):
         return y
 
 
-@pytest.mark.parametrize(("scale", "name"), enumerate(["more", "CALLS", "LAST", "calls"]))
+@pytest.mark.parametrize(("scale", "name"), [*enumerate(["more", "CALLS", "LAST", "calls"])])
 def test_what_is_assigned_outside_of_objects_is_refused(scale: int, name: str) -> None:
     net = Telling(lambda *_: 0.5, lambda _: None)
     net.scale = scale

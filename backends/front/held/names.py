@@ -1,0 +1,188 @@
+"""Which names code reads, and what stands for them: globals of its module, of other modules, attributes of classes."""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import re
+import sys
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeGuard
+
+from reroll.backends.front.held.links import written
+from reroll.backends.front.held.origin import Code, is_installed, is_users_code
+
+MISSING = object()
+_LOADED = (type, types.ModuleType, types.FunctionType)  # what importing puts into a module
+_IN_TEXTS = frozenset({"eval", "exec"})
+_OF_MODULES = frozenset({"import_module", "__import__", "modules"})
+
+
+class Named(NamedTuple):
+    """A value that stands for a name, in what ``owner`` names or holds."""
+
+    owner: Code
+    name: str
+    value: Any
+
+
+class Spaces:
+    """Where names are looked up (``found``: by identity, with the names), as more code is reached.
+
+    Functions of installed libraries are followed by their globals alone, of which there are enough. A function of the
+    user's may read more: names in the modules that its globals lead to, torch's and Python's among them; and names in
+    any module that is held by an object, which any of these functions may be given.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[int, tuple[Mapping[str, Any], dict[str, None]]] = {}
+        self._foreign: set[int] = set()
+        self._held: dict[int, types.ModuleType] = {}
+        self._read: dict[str, None] = {}
+
+    def named_by(self, code: Code) -> Iterator[Named]:
+        """What stands for the names of more code, but for what came before."""
+        if isinstance(code, type):
+            yield from (Named(code, *each) for each in vars(code).items() if _counts(*each))
+        elif isinstance(code, types.ModuleType):
+            self._held[id(code)] = code
+            yield from self._new(code, vars(code), self._read)
+        elif is_users_code(code):
+            found = [*self._new(code, code.__globals__, global_names(code.__code__))]
+            found += [] if is_installed(code) else self._in_modules(code)
+            yield from (each for each in found if not _is_module(each.value))  # their names were looked up already
+            if not is_installed(code):
+                yield from self._in_held(code)
+
+    def users(self) -> Iterator[tuple[Mapping[str, Any], Iterable[str]]]:
+        """Those of these that are the user's or a library's."""
+        return (each for number, each in self.found.items() if number not in self._foreign)
+
+    def _in_modules(self, function: types.FunctionType) -> Iterator[Named]:
+        read = texts_and_names(function.__code__)
+        modules = _modules(function, read)
+        for module in modules:  # grows
+            yield from self._new(module, vars(module), read)
+            modules += (each for name in read if _is_module(each := vars(module).get(name)) and each not in modules)
+        yield from self._new(function, function.__globals__, read)
+
+    def _in_held(self, function: types.FunctionType) -> Iterator[Named]:
+        new = [name for name in texts_and_names(function.__code__) if name not in self._read]
+        self._read.update(dict.fromkeys(new))
+        for module in self._held.values():
+            yield from self._new(module, vars(module), new)
+
+    def _new(self, owner: Code, space: Mapping[str, Any], names: Iterable[str]) -> Iterator[Named]:
+        """The values of names that were not looked up there before. What torch and Python lack is not looked up."""
+        foreign = _is_module(owner) and not is_users_code(owner)
+        if foreign:
+            self._foreign.add(id(space))
+        known = self.found.setdefault(id(space), (space, {}))[1]
+        for name in [each for each in names if each not in known and (not foreign or each in space)]:
+            known[name] = None
+            if name in space:
+                yield Named(owner, name, space[name])
+
+
+class Assigned:
+    """What the names of code stand for, as it is: to see what a run assigns there, and to put it back."""
+
+    def __init__(self, spaces: Spaces, code: Iterable[Code]) -> None:
+        self._classes = [(each, dict(vars(each))) for each in code if isinstance(each, type)]
+        self._named = [(space, {name: space.get(name, MISSING) for name in read}) for space, read in spaces.users()]
+
+    def names(self) -> list[str]:
+        """The names that stand for another value than before."""
+        held = (each for space, before in self._named for each in _others(space, before))
+        return [*held, *(name for kind, before in self._classes for name in _others(vars(kind), before, new=True))]
+
+    def restore(self) -> None:
+        """Put back what changed."""
+        for space, before in self._named:
+            for name in _others(space, before):
+                if before[name] is MISSING:
+                    del space[name]  # type: ignore[attr-defined]
+                else:
+                    space[name] = before[name]  # type: ignore[index]
+        for kind, before in self._classes:
+            for name in _others(vars(kind), before, new=True):
+                if name in before:
+                    type.__setattr__(kind, name, before[name])
+                else:
+                    type.__delattr__(kind, name)
+
+
+def _others(space: Mapping[str, Any], before: Mapping[str, Any], *, new: bool = False) -> Iterator[str]:
+    """The names of other values than before; new: those that were not there, too. A module may load what it gives.
+
+    Names such as ``__annotations__`` are left out: Python makes these when they are asked for.
+    """
+    names = [*before, *(space.keys() - before.keys())] if new else [*before]
+    for name in (each for each in names if each[:2] != "__"):
+        was, value = before.get(name, MISSING), space.get(name, MISSING)
+        loaded = was is MISSING and isinstance(value, _LOADED)
+        if value is not was and not loaded and (written(was) is None or written(value) != written(was)):
+            yield name
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def global_names(code: types.CodeType) -> tuple[str, ...]:
+    """Names of globals and attributes that a function reads, itself or in functions that it defines."""
+    inner = (global_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return tuple(dict.fromkeys((*code.co_names, *(name for names in inner for name in names))))
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def texts_and_names(code: types.CodeType) -> tuple[str, ...]:
+    """The same, with the texts that may be names: of ``getattr(config, "alpha")``, and within those of ``eval``."""
+    texts = [*_texts(code.co_consts)]
+    inner = (texts_and_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    if _IN_TEXTS & {*code.co_names}:
+        texts += [word for text in texts for word in re.findall(r"[^\W\d]\w*", text)]
+    if not _OF_MODULES & {*code.co_names}:
+        texts = [each for each in texts if each.isidentifier()]
+    return tuple(dict.fromkeys((*code.co_names, *texts, *(name for names in inner for name in names))))
+
+
+def _texts(values: Iterable[Any]) -> Iterator[str]:
+    for value in values:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, tuple | frozenset):
+            yield from _texts(value)
+
+
+def _modules(function: types.FunctionType, read: Iterable[str]) -> list[types.ModuleType]:
+    """The modules that a function names, as globals, in imports of its own, or by texts; and Python's own names."""
+    space = function.__globals__
+    found = [builtins, *(value for name in read if _is_module(value := space.get(name)))]
+    imported = {*_imports(function.__code__)}
+    if _OF_MODULES & {*read}:
+        imported |= {(0, name) for name in read}
+    for level, name in imported:
+        package = (space.get("__package__") or "").split(".")
+        above = [*package[: len(package) - level + 1], name] if level else [name]
+        found.append(sys.modules.get(".".join(filter(None, above)), builtins))
+    return list({id(each): each for each in found}.values())
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _imports(code: types.CodeType) -> tuple[tuple[int, str], ...]:
+    """How far above, and under which name, a function imports modules when it runs."""
+    found, before = [], list[dis.Instruction]()
+    for each in dis.get_instructions(code) if dis.opmap["IMPORT_NAME"] in code.co_code[::2] else ():
+        if each.opname == "IMPORT_NAME":
+            found.append((before[-2].argval, each.argval))
+        before.append(each)
+    inner = (_imports(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return *found, *(each for several in inner for each in several)
+
+
+def _counts(name: str, value: Any) -> bool:
+    return name[:2] != "__" or written(value) is None
+
+
+def _is_module(value: Any) -> TypeGuard[types.ModuleType]:
+    return isinstance(value, types.ModuleType)
