@@ -14,14 +14,16 @@ from reroll.backends.front.held.origin import is_users_code
 
 def attributes(value: Any) -> MutableMapping[str, Any]:
     """The attributes of an object, in its dict and in its slots; not those by which Dynamo marks tensors."""
-    return _Attributes(value) if isinstance(value, Tensor) or slots_of(value) else vars(value)
+    kind: Any = type(value)
+    return _Attributes(value) if isinstance(value, Tensor) or slots_of(kind) else vars(value)
 
 
 class _Attributes(MutableMapping[str, Any]):
     """Read and written without the object's own ways to do so (``__setattr__``, ``dataclass(frozen=True)``)."""
 
     def __init__(self, value: Any) -> None:
-        self._value, self._slots = value, slots_of(value)
+        kind: Any = type(value)
+        self._value, self._slots = value, slots_of(kind)
         self._dict: dict[str, Any] = getattr(value, "__dict__", {})
 
     def __getitem__(self, name: str) -> Any:
@@ -46,19 +48,15 @@ class _Attributes(MutableMapping[str, Any]):
 
     def __iter__(self) -> Iterator[str]:
         yield from (name for name in self._slots if name in self)
-        yield from (name for name in self._dict if not name.startswith("_dynamo_"))
+        yield from (name for name in self._dict if name not in self._slots and not name.startswith("_dynamo_"))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
 
-def slots_of(value: Any) -> Mapping[str, types.MemberDescriptorType]:
-    """The slots of a user's class and of the classes that it is made from (``__slots__``)."""
-    return _slots(type(value))  # type: ignore[arg-type]  # mypy takes a class for unhashable
-
-
 @functools.lru_cache(maxsize=1 << 12)
-def _slots(kind: type) -> Mapping[str, types.MemberDescriptorType]:
+def slots_of(kind: Any) -> Mapping[str, types.MemberDescriptorType]:
+    """The slots of a user's class and of the classes that it is made from (``__slots__``)."""
     classes = [each for each in reversed(kind.__mro__) if is_users_code(each) and "__slots__" in vars(each)]
     found = [(name, each) for owner in classes for name, each in vars(owner).items()]
     return {name: each for name, each in found if isinstance(each, types.MemberDescriptorType)}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import array
 import functools
+import threading
 import types
 import weakref
-from collections import ChainMap, UserDict, UserList, defaultdict, deque
+from collections import ChainMap, OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Iterable, Iterator, MutableMapping
 from contextvars import ContextVar
 from gc import get_referents
@@ -16,28 +17,41 @@ import numpy as np
 from torch import Tensor, nn
 
 from reroll.backends.front.held.attributes import attributes, slots_of
-from reroll.backends.front.held.origin import is_users_code
+from reroll.backends.front.held.origin import is_installed, is_users_code
 from reroll.capture.recorder.identity import PLAIN, content_of
 
 _CACHED = type(functools.lru_cache(lambda: None))
 _POINTERS = (functools.partial, weakref.ref, ContextVar, defaultdict)
 CONTAINERS = (dict, list, set, deque, array.array, bytearray)
+PLAIN_ITEMS = frozenset({dict, OrderedDict, list, tuple, set, frozenset})
 WRAPPERS = (
     *(types.FunctionType, types.MethodType, staticmethod, classmethod, property, types.MappingProxyType, _CACHED),
     *(functools.partial, weakref.ref, ContextVar),
 )
-_HOLDERS = (nn.Module, ChainMap, UserDict, UserList, functools.partialmethod, types.SimpleNamespace)
+_HOLDERS = (
+    *(nn.Module, ChainMap, UserDict, UserList, functools.partialmethod, types.SimpleNamespace),
+    threading.local,  # its attributes are those of this thread
+)
 
 
 def leads_to(value: Any) -> Iterable[Any]:
     """The values that an object holds."""
+    if type(value) in PLAIN_ITEMS:
+        return value.values() if isinstance(value, dict) else value
     found = [*pointed_to(value), *attributes_of(value).values()]
     if isinstance(value, dict):
         return *found, *dict.values(value)
     if isinstance(value, list | set | deque | tuple | frozenset):
         return *found, *value
-    if isinstance(value, types.MappingProxyType):
-        return get_referents(value)
+    if isinstance(value, types.FunctionType):
+        return *found, *variables(value), *defaults(value)
+    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+        return list(value.flat)
+    return found or _wrapped(value)
+
+
+def _wrapped(value: Any) -> Iterable[Any]:
+    """What an object of Python's is made around, for good."""
     if isinstance(value, types.MethodType):
         return value.__self__, value.__func__
     if isinstance(value, staticmethod | classmethod):
@@ -46,11 +60,7 @@ def leads_to(value: Any) -> Iterable[Any]:
         return value.fget, value.fset, value.fdel
     if isinstance(value, _CACHED):
         return (value.__wrapped__,)
-    if isinstance(value, types.FunctionType):
-        return *found, *variables(value), *defaults(value)
-    if isinstance(value, np.ndarray) and value.dtype.hasobject:
-        return list(value.flat)
-    return found
+    return get_referents(value) if isinstance(value, types.MappingProxyType) else ()
 
 
 def pointed_to(value: Any) -> tuple[Any, ...]:
@@ -72,17 +82,22 @@ def attributes_of(value: Any) -> MutableMapping[str, Any]:
 
 
 def has_attributes(value: Any) -> bool:
-    """Whether an object is a module or one of a user's class, a user's function, or a tensor."""
-    if isinstance(value, _HOLDERS):
-        return True
+    """Whether an object is a module or one of a user's class, a user's function that is not installed, or a tensor."""
     if isinstance(value, types.FunctionType):
-        return is_users_code(value)
-    if isinstance(value, type | types.ModuleType):
+        return is_users_code(value) and not is_installed(value)
+    kind: Any = type(value)
+    return _have_attributes(kind)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _have_attributes(kind: Any) -> bool:
+    if issubclass(kind, _HOLDERS):
+        return True
+    if issubclass(kind, type | types.ModuleType):
         return False
-    if isinstance(value, Tensor | np.ndarray):
-        return type(value) in (Tensor, nn.Parameter, nn.Buffer)
-    kind = type(value)
-    return is_users_code(kind) and (isinstance(getattr(value, "__dict__", None), dict) or bool(slots_of(value)))
+    if issubclass(kind, Tensor | np.ndarray):
+        return kind in (Tensor, nn.Parameter, nn.Buffer)
+    return is_users_code(kind) and (kind.__dictoffset__ != 0 or bool(slots_of(kind)))
 
 
 def written(value: Any) -> str | None:

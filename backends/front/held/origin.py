@@ -10,7 +10,13 @@ from typing import TypeAlias
 
 Code: TypeAlias = types.FunctionType | type | types.ModuleType
 """What names values: a function those of its module, a class its attributes, a module its globals."""
-_NOT_OURS = ("torch", "numpy", "builtins", "reroll", "collections", "contextlib", "functools", "threading", "logging")
+_NOT_OURS = frozenset(
+    {
+        *("torch", "numpy", "builtins", "reroll", "collections", "contextlib", "functools", "threading", "logging"),
+        *("abc", "ast", "copy", "dataclasses", "enum", "importlib", "inspect", "random", "re", "typing", "warnings"),
+        "typing_extensions",
+    }
+)
 _INSTALLED = tuple(sysconfig.get_paths()[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 

@@ -10,6 +10,7 @@ from operator import attrgetter, is_
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from reroll.backends.front.held.attributes import attributes
@@ -21,6 +22,7 @@ from reroll.backends.front.held.state import State
 from reroll.capture.recorder.identity import content_of
 
 _VALUES = (Tensor, np.ndarray)
+_SMALL = 1 << 10  # bytes
 _OF_FUNCTIONS = attrgetter("__code__", "__defaults__", "__kwdefaults__", "__closure__")
 
 
@@ -66,8 +68,12 @@ class _Named:
 
     @property
     def may_be_kept(self) -> bool:
-        """Whether there is no tensor or array in it, whose values would live from call to call, and count."""
-        return not (self.part.tensors or self.part.arrays or any(isinstance(each, _VALUES) for each in self.met))
+        """Whether there is no array in it, whose values count, and no tensor but constants of a few bytes."""
+        values = [
+            *(value for value, *_ in self.part.tensors),
+            *(each for each in self.met if isinstance(each, _VALUES)),
+        ]
+        return not self.part.arrays and all(map(_is_small, values))
 
     def holds(self, code: Sequence[Code], seen: set[int]) -> bool:
         """Whether a walk would find the same: everything that it would read is the same object as it was."""
@@ -92,6 +98,8 @@ class _Watched:
         defaults = [each.__kwdefaults__ for each in self.functions if each.__kwdefaults__]
         containers = [value for value, _ in part.containers]
         self.objects = [value for value, _ in part.objects]
+        self.of_dict = [each for each in self.objects if type(attributes(each)) is dict]
+        self.of_slots = [each for each in self.objects if type(attributes(each)) is not dict]
         self.classes = [each for each in part.code if isinstance(each, type)]
         self.dicts: list[dict[Any, Any]] = [*defaults, *(each for each in containers if isinstance(each, dict))]
         self.items = [each for each in containers if not isinstance(each, dict)]
@@ -110,18 +118,24 @@ class _Watched:
         for held in self.dicts:
             read += held.keys() if type(held) is OrderedDict else dict.keys(held)  # whose order is its own
             read += dict.values(held)
-        for each in map(attributes, self.objects):
-            read += each.keys()
-            read += each.values()
-        for content in map(vars, self.classes):
-            read += content
-            read += content.values()
+        for held_by in map(vars, [*self.of_dict, *self.classes]):
+            read += held_by
+            read += held_by.values()
+        for each in map(attributes, self.of_slots):
+            read += [*chain.from_iterable(each.items())]
         read += chain.from_iterable(self.items)
         read += map(type, self.objects)
         read += chain.from_iterable(map(pointed_to, self.pointed))
         read += map(len, map(attributes, self.bare))
         read += (type(each).forward for each in self.modules)
         return read
+
+
+def _is_small(value: Any) -> bool:
+    """Whether a value is a constant of a few bytes, which may be kept."""
+    if not isinstance(value, Tensor) or value.grad_fn is not None or value.layout is not torch.strided:
+        return False
+    return value.untyped_storage().nbytes() <= _SMALL
 
 
 def _read(code: Sequence[Code]) -> list[Any]:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from reroll.backends.front.held.attributes import attributes
 from reroll.backends.front.held.links import (
     CONTAINERS,
+    PLAIN_ITEMS,
     WRAPPERS,
     attributes_of,
     defaults,
@@ -142,6 +143,8 @@ class State:
         return leads_to(value)
 
     def _note_attributes(self, value: Any) -> None:
+        if type(value) in PLAIN_ITEMS:
+            return
         if pointed := pointed_to(value):
             self.pointed.append((value, pointed))
         if not has_attributes(value):
@@ -164,6 +167,7 @@ class State:
         """Note a module or class that an object holds."""
         if isinstance(value, types.ModuleType):
             self.code.append(value)
+            self._note_class(type(value))
         elif is_users_code(value):
             self._note_class(value)
 
