@@ -8,7 +8,7 @@ their own, it is two functions (``Halved``), and a tape that is made again stops
 Private torch API, tried on 2.11 and 2.13: ``joint_graph_passes`` (random numbers for inductor), ``compile_fx_inner``
 (inductor without AOTAutograd around it), ``_BoxedCodeGen`` (a graph's inputs are freed after their last use),
 ``user_visible_output_idxs`` (results keep their layout),
-``V`` (whose fake mode inductor reads), ``config.patch`` (no other layout of convolutions), ``get_cpp_compiler`` and
+``V`` (whose fake mode inductor reads), ``get_cpp_compiler`` and
 ``InvalidCxxCompiler`` (whether there is a compiler).
 """
 
@@ -24,6 +24,7 @@ from torch import fx
 
 from reroll.backends.inductor.event_counts import Watch
 from reroll.backends.inductor.inlined import store_repeated
+from reroll.backends.inductor.mended import mended
 from reroll.backends.inductor.native_products import register, stamp, vectors
 from reroll.backends.inductor.unit import quick_builds
 from reroll.errors import CompilerMissingError
@@ -295,8 +296,7 @@ def _inductor(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Boxed
     register()
     stamp(graph)
     store_repeated(graph)
-    # Independent loops that torch 2.13 fuses side by side for a CPU gave wrong gradients: tests/.../test_pooling.py.
-    as_given = torch._inductor.config.patch({"layout_optimization": False, "cpp.max_horizontal_fusion_size": 1})
+    as_given = mended({"layout_optimization": False, "cpp.max_horizontal_fusion_size": 1})
     with apart_from_dynamo(traced.mode), V.set_fake_mode(traced.mode), torch.no_grad(), quick_builds(), as_given:
         return compile_fx_inner(graph, inputs, is_backward=backward)
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from reroll.backends.inductor.mended import mended
 from reroll.errors import UnsupportedError
 
 
@@ -40,6 +41,6 @@ def compile_whole(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[...,
     """
     from torch._inductor.compile_fx import compile_fx
 
-    with torch._functorch.config.patch(donated_buffer=False):
+    with torch._functorch.config.patch(donated_buffer=False), mended():
         compiled: Any = compile_fx(graph, list(inputs))
     return compiled  # type: ignore[no-any-return]
