@@ -1,4 +1,4 @@
-"""Faults of torch's inductor that give wrong gradients in silence, and what keeps the code that reroll asks for from them.
+"""Faults of torch's inductor that give wrong gradients in silence, and what keeps reroll's code from them.
 
 - A kernel may write a result over a part of a joined buffer (``torch.cat``) when that part is not read again, but the
   whole buffer then counts as free, and what comes next is written over the result (torch 2.11 to 2.13; spikes of a
@@ -7,9 +7,9 @@
 - Independent loops that torch 2.13 fuses side by side for a CPU gave wrong gradients behind max pooling. Segments are
   compiled without that fusion (``tests/backends/inductor/test_pooling.py``).
 
-Private torch API, tried on 2.11 and 2.13: ``PythonWrapperCodegen.can_reuse`` (whether a kernel may write its result over
-an input), ``config.patch``, ``CustomGraphPass`` (its ``uuid`` tells the code of mended inductor from other code in the
-cache on disk).
+Private torch API, tried on 2.11 and 2.13: ``PythonWrapperCodegen.can_reuse`` (whether a kernel may write its result
+over an input), ``config.patch``, ``CustomGraphPass`` (its ``uuid`` tells the code of mended inductor from other code in
+the cache on disk).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MENDED = "reroll: nothing is written over a part of another buffer"
 
 @contextmanager
 def mended(settings: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Inside, inductor has these settings of its own, and its first fault is mended (from then on, for all it compiles)."""
+    """Inside, inductor has these settings, and its first fault is mended: from then on, for all that it compiles."""
     _keep_parts()
     config: Any = torch._inductor.config
     marked = {"joint_custom_pre_pass": _marker()} if config.joint_custom_pre_pass is None else {}
@@ -36,10 +36,10 @@ def mended(settings: Mapping[str, Any] | None = None) -> Iterator[None]:
 
 @cache
 def _keep_parts() -> None:
-    """No result is written over a buffer that is memory of another one. It stays: plain ``torch.compile`` gains, too."""
+    """No result is written over a buffer that is memory of another. It stays: plain ``torch.compile`` gains, too."""
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 
-    can_reuse = PythonWrapperCodegen.can_reuse
+    can_reuse: Any = PythonWrapperCodegen.can_reuse
 
     def apart(self: Any, input_buffer: Any, output_buffer: Any = None) -> bool:
         if output_buffer is not None and input_buffer.node.get_inputs_that_alias_output():

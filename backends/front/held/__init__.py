@@ -12,5 +12,7 @@ Mind: A state has two parts, and their order is that of the operands of a record
     together. Nothing with a tensor or an array in it is kept from call to call (it would live too long, and values of
     arrays count), but for constants of a few bytes.
     How far a walk goes is by who wrote the code (`origin.py`): from the user's functions to modules and classes that
-    they name, from installed ones to their globals alone, from torch's and Python's nowhere.
+    they name, from installed ones to their globals alone, from torch's and Python's nowhere. Objects of Python's own
+    classes are followed all the same: they may hold settings.
+    The suite has no libraries: after a change run `benchmarks/doors.py --only Norse Sinabs transformers --again`, too.
 """

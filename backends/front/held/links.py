@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from reroll.backends.front.held.attributes import attributes, slots_of
-from reroll.backends.front.held.origin import is_installed, is_users_code
+from reroll.backends.front.held.origin import holds_attributes, is_installed, is_users_code
 from reroll.capture.recorder.identity import PLAIN, content_of
 
 _CACHED = type(functools.lru_cache(lambda: None))
@@ -97,7 +97,7 @@ def _have_attributes(kind: Any) -> bool:
         return False
     if issubclass(kind, Tensor | np.ndarray):
         return kind in (Tensor, nn.Parameter, nn.Buffer)
-    return is_users_code(kind) and (kind.__dictoffset__ != 0 or bool(slots_of(kind)))
+    return holds_attributes(kind) and (kind.__dictoffset__ != 0 or bool(slots_of(kind)))
 
 
 def written(value: Any) -> str | None:

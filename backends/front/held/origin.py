@@ -22,7 +22,12 @@ _INSTALLED = tuple(sysconfig.get_paths()[kind] for kind in ("stdlib", "platstdli
 
 def is_users_code(code: Code) -> bool:
     """Whether a function, class or module is a user's or a library's, neither torch's nor Python's."""
-    return _is_users(_module_of(code))
+    return _is_users(_module_of(code)) and not _is_pythons(_module_of(code))
+
+
+def holds_attributes(kind: type) -> bool:
+    """Whether attributes of objects of a class may be a user's settings; those of Python's own may, but for a few."""
+    return _is_users(kind.__module__)
 
 
 def is_installed(code: Code) -> bool:
@@ -48,6 +53,11 @@ def _file_of(module: str | None) -> str:
 @functools.lru_cache(maxsize=1 << 12)
 def _is_users(module: str | None) -> bool:
     return (module or "").partition(".")[0] not in _NOT_OURS
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _is_pythons(module: str | None) -> bool:
+    return (module or "").partition(".")[0] in sys.stdlib_module_names
 
 
 @functools.lru_cache(maxsize=1 << 12)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
+import itertools
+import multiprocessing
 import sys
 import tracemalloc
 import weakref
@@ -18,6 +21,7 @@ from torch import Tensor, nn
 import reroll
 from reroll.backends.front.held.reach import Reach
 from reroll.backends.front.held.state import State
+from reroll.errors import UnsupportedError
 
 
 class Holder(nn.Module):
@@ -27,7 +31,8 @@ class Holder(nn.Module):
         super().__init__()
         self.cell = nn.Linear(4, 4)
         self.samples = np.zeros((samples, 1000), dtype=np.float64)
-        self.names, self.index, self.seen = ["a"] * samples, {"first": 0}, deque([1, 2])
+        self.names, self.seen = ["a"] * samples, deque([1, 2])
+        self.index: dict[str, Any] = {"first": 0}
 
     def forward(self, x: Tensor) -> Tensor:
         h = x.new_zeros(3, 4)
@@ -201,3 +206,21 @@ def test_no_tensor_but_small_constants_is_kept_from_call_to_call() -> None:
     del run, value, state
     gc.collect()
     assert gone() is None
+
+
+def test_what_classes_of_pythons_keep_for_themselves_is_not_the_models() -> None:
+    """A lock of multiprocessing's, as progress bars hold one, names its files by an iterator of its class."""
+    model = Holder(1)
+    settings = argparse.Namespace(slope=1.0)
+    model.index |= {"lock": multiprocessing.Lock(), "settings": settings}
+    before = key(model)
+    assert key(model) == before
+    settings.slope = 2.0
+    assert key(model) != before
+
+
+def test_an_iterator_that_a_model_holds_is_refused() -> None:
+    model = Holder(1)
+    model.index["counter"] = itertools.count()
+    with pytest.raises(UnsupportedError, match="keeps an iterator"):
+        key(model)

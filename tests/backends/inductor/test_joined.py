@@ -39,8 +39,8 @@ class Adaptive(nn.Module):
         self.read = nn.Linear(inputs, neurons, bias=False)
         self.back = nn.Linear(neurons, neurons, bias=False)
         self.out = nn.Linear(neurons, 10)
-        for name, value in {"leak": 0.0, "threshold": 1.0, "reset": 0.0, "jump": 1.8}.items():
-            self.register_buffer(name, torch.tensor(value))
+        values = map(torch.tensor, (0.0, 1.0, 0.0, 1.8))
+        self.leak, self.threshold, self.reset, self.jump = map(nn.Buffer, values)
 
     def forward(self, x: Tensor) -> Tensor:
         v = i = z = x.new_zeros(x.shape[1], self.back.in_features)
