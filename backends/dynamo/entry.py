@@ -59,9 +59,10 @@ def dynamo_is_off() -> bool:
 
 
 def dynamo_settings() -> Any:
-    """A context in which Dynamo keeps torch's RNN layers whole, cuts no graphs for DDP, and compiles many sizes."""
-    settings = {"allow_rnn": True, "optimize_ddp": False, "recompile_limit": 256, "accumulated_recompile_limit": 4096}
-    return torch._dynamo.config.patch(settings)
+    """A context in which Dynamo keeps torch's RNN layers whole, cuts no graphs for DDP, compiles many sizes, and sees
+    hooks that are added to a model, or taken away, between two calls."""
+    settings = {"allow_rnn": True, "optimize_ddp": False, "skip_nnmodule_hook_guards": False}
+    return torch._dynamo.config.patch({**settings, "recompile_limit": 256, "accumulated_recompile_limit": 4096})
 
 
 def uncut(run: Any) -> Any:

@@ -48,7 +48,6 @@ from reroll.backends.processes.apart import alone, forward_of, spoken_around
 from reroll.capture.lengths.align import NeverError, TransformError
 from reroll.capture.lengths.instantiate import TooShortError
 from reroll.errors import LengthError, OptionError, RerollWarning, UnsupportedError
-from reroll.graph.private import compiled_in_place
 from reroll.planning.options import Options
 
 _WITHIN = (
@@ -56,10 +55,6 @@ _WITHIN = (
     "call and begins another one after it; leave out fullgraph=True, or compile only what is around the model"
 )
 _ATTEMPTS = 100  # more than patterns that are tried for one call, by far
-_IN_PLACE = (
-    "reroll.compile: the model was compiled before, in place, by its own method compile(), so Dynamo does not read it. "
-    'Leave that call out, or name this backend there: model.compile(backend="reroll").'
-)
 
 
 def compile(  # noqa: A001  # as torch.compile
@@ -149,7 +144,9 @@ class Caller:
         self.model, self.time, self.options = model, time, options
         # By keyword: Lightning's torch.compile leaves on a module what it is given beside it, and this backend is no
         # part of the user's model, which may be pickled.
-        traced = torch.compile(model=model, backend=new_backend(), fullgraph=True, dynamic=False)
+        # The top frame, so that Dynamo reads hooks of the model with it, and not as graphs of their own.
+        with torch._dynamo.config.patch(wrap_top_frame=True):
+            traced = torch.compile(model=model, backend=new_backend(), fullgraph=True, dynamic=False)
         self.front = self.read = Front(model, traced, options)
         self.signature = _signature(model)
         self.steps = SHORT[0][-1]
@@ -172,8 +169,6 @@ class Caller:
             self._take(running.front)
         if running.observed is None:
             refuse_sparse(self.model, call)
-            if compiled_in_place(self.model):
-                raise UnsupportedError(_IN_PLACE)
             raise LengthError(
                 "The model has no operation that Dynamo sees, so there is nothing to compile. Use it as it is."
             )

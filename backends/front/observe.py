@@ -27,8 +27,8 @@ from reroll.capture.recorder.events import LITERALS, Numbers, Recorder, Sink, re
 from reroll.capture.steps.runs import LONGEST_PERIOD
 from reroll.errors import LengthError, OptionError, UnsupportedError
 from reroll.graph.lines import user_line
-from reroll.graph.nested import places_of, tensors_of, with_leaves
-from reroll.graph.private import version_of
+from reroll.graph.nested import Place, places_of, tensors_of, with_leaves
+from reroll.graph.private import parametrized_anew, version_of
 
 SHORT = ((8, 9, 11), (16, 17, 19), (32, 33, 35))
 _FEWEST = SHORT[0][0]  # steps of a sequence that can show a pattern by itself
@@ -37,6 +37,10 @@ _TRIES = 5  # as many as it takes to get to a period of two
 _WHOLE_LOOPS = ("lstm", "gru", "rnn_tanh", "rnn_relu", "while_loop", "scan", "associative_scan")
 _SOME = 64  # operations from which on their sizes say whether they are done over time
 _MANY = 256  # operations from which on a loop over another dimension than time is looked for
+_TRANSFORMS = (
+    "reroll.compile: the model uses torch.func transforms, which a run that checks it cannot follow. Use "
+    "torch.compile(backend='reroll') for this model."
+)
 
 
 class OtherTimeError(LengthError):
@@ -170,6 +174,8 @@ def probe(
             raise
         except Exception as error:
             _run_plainly(model, call)
+            if "saved tensor hooks" in str(error):
+                raise UnsupportedError(_TRANSFORMS) from error
             raise LengthError(
                 f"The model cannot be run on {length} steps: {type(error).__name__}: {error}. If these are no steps, "
                 "say in time_dim which arguments have time, in which dimension. If a table in it has a row for each "
@@ -290,8 +296,17 @@ def tensor_names(state: State) -> dict[int, str]:
     return {
         id(tensor): f"state {number} {place}"
         for number, (_, content) in reversed(list(enumerate(owners)))
-        for place, tensor in places_of(content if isinstance(content, dict) else tuple(content))
+        for place, tensor in _held_in(content if isinstance(content, dict) else dict(enumerate(content)))
     }
+
+
+def _held_in(content: Mapping[Any, Any]) -> Iterator[tuple[Place, torch.Tensor]]:
+    """The tensors in what an object or container holds, and in tuples there; what else holds some has its own names."""
+    for key, value in content.items():
+        if isinstance(value, torch.Tensor):
+            yield (key,), value
+        elif isinstance(value, tuple):
+            yield from (((key, *place), tensor) for place, tensor in _held_in(dict(enumerate(value))))
 
 
 @contextmanager
@@ -302,7 +317,7 @@ def looked_at(model: Callable[..., Any], call: Call, untouched: frozenset[int], 
     """
     state = State.of(model, call.args, call.kwargs, parameters=parameters, untouched=untouched)
     try:
-        with random_numbers_kept(), in_silence():
+        with random_numbers_kept(), in_silence(), parametrized_anew():
             yield state
         if state.changed_parameter():
             raise UnsupportedError(

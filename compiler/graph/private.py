@@ -9,7 +9,8 @@ constants are real under a fake mode; ``TorchDispatchMode`` is asked for every o
 ``OpOverloadPacket`` is an operator with all of its overloads. Of a tensor, ``_version`` counts changes in place,
 ``_base`` is what it is a view of, and ``_cdata`` of its storage tells whether two share memory; torch has no public
 name for these. Of a module, ``_compiled_call_impl`` is what ``Module.compile`` has set.
-In ``torch.nn.modules.module``, ``_global_forward_hooks`` and three like it hold the hooks of all modules.
+In ``torch.nn.modules.module``, ``_global_forward_hooks`` and three like it hold the hooks of all modules; in
+``torch.nn.utils.parametrize``, ``_cache`` holds what ``parametrize.cached()`` keeps.
 """
 
 from __future__ import annotations
@@ -44,6 +45,18 @@ def hooks_of_all_modules() -> Iterator[Any]:
 
     kinds = ("forward_pre", "forward", "backward_pre", "backward")
     return (hook for kind in kinds for hook in getattr(module, f"_global_{kind}_hooks").values())
+
+
+@contextmanager
+def parametrized_anew() -> Iterator[None]:
+    """Inside, nothing is in the cache of ``torch.nn.utils.parametrize.cached()``; afterwards what was there before."""
+    from torch.nn.utils import parametrize
+
+    before, parametrize._cache = parametrize._cache, {}
+    try:
+        yield
+    finally:
+        parametrize._cache = before
 
 
 def is_overload(target: Any) -> bool:

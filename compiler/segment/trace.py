@@ -98,7 +98,10 @@ def packed(value: torch.Tensor) -> torch.Tensor:
     strides = dense(value.shape, value.stride())
     if list(value.stride()) == strides:
         return value
-    return value.new_empty_strided(value.shape, strides).copy_(value)
+    made = value.new_empty_strided(value.shape, strides)
+    once = tuple(slice(None if step else 1) for step in strides)
+    made[once].copy_(value[once])  # what is expanded is one memory, which may be written once
+    return made
 
 
 def _at(slots: Slots, inputs: Sequence[Any], t: int) -> list[Any]:

@@ -63,7 +63,8 @@ class Described:
         owners += [(type(value), self.items(content)) for value, content in state.containers]
         cells = tuple(self(content) for _, content in state.cells)
         pointed = tuple(tuple(map(self, content)) for _, content in state.pointed)
-        return tuple(owners), cells, pointed, tuple(_array(each) for each, _ in state.arrays), tuple(state.plain)
+        arrays = tuple(array_in_words(value) for value, _ in state.arrays)
+        return tuple(owners), cells, pointed, arrays, tuple(state.plain)
 
     def items(self, content: Any) -> Any:
         """Those of a dict, list, set or deque."""
@@ -87,7 +88,7 @@ class Hashed:
         return self._hash
 
 
-def _array(value: Any) -> Any:
+def array_in_words(value: Any) -> Any:
     """An array of numpy's by its values; a large one by where it is, and by some of its values."""
     if value.nbytes <= _LARGE or value.dtype.hasobject:
         return value.shape, value.dtype.str, value.tobytes()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from reroll.backends.front.held.attributes import attributes
-from reroll.backends.front.held.keys import Described, Hashed
+from reroll.backends.front.held.keys import Described, Hashed, array_in_words
 from reroll.backends.front.held.links import pointed_to
 from reroll.backends.front.held.names import MISSING
 from reroll.backends.front.held.origin import Code
@@ -22,7 +22,7 @@ from reroll.backends.front.held.state import State
 from reroll.capture.recorder.identity import content_of
 
 _VALUES = (Tensor, np.ndarray)
-_SMALL = 1 << 10  # bytes
+_SMALL, _SMALL_ARRAY = 1 << 10, 1 << 14  # bytes of constants; the values of arrays are compared
 _OF_FUNCTIONS = attrgetter("__code__", "__defaults__", "__kwdefaults__", "__closure__")
 
 
@@ -68,17 +68,18 @@ class _Named:
 
     @property
     def may_be_kept(self) -> bool:
-        """Whether there is no array in it, whose values count, and no tensor but constants of a few bytes."""
+        """Whether there is no tensor and no array in it but constants of a few bytes."""
         values = [
-            *(value for value, *_ in self.part.tensors),
+            *(value for value, *_ in (*self.part.tensors, *self.part.arrays)),
             *(each for each in self.met if isinstance(each, _VALUES)),
         ]
-        return not self.part.arrays and all(map(_is_small, values))
+        return all(map(_is_small, values))
 
     def holds(self, code: Sequence[Code], seen: set[int]) -> bool:
         """Whether a walk would find the same: everything that it would read is the same object as it was."""
         apart = seen.isdisjoint(self.found) and all(id(value) in seen for value in self.met)
-        return apart and _are(_read(code), self.code) and _are(self.watched.now(), self.watched.before)
+        watched = self.watched
+        return apart and _are(_read(code), self.code) and _are(watched.now(), watched.before) and watched.has_values()
 
     def described(self, words: Described) -> Hashed:
         """The part in words; they are other ones where what it ``met`` is at other places."""
@@ -106,7 +107,12 @@ class _Watched:
         self.pointed = [value for value, _ in part.pointed]
         self.bare = part.bare
         self.modules = [each for each in self.objects if isinstance(each, nn.Module)]
+        self.arrays = [(value, array_in_words(value)) for value, _ in part.arrays]
         self.before = self.now()
+
+    def has_values(self) -> bool:
+        """Whether the arrays hold what they held."""
+        return all(array_in_words(value) == before for value, before in self.arrays)
 
     def now(self) -> list[Any]:
         """It, as it is."""
@@ -133,6 +139,8 @@ class _Watched:
 
 def _is_small(value: Any) -> bool:
     """Whether a value is a constant of a few bytes, which may be kept."""
+    if isinstance(value, np.ndarray):
+        return value.nbytes <= _SMALL_ARRAY and not value.dtype.hasobject
     if not isinstance(value, Tensor) or value.grad_fn is not None or value.layout is not torch.strided:
         return False
     return value.untyped_storage().nbytes() <= _SMALL

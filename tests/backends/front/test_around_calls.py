@@ -1,0 +1,107 @@
+"""What surrounds a model and its inputs: hooks, torch's cache of parametrizations, transforms, memory of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+import reroll
+from reroll.errors import UnsupportedError
+
+pytestmark = pytest.mark.usefixtures("double_precision")
+EAGER = {"lowering": "eager"}
+
+
+class Cell(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.utils.parametrizations.weight_norm(nn.RNNCell(3, 5), "weight_hh")
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.new_zeros(x.shape[1], 5)
+        for t in range(x.shape[0]):
+            h = self.cell(x[t], h)
+        return h
+
+
+def gradients(model: nn.Module, run: Callable[..., Any], *xs: Tensor, around: Any = nullcontext) -> list[Tensor]:
+    model.zero_grad()
+    surroundings: AbstractContextManager[Any] = around()
+    with surroundings:
+        loss = sum((run(x).sin().sum() * number for number, x in enumerate(xs, 1)), torch.zeros(()))
+        loss.backward()
+    found = [parameter.grad for parameter in model.parameters()]
+    return [loss.detach(), *(each.clone() for each in found if each is not None)]
+
+
+INPUTS = {
+    "one sample for a batch": lambda: torch.randn(20, 6, 3)[:, :1].expand(20, 3, 3),
+    "one feature for all": lambda: torch.randn(20, 6, 3)[..., :1].expand(20, 6, 3),
+    "every other step": lambda: torch.randn(40, 1, 3).expand(40, 4, 3)[::2],
+    "dense but for the batch": lambda: torch.randn(20, 1, 3).expand(20, 4, 3),
+    "one step for all": lambda: torch.randn(9, 6, 3)[:1].expand(20, 6, 3),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_inputs_may_be_expanded_and_have_gaps(name: str) -> None:
+    model, x = Cell(), INPUTS[name]()
+    reroll.check(reroll.compile(model, time_dim=0, **EAGER), x, strict=True, measure=False)
+
+
+def test_hooks_of_the_model_are_read_with_it() -> None:
+    model = Cell()
+    compiled, x = reroll.compile(model, time_dim=0, **EAGER), torch.randn(12, 2, 3)
+    torch.testing.assert_close(gradients(model, compiled, x), gradients(model, model, x))
+    before, after = model.register_forward_pre_hook(doubled), model.register_forward_hook(shifted)
+    torch.testing.assert_close(gradients(model, compiled, x), gradients(model, model, x))
+    assert len(reroll.explain(compiled, x).loops) == 1
+    before.remove()
+    torch.testing.assert_close(gradients(model, compiled, x), gradients(model, model, x))
+    after.remove()
+    torch.testing.assert_close(gradients(model, compiled, x), gradients(model, model, x))
+
+
+def doubled(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+    return (inputs[0] * 2,)
+
+
+def shifted(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+    return output + 0.5
+
+
+def test_the_cache_of_parametrizations_holds_nothing_of_a_look() -> None:
+    model = Cell()
+    compiled = reroll.compile(model, time_dim=0, **EAGER)
+    for lengths in ((12,), (12, 20), (20, 12, 12), (40,)):
+        xs = [torch.randn(length, 2, 3) for length in lengths]
+        expected = gradients(model, model, *xs, around=parametrize.cached)
+        torch.testing.assert_close(gradients(model, compiled, *xs, around=parametrize.cached), expected)
+
+
+def test_transforms_in_a_step_are_refused_by_name() -> None:
+    def inner(w: Tensor, x: Tensor) -> Tensor:
+        return (x @ w).square().sum()
+
+    def run(x: Tensor, w: Tensor) -> Tensor:
+        for t in range(x.shape[0]):
+            w = w - 0.1 * torch.func.grad(inner)(w, x[t])
+        return w
+
+    args = torch.randn(12, 2, 3), torch.randn(3, 5, requires_grad=True)
+    with pytest.raises(UnsupportedError, match=r"torch\.func transforms"):
+        reroll.compile(run, time_dim={"x": 0}, **EAGER)(*args)
+
+
+def test_what_a_model_holds_may_hold_itself() -> None:
+    model = Cell()
+    holder: dict[str, Any] = {"scale": torch.tensor(2.0)}
+    holder["again"] = [holder, (holder,)]
+    model.__dict__["holder"] = holder
+    reroll.check(reroll.compile(model, time_dim=0, **EAGER), torch.randn(12, 2, 3), strict=True, measure=False)
