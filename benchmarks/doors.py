@@ -1,9 +1,11 @@
 """Networks that people have, as their libraries' documentation writes them, through both doors.
 
-    pip install --no-deps --target build/libraries PACKAGE...        # the packages that `--packages` prints
-    python benchmarks/doors.py --libraries build/libraries            # all rows; goes on where it was stopped
+    pip install --no-deps --target build/site-packages PACKAGE...     # the packages that `--packages` prints
+    python benchmarks/doors.py --libraries build/site-packages        # all rows; goes on where it was stopped
     python benchmarks/doors.py --only "Norse" --again                # rows whose names hold a word
     python benchmarks/doors.py --show
+
+The folder has that name so that what is in it counts as installed, as it is for users.
 
 A row is a network (``door_networks/``) through one door, ``reroll.compile`` or ``torch.compile(backend="reroll")``, in
 a process of its own with an empty inductor cache and one thread. Eager takes turns with it in the same process.

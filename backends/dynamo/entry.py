@@ -65,6 +65,11 @@ def dynamo_settings() -> Any:
     return torch._dynamo.config.patch({**settings, "recompile_limit": 256, "accumulated_recompile_limit": 4096})
 
 
+def hooks_inside() -> Any:
+    """A context in which ``torch.compile`` of a model reads its hooks with it, and not as graphs of their own."""
+    return torch._dynamo.config.patch(wrap_top_frame=True)
+
+
 def uncut(run: Any) -> Any:
     """What ``torch.compile`` gave, whose graphs Dynamo will not cut for ``DistributedDataParallel``."""
     context = getattr(run, "dynamo_ctx", None)

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from reroll.backends.dynamo.entry import UNREADABLE, dynamo_is_off, uncut
+from reroll.backends.dynamo.entry import UNREADABLE, dynamo_is_off, hooks_inside, uncut
 from reroll.backends.front.arguments import Time, TimeDim, find_time
 from reroll.backends.front.counter import told
 from reroll.backends.front.entries import (
@@ -144,8 +144,7 @@ class Caller:
         self.model, self.time, self.options = model, time, options
         # By keyword: Lightning's torch.compile leaves on a module what it is given beside it, and this backend is no
         # part of the user's model, which may be pickled.
-        # The top frame, so that Dynamo reads hooks of the model with it, and not as graphs of their own.
-        with torch._dynamo.config.patch(wrap_top_frame=True):
+        with hooks_inside():
             traced = torch.compile(model=model, backend=new_backend(), fullgraph=True, dynamic=False)
         self.front = self.read = Front(model, traced, options)
         self.signature = _signature(model)
