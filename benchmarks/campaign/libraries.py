@@ -11,8 +11,8 @@ random number that follows:
 - ``compile``: the same through ``reroll.compile``, where one compiled model sees batches of 13, 4 and 33 steps;
 - ``options``: through the backend, with a memory budget, without packing, and with segments of one step;
 - ``without``: through the backend, with one of the default passes left out;
-- ``inductor``: through the backend, lowered by inductor; what draws random numbers is not compared, as inductor's are
-  others;
+- ``inductor``: lowered by inductor, through the backend in segments of two steps, through ``reroll.compile`` in longer
+  ones; what draws random numbers is not compared, as inductor's are others;
 - ``taylor``: whether the compiled gradient is the derivative of the eager loss, by Taylor's rate: the rest of the first
   order is quartered where the step is halved. Left out where the loss is not smooth, which eager's gradient shows.
 
@@ -45,6 +45,7 @@ import reroll
 TESTS = Path(__file__).parents[2] / "tests"
 FOLDERS = (TESTS / "networks", *(TESTS / "support").iterdir())
 LENGTHS = (13, 4, 33)
+LONG_SEGMENTS = (6, 8)  # of inductor's faults one shows in segments of these lengths alone
 SECONDS = 600  # for one way
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"memory_budget": 0.5},
@@ -86,6 +87,9 @@ def ways(name: str, case: Any) -> Iterator[tuple[str, Way]]:
     if not _draws(case):
         options = {"lowering": "inductor", "segment": 2}
         yield "inductor", partial(_compared, case, backend, options, (case.steps,))
+        for segment in LONG_SEGMENTS:
+            options = {"lowering": "inductor", "segment": segment}
+            yield f"inductor {segment}", partial(_compared, case, compiled, options, (3 * segment + 2,))
     if _is_smooth(case) and _second_order(plain := _rests(case, compiled=False)):
         yield "taylor", partial(_taylor, case, plain)
 
