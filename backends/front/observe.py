@@ -174,7 +174,7 @@ def probe(
             raise
         except Exception as error:
             _run_plainly(model, call)
-            if "saved tensor hooks" in str(error):
+            if "torch.func" in str(error) and "saved tensor hooks" in str(error):
                 raise UnsupportedError(_TRANSFORMS) from error
             raise LengthError(
                 f"The model cannot be run on {length} steps: {type(error).__name__}: {error}. If these are no steps, "

@@ -42,7 +42,8 @@ def _keep_parts() -> None:
     can_reuse: Any = PythonWrapperCodegen.can_reuse
 
     def apart(self: Any, input_buffer: Any, output_buffer: Any = None) -> bool:
-        if output_buffer is not None and input_buffer.node.get_inputs_that_alias_output():
+        made = input_buffer.node if output_buffer is not None else None
+        if made is not None and made.get_inputs_that_alias_output():
             return False
         return bool(can_reuse(self, input_buffer, output_buffer))
 
