@@ -3,6 +3,7 @@
     python benchmarks/campaign/campaign.py --seconds 600          # go on where the committed result ended
     python benchmarks/campaign/campaign.py --of mutants           # networks of the tests, changed in one place
     python benchmarks/campaign/campaign.py --of stacks            # blocks over depth, one of them odd
+    python benchmarks/campaign/campaign.py --of lowered           # programs, all by inductor, in segments of many steps
     python benchmarks/campaign/campaign.py --seed 1234            # one program: its text, and what becomes of it
     python benchmarks/campaign/campaign.py --defects              # judge all defects that were found once more
     python benchmarks/campaign/campaign.py --show
@@ -61,6 +62,14 @@ def way_of(seed: int, draws: bool) -> Way:
     return Way("backend" if draw.random() < 0.6 else "compile", tuple(sorted(options.items())))
 
 
+def way_lowered(seed: int, draws: bool) -> Way:
+    """By inductor, in segments of many steps: what it fuses and where it puts buffers depends on their number."""
+    draw = random.Random(f"lowered {seed}")
+    options = {"lowering": "eager" if draws else "inductor", "segment": draw.choice((2, 3, 5, 6, 7, 8))}
+    options["schedule"] = draw.choice(("standard", "store_all"))
+    return Way(draw.choice(("backend", "compile")), tuple(sorted(options.items())))
+
+
 def way_over_depth(seed: int, draws: bool) -> Way:
     """The options of a seed for loops over depth, which the backend alone finds; every second one has a budget, under
     which tapes may be thin."""
@@ -72,7 +81,8 @@ def way_over_depth(seed: int, draws: bool) -> Way:
 
 
 Subject = Program | Mutant | Stack
-JUDGES: dict[str, Callable[[Any, Way], Verdict]] = {"programs": judge, "mutants": judge_mutant, "stacks": judge}
+JUDGES: dict[str, Callable[[Any, Way], Verdict]] = dict.fromkeys(("programs", "lowered", "stacks"), judge)
+JUDGES["mutants"] = judge_mutant
 
 
 def subject(of: str, seed: int) -> tuple[Subject, Way]:
@@ -83,7 +93,7 @@ def subject(of: str, seed: int) -> tuple[Subject, Way]:
         made = stack(seed)
         return made, way_over_depth(seed, made.random)
     program = generate(seed)
-    return program, way_of(seed, program.random)
+    return program, (way_lowered if of == "lowered" else way_of)(seed, program.random)
 
 
 def judged(of: str, seeds: range) -> list[Row]:
