@@ -197,7 +197,10 @@ def _distinct(mode: FakeTensorMode, value: Any) -> Any:
     a module kept of the batch before, whose graph is gone.
     """
     made = fake_of(mode, value)
-    return made.clone() if isinstance(value, torch.Tensor) and not value.is_leaf else made
+    if not isinstance(value, torch.Tensor) or value.is_leaf:
+        return made
+    copy = made.clone()
+    return copy if copy.stride() == made.stride() else made.view_as(made)  # what is expanded is copied in full
 
 
 def checkpointed(function: Any, *args: Any, changed: Sequence[int] = (), **options: Any) -> Any:

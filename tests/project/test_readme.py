@@ -446,13 +446,14 @@ def test_the_versions_that_were_tried_are_told() -> None:
 
 def test_what_the_campaign_found_is_told() -> None:
     found = result("campaign")
-    rows = [Counter[str]() for _ in range(3)]
-    for run in found["programs"]["runs"]:
-        rows[0].update(run["counts"])
-    rows[1].update(way["kind"] for network in found["networks"]["rows"].values() for way in network.values())
+    rows = [Counter[str]() for _ in range(4)]
+    for counts, section_of in zip(rows, ("programs", "lowered"), strict=False):
+        for run in found[section_of]["runs"]:
+            counts.update(run["counts"])
+    rows[2].update(way["kind"] for network in found["networks"]["rows"].values() for way in network.values())
     for operation in found["operations"]["rows"].values():
         for way in operation.values():
-            rows[2].update(way.get("counts", {}))
+            rows[3].update(way.get("counts", {}))
     text = section("docs/limits.md", "How it was looked for")
     lines = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith(("| looked", "| ---"))]
     for counts, line in zip(rows, lines, strict=True):
@@ -461,7 +462,8 @@ def test_what_the_campaign_found_is_told() -> None:
         cells = [cell.strip() for cell in line.strip("| ").split("|")][1:]
         assert [int(cell.replace(",", "")) for cell in cells] == told
     assert lines[0].startswith(f"| {rows[0].total():,} random programs")
-    assert lines[1].startswith(f"| {len(found['networks']['rows'])} networks")
+    assert lines[1].startswith(f"| {rows[1].total():,} of them by inductor")
+    assert lines[2].startswith(f"| {len(found['networks']['rows'])} networks")
 
 
 def test_what_became_of_stacks_is_what_the_campaign_counted() -> None:

@@ -133,3 +133,24 @@ def test_of_a_pair_both_are_taken_where_it_was_made() -> None:
     handed_on = pieces.get_submodule("submod_0")(value)
     assert [type(each) for each in handed_on] == [Tensor, Tensor]
     assert torch.equal(pieces(value)[0], outer(value)[0])
+
+
+@needs_compiler
+def test_what_a_piece_is_given_may_be_expanded() -> None:
+    """A row for the whole batch, made before the loop and read behind it: it is compiled for the memory that it has."""
+
+    class Biased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.row, self.weight = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4, 4))
+
+        def forward(self, x: Tensor, start: Tensor) -> tuple[Tensor, ...]:
+            whole, count, rows = self.row.expand(3, 4), torch.zeros(3, dtype=torch.long), []
+            for _ in range(1, x.shape[0]):
+                count = (count + count) % 4
+                rows.append(start)
+            return torch.tanh(whole @ self.weight), count, rows[-1]
+
+    model = Biased().to(D)
+    compiled = torch.compile(model, backend="reroll", options={"segment": 3})
+    reroll.check(compiled, torch.randn(9, 3, 4, dtype=D), torch.randn(3, 4, dtype=D), strict=True, measure=False)
