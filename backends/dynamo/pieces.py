@@ -51,8 +51,8 @@ _WHOLE = (
     "reroll.compile(model, time_dim=...)."
 )
 _SHARDED = (
-    "These are the hooks of a block that fully_shard has sharded by itself. fully_shard(model) alone, before it is "
-    "compiled, shards its parameters too, and its blocks are rolled; they are then gathered together."
+    "These are the hooks of a block that fully_shard has sharded by itself. reroll.compile(model), without time_dim "
+    "and after sharding, rolls such blocks: each gathers its own parameters."
 )
 
 

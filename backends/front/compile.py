@@ -40,11 +40,13 @@ from reroll.backends.front.entries import (
     Untraced,
     new_backend,
 )
+from reroll.backends.front.modules import CompiledModule, ShardedModule
 from reroll.backends.front.observe import SHORT, Observed, OtherTimeError, observe, refuse_sparse
 from reroll.backends.front.outputs import outputs
 from reroll.backends.front.recorded import Recorded
 from reroll.backends.front.turns import turn
 from reroll.backends.processes.apart import alone, forward_of, spoken_around
+from reroll.backends.processes.sharded import sharded_inside
 from reroll.capture.lengths.align import NeverError, TransformError
 from reroll.capture.lengths.instantiate import TooShortError
 from reroll.errors import LengthError, OptionError, RerollWarning, UnsupportedError
@@ -134,6 +136,8 @@ def _over_depth(model: Any, options: Mapping[str, Any]) -> Any:
         return lambda target: _over_depth(target, options)
     if not callable(model):
         raise OptionError(f"reroll.compile was given {type(model).__name__}, which cannot be called.")
+    if sharded_inside(model):
+        return ShardedModule(model, options)
     return uncut(torch.compile(model, backend="reroll", options=dict(options)))
 
 
@@ -293,12 +297,11 @@ def _signature(model: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
-class AnyLengthModule(nn.Module):
+class AnyLengthModule(CompiledModule):
     """A module compiled for every number of steps. Attributes are those of the module that it was made from."""
 
     def __init__(self, module: nn.Module, time: Time, options: Options) -> None:
-        super().__init__()
-        self._orig_mod = module
+        super().__init__(module)
         self._set_caller(time, options)
 
     def _set_caller(self, time: Time, options: Options) -> None:
@@ -318,28 +321,6 @@ class AnyLengthModule(nn.Module):
             return self.reroll_caller(*args, **kwargs)
         with turn(), forward_of(self._inside, self.reroll_caller):
             return self._orig_mod(*args, **kwargs)
-
-    def train(self, mode: bool = True) -> AnyLengthModule:
-        """Set the mode of the module."""
-        self._orig_mod.train(mode)
-        self.training = mode
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("_orig_mod"), name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        own = name in ("_orig_mod", "training", "__class__") or name in self.__dict__
-        if own or "_orig_mod" not in self._modules:
-            super().__setattr__(name, value)
-        else:
-            setattr(self._orig_mod, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        delattr(self._orig_mod, name)
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)

@@ -100,7 +100,7 @@ def model_of(compiled_model: Any) -> Any:
 
 
 def _is_compiled(model: Any) -> bool:
-    marks = ("_torchdynamo_orig_callable", "reroll_caller")
+    marks = ("_torchdynamo_orig_callable", "reroll_caller", "reroll_run")
     return any(hasattr(model, mark) for mark in marks) or getattr(model, "_compiled_call_impl", None) is not None
 
 

@@ -118,3 +118,12 @@ def example(node: Any) -> torch.Tensor | None:
     """The example tensor of a node, if it has one."""
     value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
     return value if isinstance(value, torch.Tensor) else None
+
+
+SHARD = "_reroll_shard_of_"
+"""Begins the attribute of a module that holds its rows of a parameter which lies in parts in several processes."""
+
+
+def is_weight(node: fx.Node) -> bool:
+    """Whether an input of a graph is a parameter of the model, or this process's part of one."""
+    return isinstance(example(node), torch.nn.Parameter) or (node.op == "placeholder" and SHARD in node.name)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import linecache
 import sys
+from pathlib import Path
 from typing import Any
 
 from torch import fx
 
 _OURS = ("torch", "reroll")
+_GATHERING = str(Path("processes", "sharded.py"))
+"""Its lines stand in a model's own graph, in front of the line that reads a parameter."""
 
 
 def where(node: fx.Node) -> str:
     """The line of the user's code that made a node, for messages."""
     trace = (node.stack_trace or "").strip().splitlines()
-    files = [index for index, line in enumerate(trace) if line.lstrip().startswith("File ")]
+    files = [
+        index for index, line in enumerate(trace) if line.lstrip().startswith("File ") and f'{_GATHERING}"' not in line
+    ]
     if not files:
         return f"node {node.name}"
     code = trace[files[-1] + 1].strip() if files[-1] + 1 < len(trace) else ""

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import fx
 
 from reroll.capture.fusion.hoist import add_examples, copy_with_examples, row_read, settle_fills
@@ -18,7 +17,7 @@ from reroll.capture.fusion.peel import RowEmitter, outer_emitter
 from reroll.capture.fusion.row_analysis import Illegal, follow, timed
 from reroll.capture.fusion.row_rules import WHOLE_VIEWS, Rows
 from reroll.capture.fusion.step_builder import StepBuilder
-from reroll.graph.effects import example, has_effect, spelled
+from reroll.graph.effects import example, has_effect, is_weight, spelled
 from reroll.recurrence import Capture, Recurrence, Slices
 
 _VIEWS = (*WHOLE_VIEWS, "select", "narrow", "getitem", "expand")
@@ -94,7 +93,7 @@ def _sources(graph: fx.Graph, call: fx.Node, source: fx.Node, dim: int) -> Itera
         return
     for node in graph.find_nodes(op="placeholder"):
         given = example(node)
-        if given is None or isinstance(given, torch.nn.Parameter) or _is_written(node):
+        if given is None or is_weight(node) or _is_written(node):
             continue
         for at, size in enumerate(given.shape):
             if size != value.shape[dim]:

@@ -18,7 +18,7 @@ from torch import fx
 
 from reroll.capture.steps.rates import is_rate
 from reroll.graph.editing import content_of, flatten
-from reroll.graph.effects import attribute, example, modes
+from reroll.graph.effects import attribute, example, is_weight, modes
 from reroll.graph.inplace import out_of_place
 from reroll.graph.private import map_aggregate
 
@@ -131,16 +131,17 @@ class Sequence:
     def _operand_colour(self, leaf: fx.Node) -> Any:
         if leaf.op == "get_attr":
             value = attribute(self.module, leaf)
-            free = isinstance(value, torch.Tensor) and self._may_differ(value)
+            free = isinstance(value, torch.Tensor) and self._may_differ(isinstance(value, torch.nn.Parameter))
             return ("*", self._kind_of(value)) if free else self.content(leaf)
         if leaf.op == "placeholder":
             value = example(leaf)
-            return ("*", self._kind(leaf)) if value is not None and self._may_differ(value) else ("in", leaf.name)
+            free = value is not None and self._may_differ(is_weight(leaf))
+            return ("*", self._kind(leaf)) if free else ("in", leaf.name)
         return ("*", self._kind(leaf))
 
-    def _may_differ(self, value: torch.Tensor) -> bool:
+    def _may_differ(self, weight: bool) -> bool:
         """Whether a tensor from outside may be another one of its kind at each step."""
-        return self.likeness >= (Likeness.WEIGHTS if isinstance(value, torch.nn.Parameter) else Likeness.NUMBERS)
+        return self.likeness >= (Likeness.WEIGHTS if weight else Likeness.NUMBERS)
 
     def _kind(self, node: fx.Node) -> Any:
         value = example(node)

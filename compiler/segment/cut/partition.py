@@ -41,6 +41,7 @@ _KINKED = tuple(f"{name}_backward" for name in (*_KINKS, *_LOSSES, *_GRIDS, *_QU
 _MADE = ("full", "zeros", "ones", "zeros_like", "ones_like", "full_like", "arange", "scalar_tensor")
 _MOVED = ("convert_element_type", "_to_copy", "clone", "cat", "stack", "constant_pad_nd", "flip", "roll", "repeat")
 _CHEAP = (*_MADE, *_MOVED, "slice_scatter", "select_scatter")
+_GATHERS = ("all_gather_into_tensor", "wait_tensor")
 _LATER_IS_CHEAPER = 1e-7
 _DECIDED = "is a decision (a comparison, rounding or index), and what the forward decided is never decided again"
 
@@ -81,7 +82,7 @@ def partition(
     facts = infer(graph, {}) if pack else {}
     needed = _needed_values(results[outputs:], late)
     free = {primals[index] for index in held}
-    rules = _Rules.of(policy, graph, outputs)
+    rules = _Rules.of(policy, graph, outputs, free)
     costs = {node: 0.0 if node in free else saved_nbytes(node, facts) for node in graph.nodes if node not in late}
     costs |= dict.fromkeys(rules.unsaved - late, float("inf"))
     if replay:
@@ -103,22 +104,27 @@ def partition(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rules:
-    """What may be recomputed: not ``kept``, but all of ``again``; what ``unsaved`` holds may not be saved."""
+    """What may be recomputed: not ``kept``, but all of ``again``; what ``unsaved`` holds may not be saved.
+
+    ``gathered`` are parameters that lie in parts in several processes, as they are gathered from what stays alive.
+    """
 
     policy: Policy
     kept: set[fx.Node]
     again: set[fx.Node]
     unsaved: set[fx.Node]
+    gathered: set[fx.Node]
 
     @classmethod
-    def of(cls, policy: Policy, graph: fx.Graph, outputs: int) -> _Rules:
+    def of(cls, policy: Policy, graph: fx.Graph, outputs: int, free: set[fx.Node]) -> _Rules:
+        gathered = gathered_from(graph, free)
         if not policy:
-            return cls(policy, set(), set(), set())
+            return cls(policy, set(), set(), set(), gathered)
         results: Any = graph.output_node().args[0]
         kept, again = policy.ruled(forward_values(graph, outputs))
         again |= set(map(_made_by, again))
         forward = ancestors([node for node in results[:outputs] if isinstance(node, fx.Node)])
-        return cls(policy, kept, again, _with_copies(graph, again, forward) - kept)
+        return cls(policy, kept, again, _with_copies(graph, again, forward) - kept, gathered)
 
     def allow(self, node: fx.Node) -> bool:
         """Whether a value that the backward is made of may be recomputed. Raises OptionError if it must and cannot."""
@@ -127,7 +133,19 @@ class _Rules:
         reason = _why_refused(node) if node in self.again else ""
         if reason:
             self.policy.refuse(node, reason)
-        return node in self.again or may_recompute(node)
+        return node in self.again or node in self.gathered or may_recompute(node)
+
+
+def gathered_from(graph: fx.Graph, free: set[fx.Node]) -> set[fx.Node]:
+    """What is gathered from several processes of ``free`` inputs alone, and casts and views of these: parts that each
+    process holds anyway. Whoever keeps it keeps all of them, so it is gathered again; all processes do so alike."""
+    found = set(free)
+    for node in graph.nodes:
+        name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+        sources = node.all_input_nodes
+        if sources and found.issuperset(sources) and (name in _GATHERS or may_recompute(node)):
+            found.add(node)
+    return found - free
 
 
 def _with_copies(graph: fx.Graph, again: set[fx.Node], forward: set[fx.Node]) -> set[fx.Node]:

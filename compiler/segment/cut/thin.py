@@ -23,7 +23,7 @@ from reroll.graph.editing import ancestors
 from reroll.graph.memory import origin, storage_nbytes
 from reroll.graph.private import LazyGraphModule
 from reroll.graph.work import work
-from reroll.segment.cut.partition import decided_by, may_recompute, minimum_cut, saved_nbytes
+from reroll.segment.cut.partition import decided_by, gathered_from, may_recompute, minimum_cut, saved_nbytes
 
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "convolution")
 _REPEATED = (*_PRODUCTS, "native_layer_norm", "native_group_norm")
@@ -61,8 +61,15 @@ def thinner(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int, fre
     costs |= {node: saved_nbytes(node) for node in (*saved, *operands)}
     costs |= {operands[number]: 0.0 for number in free}
     fixed = {node for node, reader in readers.items() if reader in decided}
-    cut = minimum_cut(forward.graph, set(saved), costs, lambda node: node not in fixed and _may_repeat(node), set())
     alive = {operands[number] for number in free}
+    gathered = gathered_from(forward.graph, alive)
+    cut = minimum_cut(
+        forward.graph,
+        set(saved),
+        costs,
+        lambda node: node not in fixed and (node in gathered or _may_repeat(node)),
+        set(),
+    )
     if _nbytes(cut, alive) > _PART * _nbytes(saved, alive):
         return None
     there = set(map(origin, cut))

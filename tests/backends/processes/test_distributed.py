@@ -23,6 +23,8 @@ FEW = (
     "blocks of more than a bucket of DDP's",
     "blocks around fully_shard",
     "blocks that are sharded",
+    "sharded blocks, added up in float64",
+    "sharded blocks that are refused",
     "speaking steps",
     "speaking steps, other lengths",
 )

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 import reroll
@@ -72,12 +72,19 @@ class Feed(nn.Module):
         return x_TBI + y_TBI
 
 
+class Encoder(nn.TransformerEncoderLayer):
+    """A layer of torch's whose parameters are read in many ways."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, 2, 3 * width, dropout=0.0)
+
+
 class Deep(nn.Module):
     """A layer that embeds, and blocks."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, block: Callable[[int], nn.Module] = Feed) -> None:
         super().__init__()
-        self.first, self.blocks = nn.Linear(WIDTH, width), nn.ModuleList(Feed(width) for _ in range(6))
+        self.first, self.blocks = nn.Linear(WIDTH, width), nn.ModuleList(block(width) for _ in range(6))
 
     def forward(self, x_TBI: Tensor) -> Tensor:
         x_TBI = self.first(x_TBI)
@@ -271,6 +278,16 @@ def deep(width: int = WIDTH) -> nn.Module:
     return Deep(width)
 
 
+def tied() -> nn.Module:
+    """Six blocks whose norms are frozen; the second layer has the bias of the norm for its own."""
+    model = Deep(WIDTH)
+    for block in model.blocks:
+        assert isinstance(block, Feed)
+        block.norm.requires_grad_(False)
+        block.down.bias = block.norm.bias
+    return model
+
+
 def blocks_against_joint(around: Callable[[nn.Module], Model], make: Callable[[], nn.Module] = deep) -> list[str]:
     """As ``against_joint``; it is wrong, too, if no blocks were rolled."""
     with reversals() as count:
@@ -278,15 +295,71 @@ def blocks_against_joint(around: Callable[[nn.Module], Model], make: Callable[[]
         return texts if count() == 2 else [*texts, f"{count()} loops were rolled in 2 calls"]
 
 
-def sharded_blocks() -> list[str]:
-    """Blocks that are sharded by themselves run as torch runs them, and it is said."""
+def in_blocks(model: nn.Module, **options: Any) -> nn.Module:
+    """A model with ``fully_shard`` around each block and around it."""
+    return sharded(model, model.get_submodule("blocks").children(), **options)
+
+
+def sharded_blocks(make: Callable[[], nn.Module] = deep, **options: Any) -> list[str]:
+    """Blocks that are sharded by themselves are rolled, and no tape keeps what they gather.
+
+    Afterwards the model is what ``fully_shard`` made of it.
+    """
+    models: list[Any] = []
+
+    def around(model: nn.Module) -> Model:
+        models.append(model)
+        models.append(reroll.compile(in_blocks(model), **{"lowering": "eager", "schedule": "standard", **options}))
+        return models[-1]
+
+    texts = blocks_against_joint(around, make)
+    before = type(models[0]), [list(vars(part)) for part in models[0].modules()]
+    twin = in_blocks(made(make))
+    loss(twin, batch(9, dist.get_rank()))
+    texts += [] if before[0] is type(twin) else [f"the model is a {before[0]} afterwards"]
+    texts += [] if "_reroll" not in str(before[1]) else ["shards are left in the model"]
+    loss(models[0], batch(9, dist.get_rank())).backward()  # by its own hooks, which are there again
+    report = str(reroll.explain(models[1], batch(9, dist.get_rank())))
+    return texts if "wait_tensor" not in report and "blocks" in report else [*texts, report]
+
+
+def mixed_blocks(**policy: Any) -> list[str]:
+    """What differs from eager ``fully_shard`` in mixed precision, gradients in float64."""
+    texts = []
+    halves = MixedPrecisionPolicy(param_dtype=torch.float32, **policy)
+    model, twin = (in_blocks(made(deep), mp_policy=halves) for _ in range(2))
+    run = over_depth(model)
+    for number in range(2):
+        for part in range(2):
+            for each in (run, twin):
+                loss(each, batch(9, dist.get_rank(), 10 * number + part)).backward()
+        texts += [f"call {number}: {text}" for text in differences(model, twin)]
+    return texts
+
+
+def refused_blocks() -> list[str]:
+    """What is sharded in a way that is not followed is refused, and the model left as it was."""
+    texts = []
+    away = {"offload_policy": CPUOffloadPolicy(pin_memory=False)}
+    columns = {"shard_placement_fn": lambda parameter: Shard(parameter.ndim - 1)}
+    for options, why in ((away, "offload_policy"), (columns, "rows (Shard(0))")):
+        model = made(lambda: Deep(8))
+        try:
+            over_depth(in_blocks(model, **options))
+            texts.append(f"{why} was not refused")
+        except reroll.UnsupportedError as error:
+            texts += [] if why in str(error) else [str(error)]
+        texts += [] if type(model).__name__ == "FSDPDeep" else ["the model was left open"]
+    return texts
+
+
+def told_of_blocks() -> list[str]:
+    """The backend alone runs such blocks as torch does, and says what rolls them."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        texts = against_joint(
-            lambda model: over_depth(sharded(model, model.get_submodule("blocks").children())), make=deep
-        )
+        texts = against_joint(lambda model: torch.compile(in_blocks(model), backend="reroll"), make=deep)
     told = [str(each.message) for each in said if issubclass(each.category, reroll.RerollWarning)]
-    return texts if any("fully_shard(model) alone" in text for text in told) else [*texts, *told, "nothing was said"]
+    return texts if any("reroll.compile(model)" in text for text in told) else [*texts, *told, "nothing was said"]
 
 
 FREE = {"schedule": "auto", "chunk": None, "slots": None}
@@ -314,6 +387,15 @@ CASES: dict[str, Callable[[], list[str]]] = {
     ),
     "blocks around fully_shard": lambda: blocks_against_joint(lambda model: over_depth(sharded(model))),
     "blocks that are sharded": sharded_blocks,
+    "sharded blocks of odd widths, by inductor": lambda: sharded_blocks(lambda: Deep(7), lowering="inductor"),
+    "sharded blocks in a budget": lambda: sharded_blocks(lambda: Deep(48), schedule="auto", memory_budget=0.5),
+    "sharded blocks with tied and frozen weights": lambda: sharded_blocks(tied),
+    "sharded blocks with layers of torch's": lambda: sharded_blocks(lambda: Deep(WIDTH, Encoder)),
+    "sharded blocks, mixed precision": mixed_blocks,
+    "sharded blocks, added up in float64": lambda: mixed_blocks(reduce_dtype=torch.float64),
+    "sharded blocks, inputs in float32": lambda: mixed_blocks(output_dtype=torch.float32),
+    "sharded blocks that are refused": refused_blocks,
+    "sharded blocks through the backend": told_of_blocks,
     "speaking steps": lambda: speaking(mean, lambda model: model, verify=True),
     "gathering steps": lambda: speaking(gathered, lambda model: model, schedule="standard", slots=None),
     "steps that normalise, by inductor": lambda: speaking(normalised, lambda model: model, lowering="inductor"),

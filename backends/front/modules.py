@@ -1,0 +1,73 @@
+"""Modules that are called in place of the user's, whose attributes are the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from reroll.backends.dynamo.entry import dynamo_is_off, hooks_inside, uncut
+from reroll.backends.front.turns import turn
+from reroll.backends.processes.sharded import gathering
+
+
+class CompiledModule(nn.Module):
+    """A module around another one. Attributes are those of the module that it was made from."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = module
+
+    def train(self, mode: bool = True) -> CompiledModule:
+        """Set the mode of the module."""
+        self._orig_mod.train(mode)
+        self.training = mode
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("_orig_mod"), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = name in ("_orig_mod", "training", "__class__") or name in self.__dict__
+        if own or "_orig_mod" not in self._modules:
+            super().__setattr__(name, value)
+        else:
+            setattr(self._orig_mod, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._orig_mod, name)
+
+
+class ShardedModule(CompiledModule):
+    """A module whose blocks ``fully_shard`` has sharded one by one, over depth: each gathers its own parameters."""
+
+    def __init__(self, module: nn.Module, options: Mapping[str, Any]) -> None:
+        super().__init__(module)
+        self._set_run(dict(options))
+
+    def _set_run(self, options: dict[str, Any]) -> None:
+        with hooks_inside(), gathering(self._orig_mod):
+            run = uncut(torch.compile(self._orig_mod, backend="reroll", options=options))
+        object.__setattr__(self, "_options", options)
+        object.__setattr__(self, "reroll_run", run)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's result. Raises UnsupportedError for what is sharded in a way that is not followed."""
+        if dynamo_is_off():
+            return self._orig_mod(*args, **kwargs)
+        with turn(), gathering(self._orig_mod):
+            return self.reroll_run(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        del state["reroll_run"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._set_run(state["_options"])
