@@ -146,13 +146,15 @@ def reroll(
 
 
 def _unwrapped(error: RerollError) -> RerollError:
-    """The error as one of its own type that Dynamo hands on as it is, rather than inside a BackendCompilerFailed."""
-    kind = type(error)
+    """The error as one of its own type that Dynamo hands on as it is, rather than inside a BackendCompilerFailed; its
+    sentence stays as it is, too."""
+    kind, text = type(error), str(error)
 
     def __init__(self: Exception, *args: object) -> None:
         Exception.__init__(self, *args)
 
-    body = {"__module__": kind.__module__, "__init__": __init__, "first_useful_frame": None}
+    body: dict[str, Any] = {"__module__": kind.__module__, "__init__": __init__, "first_useful_frame": None}
+    body["__str__"] = lambda _: text
     made: type[RerollError] = type(kind.__name__, (kind, ShortenTraceback), body)
     same = made(*error.args)
     same.__dict__.update(error.__dict__)

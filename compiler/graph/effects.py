@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from reroll.graph.inplace import out_of_place
-from reroll.graph.private import is_overload, set_grad_enabled, tagged_random
+from reroll.graph.private import autocast_dtypes, is_overload, set_grad_enabled, tagged_random
 
 _RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "gumbel", "fractional_max_pool", "multi_head_attention")
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
@@ -110,8 +110,10 @@ def grad_enabled(mode: Mode) -> bool:
 
 
 def autocasts(mode: Mode) -> tuple[tuple[object, ...], ...]:
-    """The arguments of the autocast regions that are open, the outermost first."""
-    return tuple(arguments for region, arguments in mode[1] if region == "_enter_autocast")
+    """The arguments of the autocast regions that are open, the outermost first: those that are on around the graph, as
+    it is compiled for them, then those of the graph."""
+    around = [(kind, dtype, True, torch.is_autocast_cache_enabled()) for kind, dtype in autocast_dtypes() if dtype]
+    return (*around, *(arguments for region, arguments in mode[1] if region == "_enter_autocast"))
 
 
 def example(node: Any) -> torch.Tensor | None:

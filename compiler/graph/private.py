@@ -126,10 +126,10 @@ def storage_id(value: torch.Tensor) -> int:
     return int(value.untyped_storage()._cdata)
 
 
-def autocast_dtypes() -> tuple[torch.dtype | None, ...]:
+def autocast_dtypes() -> tuple[tuple[str, torch.dtype | None], ...]:
     """The dtype of autocast on each kind of device, None where it is off."""
     kinds = ("cpu", "cuda")
-    return tuple(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in kinds)
+    return tuple((kind, torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None) for kind in kinds)
 
 
 @contextmanager

@@ -22,11 +22,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from reroll.errors import CaptureError
 from reroll.graph.inplace import out_of_place
+from reroll.graph.lines import where
 from reroll.graph.private import is_higher_order, is_mutable, is_overload
 from reroll.recurrence import Recurrence
 
 Function = Callable[..., tuple[Tensor, ...]]
 _CHECK = "_linalg_check_errors"
+_EX = ("solve", "inv", "cholesky", "lu_factor", "ldl_factor")
+_UNCHECKED = {name: f"{name}_ex" for name in _EX} | {"inverse": "inv_ex"}
 _SEEN_THROUGH = {"autograd_function_apply"}  # it runs its functions before modes are asked
 
 
@@ -64,13 +67,26 @@ def joint_graph(
             "leave this model to another backend."
         ) from error
     if look.checks or any(_CHECK in str((node.target, node.args)) for node in graph.graph.nodes):
-        raise CaptureError(
-            f"The step at {recurrence.where} raises an error for some values of a matrix, which a loop here cannot. "
-            "Use the function of torch.linalg that does not check: inv_ex, solve_ex, cholesky_ex, lu_factor_ex."
-        )
+        raise CaptureError(_checked(recurrence))
     _write_out_zeros(graph, primals[0].fake_mode)  # type: ignore[attr-defined]
     graph.graph.eliminate_dead_code()
     return graph
+
+
+def _checked(recurrence: Recurrence) -> str:
+    """What is said of a step that raises an error for some values of a matrix, by the first call in it that does."""
+    names = {node: _name(node) for node in recurrence.step.graph.nodes if node.op in ("call_function", "call_method")}
+    call, name = next(((node, name) for node, name in names.items() if name in _UNCHECKED), (None, ""))
+    line = recurrence.where if call is None else where(call)
+    instead = f"torch.linalg.{_UNCHECKED[name]}" if name else f"that of {', '.join(sorted(set(_UNCHECKED.values())))}"
+    return (
+        f"{line}: this raises an error for some values of a matrix, which a step of a loop here cannot. Use the "
+        f"function of torch.linalg that does not check: {instead}."
+    )
+
+
+def _name(node: fx.Node) -> str:
+    return str(getattr(node.target, "__name__", node.target)).removeprefix("linalg_")
 
 
 def _write_out_zeros(graph: fx.GraphModule, mode: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
+import reroll
 from trained import DOORS, NETWORKS, WIDTH, GatedReader, distance, reversals, spiking, through_front, trained_alike
 
 LENGTHS = (12, 15, 12)
@@ -115,3 +117,29 @@ def test_scaled_float16_skips_the_steps_that_eager_skips(door: Any, make: Any) -
         assert count() == len(inputs)
     assert scales == scaled_steps(plain, plain, inputs) == [2.0**30, 2.0**16, 2.0**16, 2.0**30, 2.0**16]
     trained_alike(model, plain, start, 0.01)
+
+
+class NormedReader(nn.Module):
+    """A loop with batch norm, and outputs beside its last state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.again, self.norm = nn.Linear(WIDTH, 5, bias=False), nn.Linear(5, 5), nn.BatchNorm1d(5)
+
+    def forward(self, x_TBI: Tensor) -> tuple[Tensor, Tensor]:
+        h_BH, rows = x_TBI.new_zeros(x_TBI.shape[1], 5), []
+        for t in range(x_TBI.shape[0]):
+            h_BH = torch.tanh(self.norm(self.read(x_TBI[t])) + self.again(h_BH))
+            rows.append(h_BH * 2)
+        return torch.stack(rows), h_BH
+
+
+@pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
+def test_a_step_is_looked_at_under_the_autocast_around_its_forward(door: Any) -> None:
+    run = door(NormedReader())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            rows = run(sequence(12))[0]
+        rows.float().square().mean().backward()
+    assert not [str(each.message) for each in said if issubclass(each.category, reroll.RerollWarning)]
