@@ -237,7 +237,8 @@ class _Gather(torch.autograd.Function):
         ctx.size, ctx.group, ctx.reduced, ctx.given = size, group, reduced, shard.dtype
         every = torch.ops._c10d_functional.all_gather_into_tensor(shard.to(dtype), size, group)
         gathered: Tensor = torch.ops._c10d_functional.wait_tensor(every)
-        return gathered
+        # Torch 2.11 gives ``every``, too, as a result that is not used; as the same tensor it would take the gradient.
+        return gathered.view(gathered.shape)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
