@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, fx
 
@@ -48,13 +48,21 @@ def check_policy(recurrences: Sequence[Recurrence], options: Options) -> None:
     check_texts(policy, values)
 
 
-def results_of(segment: Segment, recurrence: Recurrence) -> tuple[Tensor, ...]:
+class Results(NamedTuple):
     """Examples of what a recurrence gives: the last carry, and the outputs of all steps, stacked; they require a
     gradient where one goes through them."""
+
+    last: tuple[Tensor, ...]
+    rows: tuple[Tensor, ...]
+
+
+def results_of(segment: Segment, recurrence: Recurrence) -> Results:
+    """What a recurrence gives."""
     carries = len(recurrence.carries)
     rows = [like.new_empty((recurrence.steps, *like.shape[1:])) for like in segment.output_examples[carries:]]
     examples = enumerate((*segment.output_examples[:carries], *rows))
-    return tuple(like.detach().requires_grad_(index in segment.tangents) for index, like in examples)
+    made = tuple(like.detach().requires_grad_(index in segment.tangents) for index, like in examples)
+    return Results(made[:carries], made[carries:])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,10 +6,8 @@ import warnings
 from dataclasses import dataclass, replace
 from functools import partial
 
-from torch import Tensor
-
 from reroll.backends.construct.bytes import needs_of
-from reroll.backends.construct.kernels import Kernels, passes_of, results_of, store_all_root
+from reroll.backends.construct.kernels import Kernels, Results, passes_of, results_of, store_all_root
 from reroll.backends.construct.timing import with_transfers, with_transfers_of
 from reroll.backends.runtime.executable import Compiled, Executable
 from reroll.backends.runtime.recordings import Graphs
@@ -50,7 +48,7 @@ class Built:
         """The least budget that leaves the recurrence what its plan is predicted to hold."""
         return self.beside.needed(self.plan.prediction)
 
-    def results(self) -> tuple[Tensor, ...]:
+    def results(self) -> Results:
         """Examples of what the recurrence gives."""
         return results_of(self.executable.compiled.segments[self.choice.segment], self.executable.recurrence)
 

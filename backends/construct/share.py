@@ -14,10 +14,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from reroll.backends.construct import kernels as compiling
-from reroll.backends.construct.kernels import Kernels, kind, results_of
+from reroll.backends.construct.kernels import Kernels, Results, kind, results_of
 from reroll.backends.construct.plan import Built, plan
 from reroll.backends.construct.several import Share, share_out
 from reroll.backends.tiers.available import free_bytes, total_bytes
@@ -31,7 +30,7 @@ from reroll.program.memory import NOTHING, Around
 from reroll.recurrence import Recurrence
 from reroll.words.units import nbytes_text
 
-BytesAround = Callable[[Mapping[str, tuple[Tensor, ...]]], Mapping[str, Around]]
+BytesAround = Callable[[Mapping[str, Results]], Mapping[str, Around]]
 """From what recurrences give, by their names, to the bytes that their graph holds around each of them."""
 SHARE = 0.8  # of what is free, for an automatic budget: gradients and the optimizer's state come later
 _WORTHWHILE = 0.9  # of the steps that are run now: shorter segments are compiled if they may come below

@@ -19,6 +19,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from reroll.backends.construct.kernels import Results
 from reroll.graph.fakes import fake_of
 from reroll.program.memory import Around
 
@@ -50,12 +51,13 @@ class _Standing(torch.autograd.Function):
     """Stands for a recurrence: saves its operands, gives results of the right shapes, and gradients of its operands."""
 
     @staticmethod
-    def forward(ctx: Any, name: str, memory: Memory, last: Sequence[bool], results: Any, *operands: Tensor) -> Any:
+    def forward(ctx: Any, name: str, memory: Memory, last: Sequence[bool], results: Results, *operands: Tensor) -> Any:
         ctx.save_for_backward(*operands)
         ctx.set_materialize_grads(False)
-        ctx.name, ctx.memory, ctx.last = name, memory, last
-        made = tuple(torch.empty(like.shape, dtype=like.dtype, device=like.device) for like in results)
-        ctx.mark_non_differentiable(*(each for each, like in zip(made, results, strict=True) if not like.requires_grad))
+        ctx.name, ctx.memory, ctx.last, ctx.carries = name, memory, last, len(results.last)
+        given = (*results.last, *results.rows)
+        made = tuple(torch.empty(like.shape, dtype=like.dtype, device=like.device) for like in given)
+        ctx.mark_non_differentiable(*(each for each, like in zip(made, given, strict=True) if not like.requires_grad))
         memory.running[name] = memory.alive()  # with the outputs of all steps, which are written step by step
         return made
 
@@ -64,8 +66,8 @@ class _Standing(torch.autograd.Function):
         given = {_key(grad) for grad in grads if grad is not None}
         held = {key: block for key, block in ctx.memory.blocks().items() if key not in given}
         found = [torch.zeros_like(each) if need else None for each, need in _needed(ctx)]
-        counted = (grad for grad, last in zip(found, ctx.last, strict=True) if grad is not None and not last)
-        ctx.memory.reversed[ctx.name] = held, _blocks(counted)
+        added = list(zip(found, ctx.last, strict=True))[ctx.carries :]  # that of the carry is what segments hand on
+        ctx.memory.reversed[ctx.name] = held, _blocks(grad for grad, last in added if grad is not None and not last)
         return (None, None, None, None, *found)
 
 
@@ -119,7 +121,7 @@ def _last_to_use(recurrence: fx.Node) -> list[bool]:
 class _Walk(fx.Interpreter):
     """Runs a graph, and does not run recurrences."""
 
-    def __init__(self, module: fx.GraphModule, results: Mapping[str, tuple[Tensor, ...]], memory: Memory) -> None:
+    def __init__(self, module: fx.GraphModule, results: Mapping[str, Results], memory: Memory) -> None:
         super().__init__(module)
         self.results, self.memory = results, memory
 
@@ -145,9 +147,7 @@ class _Watching(TorchDispatchMode):
         return result
 
 
-def outside(
-    module: fx.GraphModule, results: Mapping[str, tuple[Tensor, ...]], fake: Callable[[Tensor], Tensor]
-) -> Outside:
+def outside(module: fx.GraphModule, results: Mapping[str, Results], fake: Callable[[Tensor], Tensor]) -> Outside:
     """What ``module`` holds around its recurrences.
 
     results: what each recurrence gives, by the name of its module; what a gradient goes through requires one. fake:
@@ -195,16 +195,14 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-def outside_of(module: fx.GraphModule, results: Mapping[str, tuple[Tensor, ...]], tokens: int = 0) -> Outside:
+def outside_of(module: fx.GraphModule, results: Mapping[str, Results], tokens: int = 0) -> Outside:
     """What a graph holds around its recurrences, which give ``results``, by their names, beside ``tokens`` bytes."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
         return replace(outside(module, results, partial(fake_of, mode)), always=tokens)
 
 
-def bytes_around(
-    module: fx.GraphModule, results: Mapping[str, tuple[Tensor, ...]], tokens: int = 0
-) -> dict[str, Around]:
+def bytes_around(module: fx.GraphModule, results: Mapping[str, Results], tokens: int = 0) -> dict[str, Around]:
     """What a graph holds around each of its recurrences, which give ``results``, by their names."""
     held = outside_of(module, results, tokens)
     return {name: held.around(name) for name in results}

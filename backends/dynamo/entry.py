@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._dynamo.exc import InternalTorchDynamoError, ShortenTraceback, TorchRuntimeError, Unsupported, UserError
 
-from reroll.backends.construct.kernels import check_policy
+from reroll.backends.construct.kernels import Results, check_policy
 from reroll.backends.construct.plan import Built
 from reroll.backends.construct.replan import Plans
 from reroll.backends.construct.share import build_all
@@ -180,7 +180,7 @@ def _compile(
     check_policy(found.recurrences, parsed)
     check_together(found.recurrences, parsed)
 
-    def held(results: Mapping[str, tuple[Tensor, ...]]) -> Mapping[str, Around]:
+    def held(results: Mapping[str, Results]) -> Mapping[str, Around]:
         return bytes_around(assemble(gm, found.outer, {name: nn.Identity() for name in results}), results)
 
     plans = Plans(build_all(found.recurrences, parsed, held))

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from reroll.backends.construct.kernels import Kernels, check_policy, compile_kernels
+from reroll.backends.construct.kernels import Kernels, Results, check_policy, compile_kernels
 from reroll.backends.construct.replan import Plans
 from reroll.backends.construct.share import fitting_all
 from reroll.backends.dynamo.around import bytes_around
@@ -89,7 +89,7 @@ class Family:
             kernels.append(partial(self._kernels, at, recurrence))
             running.append(recurrence)
 
-        def held(results: Mapping[str, tuple[Tensor, ...]]) -> Mapping[str, Around]:
+        def held(results: Mapping[str, Results]) -> Mapping[str, Around]:
             standing = {**modules, **{name: nn.Identity() for name in results}}
             return bytes_around(assemble(self.module, instance.outer, standing), results, tokens)
 

@@ -154,7 +154,7 @@ def _loop(built: Built, around: Around, costs: Costs | str) -> Loop:
         plan=plan,
         carries=tuple(lines),
         saved=needs.segments[choice.segment].saved,
-        outputs=sum(value.nbytes for value in built.results()[width:]),
+        outputs=sum(value.nbytes for value in built.results().rows),
         around=around,
         gradients=operand_gradients(segment, recurrence),
         needs=needs,

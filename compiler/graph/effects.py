@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from reroll.graph.inplace import out_of_place
-from reroll.graph.private import autocast_dtypes, is_overload, set_grad_enabled, tagged_random
+from reroll.graph.private import autocast_dtypes, is_seeded, set_grad_enabled, tagged_random
 
 _RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "gumbel", "fractional_max_pool", "multi_head_attention")
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
@@ -43,20 +43,23 @@ def _draws(module: torch.nn.Module, node: fx.Node) -> bool:
     if node.op == "call_module":
         return True
     name = spelled(node).split(".")[0]
-    if name in DROPOUTS and _switched_off(node):
+    if _switched_off(node, name):
         return False
-    if is_overload(node.target) and torch.Tag.nondeterministic_seeded in node.target.tags:  # type: ignore[union-attr]
-        return True
+    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        return is_seeded(node)
     if draws(name):
         return True
     inner = [attribute(module, leaf) for leaf in node.all_input_nodes if leaf.op == "get_attr"]
     return any(mark_random(each, each.graph) for each in inner if isinstance(each, fx.GraphModule))
 
 
-def _switched_off(node: fx.Node) -> bool:
-    """Whether a dropout is not training, so that it draws nothing: its third argument says."""
+def _switched_off(node: fx.Node, name: str) -> bool:
+    """Whether a dropout is not training, or an attention has none, so that it draws nothing."""
     operands = node.args[3:] if node.target is out_of_place else node.args
-    return (operands[2] if len(operands) > 2 else node.kwargs.get("training", True)) is False
+    if name in DROPOUTS:
+        return (operands[2] if len(operands) > 2 else node.kwargs.get("training", True)) is False
+    rate = operands[4] if len(operands) > 4 else node.kwargs.get("dropout_p", 0.0)
+    return name == "scaled_dot_product_attention" and isinstance(rate, int | float) and rate == 0
 
 
 def attribute(module: torch.nn.Module, node: fx.Node) -> Any:

@@ -91,6 +91,17 @@ def tagged_random(name: str) -> bool:
     )
 
 
+def is_seeded(node: torch.fx.Node) -> bool:
+    """Whether an operator draws random numbers: as it is tagged, but for attention without dropout."""
+    target: Any = node.target
+    if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
+        return False
+    for index, argument in enumerate(target._schema.arguments):
+        if argument.name == "dropout_p":
+            return bool(node.args[index] if index < len(node.args) else node.kwargs.get("dropout_p", 0.0))
+    return True
+
+
 def hint(value: Any) -> Any:
     """The number that a symbolic one stands for in this call, without a guard; None if it depends on data."""
     return value.node.hint if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) else value

@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from reroll.graph.editing import primals_and_tangents
 from reroll.graph.fakes import apart_from_dynamo, fake_of
+from reroll.graph.private import is_seeded
 from reroll.recurrence import Items, Numbers, PerStep, Recurrence, Slices, Slots
 from reroll.segment.joint import joint_graph, looked_at
 from reroll.segment.sparsity import Fact, infer_carries
@@ -43,8 +44,7 @@ class Traced:
     @property
     def random(self) -> bool:
         """Whether the segment draws random numbers."""
-        tag = torch.Tag.nondeterministic_seeded
-        return any(tag in getattr(node.target, "tags", ()) for node in self.graph.graph.nodes)
+        return any(map(is_seeded, self.graph.graph.nodes))
 
     def facts(self) -> tuple[Fact, ...]:
         """What is proved of each tensor of the carry."""

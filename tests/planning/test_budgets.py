@@ -15,6 +15,7 @@ import reroll
 from networks import RecurrentLIF, spikes
 from oracle import ORACLE
 from planned import demand_of, gradients, needs, peak_of, program_of
+from reroll.backends.construct.kernels import Results
 from reroll.backends.dynamo.around import outside
 from reroll.errors import BudgetError, OptionError, ScheduleError
 from reroll.planning.choice import Choice
@@ -260,6 +261,6 @@ def test_a_backward_around_the_loop_that_takes_no_fake_tensors() -> None:
     x.meta["example_value"] = weight.requires_grad_()
     module = fx.GraphModule({"loop": nn.Identity()}, graph)
     with fake_mode:
-        results = {"loop": (torch.empty(4, 4, requires_grad=True),)}
+        results = {"loop": Results((torch.empty(4, 4, requires_grad=True),), ())}
         found = outside(module, results, lambda like: torch.empty(like.shape).requires_grad_())
     assert found.around("loop").reversing >= 2 * weight.nbytes
