@@ -4,12 +4,17 @@
   whole buffer then counts as free, and what comes next is written over the result (torch 2.11 to 2.13; spikes of a
   segment of six steps, packed, had one step's bits wrong). Here no result is written over memory that is another
   buffer's (``tests/backends/inductor/test_joined.py``).
+- A loop that reads a buffer may be fused with the one that has scattered into it, at places that are known at run time
+  alone, and reads what was to be scattered in place of what lies there: the name of a buffer before it was changed is
+  not taken for that behind (torch 2.11 to 2.13; the gradient of ``sort`` in the third step and later). Here loops that
+  scatter are not fused with those that read or write the same memory (``tests/backends/inductor/test_scattered.py``).
 - Independent loops that torch 2.13 fuses side by side for a CPU gave wrong gradients behind max pooling. Segments are
   compiled without that fusion (``tests/backends/inductor/test_pooling.py``).
 
 Private torch API, tried on 2.11 and 2.13: ``PythonWrapperCodegen.can_reuse`` (whether a kernel may write its result
-over an input), ``config.patch``, ``CustomGraphPass`` (its ``uuid`` tells the code of mended inductor from other code in
-the cache on disk).
+over an input), ``Scheduler.can_fuse_vertical`` with its ``mutation_real_name``, ``free_symbol_is_type`` and ``SymT.TMP``
+(an index that is known at run time alone), ``config.patch``, ``CustomGraphPass`` (its ``uuid`` tells the code of mended
+inductor from other code in the cache on disk).
 """
 
 from __future__ import annotations
@@ -21,13 +26,14 @@ from typing import Any
 
 import torch
 
-_MENDED = "reroll: nothing is written over a part of another buffer"
+_MENDED = "reroll: nothing is written over a part of another buffer, or fused with what scatters into it"
 
 
 @contextmanager
 def mended(settings: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Inside, inductor has these settings, and its first fault is mended: from then on, for all that it compiles."""
+    """Inside, inductor has these settings, and its first two faults are mended: from then on, for all it compiles."""
     _keep_parts()
+    _keep_scatters()
     config: Any = torch._inductor.config
     marked = {"joint_custom_pre_pass": _marker()} if config.joint_custom_pre_pass is None else {}
     with config.patch({**(settings or {}), **marked}):
@@ -48,6 +54,39 @@ def _keep_parts() -> None:
         return bool(can_reuse(self, input_buffer, output_buffer))
 
     PythonWrapperCodegen.can_reuse = apart  # type: ignore[method-assign]
+
+
+@cache
+def _keep_scatters() -> None:
+    """Loops that scatter stand apart from those that read or write the same memory. It stays, too."""
+    from torch._inductor.scheduler import Scheduler
+
+    can_fuse: Any = Scheduler.can_fuse_vertical
+
+    def apart(self: Any, node1: Any, node2: Any, **options: Any) -> bool:
+        return bool(can_fuse(self, node1, node2, **options)) and not (
+            _scattered(self, node1) & _touched(self, node2) or _scattered(self, node2) & _touched(self, node1)
+        )
+
+    Scheduler.can_fuse_vertical = apart  # type: ignore[method-assign]
+
+
+def _scattered(scheduler: Any, node: Any) -> set[str]:
+    """The memory into which a loop writes at places that are known at run time alone."""
+    from torch.utils._sympy.symbol import SymT, free_symbol_is_type
+
+    writes = (each for each in node.read_writes.writes if getattr(each, "index", None) is not None)
+    return {_memory(scheduler, each) for each in writes if free_symbol_is_type(each.index, SymT.TMP)}
+
+
+def _touched(scheduler: Any, node: Any) -> set[str]:
+    """The memory that a loop reads and writes."""
+    return {_memory(scheduler, each) for each in (*node.read_writes.reads, *node.read_writes.writes)}
+
+
+def _memory(scheduler: Any, access: Any) -> str:
+    """The buffer whose memory is read or written, under whatever name."""
+    return str(scheduler.mutation_real_name.get(access.name, access.name))
 
 
 @cache
