@@ -12,7 +12,7 @@
   compiled without that fusion (``tests/backends/inductor/test_pooling.py``).
 
 Private torch API, tried on 2.11 and 2.13: ``PythonWrapperCodegen.can_reuse`` (whether a kernel may write its result
-over an input), ``Scheduler.can_fuse_vertical`` with its ``mutation_real_name``, ``free_symbol_is_type`` and ``SymT.TMP``
+over an input), ``Scheduler.can_fuse_vertical`` with ``mutation_real_name``, ``free_symbol_is_type`` and ``SymT.TMP``
 (an index that is known at run time alone), ``config.patch``, ``CustomGraphPass`` (its ``uuid`` tells the code of mended
 inductor from other code in the cache on disk).
 """
