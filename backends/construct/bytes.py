@@ -10,6 +10,7 @@ from torch import Tensor, fx
 
 from reroll.backends.codecs.codec import CODECS
 from reroll.backends.construct.kernels import Kernels
+from reroll.backends.construct.workspaces import workspaces
 from reroll.backends.inductor.lower import Halved, Segment
 from reroll.backends.inductor.wrapper import wrapper_peak
 from reroll.backends.tiers.tier import STAGING
@@ -160,12 +161,12 @@ def output_gradients(segment: Segment, carries: int, steps: int) -> int:
 
 
 def _peak(compiled: Any, graph: fx.Graph, owned: Owned) -> int:
-    source = getattr(compiled, "source_code", None)
+    source, working = getattr(compiled, "source_code", None), workspaces(graph)
     if isinstance(source, str):
-        peak = wrapper_peak(source, owned, _itemsizes(graph))
+        peak = wrapper_peak(source, owned, _itemsizes(graph), working)
         if peak is not None:
             return peak
-    return graph_peak(graph, owned)
+    return graph_peak(graph, owned, working)
 
 
 def _itemsizes(graph: fx.Graph) -> dict[str, int]:

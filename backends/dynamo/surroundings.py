@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.passes.split_module import split_module
 from torch.utils.checkpoint import checkpoint
 
+from reroll.backends.dynamo.applied import without_classes
 from reroll.backends.inductor.unit import quick_builds
 from reroll.backends.inductor.whole import compile_whole, refused_by_inductor
 from reroll.backends.runtime.unused import rows
@@ -228,7 +229,11 @@ def _changed(graph: fx.Graph) -> tuple[int, ...]:
 
 
 def run_by_torch(graph: fx.Graph, owner: nn.Module) -> None:
-    """Let the checkpoints of a graph that is run as it is keep their random numbers. ``owner``: has their functions."""
+    """Let the checkpoints of a graph that is run as it is keep their random numbers, and its custom functions nothing.
+
+    owner: has their functions.
+    """
+    without_classes(graph)
     for node in graph.find_nodes(op="call_function", target=torch.ops.higher_order.tag_activation_checkpoint):
         function = owner.get_submodule(node.args[0].target)
         assert isinstance(function, fx.GraphModule)

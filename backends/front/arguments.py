@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,20 +61,12 @@ class Call:
         """The call of ``length`` steps, with ``change(tensor, dim, length)`` for every tensor with time, and the
         original of each, by identity.
         """
-        made: dict[int, Tensor] = {}
-        originals: dict[int, Tensor] = {}
-
-        def each(value: Any) -> Any:
-            if isinstance(value, Tensor) and id(value) in self.dims:
-                if id(value) not in made:
-                    made[id(value)] = change(value, self.dims[id(value)], length)
-                    originals[id(made[id(value)])] = value
-                return made[id(value)]
-            return mapped(each, value)
-
+        sequences = {id(value): value for value in self._sequences()}
+        made = {old: change(value, self.dims[old], length) for old, value in sequences.items()}
+        each = partial(_in_place_of, made)
         args, kwargs = tuple(map(each, self.args)), {name: each(value) for name, value in self.kwargs.items()}
         dims = {id(made[old]): dim for old, dim in self.dims.items()}
-        return Call(args, kwargs, dims, length, self.counter), originals
+        return Call(args, kwargs, dims, length, self.counter), {id(made[old]): sequences[old] for old in made}
 
     def along(self, dim: int) -> Call | None:
         """The same arguments with time in another dimension, if all that have time have that, of one length."""
@@ -104,6 +97,14 @@ class Call:
         """A name of every tensor in the arguments, by its identity."""
         found = {id(value): f"argument {place}" for place, value in places_of(self.args, ())}
         return {id(value): f"argument {place}" for place, value in places_of(self.kwargs, ())} | found
+
+
+def _in_place_of(made: Mapping[int, Tensor], value: Any) -> Any:
+    """A nested value with what was made in place of its tensors, by their identity. No function inside of another: one
+    that calls itself is a cycle, and would hold the arguments of a call until Python collects."""
+    if isinstance(value, Tensor):
+        return made.get(id(value), value)
+    return mapped(partial(_in_place_of, made), value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,12 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
 from reroll.errors import RerollWarning
-from reroll.graph.memory import Allocations, Owned, strided_nbytes
+from reroll.graph.memory import Allocations, Owned, Workspaces, strided_nbytes
 
 _CALL = re.compile(r"^( *)def call\((?:self, )?args\):\n", re.MULTILINE)
 _TUPLE = r"\([\d, ]*\)"
@@ -199,11 +200,14 @@ def _operands(text: str) -> Iterator[str | View]:
         yield name or View(base, size, stride, int(offset))
 
 
-def wrapper_peak(source: str, owned: Owned, itemsizes: Mapping[str, int]) -> int | None:
+def wrapper_peak(
+    source: str, owned: Owned, itemsizes: Mapping[str, int], workspaces: Workspaces = MappingProxyType({})
+) -> int | None:
     """The most bytes that inductor's wrapper holds; None where its source is not of the form that is understood.
 
     owned: blocks of inputs that die with it; others take nothing. itemsizes: bytes of an element of the results of
-    each operation by name; inductor writes down the shapes of what torch's own kernels give.
+    each operation by name; inductor writes down the shapes of what torch's own kernels give. workspaces: bytes in which
+    they work.
     """
     body = body_of(source)
     if body is None:
@@ -211,13 +215,17 @@ def wrapper_peak(source: str, owned: Owned, itemsizes: Mapping[str, int]) -> int
         return None
     ledger = Allocations()
     ledger.own(owned)
-    foreign = next((each.line for each in body.statements if not _understood(each, ledger, itemsizes)), None)
+    foreign = next(
+        (each.line for each in body.statements if not _understood(each, ledger, itemsizes, workspaces)), None
+    )
     if foreign is not None:
         tell_foreign("predicted peaks come from the operations instead, and may be further off", foreign)
     return ledger.peak if foreign is None else None
 
 
-def _understood(statement: Statement, ledger: Allocations, itemsizes: Mapping[str, int]) -> bool:
+def _understood(
+    statement: Statement, ledger: Allocations, itemsizes: Mapping[str, int], workspaces: Workspaces
+) -> bool:
     """Take account of one statement. False if it binds a buffer in a way that is not known."""
     match statement.form:
         case Checked("size_stride", name, layout, str(operation)) if _is_buffer(name):
@@ -225,6 +233,7 @@ def _understood(statement: Statement, ledger: Allocations, itemsizes: Mapping[st
                 return False
             if name not in ledger.names:  # else it shares memory that is known
                 ledger.allocate(name, _nbytes(layout, itemsizes[operation]))
+            ledger.work(_works_in(workspaces, operation, layout))
         case Allocated(name) as buffer if _is_buffer(name):
             ledger.allocate(name, buffer.nbytes)
         case Viewed(name, View(source), deleted) if _is_buffer(name):
@@ -239,6 +248,11 @@ def _understood(statement: Statement, ledger: Allocations, itemsizes: Mapping[st
         case None:
             return not (_is_buffer(statement.text) and "=" in statement.text)
     return True
+
+
+def _works_in(workspaces: Workspaces, operation: str, layout: str) -> int:
+    """Bytes in which an operation works that gives a tensor of this layout."""
+    return workspaces.get((operation, tuple(ast.literal_eval(f"({layout})")[0])), 0) if workspaces else 0
 
 
 def _is_buffer(text: str) -> bool:

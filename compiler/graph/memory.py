@@ -11,8 +11,9 @@ saved tensors of a tape.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, fx
@@ -36,6 +37,10 @@ class Allocations:
         self.names[name], self.blocks[block] = block, (nbytes, 1)
         self.held += nbytes
         self.peak = max(self.peak, self.held)
+
+    def work(self, nbytes: int) -> None:
+        """Memory that is there for a moment."""
+        self.peak = max(self.peak, self.held + nbytes)
 
     def own(self, blocks: Owned) -> None:
         """Blocks that are there from the beginning, each under its names."""
@@ -103,13 +108,26 @@ Owned = Sequence[tuple[int, tuple[str, ...]]]
 """Blocks of memory that die with a run: their bytes, and the placeholders that share one."""
 
 
-def graph_peak(graph: fx.Graph, owned: Owned) -> int:
-    """The most bytes that a boxed run of an ATen graph holds."""
+Workspaces = Mapping[tuple[str, tuple[int, ...]], int]
+"""Bytes in which operations work besides their results, by the name of an operation and the shape of a result."""
+
+
+def shapes_of(value: Any) -> Iterator[tuple[int, ...]]:
+    """The shapes of the tensors that an operation gives."""
+    for each in value if isinstance(value, tuple | list) else (value,):
+        if isinstance(each, Tensor):
+            yield tuple(each.shape)
+
+
+def graph_peak(graph: fx.Graph, owned: Owned, workspaces: Workspaces = MappingProxyType({})) -> int:
+    """The most bytes that a boxed run of an ATen graph holds, and works in."""
     ledger, last = Allocations(), last_uses(graph)
     ledger.own(owned)
     for node in graph.nodes:
         if node.op == "call_function":
             _made(ledger, node)
+            for shape in shapes_of(node.meta.get("val")):
+                ledger.work(workspaces.get((str(node.target), shape), 0))
         for dead in last.get(node, ()):
             for name in _names(dead):
                 ledger.drop(name)
