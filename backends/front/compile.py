@@ -153,6 +153,7 @@ class Caller:
         self.front = self.read = Front(model, traced, options)
         self.signature = _signature(model)
         self.steps = SHORT[0][-1]
+        self.short = set[tuple[int, int]]()  # lengths that are too short, with ``steps`` when that was seen
 
     @torch.compiler.disable(reason=_WITHIN)  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -162,12 +163,9 @@ class Caller:
         with turn():
             call = find_time(self.model, self.signature, self.time, args, kwargs)
             running = Running(self.front, call, steps=self.steps)
-            try:
-                self._settle(running)
-            except TooShortError:
-                return self.model(*args, **kwargs)
-            except LengthError as error:
-                raise self._with_numbers(error) from error.__cause__
+            short = (call.length, self.steps) in self.short or not self._settled(running)
+        if short:
+            return self.model(*args, **kwargs)
         if running.front is not self.front:
             self._take(running.front)
         if running.observed is None:
@@ -183,6 +181,17 @@ class Caller:
                 "what a short trace had can be put. Return it instead, and set anew what was changed."
             )
         return result
+
+    def _settled(self, running: Running) -> bool:
+        """Run the call; whether its sequence is long enough. One that is not is remembered, and looked at no more."""
+        try:
+            self._settle(running)
+        except TooShortError:
+            self.short.add((running.call.length, self.steps))
+            return False
+        except LengthError as error:
+            raise self._with_numbers(error) from error.__cause__
+        return True
 
     def _with_numbers(self, error: LengthError) -> LengthError:
         """A refusal, with the numbers that ``steps`` could have named where it names none."""

@@ -504,3 +504,18 @@ def test_a_call_like_the_one_before_is_attempted_once(monkeypatch: pytest.Monkey
         attempts.clear()
         torch.testing.assert_close(fast(x_TBI), net(x_TBI))
         assert len(attempts) == 1
+
+
+def test_a_sequence_that_is_too_short_is_looked_at_once() -> None:
+    net = Net(stacked)
+    compiled = reroll.compile(net, time_dim=0, **EAGER)
+    for _ in range(2):
+        compiled(torch.randn(2, 5, I))
+    looks: Any = entries
+    with mock.patch.object(looks, "observe", wraps=looks.observe) as looked:
+        for _ in range(3):
+            x_TBI = torch.randn(2, 5, I)
+            torch.testing.assert_close(compiled(x_TBI), net(x_TBI), rtol=0, atol=0)
+        assert not looked.called
+        compiled(torch.randn(24, 5, I))
+        assert looked.called  # longer ones are looked at as ever
