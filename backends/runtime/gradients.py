@@ -85,7 +85,8 @@ class Gradients:
             if results[number] is not None:
                 time_slice(self._zeros(x.operand), x, start, steps).add_(results[number])
         for number, items, offset in routes.items:
-            self._add(items.operands[start + offset], results[number])
+            operand = items.operands[start + offset]
+            self._add(operand, results[number], once=items.operands.count(operand) == 1)
         for number, operand in routes.constants:
             self._add(operand, results[number])
         for operand, product in routes.products:
@@ -100,8 +101,12 @@ class Gradients:
             self._sums[operand] = by_events[0].zeros(like) if by_events else torch.zeros_like(like)
         return self._sums[operand]
 
-    def _add(self, operand: int, grad: Tensor | None) -> None:
+    def _add(self, operand: int, grad: Tensor | None, *, once: bool = False) -> None:
+        """Add a gradient. The first is laid out as those that follow, so that adding them is fast; the only one (it
+        comes ``once``) as its operand, as autograd would copy it otherwise, when all of the loop's are there."""
         if grad is not None and operand in self._sums:
             self._sums[operand].add_(grad)
         elif grad is not None:
-            self._sums[operand] = grad.clone()  # laid out as the gradients that follow, so that adding them is fast
+            like = self._operands[operand]
+            turned = once and grad.stride() != like.stride()
+            self._sums[operand] = torch.empty_like(like, dtype=grad.dtype).copy_(grad) if turned else grad.clone()

@@ -10,6 +10,7 @@ from torch import Tensor, fx
 
 from reroll.backends.inductor.lower import Given, Segment
 from reroll.backends.runtime.gradients import Gradients, Routes
+from reroll.recurrence import Items
 from reroll.segment.factors import Product
 from six_inputs import ITEMS, SEQUENCE, WEIGHT, operands, six_inputs
 
@@ -151,3 +152,17 @@ def test_numbers_are_no_operands() -> None:
 
 def test_a_segment_without_gradients_reaches_nothing() -> None:
     assert routes(()).live_operands([torch.ones(())] * 3) == set()
+
+
+@pytest.mark.parametrize("places", [(0, 1), (0, 0)], ids=["once", "twice"])
+def test_the_only_gradient_of_a_weight_lies_as_the_weight(places: tuple[int, int]) -> None:
+    """Else autograd copies it, when those of all blocks are there. Where others follow, it lies as they do."""
+    routes = Routes((), (), ((0, Items(places), 0),), (), (), (), {})
+    weights = [torch.randn(3, 4) for _ in range(2)]
+    gradients, turned = Gradients(weights, {1: routes}), torch.randn(4, 3)
+    gradients.collect([turned.t()], 0, 1)
+    found = gradients.pop(0)
+    assert found is not None
+    assert torch.equal(found, turned.t())
+    assert found.data_ptr() != turned.data_ptr()
+    assert found.stride() == (weights[0] if places == (0, 1) else turned.t()).stride()
