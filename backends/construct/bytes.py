@@ -10,8 +10,8 @@ from torch import Tensor, fx
 
 from reroll.backends.codecs.codec import CODECS
 from reroll.backends.construct.kernels import Kernels
-from reroll.backends.construct.workspaces import workspaces
 from reroll.backends.inductor.lower import Halved, Segment
+from reroll.backends.inductor.workspaces import workspaces
 from reroll.backends.inductor.wrapper import wrapper_peak
 from reroll.backends.tiers.tier import STAGING
 from reroll.graph.memory import Owned, graph_peak, origin, storage_nbytes

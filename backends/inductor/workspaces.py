@@ -4,9 +4,10 @@ oneDNN copies operands and results of a convolution into layouts of its own, whi
 the result. How much depends on shapes, layouts and the machine, so each kind of convolution is run once, and what it
 allocates is counted. A GPU's workspaces are not known.
 
-Private torch API, tried on 2.11 and 2.13: ``_enable_profiler_legacy`` and ``_disable_profiler_legacy`` with
-``ProfilerConfig``, ``ProfilerState`` and ``_ExperimentalConfig``, which count the allocations of a call in a third of a
-millisecond (the first session of ``torch.profiler`` takes a second), and ``unset_fake_temporarily``.
+Private torch API, tried on 2.11 and 2.13: ``_enable_profiler_legacy`` and ``_disable_profiler_legacy`` of
+``torch._C._autograd``, with ``ProfilerConfig``, ``ProfilerState`` and ``_ExperimentalConfig`` of
+``torch._C._profiler``, which count the allocations of a call in a third of a millisecond (the first session of
+``torch.profiler`` takes a second), and ``unset_fake_temporarily``.
 """
 
 from __future__ import annotations
