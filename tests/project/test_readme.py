@@ -404,8 +404,10 @@ def test_the_figures_over_depth_are_those_of_their_result_file() -> None:
         for way, row in found.items()
     ]
     others = [
-        f"| {name} | {way.removeprefix('reroll, budget ')} | {row['peak'] / row['eager_peak']:.3f} | "
-        f"{row['time']['median_ratio']:.2f} | {row['predicted_peak'] / row['peak']:.2f} | {row['relative_error']:.0e} |"
+        f"| {name} | {way} | {row['first_s']:.1f} | {row['peak'] / row['eager_peak']:.3f} | "
+        f"{row['time']['median_ratio']:.2f} | "
+        + (f"{row['predicted_peak'] / row['peak']:.2f}" if "predicted_peak" in row else "")
+        + f" | {row['relative_error']:.0e} |"
         for name, of_one in result("depth").items()
         for way, row in of_one.items()
         if name != "GPT 12"
