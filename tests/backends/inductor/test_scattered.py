@@ -43,7 +43,7 @@ class Scattering(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.inductor
-@pytest.mark.parametrize("segment", [3, 5])
+@pytest.mark.parametrize("segment", [pytest.param(3, marks=pytest.mark.campaign), 5])
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 def test_nothing_is_read_before_it_is_scattered(step: Callable[[Tensor, Tensor], Tensor], segment: int) -> None:
     torch.manual_seed(0)
