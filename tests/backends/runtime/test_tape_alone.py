@@ -103,7 +103,8 @@ def test_predicted_peak_of_a_forward_in_two_is_kept() -> None:
     measured = reroll.measure(step, exclude=[model]).local_peak
     predicted = reroll.explain(run, x_BC).predicted_peak
     assert predicted is not None
-    assert measured <= predicted <= 1.1 * measured
+    loss = 2 * 4  # bytes of the loss and of its gradient, which are not the model's
+    assert measured - loss <= predicted <= 1.1 * measured
 
 
 class Activated(nn.Module):
