@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from reroll.graph.memory import Workspaces, result_nbytes, shapes_of
+from reroll.graph.memory import Workspaces, result_nbytes, shapes_of, strided_nbytes
 
 _WORKING = ("convolution", "convolution_backward")
 
@@ -56,17 +56,20 @@ class _Like(tuple[Any, ...]):
 
 def _made(value: Any) -> Any:
     if isinstance(value, _Like):
-        return torch.empty_strided(value[0], value[1], dtype=value[2]).zero_()
+        shape, stride, dtype = value
+        base = torch.zeros(strided_nbytes(shape, stride, 1), dtype=dtype)  # what is expanded cannot be written to
+        return base.as_strided(shape, stride)
     return [_made(each) for each in value] if isinstance(value, tuple) else value
 
 
 @cache
 def _workspace(target: Any, described: Any, threads: int) -> int:
-    """What a run of an operation allocates at most, less its result; 0 while the user profiles this thread."""
+    """What a run of an operation allocates at most, less its result; 0 where that is not known: while the user
+    profiles this thread, or where memory does not suffice."""
     with unset_fake_temporarily(), torch.no_grad():
-        operands = [_made(each) for each in described]
-        target(*operands)  # what it keeps for later runs comes first
         try:
+            operands = [_made(each) for each in described]
+            target(*operands)  # what it keeps for later runs comes first
             result, sizes = _counted(target, operands)
         except (AttributeError, RuntimeError, TypeError):
             return 0

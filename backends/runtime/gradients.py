@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,8 @@ class Routes:
     ``carries``: for each carry the number of its gradient, or None. ``slices`` and ``items``: (number, per-step input),
     of a list of items its offset from the segment's first step too. ``constants``: (number, operand). ``products``:
     (operand, product), gradients that are given by their factors. ``reached``: for each carry the outputs from which
-    autograd reaches it, ``sources``: the same of each input, by the operands that are read there at any step.
+    autograd reaches it, ``sources``: the same of each input, by the operands that are read there at any step. ``lone``:
+    operands that one step alone reads, from a list, as blocks read their weights.
     """
 
     carries: tuple[int | None, ...]
@@ -32,6 +34,7 @@ class Routes:
     products: tuple[tuple[int, Product], ...]
     reached: tuple[frozenset[int], ...]
     sources: Mapping[tuple[int, ...], frozenset[int]]
+    lone: frozenset[int]
 
     @classmethod
     def of(cls, segment: Segment, recurrence: Recurrence) -> Routes:
@@ -51,6 +54,7 @@ class Routes:
             products=tuple((slots.operands[segment.inputs[n]][0], each) for n, each in segment.products.items()),
             reached=tuple(ends.get(place, frozenset()) for place in slots.carries),
             sources=sources,
+            lone=frozenset(operand for operand, times in _reads(recurrence).items() if times == 1),
         )
 
     def live_operands(self, grads: Sequence[Tensor | None]) -> set[int]:
@@ -61,6 +65,11 @@ class Routes:
             carried = {carry for carry, ends in enumerate(self.reached) if ends & outputs}
             grown, outputs = not carried <= outputs, outputs | carried
         return {operand for operands, ends in self.sources.items() if ends & outputs for operand in operands}
+
+
+def _reads(recurrence: Recurrence) -> Counter[int]:
+    """How often the operands in lists of a recurrence are read."""
+    return Counter(operand for x in recurrence.xs if isinstance(x, Items) for operand in x.operands)
 
 
 class Gradients:
@@ -86,7 +95,7 @@ class Gradients:
                 time_slice(self._zeros(x.operand), x, start, steps).add_(results[number])
         for number, items, offset in routes.items:
             operand = items.operands[start + offset]
-            self._add(operand, results[number], once=items.operands.count(operand) == 1)
+            self._add(operand, results[number], lone=operand in routes.lone)
         for number, operand in routes.constants:
             self._add(operand, results[number])
         for operand, product in routes.products:
@@ -101,12 +110,12 @@ class Gradients:
             self._sums[operand] = by_events[0].zeros(like) if by_events else torch.zeros_like(like)
         return self._sums[operand]
 
-    def _add(self, operand: int, grad: Tensor | None, *, once: bool = False) -> None:
-        """Add a gradient. The first is laid out as those that follow, so that adding them is fast; the only one (it
-        comes ``once``) as its operand, as autograd would copy it otherwise, when all of the loop's are there."""
+    def _add(self, operand: int, grad: Tensor | None, *, lone: bool = False) -> None:
+        """Add a gradient. The first is laid out as those that follow, so that adding them is fast; a ``lone`` one as
+        its operand, as autograd would copy it otherwise, when all of the loop's are there."""
         if grad is not None and operand in self._sums:
             self._sums[operand].add_(grad)
         elif grad is not None:
             like = self._operands[operand]
-            turned = once and grad.stride() != like.stride()
+            turned = lone and grad.stride() != like.stride()
             self._sums[operand] = torch.empty_like(like, dtype=grad.dtype).copy_(grad) if turned else grad.clone()

@@ -21,6 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from reroll.errors import CaptureError
+from reroll.graph.effects import spelled
 from reroll.graph.inplace import out_of_place
 from reroll.graph.lines import where
 from reroll.graph.private import is_higher_order, is_mutable, is_overload
@@ -75,18 +76,15 @@ def joint_graph(
 
 def _checked(recurrence: Recurrence) -> str:
     """What is said of a step that raises an error for some values of a matrix, by the first call in it that does."""
-    names = {node: _name(node) for node in recurrence.step.graph.nodes if node.op in ("call_function", "call_method")}
-    call, name = next(((node, name) for node, name in names.items() if name in _UNCHECKED), (None, ""))
+    calls = (node for node in recurrence.step.graph.nodes if node.op in ("call_function", "call_method"))
+    named = ((node, spelled(node).removeprefix("linalg_")) for node in calls)
+    call, name = next(((node, name) for node, name in named if name in _UNCHECKED), (None, ""))
     line = recurrence.where if call is None else where(call)
     instead = f"torch.linalg.{_UNCHECKED[name]}" if name else f"that of {', '.join(sorted(set(_UNCHECKED.values())))}"
     return (
         f"{line}: this raises an error for some values of a matrix, which a step of a loop here cannot. Use the "
         f"function of torch.linalg that does not check: {instead}."
     )
-
-
-def _name(node: fx.Node) -> str:
-    return str(getattr(node.target, "__name__", node.target)).removeprefix("linalg_")
 
 
 def _write_out_zeros(graph: fx.GraphModule, mode: Any) -> None:

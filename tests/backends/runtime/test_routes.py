@@ -157,7 +157,8 @@ def test_a_segment_without_gradients_reaches_nothing() -> None:
 @pytest.mark.parametrize("places", [(0, 1), (0, 0)], ids=["once", "twice"])
 def test_the_only_gradient_of_a_weight_lies_as_the_weight(places: tuple[int, int]) -> None:
     """Else autograd copies it, when those of all blocks are there. Where others follow, it lies as they do."""
-    routes = Routes((), (), ((0, Items(places), 0),), (), (), (), {})
+    lone = frozenset(place for place in places if places.count(place) == 1)
+    routes = Routes((), (), ((0, Items(places), 0),), (), (), (), {}, lone)
     weights = [torch.randn(3, 4) for _ in range(2)]
     gradients, turned = Gradients(weights, {1: routes}), torch.randn(4, 3)
     gradients.collect([turned.t()], 0, 1)

@@ -29,6 +29,13 @@ class Net(nn.Module):
         return x_BC
 
 
+class WithLoss(Net):
+    """The same with a loss, whose few bytes are predicted, too; its backward reads what the blocks give."""
+
+    def forward(self, x_BC: Tensor) -> Tensor:
+        return super().forward(x_BC).square().mean()
+
+
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How often a forward in two gave outputs, and its tape alone."""
@@ -91,20 +98,18 @@ def test_reversed_twice_it_is_the_same() -> None:
 @pytest.mark.inductor
 def test_predicted_peak_of_a_forward_in_two_is_kept() -> None:
     torch.manual_seed(0)
-    model, x_BC = Net(), torch.randn(512, WIDTH)
+    model, x_BC = WithLoss(), torch.randn(512, WIDTH)
     run = reroll.compile(model, schedule="standard", segment=1, chunk=1)
 
     def step() -> None:
-        y_BC = run(x_BC)  # held, as in most training loops
-        y_BC.square().mean().backward()
+        run(x_BC).backward()
 
     step()
     model.zero_grad(set_to_none=True)
     measured = reroll.measure(step, exclude=[model]).local_peak
     predicted = reroll.explain(run, x_BC).predicted_peak
     assert predicted is not None
-    loss = 2 * 4  # bytes of the loss and of its gradient, which are not the model's
-    assert measured - loss <= predicted <= 1.1 * measured
+    assert measured <= predicted <= 1.1 * measured
 
 
 class Activated(nn.Module):
