@@ -12,7 +12,7 @@ from reroll.backends.codecs.codec import CODECS
 from reroll.backends.construct.kernels import Kernels
 from reroll.backends.inductor.lower import Halved, Segment
 from reroll.backends.inductor.workspaces import workspaces
-from reroll.backends.inductor.wrapper import wrapper_peak
+from reroll.backends.inductor.written.wrapper import wrapper_peak
 from reroll.backends.tiers.tier import STAGING
 from reroll.graph.memory import Owned, graph_peak, origin, storage_nbytes
 from reroll.program.memory import Needs, SegmentBytes

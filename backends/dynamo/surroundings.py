@@ -23,8 +23,8 @@ from torch.fx.passes.split_module import split_module
 from torch.utils.checkpoint import checkpoint
 
 from reroll.backends.dynamo.applied import without_classes
-from reroll.backends.inductor.unit import quick_builds
 from reroll.backends.inductor.whole import compile_whole, refused_by_inductor
+from reroll.backends.inductor.written.unit import quick_builds
 from reroll.backends.runtime.unused import rows
 from reroll.errors import RerollWarning, UnsupportedError
 from reroll.graph.fakes import apart_from_dynamo, fake_of

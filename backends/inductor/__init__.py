@@ -2,7 +2,7 @@
 
 In: the graph of a forward or a backward
 Out: a compiled Segment; counts of event products
-Nouns: Segment, chain (calls of kernels as one C++ call), unit (one translation unit), Watch
+Nouns: Segment, Watch
 Mind: There is one forward kernel per segment length: see the runtime's header.
     Inductor keeps the strides of results (`user_visible_output_idxs`), and fake tensors carry static shapes, so that
     its cache on disk may be used. `layout_optimization=False`: channels-last made every state a transpose.
@@ -11,13 +11,8 @@ Mind: There is one forward kernel per segment length: see the runtime's header.
     headers.
     A weight is packed into panels once per call, not at every product as MKL does. Sums of 256 keep float32 as exact as
     MKL's.
-    `chains.py` rewrites the text of inductor's wrapper: runs of calls become one C++ function, their buffers one
-    workspace. What is not understood stays as it was. It is no pass, so `speed.py` measures it by a patch. A test runs
-    random wrappers in both forms.
-    A chain frees behind and allocates ahead, up to 1.3 MB more memory. Gaps between buffers made no difference.
     Event products count in a row of `Watch`'s table, which is an operand.
     Size asserts of inductor stay on (2.5 % of D2r): they caught a layout that a pass had changed.
     What a node reads twice inductor writes out twice: `inlined.py` has a value stored before that grows to hours.
     Whole graphs (`whole.py`) are compiled without donated buffers: torch wrote into users' inputs.
-    One reader of inductor's wrapper text (`wrapper.py`), for chains and for bytes.
 """

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from reroll.backends.inductor.unit import quick_builds
+from reroll.backends.inductor.written.unit import quick_builds
 from reroll.errors import RerollWarning
 from reroll.segment.ops import OUTER, PACKED_EVENTS, PRODUCT, EventCount
 

@@ -26,7 +26,7 @@ from reroll.backends.inductor.event_counts import Watch
 from reroll.backends.inductor.inlined import store_repeated
 from reroll.backends.inductor.mended import mended
 from reroll.backends.inductor.native_products import register, stamp, vectors
-from reroll.backends.inductor.unit import quick_builds
+from reroll.backends.inductor.written.unit import quick_builds
 from reroll.errors import CompilerMissingError
 from reroll.graph.editing import deduplicate, primals_and_tangents
 from reroll.graph.fakes import apart_from_dynamo

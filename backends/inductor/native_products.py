@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.backends.inductor.unit import quick_builds
+from reroll.backends.inductor.written.unit import quick_builds
 from reroll.segment.ops import PACKED_EVENTS, PACKED_PRODUCT
 
 _FOLDER = Path(__file__).parent / "native"

@@ -26,6 +26,7 @@ PRIVATE_TORCH = (
     "compiler/segment/joint.py",
     "compiler/segment/trace.py",
     "backends/inductor/*.py",
+    "backends/inductor/*/*.py",
     "backends/dynamo/*.py",
     "backends/processes/*.py",
     "backends/runtime/node.py",

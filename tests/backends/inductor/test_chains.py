@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from reroll.backends.inductor.chains import chained
+from reroll.backends.inductor.written.chains import chained
 
 KERNELS = """
 make = async_compile.cpp_pybinding(['const float*', 'float*'], r'''

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch._inductor.codecache import CppPythonBindingsCodeCache as Bindings
 
-import reroll.backends.inductor.unit as toolchain
-from reroll.backends.inductor.unit import Unit
+import reroll.backends.inductor.written.unit as toolchain
+from reroll.backends.inductor.written.unit import Unit
 from reroll.errors import RerollWarning
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")

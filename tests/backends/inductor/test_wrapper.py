@@ -9,9 +9,9 @@ import pytest
 from captured import captured
 from networks import RecurrentLIF, spikes
 from reroll.backends.construct.share import build
-from reroll.backends.inductor import wrapper
-from reroll.backends.inductor.chains import chained
-from reroll.backends.inductor.wrapper import (
+from reroll.backends.inductor.written import wrapper
+from reroll.backends.inductor.written.chains import chained
+from reroll.backends.inductor.written.wrapper import (
     Allocated,
     Called,
     Checked,

@@ -13,7 +13,7 @@ from networks import RecurrentLIF, spikes
 from reroll.backends.construct.replan import Plans
 from reroll.backends.construct.share import build
 from reroll.backends.dynamo.entry import Graph, assemble
-from reroll.backends.inductor.wrapper import wrapper_peak
+from reroll.backends.inductor.written.wrapper import wrapper_peak
 from reroll.backends.measure.explain import plan
 from reroll.backends.runtime.node import Rolled
 from reroll.capture.capture import capture

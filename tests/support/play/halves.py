@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from reroll.backends.inductor.native_products import register
-from reroll.backends.inductor.unit import quick_builds
+from reroll.backends.inductor.written.unit import quick_builds
 from reroll.graph.editing import deduplicate
 from reroll.program.context import Context
 from reroll.program.registry import run_on_half

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from reroll.backends.inductor.chains import KERNEL_NAME, chained, included, within
+from reroll.backends.inductor.written.chains import KERNEL_NAME, chained, included, within
 from reroll.errors import RerollWarning
 
 _TABLE = "static PyMethodDef py_methods[] = {"

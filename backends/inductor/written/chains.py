@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from reroll.backends.inductor.wrapper import (
+from reroll.backends.inductor.written.wrapper import (
     Allocated,
     Called,
     Checked,
