@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from torch import Tensor, fx
+from torch import fx
 
 from reroll.backends.codecs.codec import CODECS
 from reroll.backends.construct.kernels import Kernels
+from reroll.backends.inductor.half import Code
 from reroll.backends.inductor.lower import Halved, Segment
 from reroll.backends.inductor.workspaces import workspaces
 from reroll.backends.inductor.written.wrapper import wrapper_peak
@@ -161,23 +162,12 @@ def output_gradients(segment: Segment, carries: int, steps: int) -> int:
 
 
 def _peak(compiled: Any, graph: fx.Graph, owned: Owned) -> int:
-    source, working = getattr(compiled, "source_code", None), workspaces(graph)
-    if isinstance(source, str):
-        peak = wrapper_peak(source, owned, _itemsizes(graph), working)
+    working = workspaces(graph)
+    if isinstance(compiled, Code):
+        peak = wrapper_peak(compiled.source, owned, compiled.itemsizes, working)
         if peak is not None:
             return peak
     return graph_peak(graph, owned, working)
-
-
-def _itemsizes(graph: fx.Graph) -> dict[str, int]:
-    """Bytes of an element of the results of each operation; the most, if they differ."""
-    found: dict[str, int] = {}
-    for node in graph.nodes:
-        value = node.meta.get("val")
-        for each in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(each, Tensor):
-                found[str(node.target)] = max(found.get(str(node.target), 0), each.dtype.itemsize)
-    return found
 
 
 def turned_gradients(segment: Segment, recurrence: Recurrence) -> int:

@@ -5,10 +5,8 @@ The joint graph of the segment is cut into a forward and a backward by ``reroll.
 on the same boundaries, so that what decides later steps is bit-identical in all of them. Where its outputs take work of
 their own, it is two functions (``Halved``), and a tape that is made again stops after the first.
 
-Private torch API, tried on 2.11 and 2.13: ``joint_graph_passes`` (random numbers for inductor), ``compile_fx_inner``
-(inductor without AOTAutograd around it), ``_BoxedCodeGen`` (a graph's inputs are freed after their last use),
-``user_visible_output_idxs`` (results keep their layout),
-``V`` (whose fake mode inductor reads), ``get_cpp_compiler`` and
+Private torch API, tried on 2.11 and 2.13: ``joint_graph_passes`` (random numbers for inductor), ``_BoxedCodeGen`` (a
+graph's inputs are freed after their last use), ``V`` (whose fake mode inductor reads), ``get_cpp_compiler`` and
 ``InvalidCxxCompiler`` (whether there is a compiler).
 """
 
@@ -24,9 +22,8 @@ from torch import fx
 
 from reroll.backends.inductor.event_counts import Watch
 from reroll.backends.inductor.inlined import store_repeated
-from reroll.backends.inductor.mended import mended
 from reroll.backends.inductor.native_products import register, stamp, vectors
-from reroll.backends.inductor.written.unit import quick_builds
+from reroll.backends.inductor.sizes.family import compiled
 from reroll.errors import CompilerMissingError
 from reroll.graph.editing import deduplicate, primals_and_tangents
 from reroll.graph.fakes import apart_from_dynamo
@@ -200,13 +197,13 @@ def lower(
     given_forward = _given(forward, [], watch, once)
     given_backward = _given(backward, gradients_of, watch, once)
     products = {} if backward is None else defer_products(backward, list(map(bool, gradients_of)))
-    compiled = partial(_inductor if lowering == "inductor" else _eager, traced=traced)
+    lowered = partial(_inductor if lowering == "inductor" else _eager, traced=traced)
     thinned = _thinned(traced, forward, backward) if thin and backward else None
     parts = outputs_apart(forward, traced.outputs) if again and backward else None
     return Segment(
         steps=traced.steps,
-        forward=Halved.of(parts, compiled) if parts else compiled(forward, backward=False),
-        backward=compiled(backward, backward=True) if backward else None,
+        forward=Halved.of(parts, lowered) if parts else lowered(forward, backward=False),
+        backward=lowered(backward, backward=True) if backward else None,
         outputs=traced.outputs,
         tangents=traced.tangents,
         inputs=traced.inputs,
@@ -218,7 +215,7 @@ def lower(
         given_backward=given_backward,
         products=products,
         tape=tape,
-        thin=ThinTape.of(thinned, forward, parts, partial(compiled, backward=True)),
+        thin=ThinTape.of(thinned, forward, parts, partial(lowered, backward=True)),
     )
 
 
@@ -282,23 +279,16 @@ def _eager(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Boxed:
 
 
 def _inductor(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Boxed:
-    from torch._inductor.compile_fx import compile_fx_inner
-    from torch._inductor.virtualized import V
     from torch.fx.graph import CodeGen
 
     graph.graph.set_codegen(CodeGen())  # a step without gradients is not cut, and has that of its trace
-    output = graph.graph.output_node()
-    results: Any = output.args[0]
-    output.meta["user_visible_output_idxs"] = list(range(len(results)))  # laid out as the backward is compiled for
     inputs = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
     if any(value.device.type == "cpu" for value in inputs):
         _need_compiler()
     register()
     stamp(graph)
     store_repeated(graph)
-    as_given = mended({"layout_optimization": False, "cpp.max_horizontal_fusion_size": 1})
-    with apart_from_dynamo(traced.mode), V.set_fake_mode(traced.mode), torch.no_grad(), quick_builds(), as_given:
-        return compile_fx_inner(graph, inputs, is_backward=backward)
+    return compiled(graph, traced.mode, backward=backward)
 
 
 def _need_compiler() -> None:

@@ -2,8 +2,9 @@
 
 Private torch API of ``_inductor``, tried on 2.11 and 2.13: ``register_lowering``, ``ir``, ``ExternKernelOut`` (a node
 that writes into a buffer which inductor allocates) and what its ``codegen`` may call of the wrapper: ``define_kernel``,
-``generate_kernel_call``, ``src_to_kernel`` and ``next_kernel_suffix``; ``parallel_num_threads``, ``V`` (the graph that
-is being written), ``pick_vec_isa`` with ``VecAVX2`` and ``VecAVX512`` (the vectors that our kernels are made for).
+``generate_kernel_call``, ``src_to_kernel`` and ``next_kernel_suffix``; ``pexpr`` (how it writes a size);
+``parallel_num_threads``, ``V`` (the graph that is being written), ``pick_vec_isa`` with ``VecAVX2`` and ``VecAVX512``
+(the vectors that our kernels are made for).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -26,19 +27,19 @@ _DENSE = """\
 #include <torch/csrc/inductor/cpp_prefix.h>
 #include "{folder}/product.h"
 // edition {edition}
-extern "C" void kernel(const {type}* x, const {type}* panels, {type}* out)
+extern "C" void kernel(const {type}* x, const {type}* panels, {type}* out{sizes})
 {{
-    reroll::product<{type}, {rows}, {columns}, {threads}>(x + {offset}, {stride}, panels, out, {depth});
+    reroll::product<{type}, {fixed}, {threads}>(x + {offset}, {stride}, panels, out, {depth}, {rows}, {columns});
 }}
 """
 _EVENTS = """\
 #include <torch/csrc/inductor/cpp_prefix.h>
 #include "{folder}/event_product.h"
 // edition {edition}
-extern "C" void kernel(const {type}* x, const {type}* panels, int64_t* counts, {type}* out)
+extern "C" void kernel(const {type}* x, const {type}* panels, int64_t* counts, {type}* out{sizes})
 {{
-    reroll::event_product<{type}, {rows}, {columns}, {depth}, {threads}>(
-        x + {offset}, {stride}, panels, counts, out, {crossover});
+    reroll::event_product<{type}, {known}, {columns}, {depth}, {threads}>(
+        x + {offset}, {stride}, panels, counts, out, {crossover}, {rows});
 }}
 """
 
@@ -72,14 +73,15 @@ def register() -> None:
         def codegen(self, wrapper: Any) -> None:
             """Write the call, and the kernel where no other call has written it."""
             operands: Any = self.inputs
-            types, source = _kernel(operands[0].get_layout(), int(self.get_size()[1]), self.crossover)
-            name = wrapper.src_to_kernel.get(source)
+            kernel = _kernel(operands[0].get_layout(), int(self.get_size()[1]), self.crossover)
+            name = wrapper.src_to_kernel.get(kernel.source)
             if name is None:
                 kind = "packed_product" if self.crossover is None else "packed_events"
-                name = wrapper.src_to_kernel[source] = f"{kind}_{wrapper.next_kernel_suffix()}"
-                wrapper.define_kernel(name, f"async_compile.cpp_pybinding({types}, r'''{source}''')", gpu=False)
-            arguments = [*(operand.get_name() for operand in operands), self.get_name()]
-            wrapper.generate_kernel_call(name, arguments, triton=False, arg_types=types)
+                name = wrapper.src_to_kernel[kernel.source] = f"{kind}_{wrapper.next_kernel_suffix()}"
+                definition = f"async_compile.cpp_pybinding({kernel.types}, r'''{kernel.source}''')"
+                wrapper.define_kernel(name, definition, gpu=False)
+            arguments = [*(operand.get_name() for operand in operands), self.get_name(), *kernel.sizes]
+            wrapper.generate_kernel_call(name, arguments, triton=False, arg_types=kernel.types)
 
     def product(x: Any, panels: Any, columns: int, *more: Any) -> PackedProduct:
         """All but x are buffers of their own, from their first byte on."""
@@ -110,28 +112,41 @@ def _rows(x: Any) -> Any:
     return ExternKernel.require_contiguous(ExternKernel.copy_input(x))
 
 
-def _kernel(x: Any, columns: int, crossover: float | None) -> tuple[list[str], str]:
-    """C types and text of the kernel for a product with ``columns`` of rows that lie as the layout ``x`` says.
+class _Kernel(NamedTuple):
+    """C types and text of a kernel, and what it is given of sizes behind its tensors, as the wrapper has it."""
 
-    crossover: by events up to this density; None: dense.
+    types: list[str]
+    source: str
+    sizes: list[str]
+
+
+def _kernel(x: Any, columns: int, crossover: float | None) -> _Kernel:
+    """The kernel for a product with ``columns`` of rows that lie as the layout ``x`` says.
+
+    crossover: by events up to this density; None: dense. Where sizes are symbols it takes them as numbers.
     """
+    from torch._inductor.codegen.wrapper import pexpr
     from torch._inductor.utils import parallel_num_threads
 
-    (rows, depth), (stride, _), kind = map(int, x.size), map(int, x.stride), _C_TYPES[x.dtype]
+    (rows, depth), (stride, _), kind = x.size, x.stride, _C_TYPES[x.dtype]
+    given = {"rows": rows, "stride": stride, "offset": x.offset}
+    known = all(isinstance(each, int) or each.is_number for each in given.values())
     source = (_DENSE if crossover is None else _EVENTS).format(
         folder=_FOLDER,
         edition=edition(),
         type=kind,
-        rows=rows,
+        known=int(rows) if known else 0,
+        fixed=f"{int(rows)}, {columns}" if known else "0, 0",
         columns=columns,
         threads=parallel_num_threads(),
-        offset=int(x.offset),
-        stride=stride,
-        depth=depth,
+        depth=int(depth),
         crossover=crossover,
+        sizes="" if known else "".join(f", const int64_t {name}" for name in given),
+        **{name: int(value) if known else name for name, value in given.items()},
     )
-    counted = [] if crossover is None else ["int64_t*"]
-    return [f"const {kind}*", f"const {kind}*", *counted, f"{kind}*"], source
+    types = [f"const {kind}*", f"const {kind}*", *([] if crossover is None else ["int64_t*"]), f"{kind}*"]
+    sizes = [] if known else [pexpr(value) for value in given.values()]
+    return _Kernel(types + ["const int64_t"] * len(sizes), source, sizes)
 
 
 def vectors() -> bool:

@@ -62,17 +62,18 @@ struct Events {
   }
 };
 
-// out [M, N] = x [M, K] w [K, N]; the rows of x are x_stride elements apart, those of out are N.
+// out [m, N] = x [m, K] w [K, N]; the rows of x are x_stride elements apart, those of out are N. M: m, or 0 where it is not
+// known when this is compiled.
 template <class T, int64_t M, int64_t N, int64_t K, int Threads>
-inline void event_product(const T* x, int64_t x_stride, const T* panels, int64_t* counts, T* out, double crossover) {
+inline void event_product(const T* x, int64_t x_stride, const T* panels, int64_t* counts, T* out, double crossover, int64_t m) {
   constexpr int64_t width = 128 / sizeof(T), strips = (N + width - 1) / width;
-  const int64_t events = nonzeros(x, x_stride, M, K);
-  const bool chosen = static_cast<double>(events) <= crossover * static_cast<double>(M * K);
-  count(counts, chosen, M * K, events);
-  if (!chosen) return product<T, M, N, Threads>(x, x_stride, panels, out, K);
+  const int64_t events = nonzeros(x, x_stride, m, K);
+  const bool chosen = static_cast<double>(events) <= crossover * static_cast<double>(m * K);
+  count(counts, chosen, m * K, events);
+  if (!chosen) return product<T, M, M ? N : 0, Threads>(x, x_stride, panels, out, K, m, N);
   Events<T> found(std::min(events, kTogether * K));
-  for (int64_t first = 0; first < M; first += kTogether) {
-    const int64_t rows = std::min(kTogether, M - first);
+  for (int64_t first = 0; first < m; first += kTogether) {
+    const int64_t rows = std::min(kTogether, m - first);
     found.list(x + first * x_stride, x_stride, rows, K);
     const auto strip = [&](int64_t item) {
       const int64_t column = item * width, columns = std::min(N - column, width);

@@ -59,16 +59,16 @@ inline void tile(const T* x, int64_t x_stride, const T* panel, T* out, int64_t n
     }
 }
 
-// R rows by the columns of one panel.
+// R rows by the columns of one panel. N: columns of the result, 0 where they are only known as n.
 template <class T, int R, int64_t N>
-inline void strip(const T* x, int64_t x_stride, const T* panel, T* out, int64_t k, int64_t columns, bool more) {
+inline void strip(const T* x, int64_t x_stride, const T* panel, T* out, int64_t k, int64_t columns, bool more, int64_t n) {
   constexpr int64_t size = at::vec::Vectorized<T>::size(), width = 128 / sizeof(T);
-  constexpr bool even = N % (2 * size) == 0 || N % (2 * size) > size;
+  const int64_t whole = N ? N : n;
+  const bool even = whole % (2 * size) == 0 || whole % (2 * size) > size;
   int64_t at = 0;
   for (; columns - at > (even ? 0 : size); at += 2 * size)
-    tile<T, R, 2>(x, x_stride, panel + at, out + at, N, k, std::min(columns - at, 2 * size), more);
-  if constexpr (!even)
-    if (at < columns) tile<T, R, 1>(x, x_stride, panel + at, out + at, N, k, columns - at, more);
+    tile<T, R, 2>(x, x_stride, panel + at, out + at, whole, k, std::min(columns - at, 2 * size), more);
+  if (!even && at < columns) tile<T, R, 1>(x, x_stride, panel + at, out + at, whole, k, columns - at, more);
   static_assert(width % (2 * size) == 0, "a panel holds pairs of vectors");
 }
 
@@ -85,25 +85,48 @@ inline void chunk(const T* x, int64_t x_stride, const T* panel, T* out, int64_t 
       const T* from = x + row * x_stride + depth;
       T* to = out + row * N;
       if (longer && block < longer)
-        strip<T, rows + (longer > 0), N>(from, x_stride, rows_of_panel, to, part, columns, depth > 0);
+        strip<T, rows + (longer > 0), N>(from, x_stride, rows_of_panel, to, part, columns, depth > 0, N);
       else
-        strip<T, rows, N>(from, x_stride, rows_of_panel, to, part, columns, depth > 0);
+        strip<T, rows, N>(from, x_stride, rows_of_panel, to, part, columns, depth > 0, N);
     }
   }
 }
 
-// out [M, N] = x [M, k] w [k, N]; the rows of x are x_stride elements apart, those of out are N.
+// R rows at a time, and then half of them, down to one: for a number of rows that is not known when this is compiled.
+template <class T, int R>
+inline void fewer(const T* x, int64_t x_stride, const T* panel, T* out, int64_t k, int64_t columns, bool more, int64_t n, int64_t rows) {
+  for (; rows >= R; rows -= R, x += R * x_stride, out += R * n)
+    strip<T, R, 0>(x, x_stride, panel, out, k, columns, more, n);
+  if constexpr (R > 1) fewer<T, R / 2>(x, x_stride, panel, out, k, columns, more, n, rows);
+}
+
+template <class T>
+inline void any_chunk(const T* x, int64_t x_stride, const T* panel, T* out, int64_t k, int64_t columns, int64_t n, int64_t rows) {
+  constexpr int64_t width = 128 / sizeof(T);
+  for (int64_t depth = 0; depth < k; depth += kDepth)
+    fewer<T, kRows<T>>(
+        x + depth, x_stride, panel + depth * width, out, std::min(kDepth, k - depth), columns, depth > 0, n, rows);
+}
+
+// out [m, n] = x [m, k] w [k, n]; the rows of x are x_stride elements apart, those of out are n. M, N: m and n, or 0 where
+// m is not known when this is compiled.
 template <class T, int64_t M, int64_t N, int Threads>
-inline void product(const T* x, int64_t x_stride, const T* panels, T* out, int64_t k) {
-  constexpr int64_t width = 128 / sizeof(T), blocks = kBlocksOf<T, M>;
-  constexpr int64_t chunks = (blocks + kBlocks - 1) / kBlocks, strips = (N + width - 1) / width;
+inline void product(const T* x, int64_t x_stride, const T* panels, T* out, int64_t k, int64_t m, int64_t n) {
+  constexpr int64_t width = 128 / sizeof(T);
+  const int64_t blocks = M ? kBlocksOf<T, M ? M : 1> : (m + kRows<T> - 1) / kRows<T>;
+  const int64_t chunks = (blocks + kBlocks - 1) / kBlocks, strips = (n + width - 1) / width;
   const auto work = [=](int64_t item) {
     const int64_t begin = item / strips * kBlocks, column = item % strips * width;
-    const int64_t end = std::min(begin + kBlocks, blocks), columns = std::min(N - column, width);
-    chunk<T, M, N>(x, x_stride, panels + column * k, out + column, k, begin, end, columns);
+    const int64_t end = std::min(begin + kBlocks, blocks), columns = std::min(n - column, width);
+    if constexpr (M > 0) {
+      chunk<T, M, N>(x, x_stride, panels + column * k, out + column, k, begin, end, columns);
+    } else {
+      const int64_t row = begin * kRows<T>, rows = std::min(m, end * kRows<T>) - row;
+      any_chunk<T>(x + row * x_stride, x_stride, panels + column * k, out + row * n + column, k, columns, n, rows);
+    }
   };
   if constexpr (Threads > 1) {
-    if (M * N * k >= kGrain) {
+    if (m * n * k >= kGrain) {
 #pragma omp parallel for num_threads(Threads)
       for (int64_t item = 0; item < chunks * strips; item++) work(item);
       return;

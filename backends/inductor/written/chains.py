@@ -5,6 +5,9 @@ kernels. Here the text of that function is rewritten: calls with nothing foreign
 chain, which calls the same kernels with the same pointers in the same order. Buffers that only these kernels see lie in
 one workspace; where their lives do not meet they share its bytes. What dies among the calls is freed behind them.
 
+Kernels that serve several sizes are given these as whole numbers. Then all numbers of a chain are in a table that is
+one of its operands, so that the C++ is the same at all sizes, and built once.
+
 A statement of a form that is not known stays as it is, and finds the names that it reads as they were.
 """
 
@@ -33,6 +36,7 @@ from reroll.backends.inductor.written.wrapper import (
 
 _KERNEL = re.compile(r"^(\w+) = async_compile\.cpp_pybinding\(\[(.*?)\], r'''(.*?)'''\)$", re.MULTILINE | re.DOTALL)
 KERNEL_NAME, _LINKED = re.compile(r"\bkernel\("), 'extern "C"'
+_WHOLE = "const int64_t"
 _LEAST = 2  # calls that make a chain
 _LINE = 64  # bytes of a line of the cache, at which buffers of a workspace begin
 
@@ -63,7 +67,7 @@ class Chain:
 
     names: dict[str, Ref] = field(default_factory=dict)
     buffers: dict[str, Buffer] = field(default_factory=dict)
-    calls: list[tuple[str, list[Ref]]] = field(default_factory=list)
+    calls: list[tuple[str, list[Ref | int]]] = field(default_factory=list)
     checks: list[str] = field(default_factory=list)
     dead: set[str] = field(default_factory=set)
 
@@ -84,10 +88,11 @@ class Chain:
             case Deleted(names):
                 self.dead.update(names)
             case Called(kernel, operands):
-                self._call(kernel, [self._ref(each) for each in operands])
+                self._call(kernel, [each if isinstance(each, int) else self._ref(each) for each in operands])
 
-    def _call(self, kernel: str, operands: list[Ref]) -> None:
-        for buffer in [self.buffers[each.root] for each in operands if each.root in self.buffers]:
+    def _call(self, kernel: str, operands: list[Ref | int]) -> None:
+        roots = [each.root for each in operands if isinstance(each, Ref)]
+        for buffer in [self.buffers[root] for root in roots if root in self.buffers]:
             buffer.first = len(self.calls) if buffer.first < 0 else buffer.first
             buffer.last = len(self.calls)
         self.calls.append((kernel, operands))
@@ -101,9 +106,11 @@ class Chain:
 
 @dataclass(slots=True)
 class _Writer:
-    """The text that is made: lines of the body, definitions of chains, and names that are no longer bound."""
+    """The text that is made: lines of the body, definitions of chains, and names that are no longer bound. shared:
+    whether the definitions are to serve other sizes, too."""
 
     kernels: dict[str, tuple[str, str]]
+    shared: bool
     lines: list[str] = field(default_factory=list)
     chains: list[str] = field(default_factory=list)
     unbound: set[str] = field(default_factory=set)
@@ -131,9 +138,12 @@ class _Writer:
         self.lines += [buffer.text for name, buffer in chain.buffers.items() if name in outer]
         if nbytes:
             self.lines.append(f"buf_chain{number} = empty_strided_cpu(({nbytes}, ), (1, ), torch.uint8)")
-        pointers = list(dict.fromkeys(o.root for _, operands in chain.calls for o in operands if o.root not in inner))
-        self.lines.append(f"chain_{number}({', '.join([*pointers, *([f'buf_chain{number}'] if nbytes else [])])})")
-        self.chains.append(_definition(number, chain.calls, self.kernels, pointers, inner))
+        roots = (each.root for _, operands in chain.calls for each in operands if isinstance(each, Ref))
+        pointers = list(dict.fromkeys(root for root in roots if root not in inner))
+        numbers = _Numbers(f"numbers_{number}", self.shared)
+        self.chains.append(_definition(number, chain.calls, self.kernels, pointers, inner, numbers))
+        given = [*pointers, *([f"buf_chain{number}"] if nbytes else []), *numbers.operands]
+        self.lines.append(f"chain_{number}({', '.join(given)})")
         self._bind(chain, bound, outer, [f"buf_chain{number}"] if nbytes else [])
 
     def _bind(self, chain: Chain, bound: dict[str, Ref], outer: set[str], spent: list[str]) -> None:
@@ -163,8 +173,9 @@ def within(namespace: str, source: str, name: str) -> str:
     return f"namespace {namespace} {{\n{KERNEL_NAME.sub(f'{name}(', own, count=1)}\n}}"
 
 
-def chained(source: str) -> str:
-    """The text of a wrapper with its chains; the text as it is where it is of another form."""
+def chained(source: str, *, shared: bool = False) -> str:
+    """The text of a wrapper with its chains; the text as it is where it is of another form. ``shared``: chains take
+    numbers as an operand."""
     kernels = {match[1]: (match[2], match[3]) for match in _KERNEL.finditer(source) if _is_plain(match[2], match[3])}
     body = body_of(source)
     if not kernels:
@@ -175,7 +186,7 @@ def chained(source: str) -> str:
     statements = [
         each if _is_known(each.form, kernels) else Statement(each.line, each.line) for each in body.statements
     ]
-    writer = _Writer(kernels)
+    writer = _Writer(kernels, shared)
     done = 0
     for begin, end in _runs(statements):
         writer.keep(statements[done:begin])
@@ -190,9 +201,9 @@ def chained(source: str) -> str:
 
 
 def _is_plain(types: str, source: str) -> bool:
-    """Whether a kernel takes pointers alone, and is one function."""
-    pointers = all(kind.endswith("*") for kind in ast.literal_eval(f"[{types}]"))
-    return pointers and source.count(_LINKED) == len(KERNEL_NAME.findall(source)) == 1
+    """Whether a kernel takes pointers and whole numbers alone, and is one function."""
+    known = all(kind.endswith("*") or kind == _WHOLE for kind in ast.literal_eval(f"[{types}]"))
+    return known and source.count(_LINKED) == len(KERNEL_NAME.findall(source)) == 1
 
 
 def _is_known(form: Form | None, kernels: Mapping[str, Any]) -> bool:
@@ -239,8 +250,39 @@ def _place(buffers: Iterable[Buffer]) -> int:
     return max((each.place + max(each.nbytes, 1) for each in placed), default=0)
 
 
+@dataclass(slots=True)
+class _Numbers:
+    """The numbers of a chain: as they are, or, ``tabled``, by their places in a table that is an operand of it."""
+
+    name: str
+    tabled: bool
+    values: list[int] = field(default_factory=list)
+
+    def text(self, value: int) -> str:
+        """A number as C++ has it."""
+        if not self.tabled:
+            return str(value)
+        self.values.append(value)
+        return f"numbers[{len(self.values) - 1}]"
+
+    @property
+    def operands(self) -> list[str]:
+        """The table as an operand, if there is one."""
+        return [self.name] if self.values else []
+
+    @property
+    def definition(self) -> str:
+        """The table, as a wrapper defines it."""
+        return f"{self.name} = torch.tensor({self.values}, dtype=torch.int64)\n" if self.values else ""
+
+
 def _definition(
-    number: int, calls: Any, kernels: dict[str, tuple[str, str]], pointers: list[str], inner: dict[str, Buffer]
+    number: int,
+    calls: Sequence[tuple[str, list[Ref | int]]],
+    kernels: dict[str, tuple[str, str]],
+    pointers: list[str],
+    inner: dict[str, Buffer],
+    numbers: _Numbers,
 ) -> str:
     """A chain as inductor writes a kernel."""
     parts = {kernels[name]: f"part{at}" for at, name in enumerate(dict.fromkeys(name for name, _ in calls))}
@@ -248,17 +290,25 @@ def _definition(
     for (_, source), part in parts.items():
         text.append(within(part, source, "run").replace(_LINKED, "static __attribute__((noinline))"))
     names = {root: f"p{at}" for at, root in enumerate(pointers)}
-    names |= {root: f"(workspace + {buffer.place})" for root, buffer in inner.items()}
+    names |= {root: f"(workspace + {numbers.text(buffer.place)})" for root, buffer in inner.items()}
+
+    def operand(kind: str, value: Ref | int) -> str:
+        if isinstance(value, int):
+            return numbers.text(value)
+        return f"({kind})({names[value.root]}) + {numbers.text(value.offset)}"
+
+    made = list[str]()
+    for name, operands in calls:
+        values = map(operand, ast.literal_eval(f"[{kernels[name][0]}]"), operands)
+        made.append(f"    {parts[kernels[name]]}::run({', '.join(values)});")
     pads = ["workspace"] if any(buffer.first >= 0 for buffer in inner.values()) else []
     given = [f"char* {name}" for name in [*(names[root] for root in pointers), *pads]]
-    text.append(f"{_LINKED} void kernel({', '.join(given)})")
-    text.append("{")
-    for name, operands in calls:
-        types = ast.literal_eval(f"[{kernels[name][0]}]")
-        values = [f"({kind})({names[o.root]}) + {o.offset}" for kind, o in zip(types, operands, strict=True)]
-        text.append(f"    {parts[kernels[name]]}::run({', '.join(values)});")
-    text.append("}")
-    return f"chain_{number} = async_compile.cpp_pybinding({['char*'] * len(given)}, r'''\n" + "\n".join(text) + "\n''')"
+    given += ["const int64_t* numbers"] if numbers.values else []
+    text += [f"{_LINKED} void kernel({', '.join(given)})", "{", *made, "}"]
+    types = ["char*"] * len(given)
+    types[-1] = "const int64_t*" if numbers.values else types[-1]
+    source = "\n".join(text)
+    return f"{numbers.definition}chain_{number} = async_compile.cpp_pybinding({types}, r'''\n{source}\n''')"
 
 
 def _defined(head: str, writer: _Writer, rest: str) -> str:

@@ -98,17 +98,18 @@ def _binding(number: int, types: tuple[str, ...]) -> str:
 
 
 @contextmanager
-def quick_builds() -> Iterator[None]:
-    """Inside, what this thread compiles for a CPU is one translation unit per graph, and probes are remembered.
+def quick_builds(*, build: bool = True) -> Iterator[None]:
+    """Inside, what this thread compiles for a CPU is one translation unit per graph, and probes are remembered. With
+    ``build=False`` the text of wrappers is written as inductor does, and no kernel of it is built.
 
     Another thread waits: what is patched must be put back in turn.
     """
-    with _ONE_AT_A_TIME, _patched():
+    with _ONE_AT_A_TIME, _patched(build):
         yield
 
 
 @contextmanager
-def _patched() -> Iterator[None]:
+def _patched(build: bool) -> Iterator[None]:
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.codecache import PyCodeCache
     from torch._inductor.cpu_vec_isa import VecISA
@@ -117,7 +118,7 @@ def _patched() -> Iterator[None]:
     inner, wait, write = AsyncCompile.cpp_pybinding, AsyncCompile.wait, PyCodeCache.write
 
     def written(source: str, extra: str = "") -> tuple[str, str]:
-        return write(chained(source) if threading.get_ident() == thread else source, extra)
+        return write(chained(source) if build and threading.get_ident() == thread else source, extra)
 
     def cpp_pybinding(self: Any, argtypes: list[str], source_code: str, *rest: Any, **options: Any) -> Any:
         whole = threading.get_ident() == thread and not rest and not options
@@ -127,7 +128,7 @@ def _patched() -> Iterator[None]:
 
     def resolved(self: Any, scope: dict[str, Any]) -> None:
         for name, value in scope.items():
-            if isinstance(value, Pending):
+            if build and isinstance(value, Pending):
                 scope[name] = value.unit.built()[value.number]
         wait(self, scope)
 

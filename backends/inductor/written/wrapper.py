@@ -99,10 +99,10 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """``cpp_fused_0(buf0, reinterpret_tensor(...))``."""
+    """``cpp_fused_0(buf0, reinterpret_tensor(...), 24)``."""
 
     kernel: str
-    operands: tuple[str | View, ...]
+    operands: tuple[str | View | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +195,9 @@ def _form(text: str) -> Form | None:
     return Given() if _GIVEN.fullmatch(text) else None
 
 
-def _operands(text: str) -> Iterator[str | View]:
+def _operands(text: str) -> Iterator[str | View | int]:
     for base, size, stride, offset, name in _OPERAND.findall(text):
-        yield name or View(base, size, stride, int(offset))
+        yield int(name) if name.isdigit() else name or View(base, size, stride, int(offset))
 
 
 def wrapper_peak(

@@ -29,17 +29,26 @@ counted = async_compile.cpp_pybinding(['float*', 'const int64_t'], r'''
 extern "C" void kernel(float* in_out_ptr0, const int64_t ks0)
 { counted }
 ''')
+scaled = async_compile.cpp_pybinding(['float*', 'const double'], r'''
+extern "C" void kernel(float* in_out_ptr0, const double scale)
+{ scaled }
+''')
 
 async_compile.wait(globals())
 del async_compile
 """
 SIZE = 6  # elements that a kernel works on
 CALL = re.compile(r"part(\d+)::run\((.*)\);")
-POINTER = re.compile(r"\(\w[\w ]*\*\)\((?:p(\d+)|\(workspace \+ (\d+)\))\) \+ (\d+)")
+NUMBER = r"(\d+|numbers\[\d+\])"
+OPERAND = re.compile(
+    rf"\(\w[\w ]*\*\)\((?:p(?P<root>\d+)|\(workspace \+ (?P<place>{NUMBER})\))\) \+ (?P<offset>{NUMBER})"
+    rf"|(?P<number>{NUMBER})"
+)
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "make": lambda a, out: out.copy_(torch.sin(a) + 1.5),
     "mix": lambda out, a: out.mul_(0.5).add_(torch.cos(a)),
     "counted": lambda out, count: out.add_(count),
+    "scaled": lambda out, scale: out.mul_(scale),
 }
 
 
@@ -54,15 +63,27 @@ def pybinding(types: list[str], source: str) -> Callable[..., None]:
     if not calls:
         return lambda *args: OPERATIONS[names[0]](*(flat(a, 0) if isinstance(a, Tensor) else a for a in args))
 
+    tabled = types[-1] == "const int64_t*"
+
     def chain(*args: Tensor) -> None:
         assert len(args) == len(types)
-        for number, given in calls:
-            pointers = []
-            for root, place, offset in POINTER.findall(given):
-                where = args[-1][int(place) :].view(torch.float32) if place else args[int(root)]
-                assert not place or (args[-1].dtype == torch.uint8 and int(place) % 64 == 0)
-                pointers.append(flat(where, int(offset)))
-            OPERATIONS[names[int(number)]](*pointers)
+        table: list[int] = args[-1].tolist() if tabled else []
+        workspace = args[-2 if tabled else -1]
+
+        def number(text: str) -> int:
+            return int(text) if text.isdigit() else table[int(text[len("numbers[") : -1])]
+
+        for kernel, given in calls:
+            operands = list[Tensor | int]()
+            for match in OPERAND.finditer(given):
+                if match["number"]:
+                    operands.append(number(match["number"]))
+                    continue
+                place = number(match["place"]) if match["place"] else None
+                assert place is None or (workspace.dtype == torch.uint8 and place % 64 == 0)
+                where = args[int(match["root"])] if place is None else workspace[place:].view(torch.float32)
+                operands.append(flat(where, number(match["offset"])))
+            OPERATIONS[names[int(kernel)]](*operands)
 
     return chain
 
@@ -153,26 +174,27 @@ class Wrapper:
 
     def foreign(self) -> None:
         name, source = self.fresh(), self.any()
-        kind = self.random.choice(["foreign", "assert", "counted"])
+        kind = self.random.choice(["foreign", "assert", "counted", "scaled"])
         if kind == "foreign":
             self.lines.append(f"{name} = foreign({source})")
             self.sizes[name] = self.sizes[source]
         elif kind == "assert":
             self.lines.append(f"assert_size_stride(arg0, (3, {SIZE}), ({SIZE}, 1))" if "arg0" in self.sizes else "")
         else:
-            self.lines.append(f"counted({source}, 3)")
+            self.lines.append(f"{kind}({source}, 3)")
 
     def __str__(self) -> str:
         body = "".join(f"    {line}\n" for line in ["arg0, arg1, arg2 = args", "args.clear()", *self.lines])
         return f"{KERNELS}\ndef call(args):\n{body}\ntail = 1\n"
 
 
-def test_random_wrappers_give_the_same_bits() -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_random_wrappers_give_the_same_bits(shared: bool) -> None:
     values = [torch.randn(3, SIZE) for _ in range(3)]
     rewritten = 0
     for seed in range(400):
         source = str(Wrapper(seed))
-        made = chained(source)
+        made = chained(source, shared=shared)
         rewritten += made != source
         for found, expected in zip(run(made, values), run(source, values), strict=True):
             assert torch.equal(found, expected), (seed, source, made)
@@ -195,11 +217,27 @@ def test_buffers_that_do_not_meet_share_memory() -> None:
     assert made.count("\nmake = async_compile") == 0
 
 
+def test_what_serves_several_sizes_has_the_same_definitions() -> None:
+    """Only the numbers in tables differ, so nothing is built for another size."""
+
+    def made(rows: int) -> str:
+        lines = ["a, = args", f"buf0 = empty_strided_cpu(({rows}, 6), (6, 1), torch.float32)", "make(a, buf0)"]
+        lines += [f"counted(buf0, {rows})", f"buf1 = empty_strided_cpu(({rows}, 6), (6, 1), torch.float32)"]
+        lines += [f"make(reinterpret_tensor(buf0, (6, ), (1, ), {6 * rows - 6}), buf1)", "del buf0", "return (buf1, )"]
+        body = "".join(f"    {line}\n" for line in lines)
+        return chained(f"{KERNELS}\ndef call(args):\n{body}", shared=True)
+
+    small, large = (re.findall(r"chain_0 = .*?'''\)", made(rows), re.DOTALL) for rows in (3, 24))
+    assert small == large
+    assert len(small) == 1
+    assert "torch.tensor([0, 0, 0, 0, 3, 12, 0]" in made(3)
+
+
 @pytest.mark.parametrize(
     "body",
     [
         "    a, = args\n    make(a, a)\n    return (a, )\n",  # one call
-        "    a, = args\n    counted(a, 3)\n    counted(a, 3)\n    return (a, )\n",  # with a number
+        "    a, = args\n    scaled(a, 3)\n    scaled(a, 3)\n    return (a, )\n",  # with a number that is not whole
         "    a, = args\n    with torch.no_grad():\n        make(a, a)\n        make(a, a)\n    return (a, )\n",
         "    a, = args\n    make(a, a)\n    make(a, s0 + 1)\n    return (a, )\n",
     ],

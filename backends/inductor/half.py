@@ -1,0 +1,64 @@
+"""The graph of a half, compiled by inductor as it is.
+
+Private torch API, tried on 2.11 and 2.13: ``compile_fx_inner`` (inductor without AOTAutograd around it), ``V`` (whose
+fake mode inductor reads), ``user_visible_output_idxs`` (results keep their layout), ``FakeTensorMode``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from reroll.backends.inductor.mended import mended
+from reroll.backends.inductor.written.unit import quick_builds
+from reroll.graph.fakes import apart_from_dynamo
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Code:
+    """A compiled half: called with a list of operands, which it empties. ``source``: the text of its wrapper;
+    ``itemsizes``: bytes of an element of what each operation in it gives, by the operation's name."""
+
+    call: Callable[[list[Any]], Sequence[Any]]
+    source: str
+    itemsizes: Mapping[str, int]
+
+    def __call__(self, inputs: list[Any]) -> Sequence[Any]:
+        """The results."""
+        return self.call(inputs)
+
+
+def compile_half(graph: fx.GraphModule, mode: FakeTensorMode, *, backward: bool, build: bool = True) -> Code:
+    """What inductor makes of a graph whose placeholders have examples of ``mode``; the graph is rewritten.
+
+    With ``build=False`` only the text is there: kernels are not built. Raises ValueError if it needs constants then.
+    """
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.virtualized import V
+
+    output = graph.graph.output_node()
+    results: Any = output.args[0]
+    output.meta["user_visible_output_idxs"] = list(range(len(results)))  # laid out as the backward is compiled for
+    inputs = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+    as_given = mended({"layout_optimization": False, "cpp.max_horizontal_fusion_size": 1})
+    with apart_from_dynamo(mode), V.set_fake_mode(mode), torch.no_grad(), quick_builds(build=build), as_given:
+        compiled: Any = compile_fx_inner(graph, inputs, is_backward=backward)
+    if not build and getattr(compiled, "constants", None):
+        raise ValueError("inductor made constants of parts of the graph")
+    return Code(compiled, getattr(compiled, "source_code", ""), _itemsizes(graph.graph))
+
+
+def _itemsizes(graph: fx.Graph) -> dict[str, int]:
+    """Bytes of an element of the results of each operation; the most, if they differ."""
+    found: dict[str, int] = {}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        for each in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(each, Tensor):
+                found[str(node.target)] = max(found.get(str(node.target), 0), each.dtype.itemsize)
+    return found

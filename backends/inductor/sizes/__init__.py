@@ -1,0 +1,14 @@
+"""Halves of segments that differ in sizes alone, such as the size of a batch, share what is compiled of them.
+
+In: the graph of a half, with the sizes of one call
+Out: its code: an earlier one, one for these sizes alone, or one whose kernels take sizes as operands
+Nouns: Numbered (a graph and its numbers), Fit (numbers as functions of a few sizes), Family (graphs of one structure)
+Mind: The graph of every size is traced and cut, as ever; only what inductor would compile of it is shared. So a size
+    that leads to another graph has code of its own, and shared code is used only where *all* numbers of the graph of
+    this size are those that the shared one has at this size. What inductor assumed of sizes (its guards) is asked, too.
+    The second size is compiled with symbols in place of the numbers that changed. Inductor's text of it is made
+    concrete for each size (`written/concrete.py`), so its wrapper, our chains and predicted bytes are those of fixed
+    sizes, and kernels get sizes as numbers: nothing but text is made for a third size.
+    A size of 0 or 1 is compiled for itself: such dimensions are broadcast, and inductor takes symbols to be 2 or more.
+    On a GPU every size is compiled for itself; so is what has a part that is not known here. Then it is said once.
+"""

@@ -1,0 +1,163 @@
+"""Compiled halves by the structure of their graphs: what was compiled for some sizes serves others.
+
+Private torch API, tried on 2.11 and 2.13: ``PyCodeCache`` (writes and loads a wrapper), ``config.save_config_portable``
+(inductor's settings, on which its code depends), ``FakeTensorMode`` (of which the examples of placeholders are).
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from reroll.backends.inductor.half import Code, compile_half
+from reroll.backends.inductor.sizes.fit import Fit, fit
+from reroll.backends.inductor.sizes.numbers import Numbered, Numbers, numbered
+from reroll.backends.inductor.sizes.symbolic import PREFIX, symbolic
+from reroll.backends.inductor.written.chains import chained
+from reroll.backends.inductor.written.concrete import at_sizes
+from reroll.backends.inductor.written.unit import quick_builds
+from reroll.errors import RerollWarning
+
+_ONE_AT_A_TIME = threading.RLock()
+_MOST = 256  # families that are held, those used last
+_SAMPLES = 4  # graphs by which a family learns what its numbers depend on
+_FAILURES = (RuntimeError, TypeError, ValueError, AssertionError, AttributeError, LookupError, ArithmeticError)
+_HELD = 64  # compiled functions of a family, those used last
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shared:
+    """A half whose sizes are symbols; ``assumed``: what its code takes for granted of them."""
+
+    fit: Fit
+    assumed: Callable[[Sequence[int]], bool]
+    code: Code
+
+    def serves(self, numbers: Numbers) -> bool:
+        """Whether a graph with these numbers is the shared one at its sizes."""
+        return self.fit.holds(numbers) and self.assumed(self.fit.sizes(numbers))
+
+    def at(self, numbers: Numbers) -> Code:
+        """The code at the sizes of a graph with these numbers. Raises ValueError where its text is not understood."""
+        from torch._inductor.codecache import PyCodeCache
+
+        sizes = {f"{PREFIX}{at}": size for at, size in enumerate(self.fit.sizes(numbers))}
+        source = at_sizes(self.code.source, sizes)
+        if source is None:
+            raise ValueError("the code that inductor writes is of another form")
+        source = chained(source, shared=True)
+        with quick_builds():
+            return Code(PyCodeCache.load(source).call, source, self.code.itemsizes)
+
+
+@dataclass(slots=True)
+class Family:
+    """What is compiled of graphs of one structure: ``made`` for all numbers of a graph, ``shared`` by many sizes.
+    ``fixed``: sizes cannot be symbols. ``samples``: numbers of some graphs."""
+
+    samples: list[Numbers] = field(default_factory=list)
+    made: OrderedDict[Numbers, Code] = field(default_factory=OrderedDict)
+    shared: list[Shared] = field(default_factory=list)
+    fixed: bool = False
+
+    def find(self, numbers: Numbers) -> Code | None:
+        """What is there for a graph with these numbers."""
+        if numbers not in self.made:
+            shared = next((each for each in self.shared if each.serves(numbers)), None)
+            if shared is None:
+                return None
+            self.put(numbers, shared.at(numbers))
+        self.made.move_to_end(numbers)
+        return self.made[numbers]
+
+    def put(self, numbers: Numbers, code: Code) -> None:
+        """Hold what was compiled for these numbers."""
+        self.made[numbers] = code
+        if len(self.made) > _HELD:
+            self.made.popitem(last=False)
+        self.samples = [*self.samples[-(_SAMPLES - 1) :], numbers]
+
+
+FAMILIES: OrderedDict[Hashable, Family] = OrderedDict()
+
+
+def compiled(graph: fx.GraphModule, mode: FakeTensorMode, *, backward: bool) -> Code:
+    """A compiled half: one that was compiled before, one whose sizes are symbols, or one for these sizes alone."""
+    with _ONE_AT_A_TIME:
+        found = numbered(graph.graph) if _on_cpu(graph) else None
+        if found is None:
+            return compile_half(graph, mode, backward=backward)
+        family = _family((found.structure, backward, _settings()))
+        there = family.find(found.numbers) or _share(family, graph, found, backward=backward)
+        if there is None:
+            there = compile_half(graph, mode, backward=backward)
+            family.put(found.numbers, there)
+        return there
+
+
+def _on_cpu(graph: fx.GraphModule) -> bool:
+    values = (node.meta["val"] for node in graph.graph.find_nodes(op="placeholder"))
+    return all(isinstance(value, torch.Tensor) and value.device.type == "cpu" for value in values)
+
+
+def _settings() -> Hashable:
+    """What inductor's code depends on beside the graph."""
+    config: Any = torch._inductor.config
+    told = sorted((name, repr(value)) for name, value in config.save_config_portable().items())
+    return tuple(told), torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+
+
+def _family(key: Hashable) -> Family:
+    family = FAMILIES.setdefault(key, Family())
+    FAMILIES.move_to_end(key)
+    if len(FAMILIES) > _MOST:
+        FAMILIES.popitem(last=False)
+    return family
+
+
+def _share(family: Family, graph: fx.GraphModule, found: Numbered, *, backward: bool) -> Code | None:
+    """Compile a graph with symbols for the sizes that changed since the last one; None where that cannot be."""
+    if family.fixed or not family.samples:
+        return None
+    fitted = fit(list(dict.fromkeys([*family.samples, found.numbers])), found.sizes)
+    if fitted is None or not fitted.holds(found.numbers):
+        return None
+    try:
+        written = symbolic(graph.graph, fitted, found.numbers)
+        code = compile_half(written.graph, written.mode, backward=backward, build=False)
+        shared = Shared(fitted, written.assumed(), code)
+        if not shared.serves(found.numbers):
+            return None
+        made = shared.at(found.numbers)
+    except _FAILURES as error:  # the same graph is compiled without symbols next
+        family.fixed = True
+        _tell(error)
+        return None
+    family.shared.append(shared)
+    family.put(found.numbers, made)
+    return made
+
+
+_TOLD = itertools.count()
+
+
+def _tell(error: Exception) -> None:
+    """Say once that sizes are compiled one by one."""
+    if next(_TOLD) == 0:
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        warnings.warn(
+            f"A loop was called with other sizes, such as another batch size. Its segments are compiled once for each "
+            f"of them, as torch cannot compile these for all at once ({reason}). Pad short batches, or drop the last "
+            "one.",
+            RerollWarning,
+            stacklevel=2,
+        )
