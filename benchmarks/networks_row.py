@@ -26,6 +26,7 @@ import reroll.backends.construct.kernels as build
 import reroll.backends.front.compile as front
 import reroll.backends.front.entries as entries
 import reroll.backends.front.families as families
+from reroll.backends.inductor.sizes.family import forget
 from reroll.errors import RerollError
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
@@ -169,6 +170,7 @@ def measured(row: Row, schedule: str, options: dict[str, Any]) -> dict[str, Any]
 def anew() -> Iterator[None]:
     """Nothing is compiled yet."""
     torch.compiler.reset()
+    forget()
     with (
         tempfile.TemporaryDirectory(prefix="reroll-bench-") as cache,
         mock.patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": cache}),

@@ -104,6 +104,11 @@ def compiled(graph: fx.GraphModule, mode: FakeTensorMode, *, backward: bool) -> 
         return there
 
 
+def forget() -> None:
+    """Hold nothing of what was compiled."""
+    FAMILIES.clear()
+
+
 def _on_cpu(graph: fx.GraphModule) -> bool:
     values = (node.meta["val"] for node in graph.graph.find_nodes(op="placeholder"))
     return all(isinstance(value, torch.Tensor) and value.device.type == "cpu" for value in values)

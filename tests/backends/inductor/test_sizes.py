@@ -24,9 +24,9 @@ pytestmark = pytest.mark.inductor
 
 @pytest.fixture(autouse=True)
 def _nothing_is_compiled() -> Iterator[None]:
-    family.FAMILIES.clear()
+    family.forget()
     yield
-    family.FAMILIES.clear()
+    family.forget()
 
 
 def test_random_forms_are_found_again() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._inductor.codecache import CppPythonBindingsCodeCache as Bindings
 
 import reroll.backends.inductor.written.unit as toolchain
+from reroll.backends.inductor.sizes.family import forget
 from reroll.backends.inductor.written.unit import Unit
 from reroll.errors import RerollWarning
 
@@ -31,6 +32,7 @@ def loop(x_TBH: Tensor, w_HH: Tensor) -> Tensor:
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     Bindings.cache_clear()
+    forget()
 
 
 def trained() -> tuple[Tensor, Tensor, int]:

@@ -9,6 +9,7 @@ import pytest
 from captured import captured
 from networks import RecurrentLIF, spikes
 from reroll.backends.construct.share import build
+from reroll.backends.inductor.half import Code
 from reroll.backends.inductor.written import wrapper
 from reroll.backends.inductor.written.chains import chained
 from reroll.backends.inductor.written.wrapper import (
@@ -89,8 +90,9 @@ def test_the_code_of_a_real_segment_is_understood(monkeypatch: pytest.MonkeyPatc
         warnings.simplefilter("error", RerollWarning)
         built = build(captured(RecurrentLIF(8, 32, 3), spikes(20, 4, 8)), Options.of({}))
     segment = built.executable.compiled.segments[built.choice.segment]
-    for text in (segment.forward.source_code, segment.backward.source_code):  # type: ignore[attr-defined, union-attr]
-        body = body_of(text)
+    for code in (segment.forward, segment.backward):
+        assert isinstance(code, Code)
+        body = body_of(code.source)
         assert body is not None
         assert any(isinstance(each.form, Called) and each.form.kernel.startswith("chain_") for each in body.statements)
 
