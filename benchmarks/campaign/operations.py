@@ -138,7 +138,8 @@ def _differences(net: OneOperation, x: Tensor, lowering: str, longer: bool) -> S
     shorter: dict[str, Any] = {"schedule": "double", "segment": 2, "chunk": 2, "slots": 2, "remote": "host"}
     options = {"lowering": lowering, **({"schedule": "standard", "segment": STEPS} if longer else shorter)}
     compiled = torch.compile(net, backend="reroll", options=options)
-    found = reroll.check(compiled, x, measure=False, tolerance=TOLERANCES[x.dtype]).differences
+    with torch._inductor.config.patch(emulate_precision_casts=True):  # else rounding to half is left out, as in torch
+        found = reroll.check(compiled, x, measure=False, tolerance=TOLERANCES[x.dtype]).differences
     if not found or lowering == "eager":
         return found
     torch._dynamo.reset()
