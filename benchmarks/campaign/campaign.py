@@ -4,6 +4,7 @@
     python benchmarks/campaign/campaign.py --of mutants           # networks of the tests, changed in one place
     python benchmarks/campaign/campaign.py --of stacks            # blocks over depth, one of them odd
     python benchmarks/campaign/campaign.py --of lowered           # programs, all by inductor, in segments of many steps
+    python benchmarks/campaign/campaign.py --of sizes             # the same, each with several sizes of the batch
     python benchmarks/campaign/campaign.py --seed 1234            # one program: its text, and what becomes of it
     python benchmarks/campaign/campaign.py --defects              # judge all defects that were found once more
     python benchmarks/campaign/campaign.py --show
@@ -31,7 +32,7 @@ from typing import Any
 import torch
 from blame import blame
 from changed_networks import Mutant, mutant
-from judge import DEFECTS, Text, Verdict, Way, judge, judge_mutant
+from judge import DEFECTS, Text, Verdict, Way, judge, judge_mutant, judge_sizes
 from programs import Program, generate
 from record import RESULT, Section, environment, read, write
 from rich.console import Console
@@ -82,7 +83,7 @@ def way_over_depth(seed: int, draws: bool) -> Way:
 
 Subject = Program | Mutant | Stack
 JUDGES: dict[str, Callable[[Any, Way], Verdict]] = dict.fromkeys(("programs", "lowered", "stacks"), judge)
-JUDGES["mutants"] = judge_mutant
+JUDGES |= {"mutants": judge_mutant, "sizes": judge_sizes}
 
 
 def subject(of: str, seed: int) -> tuple[Subject, Way]:
@@ -93,7 +94,7 @@ def subject(of: str, seed: int) -> tuple[Subject, Way]:
         made = stack(seed)
         return made, way_over_depth(seed, made.random)
     program = generate(seed)
-    return program, (way_lowered if of == "lowered" else way_of)(seed, program.random)
+    return program, (way_lowered if of in ("lowered", "sizes") else way_of)(seed, program.random)
 
 
 def judged(of: str, seeds: range) -> list[Row]:
@@ -124,13 +125,15 @@ def _again(of: str, row: Row) -> Verdict:
     way = Way(row["door"], tuple(sorted(row["options"].items())))
     if of == "mutants":
         return judge_mutant(Mutant(row["seed"], row["name"], row["text"], row["why"]), way)
+    if of == "sizes":
+        return judge_sizes(generate(row["seed"]), way)
     return judge(Text(row["seed"], row["source"]), way)
 
 
 def _smaller(made: Subject, way: Way, verdict: Verdict) -> Subject:
     if verdict.kind == "no answer" or not isinstance(made, Program):
         return made
-    return shrink(made, verdict, lambda each: judge(each, way), SHRINKING)
+    return shrink(made, verdict, lambda each: JUDGES[of](each, way), SHRINKING)
 
 
 def run(of: str, first: int, seconds: float, workers: int) -> Iterator[list[Row]]:

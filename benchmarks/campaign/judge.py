@@ -16,11 +16,13 @@ from typing import Any, Protocol
 
 import torch
 from changed_networks import Mutant, network_of
+from programs import Program
 from rounding import with_digits
 from torch._dynamo.exc import TorchDynamoException
 from torch.utils._pytree import tree_map_only
 
 import reroll
+from reroll.backends.inductor.sizes.family import forget
 from reroll.backends.measure.check import Difference
 from reroll.errors import RerollError, RerollWarning
 
@@ -28,6 +30,7 @@ SECONDS = 180
 """After which a program counts as one that gave no answer."""
 TOLERANCE, SHORT = 1e-8, 1e-4  # of float64 throughout, and where a value of a step is float32
 NUDGES = {TOLERANCE: 1e-13, SHORT: 1e-7}  # what moves numbers by more than rounding does
+SIZES = (3, 5, 6, 8)  # of a batch: one compiled for itself, one by which sizes become symbols, and two more
 DEFECTS = ("wrong", "raw", "no answer")
 _OURS = ("BackendCompilerFailed", "InductorError")  # Dynamo's names for what a backend raises, not for what it refuses
 
@@ -137,6 +140,14 @@ def judge(program: Source, way: Way) -> Verdict:
         module = loaded(program.source(), Path(folder) / f"program{program.seed}.py")
         net, (args, kwargs) = module.Net(), module.inputs()
         return _compared(net, way, args, kwargs, SHORT if "float()" in program.source() else TOLERANCE)
+
+
+def judge_sizes(program: Program, way: Way) -> Verdict:
+    """What becomes of a program at several sizes of the batch: from the second one on its code takes sizes as operands."""
+    forget()
+    texts = (Text(program.seed, program.source(batch)) for batch in SIZES)
+    verdicts = [judge(text, way) for text in texts]
+    return next((each for each in verdicts if each.kind in DEFECTS), verdicts[-1])
 
 
 def loaded(text: str, path: Path) -> Any:

@@ -293,16 +293,16 @@ class Program:
         changed: dict[str, Any] = {part: (*lines[:number], *lines[behind:])}
         return replace(self, **changed)
 
-    def source(self) -> str:
+    def source(self, batch: int = B) -> str:
         """The text of a module with ``Net`` and ``inputs()``."""
         forward = [*self.before, self.header, *(f"    {line}" for line in self.step or ("pass",)), *self.after]
         freeze = "        self.w.requires_grad_(False)\n" if self.frozen else ""
         body = "\n".join(f"        {line}" for line in (*forward, f"return {self.result}"))
-        sizes = f"B_, H_ = {B}, {H}\nIDX = torch.tensor([[1, 0, 3, 1]])\n"
+        sizes = f"B_, H_ = {batch}, {H}\nIDX = torch.tensor([[1, 0, 3, 1]])\n"
         split = len(NAMES) - self.keywords
         named = ", ".join(f'"{name}": {name}' for name in NAMES[split:])
         given = f"    return [{', '.join(NAMES[:split])}], {{{named}}}\n"
-        return f"{HEAD}{sizes}\n\n{NET}{freeze}\n{FORWARD}{body}\n\n\n{INPUTS}{given}"
+        return f"{HEAD}{sizes}\n\n{_net(batch)}{freeze}\n{FORWARD}{body}\n\n\n{_inputs(batch)}{given}"
 
 
 def _indent(line: str) -> int:
@@ -312,12 +312,13 @@ def _indent(line: str) -> int:
 NAMES = ("x", "u", "h0", "turned", "bf", "labels")
 
 
-NET = f"""class Net(nn.Module):
+def _net(batch: int) -> str:
+    return f"""class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.w = nn.Parameter(torch.randn({H}, {H}) * 0.4)
         self.v = nn.Parameter(torch.randn({H}) * 0.4)
-        self.start = nn.Parameter(torch.randn({B}, {H}) * 0.4)
+        self.start = nn.Parameter(torch.randn({batch}, {H}) * 0.4)
         self.table = nn.Parameter(torch.randn({T}, {H}) * 0.4)
         self.kernel = nn.Parameter(torch.randn(1, 1, 3) * 0.4)
         self.fc, self.ln, self.bn = nn.Linear({H}, {H}), nn.LayerNorm({H}), nn.BatchNorm1d({H})
@@ -327,13 +328,18 @@ NET = f"""class Net(nn.Module):
         self.register_buffer("mean", torch.zeros({H}))
         self.last = None
 """
+
+
 FORWARD = """    def forward(self, x, u, h0, turned, bf, labels):
 """
-INPUTS = f"""def inputs():
-    x, u, h0 = torch.randn({T}, {B}, {H}), torch.randn({T}, {B}, {H}), torch.randn({B}, {H})
-    turned, bf = torch.randn({H}, {B}), torch.randn({B}, {T}, {H})
+
+
+def _inputs(batch: int) -> str:
+    return f"""def inputs():
+    x, u, h0 = torch.randn({T}, {batch}, {H}), torch.randn({T}, {batch}, {H}), torch.randn({batch}, {H})
+    turned, bf = torch.randn({H}, {batch}), torch.randn({batch}, {T}, {H})
     x, u, h0, turned, bf = (each.mul(0.7).requires_grad_() for each in (x, u, h0, turned, bf))
-    labels = torch.randint(0, {H}, ({B},))
+    labels = torch.randint(0, {H}, ({batch},))
 """
 
 
