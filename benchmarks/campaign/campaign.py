@@ -106,7 +106,7 @@ def judged(of: str, seeds: range) -> list[Row]:
         verdict = JUDGES[of](made, way)
         row = {"seed": seed, "way": str(way), "kind": verdict.kind, "why": verdict.why}
         if verdict.kind in DEFECTS:
-            smaller = _smaller(made, way, verdict)
+            smaller = _smaller(of, made, way, verdict)
             answers = verdict.kind != "no answer"  # without them each piece would be waited for
             blamed = blame(verdict, way, partial(JUDGES[of], smaller)) if answers else []
             row |= {**_described(smaller, way), "right_without": blamed}
@@ -130,7 +130,7 @@ def _again(of: str, row: Row) -> Verdict:
     return judge(Text(row["seed"], row["source"]), way)
 
 
-def _smaller(made: Subject, way: Way, verdict: Verdict) -> Subject:
+def _smaller(of: str, made: Subject, way: Way, verdict: Verdict) -> Subject:
     if verdict.kind == "no answer" or not isinstance(made, Program):
         return made
     return shrink(made, verdict, lambda each: JUDGES[of](each, way), SHRINKING)

@@ -143,7 +143,7 @@ def judge(program: Source, way: Way) -> Verdict:
 
 
 def judge_sizes(program: Program, way: Way) -> Verdict:
-    """What becomes of a program at several sizes of the batch: from the second one on its code takes sizes as operands."""
+    """What becomes of a program at several sizes of the batch, of which the second and later ones share their code."""
     forget()
     texts = (Text(program.seed, program.source(batch)) for batch in SIZES)
     verdicts = [judge(text, way) for text in texts]
