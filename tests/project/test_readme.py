@@ -240,6 +240,26 @@ def test_the_first_steps_are_those_of_their_result_file() -> None:
         assert re.search(f"{each['backend_s']:.1f} s for {each['rolled_steps']:,}\\s", text)
 
 
+def test_other_batch_sizes_take_what_was_measured() -> None:
+    text, found = section("docs/measured.md", "Other sizes of a batch"), result("start")["networks"]
+    sizes = [f"{place} size" for place in ("first", "second", "third", "fourth", "fifth")]
+    assert f"| network | way | {' | '.join(sizes)} |" in text
+    told = [
+        f"| {name} | {way} | {' | '.join(f'{each:.1f}' for each in row['first_s'])} |"
+        for name, ways in found.items()
+        for way, row in ways.items()
+        if "first_s" in row
+    ]
+    assert rows(text) == told
+    ours = [row for ways in found.values() for way, row in ways.items() if way in ("reroll.compile", "backend")]
+    later = [each for row in ours for each in row["first_s"][2:]]
+    ratios = [ways["shared"]["any size"]["median_ratio"] for ways in found.values()]
+    flat = " ".join(text.split())
+    assert f"From the third size on a first step takes {min(later):.1f} to {max(later):.1f} s" in flat
+    assert f"takes {min(ratios):.2f} to {max(ratios):.2f} of the time" in flat
+    assert max(row["error"] for row in ours) < 1e-4
+
+
 NETWORKS = {
     "recurrent spiking, float64": "plain-recurrent_spiking",
     "SpikingJelly LIF, float32": "spikingjelly-lif",
@@ -448,14 +468,14 @@ def test_the_versions_that_were_tried_are_told() -> None:
 
 def test_what_the_campaign_found_is_told() -> None:
     found = result("campaign")
-    rows = [Counter[str]() for _ in range(4)]
-    for counts, section_of in zip(rows, ("programs", "lowered"), strict=False):
+    rows = [Counter[str]() for _ in range(5)]
+    for counts, section_of in zip(rows, ("programs", "lowered", "sizes"), strict=False):
         for run in found[section_of]["runs"]:
             counts.update(run["counts"])
-    rows[2].update(way["kind"] for network in found["networks"]["rows"].values() for way in network.values())
+    rows[3].update(way["kind"] for network in found["networks"]["rows"].values() for way in network.values())
     for operation in found["operations"]["rows"].values():
         for way in operation.values():
-            rows[3].update(way.get("counts", {}))
+            rows[4].update(way.get("counts", {}))
     text = section("docs/limits.md", "How it was looked for")
     lines = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith(("| looked", "| ---"))]
     for counts, line in zip(rows, lines, strict=True):
@@ -465,7 +485,8 @@ def test_what_the_campaign_found_is_told() -> None:
         assert [int(cell.replace(",", "")) for cell in cells] == told
     assert lines[0].startswith(f"| {rows[0].total():,} random programs")
     assert lines[1].startswith(f"| {rows[1].total():,} of them by inductor")
-    assert lines[2].startswith(f"| {len(found['networks']['rows'])} networks")
+    assert lines[2].startswith(f"| {rows[2].total():,} at four sizes of a batch")
+    assert lines[3].startswith(f"| {len(found['networks']['rows'])} networks")
 
 
 def test_what_became_of_stacks_is_what_the_campaign_counted() -> None:
