@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from reroll.backends.dynamo.entry import UNREADABLE, dynamo_is_off, hooks_inside, uncut
-from reroll.backends.front.arguments import Time, TimeDim, find_time
+from reroll.backends.front.arguments import Call, Time, TimeDim, find_time
 from reroll.backends.front.counter import told
 from reroll.backends.front.entries import (
     Entry,
@@ -41,7 +41,7 @@ from reroll.backends.front.entries import (
     new_backend,
 )
 from reroll.backends.front.modules import CompiledModule, ShardedModule
-from reroll.backends.front.observe import SHORT, Observed, OtherTimeError, observe, refuse_sparse
+from reroll.backends.front.observe import SHORT, Observed, OtherTimeError, observe, refuse_sparse, refuse_unrolled
 from reroll.backends.front.outputs import outputs
 from reroll.backends.front.recorded import Recorded
 from reroll.backends.front.turns import turn
@@ -153,6 +153,7 @@ class Caller:
         self.front = self.read = Front(model, traced, options)
         self.signature = _signature(model)
         self.steps = SHORT[0][-1]
+        self.looked = False
         self.short = set[tuple[int, int]]()  # lengths that are too short, with ``steps`` when that was seen
 
     @torch.compiler.disable(reason=_WITHIN)  # type: ignore[untyped-decorator]
@@ -163,6 +164,8 @@ class Caller:
         with turn():
             call = find_time(self.model, self.signature, self.time, args, kwargs)
             running = Running(self.front, call, steps=self.steps)
+            if not self.looked:
+                self._look(call)
             short = (call.length, self.steps) in self.short or not self._settled(running)
         if short:
             return self.model(*args, **kwargs)
@@ -181,6 +184,14 @@ class Caller:
                 "what a short trace had can be put. Return it instead, and set anew what was changed."
             )
         return result
+
+    def _look(self, call: Call) -> None:
+        """See that what time_dim names is time, once."""
+        try:
+            refuse_unrolled(self.model, call)
+        except LengthError as error:
+            raise self._with_numbers(error) from None
+        self.looked = True
 
     def _settled(self, running: Running) -> bool:
         """Run the call; whether its sequence is long enough. One that is not is remembered, and looked at no more."""

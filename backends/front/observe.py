@@ -37,6 +37,7 @@ _TRIES = 5  # as many as it takes to get to a period of two
 _WHOLE_LOOPS = ("lstm", "gru", "rnn_tanh", "rnn_relu", "while_loop", "scan", "associative_scan")
 _SOME = 64  # operations from which on their sizes say whether they are done over time
 _MANY = 256  # operations from which on a loop over another dimension than time is looked for
+_UNROLLED = 2_000  # operations from which on a loop is looked for before Dynamo reads the model
 _TRANSFORMS = (
     "reroll.compile: the model uses torch.func transforms, which a run that checks it cannot follow. Use "
     "torch.compile(backend='reroll') for this model."
@@ -113,6 +114,32 @@ def _followed(
             raise
         except LengthError as error:
             refusals.append(_without_frames(error))
+            if sum(isinstance(each, OtherTimeError) for each in refusals) == len(SHORT):
+                break  # more lengths would say the same
+    raise refusals[0]
+
+
+def refuse_unrolled(model: Callable[..., Any], call: Call) -> None:
+    """Refuse a loop of many steps over something else than time, before Dynamo unrolls it, which takes long.
+
+    Raises OtherTimeError or OptionError where runs of several short lengths do the same many operations.
+    """
+    refusals = list[LengthError]()
+    for lengths in SHORT[:2]:
+        palette: dict[Any, int] = {}
+        traces = list[EventTrace]()
+        with suppress(Exception):  # what cannot be run so is looked at later, and told then
+            while len(traces) < 2 and (not traces or len(traces[0].colours) > _UNROLLED):
+                traces.append(_traced(model, call, lengths[len(traces)], palette)[0])
+        if len(traces) < 2 or len(traces[0].colours) != len(traces[1].colours) or _has_whole_loops(palette):
+            return
+        try:
+            _refuse_other_time(model, call, len(traces[0].colours))
+            _refuse_sizes(call, traces)
+        except OtherTimeError as error:
+            refusals.append(error)
+        else:
+            return
     raise refusals[0]
 
 

@@ -163,7 +163,7 @@ def test_other_batch_sizes_at_a_small_size(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(found["first_s"]) == 5
     assert found["error"] == 0
     monkeypatch.setitem(start.NETWORKS, "GRU cell", (*start.NETWORKS["GRU cell"][:2], 8))
-    assert 0 < start.shared("GRU cell", rounds=2, core=0)["any size"]["median_s"]
+    assert start.shared("GRU cell", rounds=2, core=0)["any size"]["median_s"] > 0
 
 
 def test_what_demos_print_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:

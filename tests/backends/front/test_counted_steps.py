@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import reroll
+from reroll.backends.front import observe
+from reroll.backends.front.entries import Running
 from reroll.errors import LengthError, OptionError
 
 EAGER: dict[str, Any] = {"lowering": "eager", "schedule": "standard", "segment": 2, "chunk": 3}
@@ -236,6 +238,24 @@ def test_a_long_loop_over_a_number_is_refused_before_it_is_traced() -> None:
             net.count = lambda: torch._dynamo.graph_break() or 100  # type: ignore[method-assign]
         with pytest.raises(LengthError, match=match if readable else "operations whatever the length of"):
             reroll.compile(ByLoop(100) if readable else net, time_dim=0, **EAGER)(data())
+
+
+def test_a_very_long_one_is_refused_before_dynamo_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of a few short lengths are enough, and they leave random numbers as they were."""
+    lengths, model, traced = list[int](), ByLoop(600), observe._traced
+
+    def noted(model: Any, call: Any, length: int, *rest: Any) -> Any:
+        lengths.append(length)
+        return traced(model, call, length, *rest)
+
+    model.fc.register_forward_pre_hook(lambda *_: torch.rand(()) and None)
+    monkeypatch.setattr(observe, "_traced", noted)
+    monkeypatch.setattr(Running, "attempt", None)
+    state = torch.get_rng_state()
+    with pytest.raises(LengthError, match="steps='num_steps' names that of a loop over range"):
+        reroll.compile(model, time_dim=0, **EAGER)(data())
+    assert lengths == [8, 9, 8, 16, 17, 8]  # the third of each is along the other dimension
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 class ByLoop(Static):
