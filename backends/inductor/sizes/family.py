@@ -7,10 +7,12 @@ Private torch API, tried on 2.11 and 2.13: ``PyCodeCache`` (writes and loads a w
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,19 +139,33 @@ def _share(family: Family, graph: fx.GraphModule, found: Numbered, *, backward: 
     if fitted is None or not fitted.holds(found.numbers):
         return None
     try:
-        written = symbolic(graph.graph, fitted, found.numbers)
-        code = compile_half(written.graph, written.mode, backward=backward, build=False)
-        shared = Shared(fitted, written.assumed(), code)
-        if not shared.serves(found.numbers):
-            return None
-        made = shared.at(found.numbers)
+        with _in_silence():
+            written = symbolic(graph.graph, fitted, found.numbers)
+            code = compile_half(written.graph, written.mode, backward=backward, build=False)
+            shared = Shared(fitted, written.assumed(), code)
+            made = shared.at(found.numbers) if shared.serves(found.numbers) else None
     except _FAILURES as error:  # the same graph is compiled without symbols next
         family.fixed = True
         _tell(error)
         return None
-    family.shared.append(shared)
-    family.put(found.numbers, made)
+    if made is not None:
+        family.shared.append(shared)
+        family.put(found.numbers, made)
     return made
+
+
+@contextmanager
+def _in_silence() -> Iterator[None]:
+    """Inside, torch does not log what it cannot do with symbols: a warning says it."""
+    loggers = [logging.getLogger(name) for name in ("torch._subclasses.fake_tensor", "torch._inductor")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 _TOLD = itertools.count()

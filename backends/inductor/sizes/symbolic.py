@@ -1,7 +1,8 @@
 """A graph with symbols in place of the numbers that change.
 
 Private torch API, tried on 2.11 and 2.13: ``ShapeEnv`` with ``create_symbol``, ``create_symintnode`` and ``DimDynamic``
-(symbols), ``ConstantSource`` (a name for each), ``FakeTensorMode`` (fake tensors of such sizes).
+(symbols), ``ConstantSource`` (a name for each), ``FakeTensorMode`` (fake tensors of such sizes), ``enable_python_dispatcher``
+(operations whose formula in C++ takes no symbols have one in Python).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
@@ -98,7 +100,7 @@ class _Writer:
     def _give(self, node: fx.Node) -> None:
         target: Any = node.target
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
-        with self.mode, torch.no_grad():
+        with enable_python_dispatcher(), self.mode, torch.no_grad():
             node.meta["val"] = target(*args, **kwargs)
 
     def _argument(self, value: Any) -> Any:
