@@ -1,8 +1,8 @@
 """A graph with symbols in place of the numbers that change.
 
 Private torch API, tried on 2.11 and 2.13: ``ShapeEnv`` with ``create_symbol``, ``create_symintnode`` and ``DimDynamic``
-(symbols), ``ConstantSource`` (a name for each), ``FakeTensorMode`` (fake tensors of such sizes), ``enable_python_dispatcher``
-(operations whose formula in C++ takes no symbols have one in Python).
+(symbols), ``ConstantSource`` (a name for each), ``FakeTensorMode`` (fake tensors of such sizes),
+``enable_python_dispatcher`` (operations whose formula in C++ takes no symbols have one in Python).
 """
 
 from __future__ import annotations
