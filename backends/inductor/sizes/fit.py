@@ -105,11 +105,13 @@ def _ratio(column: Numbers, bases: Sequence[Numbers]) -> Ratio | None:
     """A column as one over a number, or as a number over the one before it, if that fits to the bit."""
     if not all(isinstance(each, float) and each > 0 for each in column):
         return None
-    below = _form(tuple(round(1 / each) for each in column), bases)
-    found = [Ratio(Form((), 0, 1), below)] if below else []
-    if all(each > 1 for each in column):
+    if all(each < 1 for each in column):
+        below = _form(tuple(round(1 / each) for each in column), bases)
+        found = Ratio(Form((), 0, 1), below) if below else None
+    elif all(1 < each <= _LEAST for each in column):
         above = _form(tuple(round(each / (each - 1)) for each in column), bases)
-        found += [Ratio(above, replace(above, offset=above.offset - 1))] if above and above.of else []
-    sizes = list(zip(*bases, strict=True))
-    exact = (each for each in found if [each(size) for size in sizes] == list(column))
-    return next(exact, None)
+        found = Ratio(above, replace(above, offset=above.offset - 1)) if above else None
+    else:
+        return None
+    exact = found and all(found(sizes) == each for sizes, each in zip(zip(*bases, strict=True), column, strict=True))
+    return found if exact else None

@@ -54,6 +54,8 @@ def test_random_forms_are_found_again() -> None:
         ([(8, 3), (16, 5), (24, 9)], "a number that follows no rule"),
         ([(8, 16), (16, 8)], "a number that falls"),
         ([(8, 0.3), (16, 0.7)], "a number that is not whole, nor a ratio"),
+        ([(8, 2.8), (16, 4.0)], "a root"),
+        ([(8, 0.5), (16, 1.5)], "a number on both sides of 1"),
     ],
 )
 def test_what_follows_no_rule_is_left(samples: list[tuple[int | float, ...]], why: str) -> None:
