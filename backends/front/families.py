@@ -65,15 +65,16 @@ class Family:
         return self.programs[observed]
 
     def _say_sized(self) -> None:
-        """Warn at the second length, once, that each is compiled by itself."""
+        """Warn at the second length, once, that each is made by itself."""
         sized = [loop.recurrence.where for loop in self.template.loops if loop.sized]
         if not sized or len(self.programs) != 1 or self.said:
             return
         self.said = True
         text = (
             f"Every step of the loop at {sized[0]} reads a value that is as large as the sequence is long, so each new "
-            f"length compiles its segments anew. Pad sequences to a few lengths; the last {_PROGRAMS} are kept. If the "
-            "value has no dimension of time, say in time_dim which operands have one."
+            f"length takes seconds: its segments are traced anew, and compiled where no earlier code serves. Pad "
+            f"sequences to a few lengths; the last {_PROGRAMS} are kept. If the value has no dimension of time, say in "
+            "time_dim which operands have one."
         )
         warnings.warn(text, RerollWarning, stacklevel=2)
 
