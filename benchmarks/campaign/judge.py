@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import re
 import signal
 import sys
@@ -31,6 +32,7 @@ SECONDS = 180
 TOLERANCE, SHORT = 1e-8, 1e-4  # of float64 throughout, and where a value of a step is float32
 NUDGES = {TOLERANCE: 1e-13, SHORT: 1e-7}  # what moves numbers by more than rounding does
 SIZES = (3, 5, 6, 8)  # of a batch: one compiled for itself, one by which sizes become symbols, and two more
+_JUDGED = itertools.count()  # Dynamo knows modules by their names
 DEFECTS = ("wrong", "raw", "no answer")
 _OURS = ("BackendCompilerFailed", "InductorError")  # Dynamo's names for what a backend raises, not for what it refuses
 
@@ -137,7 +139,7 @@ def judge(program: Source, way: Way) -> Verdict:
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(program.seed)
     with tempfile.TemporaryDirectory() as folder:
-        module = loaded(program.source(), Path(folder) / f"program{program.seed}.py")
+        module = loaded(program.source(), Path(folder) / f"program{program.seed}_{next(_JUDGED)}.py")
         net, (args, kwargs) = module.Net(), module.inputs()
         return _compared(net, way, args, kwargs, SHORT if "float()" in program.source() else TOLERANCE)
 
