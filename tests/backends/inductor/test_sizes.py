@@ -258,6 +258,39 @@ def compare(model: nn.Module, fast: Any, plain: nn.Module, x: Tensor) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
+class Reader(nn.Module):
+    """Attention over all states of an encoder: a value of each step is as large as the sequence is long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder, self.query = nn.GRUCell(3, 8), nn.GRUCell(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, states, read = x.new_zeros(x.shape[1], 8), [], []
+        for t in range(x.shape[0]):
+            state = self.encoder(x[t], state)
+            states.append(state)
+        memory = torch.stack(states)
+        for _ in range(x.shape[0]):
+            weight = torch.softmax((memory * self.query(state)).sum(-1), 0)
+            state = self.decoder((weight.unsqueeze(-1) * memory).sum(0), state)
+            read.append(state)
+        return torch.stack(read).mean(0)
+
+
+@pytest.mark.campaign
+@pytest.mark.filterwarnings("ignore:Every step of the loop")
+def test_attention_builds_nothing_from_the_third_length_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = counted(monkeypatch)
+    model, plain = Reader().double(), Reader().double()
+    plain.load_state_dict(model.state_dict())
+    fast = reroll.compile(model, time_dim=0, segment=2)
+    for steps, batch in ((20, 4), (24, 4), (30, 4), (26, 4), (26, 6), (28, 6), (32, 5)):
+        asked.clear()
+        compare(model, fast, plain, torch.randn(steps, batch, 3, dtype=torch.float64))
+        assert ("inductor" in asked) == ((steps, batch) in ((20, 4), (24, 4), (26, 6))), (steps, batch)
+
+
 def test_an_equal_model_builds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(14, 4, 3, dtype=torch.float64)
     for number in range(2):
