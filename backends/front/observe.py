@@ -211,6 +211,8 @@ def probe(
         changes = changes or changed
         traces.append(trace)
         operations = len(trace.colours)
+        if len(traces) == 2:
+            _refuse_growing_lists(traces)
         if len(traces) == 2 and operations == len(traces[0].colours) and not _has_whole_loops(palette):
             _refuse_other_time(model, call, operations)
             _refuse_sizes(call, traces)
@@ -235,7 +237,18 @@ def _traced(model: Callable[..., Any], call: Call, length: int, palette: dict[An
         given, recorder = _run(model, short, note, state, short=True)[1:]
         trace.given.update(given)
         trace.sizes.extend(recorder.sizes)
-    return trace, versions != [version_of(value) for value in sequences]
+        added = sum(change.owner is None and isinstance(change.value, torch.Tensor) for change in state.changes())
+    return replace(trace, added=added), versions != [version_of(value) for value in sequences]
+
+
+def _refuse_growing_lists(traces: Sequence[EventTrace]) -> None:
+    """Refuse a model that adds values of its steps to a list that was there before."""
+    if len({trace.added for trace in traces}) > 1:
+        raise UnsupportedError(
+            f"reroll.compile: the model, or a hook of it, adds values of its steps to a list that is there before the "
+            f"call ({traces[0].added} tensors in a run of {traces[0].length} steps), which a compiled loop does not "
+            "fill. Return the values from the forward, or use torch.compile(backend='reroll')."
+        )
 
 
 def _has_whole_loops(palette: Mapping[Any, int]) -> bool:

@@ -54,6 +54,7 @@ class EventTrace:
     """A recording at a short length: colours and numbers of all events, and the user's line of each.
 
     ``given``: the event that made each tensor of the result, by its place in it. ``sizes``: those of what each made.
+    ``added``: how many tensors the model added to lists that were there before.
     """
 
     length: int
@@ -62,6 +63,7 @@ class EventTrace:
     lines: list[str]
     given: dict[tuple[Any, ...], int | None]
     sizes: list[Any] = field(default_factory=list)
+    added: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -105,3 +105,13 @@ def test_what_a_model_holds_may_hold_itself() -> None:
     holder["again"] = [holder, (holder,)]
     model.__dict__["holder"] = holder
     reroll.check(reroll.compile(model, time_dim=0, **EAGER), torch.randn(12, 2, 3), strict=True, measure=False)
+
+
+@pytest.mark.parametrize("kept", [lambda value: value, lambda value: value.detach().norm()])
+def test_values_that_a_hook_adds_to_a_list_are_refused_by_name(kept: Callable[[Tensor], Tensor]) -> None:
+    model, seen = Cell(), list[Tensor]()
+    model.cell.register_forward_hook(lambda _, __, result: seen.append(kept(result)))
+    run = reroll.compile(model, time_dim=0, **EAGER)
+    with pytest.raises(UnsupportedError, match="adds values of its steps to a list that is there before the call"):
+        run(torch.randn(20, 4, 3))
+    assert not seen
