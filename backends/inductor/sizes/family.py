@@ -31,7 +31,8 @@ from reroll.errors import RerollWarning
 
 _ONE_AT_A_TIME = threading.RLock()
 _MOST = 256  # families that are held, those used last
-_SAMPLES = 4  # graphs by which a family learns what its numbers depend on
+_SHARED = 8  # compiled graphs of a family whose sizes are symbols, the newest
+_SAMPLES = 8  # graphs by which a family learns what its numbers depend on
 _FAILURES = (RuntimeError, TypeError, ValueError, AssertionError, AttributeError, LookupError, ArithmeticError)
 _HELD = 64  # compiled functions of a family, those used last
 
@@ -135,8 +136,12 @@ def _share(family: Family, graph: fx.GraphModule, found: Numbered, *, backward: 
     """Compile a graph with symbols for the sizes that changed since the last one; None where that cannot be."""
     if family.fixed or not family.samples:
         return None
-    fitted = fit(list(dict.fromkeys([*family.samples, found.numbers])), found.sizes)
-    if fitted is None or not fitted.holds(found.numbers):
+    try:
+        fitted = _fitted(family, found)
+    except ValueError as error:
+        _tell(error)
+        return None
+    if fitted is None:
         return None
     try:
         with _in_silence():
@@ -149,9 +154,30 @@ def _share(family: Family, graph: fx.GraphModule, found: Numbered, *, backward: 
         _tell(error)
         return None
     if made is not None:
-        family.shared.append(shared)
+        family.shared = [*family.shared[-(_SHARED - 1) :], shared]
         family.put(found.numbers, made)
     return made
+
+
+def _fitted(family: Family, found: Numbered) -> Fit | None:
+    """The numbers of a graph as functions of sizes: by all samples, else by one that differs from it in sizes alone.
+
+    Graphs of one structure may be of models that differ in other numbers, which follow no size. None where no size
+    changes. Raises ValueError where one does, and other numbers follow none.
+    """
+    refusal = None
+    before = [each for each in family.samples if each != found.numbers]
+    for samples in (before, *([each] for each in reversed(before))):
+        try:
+            fitted = fit([*samples, found.numbers], found.sizes)
+        except ValueError as error:
+            refusal = refusal or error
+            continue
+        if fitted is not None and fitted.holds(found.numbers):
+            return fitted
+    if refusal and len(before) > 1:
+        raise refusal
+    return None
 
 
 @contextmanager

@@ -5,30 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 from reroll.backends.inductor.sizes.numbers import Numbers
 
+_SMALL = 1e-15  # no ratio of sizes is smaller
+_DIVISORS = range(2, 9)  # of the parts of a size that are looked for
 _LEAST = 2  # sizes of 0 and 1 are special: such dimensions are broadcast
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """``factor`` times the sizes ``of``, plus an ``offset``; of no size: the offset."""
+    """``factor`` times the sizes ``of``, plus an ``offset``, by a ``divisor``, rounded down, ``times`` a number; of no
+    size: the offset."""
 
     of: tuple[int, ...]
     factor: int
     offset: int | float
+    divisor: int = 1
+    times: int = 1
 
     def __call__(self, sizes: Sequence[Any]) -> Any:
         """The number at some sizes."""
-        return self.factor * prod(sizes[each] for each in self.of) + self.offset if self.of else self.offset
+        whole = self.factor * prod(sizes[each] for each in self.of) + self.offset if self.of else self.offset
+        return whole if self.divisor == 1 else whole // self.divisor * self.times
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """One form over another: ``1 / n`` of a mean, ``n / (n - 1)`` of a variance."""
+    """One form over another, a float: ``1 / n`` of a mean, ``n / (n - 1)`` of a variance, ``n / 1``."""
 
     above: Form
     below: Form
@@ -58,18 +64,25 @@ class Fit:
 
 
 def fit(samples: Sequence[Numbers], places: Iterable[int]) -> Fit | None:
-    """Numbers of several graphs as functions of sizes, which are at ``places``; None if nothing changes or fits."""
+    """Numbers of several graphs as functions of sizes, which are at ``places``; None if no size changes.
+
+    Raises ValueError for a number that follows no size.
+    """
     columns = list(zip(*samples, strict=True))
     changing = {columns[place]: place for place in reversed(list(places)) if _changes(columns[place])}
-    if any(min(column) < _LEAST for column in changing):
+    if not changing or any(min(column) < _LEAST for column in changing):
         return None
     bases = dict[Numbers, int]()
     for column in sorted(changing, key=lambda each: each[::-1]):
         if _form(column, list(bases)) is None:
             bases[column] = changing[column]
-    forms = [_form(column, list(bases)) or _ratio(column, list(bases)) for column in columns]
+    known = list(bases)
+    forms = [_form(column, known) or _part(column, known) or _ratio(column, known) for column in columns]
     found = [form for form in forms if form is not None]
-    return Fit(tuple(bases.values()), tuple(found)) if bases and len(found) == len(forms) else None
+    if len(found) < len(forms):
+        odd = columns[forms.index(None)]
+        raise ValueError(f"a number that is {' and '.join(map(str, odd))} follows none of the sizes that change")
+    return Fit(tuple(bases.values()), tuple(found))
 
 
 def _changes(column: Numbers) -> bool:
@@ -101,9 +114,27 @@ def _through(column: Numbers, of: tuple[int, ...], base: Sequence[Any], *, affin
     return Form(of, factor, offset) if fits and factor >= 1 else None
 
 
+def _part(column: Numbers, bases: Sequence[Numbers]) -> Form | None:
+    """A column as a part of a size, such as a half, rounded up or down, or as a multiple of it."""
+    if not all(isinstance(each, int) for each in column):
+        return None
+    times = gcd(*(int(each) for each in column)) or 1
+    tried = (
+        Form((at,), factor, offset, divisor, each)
+        for each in dict.fromkeys((1, times))
+        for at in range(len(bases))
+        for divisor in _DIVISORS
+        for factor in range(1, divisor)
+        for offset in range(divisor)
+    )
+    sizes = list(zip(*bases, strict=True))
+    return next((form for form in tried if [form(each) for each in sizes] == list(column)), None)
+
+
 def _ratio(column: Numbers, bases: Sequence[Numbers]) -> Ratio | None:
-    """A column as one over a number, or as a number over the one before it, if that fits to the bit."""
-    if not all(isinstance(each, float) and each > 0 for each in column):
+    """A column of floats as one over a number, as a number over the one before it, or as a whole number, if that fits
+    to the bit."""
+    if not all(isinstance(each, float) and each > _SMALL for each in column):
         return None
     if all(each < 1 for each in column):
         below = _form(tuple(round(1 / each) for each in column), bases)
@@ -112,6 +143,7 @@ def _ratio(column: Numbers, bases: Sequence[Numbers]) -> Ratio | None:
         above = _form(tuple(round(each / (each - 1)) for each in column), bases)
         found = Ratio(above, replace(above, offset=above.offset - 1)) if above else None
     else:
-        return None
+        above = _form(tuple(round(each) for each in column), bases)
+        found = Ratio(above, Form((), 0, 1)) if above else None
     exact = found and all(found(sizes) == each for sizes, each in zip(zip(*bases, strict=True), column, strict=True))
     return found if exact else None

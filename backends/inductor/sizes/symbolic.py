@@ -36,7 +36,9 @@ class Symbolic:
     symbols: tuple[torch.SymInt, ...]
 
     def assumed(self) -> Callable[[Sequence[int]], bool]:
-        """What was assumed of the sizes so far, as a function of them."""
+        """What was assumed of the sizes so far, as a function of them. Raises ValueError if one of them is fixed."""
+        if any(not symbol.node.expr.free_symbols for symbol in self.symbols):
+            raise ValueError("an operation takes one size alone")
         text = self.environment.produce_guards_expression(list(self.symbols))
         if text is None:
             return lambda _: True
@@ -128,7 +130,9 @@ class _Writer:
         for at in form.of[1:]:
             node = self._arithmetic(operator.mul, node, self.numbers[Form((at,), 1, 0)])
         node = node if form.factor == 1 else self._arithmetic(operator.mul, node, form.factor)
-        return node if form.offset == 0 else self._arithmetic(operator.add, node, form.offset)
+        node = node if form.offset == 0 else self._arithmetic(operator.add, node, form.offset)
+        node = node if form.divisor == 1 else self._arithmetic(operator.floordiv, node, form.divisor)
+        return node if form.times == 1 else self._arithmetic(operator.mul, node, form.times)
 
     def _arithmetic(self, operation: Callable[..., Any], *operands: fx.Node | int | float) -> fx.Node:
         node = self.graph.call_function(operation, operands)

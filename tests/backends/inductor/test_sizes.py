@@ -15,7 +15,7 @@ import reroll
 from reroll.backends.inductor import half
 from reroll.backends.inductor.sizes import family
 from reroll.backends.inductor.sizes.fit import Fit, Form, fit
-from reroll.backends.inductor.sizes.numbers import numbered
+from reroll.backends.inductor.sizes.numbers import Numbered, numbered
 from reroll.backends.inductor.written.concrete import at_sizes
 from reroll.backends.inductor.written.unit import Unit
 
@@ -59,7 +59,23 @@ def test_random_forms_are_found_again() -> None:
     ],
 )
 def test_what_follows_no_rule_is_left(samples: list[tuple[int | float, ...]], why: str) -> None:
-    assert fit(samples, [0]) is None, why
+    if why in NO_SIZE:
+        assert fit(samples, [0]) is None
+        return
+    with pytest.raises(ValueError, match="follows none of the sizes"):
+        fit(samples, [0])
+
+
+NO_SIZE = ("nothing changes", "a size of 1", "a size of 0")
+
+
+def test_parts_of_sizes_are_found() -> None:
+    def numbers(rows: int) -> tuple[int, ...]:
+        return rows, rows // 2, rows - rows // 2, rows // 3, 3 * rows // 4, 2 * (rows // 2)
+
+    found = fit([numbers(7), numbers(12), numbers(10), numbers(15)], [0])
+    assert found is not None
+    assert all(found.holds(numbers(rows)) for rows in range(2, 60))
 
 
 def test_sizes_that_change_by_chance_as_one_are_told_apart() -> None:
@@ -74,12 +90,24 @@ def test_sizes_that_change_by_chance_as_one_are_told_apart() -> None:
 
 def test_means_and_variances_are_ratios_of_sizes() -> None:
     def numbers(rows: int) -> tuple[int | float, ...]:
-        return rows, 6 * rows, 1 / (6 * rows), 6 * rows / (6 * rows - 1), 0.9
+        return rows, 6 * rows, 1 / (6 * rows), 6 * rows / (6 * rows - 1), 0.9, float(rows)
 
     found = fit([numbers(4), numbers(7)], [0])
     assert found is not None
     assert found.holds(numbers(49))
     assert not found.holds((*numbers(49)[:2], 1 / 293, *numbers(49)[3:]))
+
+
+def test_models_that_differ_in_a_constant_share_by_sizes_alone() -> None:
+    """One of them is no sample for the other: a constant follows no size."""
+    first, other = [(8, 16, 0.3), (16, 32, 0.3)], [(8, 16, 0.7), (16, 32, 0.7)]
+    one = family.Family(samples=[first[0], other[0]])
+    found = family._fitted(one, Numbered((), first[1], (0, 1)))
+    assert found is not None
+    assert found.holds((10, 20, 0.3))
+    assert not found.holds((10, 20, 0.7))
+    with pytest.raises(ValueError, match="follows none of the sizes"):
+        family._fitted(one, Numbered((), (12, 24, 0.9), (0, 1)))
 
 
 def test_a_size_below_two_is_not_served() -> None:
