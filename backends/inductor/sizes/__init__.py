@@ -10,5 +10,7 @@ Mind: The graph of every size is traced and cut, as ever; only what inductor wou
     concrete for each size (`written/concrete.py`), so its wrapper, our chains and predicted bytes are those of fixed
     sizes, and kernels get sizes as numbers: nothing but text is made for a third size.
     A size of 0 or 1 is compiled for itself: such dimensions are broadcast, and inductor takes symbols to be 2 or more.
-    On a GPU every size is compiled for itself; so is what has a part that is not known here. Then it is said once.
+    So is every size on a GPU, and of a graph that holds constants. Where numbers follow no size, or torch cannot follow
+    symbols, it is said once.
+    What is compiled is held for the process, the families used last; `forget()` drops it.
 """

@@ -273,7 +273,8 @@ class _Numbers:
     @property
     def definition(self) -> str:
         """The table, as a wrapper defines it."""
-        return f"{self.name} = torch.tensor({self.values}, dtype=torch.int64)\n" if self.values else ""
+        made = f"torch.tensor({self.values}, dtype=torch.int64, device='cpu')"  # whatever the user's default is
+        return f"{self.name} = {made}\n" if self.values else ""
 
 
 def _definition(

@@ -230,7 +230,7 @@ def test_what_serves_several_sizes_has_the_same_definitions() -> None:
     small, large = (re.findall(r"chain_0 = .*?'''\)", made(rows), re.DOTALL) for rows in (3, 24))
     assert small == large
     assert len(small) == 1
-    assert "torch.tensor([0, 0, 0, 0, 3, 12, 0]" in made(3)
+    assert "torch.tensor([0, 0, 0, 0, 3, 12, 0], dtype=torch.int64, device='cpu')" in made(3)
 
 
 @pytest.mark.parametrize(
