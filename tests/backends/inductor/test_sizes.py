@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import reroll
+from pairs import Spike
 from reroll.backends.inductor import half
 from reroll.backends.inductor.sizes import family
 from reroll.backends.inductor.sizes.fit import Fit, Form, fit
@@ -160,17 +161,6 @@ def test_the_structure_of_a_graph_has_all_but_its_numbers() -> None:
     others = [graph(4, dtype=torch.float64), *(graph(4, value=each) for each in (2, True, 0.0, -0.0, float("inf")))]
     assert first.structure not in [each.structure for each in others]
     assert len({each.structure for each in others}) == len(others)
-
-
-class Spike(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, u: Tensor) -> Tensor:
-        ctx.save_for_backward(u)
-        return (u > 0).to(u.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return grad / (1 + (torch.pi * ctx.saved_tensors[0]) ** 2)
 
 
 class Cell(nn.Module):
