@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from reroll.graph.private import is_overload
 
@@ -38,12 +38,6 @@ def numbered(graph: fx.Graph) -> Numbered | None:
     return Numbered(structure, tuple(reader.numbers), tuple(reader.sizes))
 
 
-def placeholder_numbers(value: Tensor) -> Iterator[int]:
-    """The numbers of an operand, in order."""
-    yield from value.shape
-    yield from value.stride()
-
-
 def is_number(value: Any) -> bool:
     """Whether a value counts as a number; a float of 0 is a part of the structure, as it has a sign."""
     if isinstance(value, float):
@@ -58,11 +52,8 @@ class _UnknownError(Exception):
 @dataclass(slots=True)
 class _Reader:
     places: dict[fx.Node, int]
-    numbers: list[int | float]
-    sizes: list[int]
-
-    def __init__(self, places: dict[fx.Node, int]) -> None:
-        self.places, self.numbers, self.sizes = places, [], []
+    numbers: list[int | float] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
 
     def node(self, node: fx.Node) -> Hashable:
         """The structure of a node; its numbers are noted."""
@@ -80,7 +71,7 @@ class _Reader:
         if type(value).__name__ not in ("FakeTensor", "Tensor") or value.layout is not torch.strided:
             raise _UnknownError
         self.sizes += range(len(self.numbers), len(self.numbers) + value.dim())
-        self.numbers += placeholder_numbers(value)
+        self.numbers += [*value.shape, *value.stride()]
         return value.dtype, str(value.device), value.dim()
 
     def _value(self, value: Any) -> Hashable:
