@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,7 @@ OPTIMAL = ("revolve", "hrevolve")
 _BACKWARD = 2.0  # a backward in runs of a forward
 _CALL = 0.5  # what a call of a segment costs beside its steps, in runs of a step
 _UNHIDDEN = 1.1  # reading blocks when they are needed must save a tenth, as nothing hides the transfers
+_SLOWER = 1.05  # of the fastest plan's time: what a plan without a budget may take to hold less
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +97,9 @@ def steps_run(choice: Choice) -> float:
 
 def preferred(problem: Problem, options: Options, replay: bool) -> Choice:
     """What is chosen without a budget. ``replay``: tapes are so small that no step need run again."""
+    if options.schedule == "auto" and options.chunk is None:
+        return Choice("store_all", problem) if replay else _nearly_fastest(problem)
     schedule = "standard" if options.schedule == "auto" else options.schedule
-    if replay and options.schedule == "auto" and options.chunk is None:
-        schedule = "store_all"
     numbers = find(schedule).numbers
     steps, carry, tape = problem.steps, problem.carry, max(problem.tape // problem.segment, 1)
     chunk, slots = best_chunk(steps, carry, tape), options.slots
@@ -109,6 +111,23 @@ def preferred(problem: Problem, options: Options, replay: bool) -> Choice:
             slots = best_slots(chunk, carry, tape)
         slots = min(options.slots or slots or 1, chunk)
     return Choice(schedule, replace(problem, chunk=min(options.chunk or chunk, steps), slots=slots))
+
+
+def _nearly_fastest(problem: Problem) -> Choice:
+    """Of the choices that take at most 5 % longer than the fastest, which tapes every step, that of least memory."""
+    fastest = Choice("store_all", problem)
+
+    def slow(memory: int) -> bool:
+        return steps_run(_within(problem, memory)) > _SLOWER * steps_run(fastest)
+
+    enough = range(least_memory(problem), problem.segments * problem.tape)
+    memory = enough.start + bisect_left(enough, True, key=lambda memory: not slow(memory))
+    return _within(problem, memory) if memory in enough else fastest
+
+
+def _within(problem: Problem, memory: int) -> Choice:
+    """What runs least within so many bytes of carries and tapes."""
+    return Choice("revolve", replace(problem, memory=memory, slots=None))
 
 
 def may_move(options: Options) -> bool:
