@@ -15,6 +15,7 @@ a process of its own with an empty inductor cache and one thread. Eager takes tu
   *no answer*
 - first, second: CPU seconds of the first two training steps, or to the refusal, those of the C++ compiler included
 - time, peak: CPU seconds and local peak of a training step, median of the rounds, eager = 1
+- said: warnings, and notes of ``explain``, which says where plain PyTorch is faster
 - error: the largest difference of any gradient, relative to that gradient's largest entry. In float32 rounding turns
   spikes where a potential is near its threshold: where they differ by more than a thousandth, ``error_64`` is the same
   in float64, and decides
@@ -135,7 +136,8 @@ def _compiled(name: str, network: Network, door: str, expected: list[Tensor], be
     more = {"error_64": _error_64(name, door)} if error > LARGEST else {}
     verdict = "wrong" if more.get("error_64", 0.0) > ROUNDING else "rolled" if loops else "left"
     times = {"first_s": seconds[1] - seconds[0], "second_s": seconds[2] - seconds[1]}
-    return {"run": run, "verdict": verdict, "loops": loops, "error": error, **more, **times}
+    notes = [note for each in (report, *report.others) for note in each.notes]
+    return {"run": run, "verdict": verdict, "loops": loops, "error": error, "notes": notes, **more, **times}
 
 
 def _error_64(name: str, door: str) -> float:
@@ -199,7 +201,7 @@ def _cells(found: Row) -> list[str]:
     time = f"{found['time']['median_ratio']:.2f}" if "time" in found else ""
     peak = f"{found['peak'] / found['eager_peak']:.2f}" if "peak" in found else ""
     loops = ", ".join(map(str, found.get("loops", [])))
-    said = found.get("why") or "; ".join(found.get("warnings", []))
+    said = found.get("why") or "; ".join([*found.get("warnings", []), *found.get("notes", [])])
     numbers = [written("first_s", ".1f"), written("second_s", ".2f"), time, peak, written("error", ".0e")]
     return [found["verdict"], loops, *numbers, said[:160]]
 

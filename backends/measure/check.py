@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from reroll.backends.front.held.state import State
 from reroll.backends.measure.explain import model_of
-from reroll.backends.measure.gradient_error import mean_squares, named_leaves
 from reroll.backends.measure.measure import Measurement, measured
+from reroll.backends.measure.plain import mean_squares, named_leaves
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.errors import DifferenceError
 from reroll.graph.nested import places_of, structure_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from reroll.backends.construct.plan import Built
 from reroll.backends.construct.timing import clocked
 from reroll.backends.dynamo.entry import EXPLAINING, Asked, Graph, Reached
 from reroll.backends.front.held.state import State
+from reroll.backends.measure.plain import plain_seconds
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.backends.tiers.calibrate import calibrate
 from reroll.backends.tiers.device import background_of
@@ -23,13 +24,15 @@ from reroll.report.report import CarryLine, Loop, Report
 from reroll.schedules.machine import Costs, Machine
 from reroll.segment.facts import kept_as
 from reroll.segment.sparsity import Fact
+from reroll.words.units import seconds_text
 
 
 def explain(compiled_model: Any, *inputs: Any, **kwargs: Any) -> Report:
     """The plan of ``torch.compile(model, backend="reroll", ...)`` or ``reroll.compile(model, ...)`` for these inputs.
 
     The model is compiled if it was not yet, and that stays; the graph itself does not run, only segments on numbers
-    that are made up for it, to measure their seconds. So nothing is trained, and neither parameters, gradients,
+    that are made up for it, to measure their seconds, and with a ``time_dim`` the plain model on a few steps, to say
+    whether it would be faster. So nothing is trained, and neither parameters, gradients,
     buffers, attributes of modules nor random numbers change. If Dynamo has cut the model into several graphs, the plan
     is that of the first with a loop, and ``others`` has those of the rest; the forward runs for that, and what it
     changes is put back. Raises UnsupportedError if no graph of the backend "reroll" is reached; a model that was
@@ -37,11 +40,25 @@ def explain(compiled_model: Any, *inputs: Any, **kwargs: Any) -> Report:
     """
     graph = reached(compiled_model, inputs, kwargs)
     if not graph.broken:
-        return plan(graph)
+        report = plan(graph)
+        return replace(report, notes=(*report.notes, *_slower(report, compiled_model, inputs, kwargs)))
     asked = Asked(through=True)
     _run_through(compiled_model, inputs, kwargs, asked)
     others = tuple(plan(each) for each in dict.fromkeys(asked.graphs) if each is not graph)
     return replace(plan(graph), others=others)
+
+
+def _slower(report: Report, compiled_model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence, if the loops over time take longer than a training step in plain PyTorch."""
+    caller = getattr(compiled_model, "reroll_caller", None)
+    if caller is None or not report.loops or any(loop.costs is None for loop in report.loops):
+        return
+    own, plain = sum(loop.trace().seconds for loop in report.loops), plain_seconds(caller, inputs, kwargs)
+    if plain is not None and own > plain:
+        yield (
+            f"Slower than plain PyTorch: the loops take {seconds_text(own)} of a training step, all of which takes "
+            f"about {seconds_text(plain)} there, as runs of a few steps say."
+        )
 
 
 def reached(compiled_model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Graph:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from reroll.backends.codecs.rounding import exactly
 from reroll.backends.front.held.state import State
 from reroll.backends.measure.explain import model_of, reached
+from reroll.backends.measure.plain import mean_squares, named_leaves
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.errors import UnsupportedError
-from reroll.graph.nested import tensors_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +63,6 @@ def gradient_error(
     for built in graph.built:
         built.executable.ledger.gradient_error = found.total
     return found
-
-
-def named_leaves(model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[Tensor, str]]:
-    """The tensors that gradients are for, and their names."""
-    named = {id(value): name for name, value in model.named_parameters()} if isinstance(model, nn.Module) else {}
-    state = State.of(model, inputs, kwargs, parameters=False, values=False)
-    for number, (tensor, _, _) in enumerate(state.tensors):
-        if tensor.requires_grad and tensor.is_leaf:
-            yield tensor, named.get(id(tensor), f"tensor {number}")
-
-
-def mean_squares(result: Any) -> Tensor:
-    """The mean square of each tensor in a model's result, added up."""
-    values = [value for value in tensors_of(result) if value.requires_grad]
-    if not values:
-        raise UnsupportedError(
-            "The model's result needs no gradient, so there is none to compare. Give a loss that does."
-        )
-    return torch.stack([value.abs().square().mean() for value in values]).sum()
 
 
 def _compared(names: list[str], exact: list[Tensor | None], rounded: list[Tensor | None]) -> GradientError:

@@ -27,8 +27,9 @@ _CHOICES = {
 class Options:
     """What the user asks for.
 
-    schedule: where carries are kept (``auto``: ``store_all`` where ``replay`` makes tapes small, else ``standard``; the
-        fastest that fits a ``memory_budget``), or the name of a registered schedule.
+    schedule: where carries are kept, or the name of a registered schedule. ``auto``: the fastest that fits a
+        ``memory_budget``; without one ``store_all`` where ``replay`` makes tapes small, else what needs the least
+        memory of all that runs at most 5 % longer than ``store_all``; with a ``chunk`` ``standard``.
     memory_budget: local bytes of a training step of the compiled graph: an int, a text like ``"512MiB"``, or a float in
         (0, 1], the fraction of what ``store_all`` would hold. ``auto``: most of what the device has free at each call.
     remote: where remote carries go: ``disk``, ``host`` or ``local``.

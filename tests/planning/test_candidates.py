@@ -23,7 +23,7 @@ from reroll.planning.choose import choose
 from reroll.planning.options import Options
 from reroll.planning.plan import Demand
 from reroll.schedules.interval import Interval
-from reroll.schedules.named import register_schedule
+from reroll.schedules.named import least_memory, register_schedule
 from reroll.schedules.problem import Problem
 
 PASSES = "sparsity,save,recompute,offload,prefetch,trim"
@@ -161,3 +161,27 @@ def test_a_report_weighs_plans_that_move_carries_where_a_tier_is_named(tmp_path:
         (loop,) = reroll.explain(fast, x).loops
         names = {each.name.split()[0] for each in loop.alternatives if each.tiers}
         assert names == ({"remote", "double", "hrevolve"} if moving else set())
+
+
+@given(**{name: SIZES[name] for name in ("steps", "segment", "carry", "tape", "scratch")})
+@settings(max_examples=60, deadline=None)
+def test_without_a_budget_little_time_is_given_for_memory(
+    steps: int, segment: int, carry: int, tape: int, scratch: int
+) -> None:
+    demand = demand_of(steps, needs(segment, carry, tape, scratch), PASSES)
+    found = choose(demand, Options()).choice
+    problem = replace(found.problem, memory=None)
+    fastest = Choice("store_all", problem)
+    assert steps_run(found) <= 1.05 * steps_run(fastest)
+    assert peak_of(demand, found) <= peak_of(demand, fastest)
+    for memory in range(carry + problem.tape, problem.segments * problem.tape, max(problem.tape // 2, 1)):
+        other = Choice("revolve", replace(problem, memory=memory))
+        if memory >= least_memory(problem) and steps_run(other) <= 1.05 * steps_run(fastest):
+            assert peak_of(demand, found) <= peak_of(demand, other)
+
+
+def test_what_is_kept_of_spikes_alone_is_kept_of_all_steps() -> None:
+    demand = replace(demand_of(1_000, needs(4, 10, 40, 5), PASSES), replay=True)
+    assert choose(demand, Options()).choice.schedule == "store_all"
+    assert choose(replace(demand, replay=False), Options()).choice.schedule == "revolve"
+    assert choose(demand, Options(chunk=40)).choice.schedule == "standard"

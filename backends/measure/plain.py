@@ -1,0 +1,68 @@
+"""A training step in plain PyTorch: its leaves, a loss, and what it takes, from runs on a few of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from reroll.backends.front.arguments import Call, find_time, first_steps
+from reroll.backends.front.compile import Caller
+from reroll.backends.front.held.state import State
+from reroll.backends.front.observe import looked_at
+from reroll.backends.tiers.calibrate import seconds_of
+from reroll.errors import UnsupportedError
+from reroll.graph.nested import tensors_of
+
+_LENGTHS = (32, 96)
+_FEWEST = 8  # steps
+
+
+def plain_seconds(caller: Caller, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> float | None:
+    """Seconds of a training step of the plain model: those of two short sequences, continued to the length of this one.
+
+    The loss is the mean square of the results. What the model changes is put back. None if the sequence is short
+    itself, if nothing needs a gradient, or if the model does not run on so few steps.
+    """
+    call = find_time(caller.model, caller.signature, caller.time, inputs, kwargs)
+    few, more = (min(length, call.length // part) for length, part in zip(_LENGTHS, (8, 2), strict=True))
+    if few < _FEWEST or not torch.is_grad_enabled():
+        return None
+    with suppress(Exception):  # of lengths that the model is not made for
+        short, longer = (_seconds(caller.model, call, length) for length in (few, more))
+        if short is not None and longer is not None:
+            return longer + (call.length - more) * (longer - short) / (more - few)
+    return None
+
+
+def _seconds(model: Callable[..., Any], call: Call, length: int) -> float | None:
+    part, _ = call.resized(length, first_steps)
+    leaves = [leaf for leaf, _ in named_leaves(model, part.args, part.kwargs)]
+
+    def step() -> None:
+        torch.autograd.grad(mean_squares(part.run(model)), leaves, allow_unused=True)
+
+    with looked_at(model, part, frozenset(), parameters=True):
+        return seconds_of(step) if leaves else None
+
+
+def named_leaves(model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[Tensor, str]]:
+    """The tensors that gradients are for, and their names."""
+    named = {id(value): name for name, value in model.named_parameters()} if isinstance(model, nn.Module) else {}
+    state = State.of(model, inputs, kwargs, parameters=False, values=False)
+    for number, (tensor, _, _) in enumerate(state.tensors):
+        if tensor.requires_grad and tensor.is_leaf:
+            yield tensor, named.get(id(tensor), f"tensor {number}")
+
+
+def mean_squares(result: Any) -> Tensor:
+    """The mean square of each tensor in a model's result, added up."""
+    values = [value for value in tensors_of(result) if value.requires_grad]
+    if not values:
+        raise UnsupportedError(
+            "The model's result needs no gradient, so there is none to compare. Give a loss that does."
+        )
+    return torch.stack([value.abs().square().mean() for value in values]).sum()

@@ -1,0 +1,70 @@
+"""What plain PyTorch takes, told from a few steps, and that explain says where it is the faster."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import reroll
+from reroll.backends.measure import explain, plain
+
+COUNTED = [0]
+
+
+class Counting(nn.Module):
+    """A cell over time that counts its steps; one buffer and one random number change at each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(3, 4)
+        self.level: Tensor
+        self.register_buffer("level", torch.zeros(()))
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BN = x_TBI.new_zeros(x_TBI.shape[1], 4)
+        for t in range(x_TBI.shape[0]):
+            self.level += 1
+            h_BN = nn.functional.dropout(self.cell(x_TBI[t], h_BN), 0.1)
+            COUNTED[0] += 1
+        return h_BN
+
+
+def counted(step: Callable[[], object], *_: float) -> float:
+    """Steps in place of seconds, and 7 for what is around them."""
+    before = COUNTED[0]
+    step()
+    return 7.0 + COUNTED[0] - before
+
+
+@pytest.mark.parametrize(("length", "known"), [(1_000, True), (70, True), (64, True), (63, False), (9, False)])
+def test_two_short_sequences_are_continued(length: int, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain, "seconds_of", counted)
+    model, x = Counting(), torch.randn(length, 2, 3)
+    caller = reroll.compile(model, time_dim=0).reroll_caller
+    before = torch.get_rng_state()
+    found = plain.plain_seconds(caller, (x,), {})
+    assert found == (pytest.approx(7 + length) if known else None)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert model.level == 0
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_what_needs_no_gradient_is_not_timed() -> None:
+    model, x = Counting().requires_grad_(False), torch.randn(100, 2, 3)
+    caller = reroll.compile(model, time_dim=0).reroll_caller
+    assert plain.plain_seconds(caller, (x,), {}) is None
+    with torch.no_grad():
+        assert plain.plain_seconds(reroll.compile(Counting(), time_dim=0).reroll_caller, (x,), {}) is None
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(1e-9, True), (1e9, False), (None, False)])
+def test_explain_says_where_plain_pytorch_is_faster(
+    seconds: float | None, said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = nn.GRU(3, 4), torch.randn(70, 2, 3)
+    monkeypatch.setattr(explain, "plain_seconds", lambda *_: seconds)
+    fast: Any = reroll.compile(model, time_dim=0, lowering="eager")
+    notes = reroll.explain(fast, x).notes
+    assert any(note.startswith("Slower than plain PyTorch") for note in notes) == said
