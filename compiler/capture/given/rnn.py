@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from reroll.capture.given.emitter import Body, Emitter
-from reroll.capture.recorder.ragged import LAYERS
+from reroll.capture.recorder.ragged import LAYERS, PACKED_MASK
 from reroll.errors import UnsupportedError
 from reroll.graph.editing import add_input
 from reroll.graph.fakes import contiguous
@@ -38,11 +38,12 @@ _ARGUMENTS = ("input", "hx", "params", "has_biases", "num_layers", "dropout", "t
 class Rnn:
     """One call: the input [T, B, I], the states [layers * ways, B, R or H], and the weights of each layer and way.
 
-    ``ends_TB1``: where sequences have ended, whose state stays what it is, if they are of several lengths.
+    ``lengths_B``, ``ends_TB1``: of sequences of several lengths, and where they have ended: their state stays as it is.
     """
 
     cell: Any
     x_TBI: fx.Node
+    lengths_B: fx.Node | None
     ends_TB1: fx.Node | None
     states: tuple[fx.Node, ...]
     weights: tuple[tuple[fx.Node, ...], ...]
@@ -96,6 +97,7 @@ def _read(emitter: Emitter, node: fx.Node, given: dict[str, Any], batch_first: b
     x_TBI = emitter.call(torch.transpose, given["input"], 0, 1) if batch_first else given["input"]
     return Rnn(
         cell=CELLS[target],
+        lengths_B=given.get("lengths"),
         ends_TB1=_ends(emitter, x_TBI, given["lengths"]) if "lengths" in given else None,
         x_TBI=x_TBI,
         states=states,
@@ -130,8 +132,16 @@ def _layers(emitter: Emitter, rnn: Rnn, outputs: bool) -> tuple[fx.Node, list[fx
         if rows:
             x_TBI = rows[0] if rnn.ways == 1 else emitter.call(torch.cat, rows, -1)
         if rnn.dropout and not last_layer:
-            x_TBI = emitter.call(torch.dropout, x_TBI, rnn.dropout, True)
+            x_TBI = _dropped(emitter, x_TBI, rnn)
     return x_TBI, [emitter.call(torch.stack, list(column)) for column in zip(*finals, strict=True)]
+
+
+def _dropped(emitter: Emitter, x_TBR: fx.Node, rnn: Rnn) -> fx.Node:
+    """Dropout between two layers, whose random numbers are those that torch draws."""
+    if rnn.lengths_B is None:
+        return emitter.call(torch.dropout, x_TBR, rnn.dropout, True)
+    like_TBR = emitter.call(torch.Tensor.detach, x_TBR)
+    return emitter.call(torch.mul, x_TBR, emitter.call(PACKED_MASK, like_TBR, rnn.lengths_B, rnn.dropout))
 
 
 def _loop(

@@ -17,6 +17,7 @@ class Record(Protocol):
 
     graph: fx.Graph
     known: dict[int, tuple[Tensor, fx.Node]]
+    states: Any
 
     def operand(self, value: Any) -> Any:
         """An operand as a graph has it."""
@@ -76,13 +77,10 @@ class Packing:
 
     def _layer(self, name: str, func: Any, packed: Packed, args: tuple[Any, ...]) -> Any:
         """Run a layer on a packed sequence; the record has its call on the padded batch."""
-        record, (_, _, hx, weights, biases, layers, dropout, train, both) = self.record, args
-        if dropout and train and layers > 1:
-            record.refuse(
-                "dropout between layers draws other random numbers for a packed sequence than for a padded one"
-            )
-        rest = record.operand((hx, weights, biases, layers, dropout, train, both))
+        record, (_, _, *rest) = self.record, args
+        rest = record.operand(rest)
         data, *states = func(*args)
+        record.states.note()  # dropout between layers draws
         steps, size = packed.padded.meta["example_value"].shape[:2]
         out = data.detach().new_zeros(steps, size, data.shape[-1]).requires_grad_(data.requires_grad)
         call = record.graph.call_function(RAGGED[name], (packed.padded, packed.lengths, *rest))

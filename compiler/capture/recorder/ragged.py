@@ -4,6 +4,9 @@
 from step to step, and its sizes depend on values. A record holds the padded batch and the lengths in its place, and
 calls of torch's layers as calls of ``RAGGED``, which keep the state of a sequence that has ended. What is behind an end
 is zero again when the batch is padded. On a run of a few steps all sequences are taken to be as long as the input.
+
+torch draws the dropout between layers for packed values, as many as there are steps of all sequences. So does
+``reroll::packed_mask``, which pads what it has drawn: the same random numbers under the same seed.
 """
 
 from __future__ import annotations
@@ -22,6 +25,11 @@ LONGEST = (
     "(x[:lengths.max()]) before it is given to the model"
 )
 _Layer = Callable[..., Any]
+LIBRARY = torch.library.Library("reroll", "FRAGMENT")
+LIBRARY.define(
+    "packed_mask(Tensor like, Tensor lengths, float rate, *, Generator? generator=None) -> Tensor",
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +66,26 @@ def ended(x_TB: Tensor, lengths_B: Tensor, value: float) -> Tensor:
     steps_T1 = torch.arange(x_TB.shape[0]).unsqueeze(1)
     mask_TB = (steps_T1 >= lengths_B).to(x_TB.device)
     return x_TB.masked_fill(mask_TB.reshape(*mask_TB.shape, *(1,) * (x_TB.dim() - 2)), value)
+
+
+@torch.library.impl(LIBRARY, "packed_mask", "CompositeExplicitAutograd")
+def _packed_mask(
+    like_TBR: Tensor, lengths_B: Tensor, rate: float, *, generator: torch.Generator | None = None
+) -> Tensor:
+    drawn = like_TBR.new_empty(int(lengths_B.sum()), like_TBR.shape[2])
+    drawn.bernoulli_(1 - rate, generator=generator).div_(1 - rate)
+    sizes = (torch.arange(like_TBR.shape[0]).unsqueeze(1) < lengths_B).sum(1)
+    return pad_packed_sequence(PackedSequence(drawn, sizes))[0]
+
+
+def _fake_mask(like_TBR: Tensor, lengths_B: Tensor, rate: float, *, generator: torch.Generator | None = None) -> Tensor:
+    return torch.empty_like(like_TBR, memory_format=torch.contiguous_format)
+
+
+torch.library.register_fake("reroll::packed_mask", _fake_mask, lib=LIBRARY)
+PACKED_MASK = torch.ops.reroll.packed_mask.default
+"""What dropout of this rate multiplies a padded batch [T, B, R] by, in which sequences have these lengths (on the CPU):
+0, or one over the part that is kept; 0 behind each end."""
 
 
 def _ragged(layer: _Layer) -> _Layer:
