@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import random
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,8 +30,10 @@ from reroll.backends.front.held.state import Change, State
 from reroll.backends.front.observe import looked_at
 from reroll.capture.recorder.graph import GraphRecorder, Unrecordable
 from reroll.capture.recorder.identity import by_value, fingerprint
-from reroll.errors import UnsupportedError
+from reroll.errors import RerollWarning, UnsupportedError
 from reroll.graph.nested import leaves_of, like, with_leaves
+
+_SOME = 2  # numbers in a call that are worth a word where they change
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,6 +101,8 @@ class Recorded:
         self.model, self.reason = model, _in_short(refusal)
         self.recordings: OrderedDict[Any, Recording] = OrderedDict()
         self.functions: dict[Any, Callable[..., Any]] = {}
+        self.numbers: list[int] | None = None
+        self.told = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result for tokens, as ``outputs.outputs`` takes it. Raises Unrecordable."""
@@ -105,6 +110,7 @@ class Recorded:
         assert running is not None, "only reroll.compile calls a recorded model"
         state, key = running.front.reach.noted(self.model, args, kwargs)
         if key not in self.recordings or not self.recordings[key].holds(state, self._applied()):
+            self._tell_of_numbers([leaf for leaf in leaves_of((args, kwargs)) if type(leaf) is int])
             self.recordings[key] = self._record(running)
             forget(self.recordings)
         self.recordings.move_to_end(key)
@@ -114,6 +120,20 @@ class Recorded:
     def asked(self) -> list[str]:
         """The lines of the model that ask whether a value is true."""
         return list(dict.fromkeys(line for each in self.recordings.values() for line, _ in each.asked))
+
+    def _tell_of_numbers(self, numbers: list[int]) -> None:
+        """Warn, once, where a call is recorded whose arguments hold other numbers than those of the one before."""
+        before, self.numbers = self.numbers, numbers
+        if self.told or before is None or before == numbers or len(numbers) < _SOME or len(before) < _SOME:
+            return
+        self.told = True
+        warnings.warn(
+            f"The arguments hold {len(numbers)} numbers of Python's, other ones than in the call before, and a record of "
+            "the model holds for one set of numbers: it is recorded and checked anew for each, which takes seconds. If "
+            "they are lengths, give a tensor (torch.tensor(lengths)), for whose values a record holds.",
+            RerollWarning,
+            stacklevel=2,
+        )
 
     def _record(self, running: Running) -> Recording:
         """Run the model on the first steps of a call, and hand the graph of it to the backend."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 import reroll
-from reroll.errors import RerollError
+from reroll.errors import RerollError, RerollWarning
 
 EAGER: dict[str, Any] = {"lowering": "eager"}
 pytestmark = pytest.mark.filterwarnings("ignore:Dynamo cannot read")
@@ -116,8 +117,14 @@ def test_packed_sequences_by_inductor(more: dict[str, Any]) -> None:
 def test_lengths_may_be_a_list() -> None:
     torch.manual_seed(0)
     run = reroll.compile(Ragged("GRU", is_sorted=True), time_dim={"x": 0}, **EAGER)
-    for lengths in ([20, 20, 7, 7, 1], [20, 3, 2, 1, 1]):
-        reroll.check(run, data(20)[0], lengths, strict=True, measure=False)
+    x = data(20)[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "Dynamo cannot read")
+        reroll.check(run, x, [20, 20, 7, 7, 1], strict=True, measure=False)
+        run(x, [20, 20, 7, 7, 1])
+    with pytest.warns(RerollWarning, match=r"5 numbers.*torch\.tensor\(lengths\)"):
+        reroll.check(run, x, [20, 3, 2, 1, 1], strict=True, measure=False)
 
 
 @pytest.mark.parametrize("first", [[20, 9, 8, 3, 1], None])
