@@ -128,7 +128,7 @@ class Recorded:
             return
         self.told = True
         warnings.warn(
-            f"The arguments hold {len(numbers)} numbers of Python's, other ones than in the call before, and a record of "
+            f"The arguments hold {len(numbers)} numbers, other ones than in the call before, and a record of "
             "the model holds for one set of numbers: it is recorded and checked anew for each, which takes seconds. If "
             "they are lengths, give a tensor (torch.tensor(lengths)), for whose values a record holds.",
             RerollWarning,
