@@ -20,7 +20,7 @@ from torch import Tensor, fx
 
 from reroll.backends.dynamo.entry import EXPLAINING, REFUSALS, HandedOn
 from reroll.backends.front.arguments import Call, token
-from reroll.backends.front.families import Family, forget
+from reroll.backends.front.families import LENGTHS, Family, forget
 from reroll.backends.front.held.reach import Reach
 from reroll.backends.front.observe import Observed, observe
 from reroll.backends.front.turns import between_turns
@@ -30,6 +30,7 @@ from reroll.capture.recorder.graph import Unrecordable
 from reroll.errors import LengthError, UnsupportedError
 from reroll.planning.options import Options
 
+_WORDS = 50_000
 _SKIPPED = "found no compiled frames"  # in what torch raises with fullgraph=True
 
 
@@ -206,6 +207,7 @@ class Entry:
         self.module = module
         self.families: dict[Any, Family] = {}
         self.observed: OrderedDict[Any, Observed] = OrderedDict()
+        self.words = dict[Any, Any]()
 
     def run(self, running: Running, operands: Sequence[Any]) -> Any:
         """Run the program of a call on its sequences."""
@@ -252,15 +254,25 @@ class Entry:
         _, held = running.front.reach.noted(running.front.model, running.call.args, running.call.kwargs)
         counted = running.call.length if running.call.counter is not None else None
         key = (places, counted), held
+        if key not in self.observed:
+            key = (places, counted), self._shared(held)
         if running.observed is not None:
             self.observed[key] = running.observed
         if key not in self.observed or self.observed[key].pattern.lengths in running.unusable:
             patterns = dict.fromkeys(each.pattern for ((at, _), _), each in self.observed.items() if at == places)
             known = [pattern for pattern in patterns if pattern.lengths not in running.unusable]
             self.observed[key] = observe(running.front.model, running.call, known, running.unusable)
-            forget(self.observed)
+            forget(self.observed, LENGTHS)
         self.observed.move_to_end(key)
         return self.observed[key]
+
+    def _shared(self, held: Any, depth: int = 3) -> Any:
+        """A key whose parts are one object with the equal ones of other keys: most differ in a few shapes."""
+        if depth and type(held) is tuple:
+            return tuple(self._shared(part, depth - 1) for part in held)
+        if len(self.words) > _WORDS:
+            self.words.clear()
+        return self.words.setdefault(held, held)
 
 
 def _given(results: Sequence[Any], outputs: Sequence[int | None], running: Running) -> Iterator[Any]:

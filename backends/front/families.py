@@ -29,7 +29,9 @@ from reroll.planning.segments import any_lengths, segment_length
 from reroll.program.memory import Around
 from reroll.recurrence import Numbers, Recurrence
 
-_PROGRAMS = 64
+_KERNELS = 64
+LENGTHS = 1_024
+"""Of these the programs are kept, and that the model was checked at them."""
 
 
 class Family:
@@ -60,7 +62,7 @@ class Family:
             _show_sizes(instance, operands, sequences)
             tokens = sum(each.nbytes for each in operands if id(each) in sequences)
             self.programs[observed] = self._compiled(instance, tokens), instance.outputs
-            forget(self.programs)
+            forget(self.programs, LENGTHS)
         self.programs.move_to_end(observed)
         return self.programs[observed]
 
@@ -73,7 +75,7 @@ class Family:
         text = (
             f"Every step of the loop at {sized[0]} reads a value that is as large as the sequence is long, so each new "
             f"length takes seconds: its segments are traced anew, and compiled where no earlier code serves. Pad "
-            f"sequences to a few lengths; the last {_PROGRAMS} are kept. If the value has no dimension of time, say in "
+            f"sequences to a few lengths; the last {LENGTHS} are kept. If the value has no dimension of time, say in "
             "time_dim which operands have one."
         )
         warnings.warn(text, RerollWarning, stacklevel=2)
@@ -103,14 +105,14 @@ class Family:
         key = at, length, numbers, tuple(each.shape for each in recurrence.examples)
         if key not in self.kernels:
             self.kernels[key] = compile_kernels(recurrence, self.options, any_lengths(length, self.options))
-            forget(self.kernels)
+            forget(self.kernels, _KERNELS)
         self.kernels.move_to_end(key)
         return self.kernels[key]
 
 
-def forget(cache: OrderedDict[Any, Any]) -> None:
+def forget(cache: OrderedDict[Any, Any], most: int) -> None:
     """Keep no more than the last ones."""
-    if len(cache) > _PROGRAMS:
+    if len(cache) > most:
         cache.popitem(last=False)
 
 

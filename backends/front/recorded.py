@@ -33,6 +33,7 @@ from reroll.capture.recorder.identity import by_value, fingerprint
 from reroll.errors import RerollWarning, UnsupportedError
 from reroll.graph.nested import leaves_of, like, with_leaves
 
+_RECORDINGS = 64
 _SOME = 2  # numbers in a call that are worth a word where they change
 
 
@@ -112,7 +113,7 @@ class Recorded:
         if key not in self.recordings or not self.recordings[key].holds(state, self._applied()):
             self._tell_of_numbers([leaf for leaf in leaves_of((args, kwargs)) if type(leaf) is int])
             self.recordings[key] = self._record(running)
-            forget(self.recordings)
+            forget(self.recordings, _RECORDINGS)
         self.recordings.move_to_end(key)
         return self.recordings[key].replay(state)
 

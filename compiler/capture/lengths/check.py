@@ -100,6 +100,7 @@ class Check:
             raise Departure(self.departed)
         if self.stretch != len(self.counts):
             self._depart("has more operations")
+        self.colours, self.steady = [], []  # of no use any more; the rest is kept for each length
 
     def values_of(self, literal: Literal) -> tuple[int | float, ...]:
         """The values of a number of the user's at every run of its loop, once the run is over."""

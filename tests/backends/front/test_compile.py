@@ -76,6 +76,20 @@ def test_thirty_lengths_are_traced_and_compiled_once() -> None:
     assert kernels.call_count <= 2  # the loop, and the row-wise readout where it is a loop of its own
 
 
+def test_many_lengths_in_any_order_are_checked_and_planned_once() -> None:
+    torch.manual_seed(0)
+    net = Net(last)
+    fast = reroll.compile(net, time_dim=0, **EAGER)
+    lengths = torch.randperm(150) + 12
+    with (
+        mock.patch.object(entries, "observe", wraps=entries.observe) as checked,
+        mock.patch.object(families, "fitting_all", wraps=families.fitting_all) as planned,
+    ):
+        for steps in (*lengths.tolist(), *lengths.flip(0).tolist(), *lengths[torch.randperm(150)].tolist()):
+            fast(torch.randn(steps, 2, I)).sum().backward()
+    assert checked.call_count == planned.call_count == 150
+
+
 def test_lengths_are_independent_of_their_order() -> None:
     net = Net(rows)
     for order in ((1, 9, 30), (30, 9, 1), (8, 11, 9)):
