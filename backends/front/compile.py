@@ -40,6 +40,8 @@ from reroll.backends.front.entries import (
     Untraced,
     new_backend,
 )
+from reroll.backends.front.held.names import missing_globals
+from reroll.backends.front.held.state import State
 from reroll.backends.front.modules import CompiledModule, ShardedModule
 from reroll.backends.front.observe import SHORT, Observed, OtherTimeError, observe, refuse_sparse, refuse_unrolled
 from reroll.backends.front.outputs import outputs
@@ -56,6 +58,7 @@ _WITHIN = (
     "a model that reroll.compile has made calls Dynamo itself, so a function compiled around it ends its graph at the "
     "call and begins another one after it; leave out fullgraph=True, or compile only what is around the model"
 )
+_NO_NAME = "failed to find name"  # what torch says of a global that is not there
 _ATTEMPTS = 100  # more than patterns that are tried for one call, by far
 
 
@@ -267,6 +270,8 @@ class Caller:
     def _refused(self, running: Running, refused: Refused) -> None:
         """Try the length of the call's pattern, then a record of the operations. Raises the refusal behind both."""
         error = refused.error
+        if self._finds_missing(running, error):
+            return
         if running.observed is None:
             running.observed = self._observed(running, error)
             steps = running.observed.pattern.lengths[-1]
@@ -276,6 +281,14 @@ class Caller:
         if running.failed is not None or not isinstance(error, (*UNREADABLE, SkippedError)):
             raise error
         self._record(running, refused)
+
+    def _finds_missing(self, running: Running, error: Exception) -> bool:
+        """Whether Dynamo failed at a global that the model assigns first, and which something stands for from now."""
+        missing = running.front.missing
+        if missing or _NO_NAME not in str(error):
+            return False
+        missing += missing_globals(State.of(self.model, parameters=False, values=False).code)
+        return bool(missing)
 
     def _unrecorded(self, running: Running, unrecorded: Unrecorded) -> None:
         """Have Dynamo read the model. Raises its refusal if it has."""

@@ -21,6 +21,7 @@ from torch import Tensor, fx
 from reroll.backends.dynamo.entry import EXPLAINING, REFUSALS, HandedOn
 from reroll.backends.front.arguments import Call, token
 from reroll.backends.front.families import LENGTHS, Family, forget
+from reroll.backends.front.held.names import Missing, standing_in
 from reroll.backends.front.held.reach import Reach
 from reroll.backends.front.observe import Observed, observe
 from reroll.backends.front.turns import between_turns
@@ -135,7 +136,10 @@ class Running:
         tokens, self.sequences = self.call.resized(self.steps, token)
         mark = RUNNING.set(self)
         try:
-            with hinting(self.call.doubts, wanted=not self.front.entries) as self.read:
+            with (
+                hinting(self.call.doubts, wanted=not self.front.entries) as self.read,
+                standing_in(self.front.missing),
+            ):
                 return tokens.run(self.front.traced)
         finally:
             RUNNING.reset(mark)
@@ -162,13 +166,17 @@ class Probed(HandedOn):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Front:
-    """A model, the model under Dynamo with a ``new_backend``, how it is to be compiled, what is, and what it holds."""
+    """A model, the model under Dynamo with a ``new_backend``, how it is to be compiled, what is, and what it holds.
+
+    missing: globals that the model assigns before it reads them, which Dynamo does not read unless they are there.
+    """
 
     model: Callable[..., Any]
     traced: Callable[..., Any]
     options: Options
     entries: weakref.WeakKeyDictionary[Handle, Entry] = field(default_factory=weakref.WeakKeyDictionary)
     reach: Reach = field(default_factory=Reach)
+    missing: list[Missing] = field(default_factory=list)
 
 
 def new_backend() -> Callable[..., Any]:

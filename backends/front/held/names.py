@@ -9,6 +9,7 @@ import re
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeGuard
 
 from reroll.backends.front.held.links import written
@@ -125,6 +126,44 @@ def _others(space: Mapping[str, Any], before: Mapping[str, Any], *, new: bool = 
         loaded = was is MISSING and isinstance(value, _LOADED)
         if value is not was and not loaded and (written(was) is None or written(value) != written(was)):
             yield name
+
+
+class _Unset:
+    """Stands for a name that nothing stands for: reading it is an error."""
+
+    def __bool__(self) -> bool:
+        raise NameError("this name is not defined")
+
+
+Missing = tuple[dict[str, Any], str]
+
+
+def missing_globals(code: Iterable[Code]) -> list[Missing]:
+    """Globals that functions assign, and that are not there yet: their modules' names, and which."""
+    functions = [each for each in code if isinstance(each, types.FunctionType)]
+    found = {(id(each.__globals__), name): each.__globals__ for each in functions for name in _stored(each.__code__)}
+    return [(space, name) for (_, name), space in found.items() if name not in space]
+
+
+@contextmanager
+def standing_in(missing: Iterable[Missing]) -> Iterator[None]:
+    """Inside, something stands for each of these that is still missing; what is assigned inside stays."""
+    unset = _Unset()
+    mine = [(space, name) for space, name in missing if space.setdefault(name, unset) is unset]
+    try:
+        yield
+    finally:
+        for space, name in mine:
+            if space.get(name) is unset:
+                del space[name]
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _stored(code: types.CodeType) -> tuple[str, ...]:
+    """Names of globals that a function assigns, itself or in functions that it defines."""
+    own = (each.argval for each in dis.get_instructions(code) if each.opname == "STORE_GLOBAL")
+    inner = (_stored(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return tuple(dict.fromkeys((*own, *(name for names in inner for name in names))))
 
 
 @functools.lru_cache(maxsize=1 << 14)

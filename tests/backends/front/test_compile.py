@@ -45,6 +45,8 @@ from length_networks import (
     time_numbers,
     turned,
 )
+from reroll.backends.construct.share import fitting_all
+from reroll.backends.front.observe import observe
 from reroll.errors import LengthError
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -82,8 +84,8 @@ def test_many_lengths_in_any_order_are_checked_and_planned_once() -> None:
     fast = reroll.compile(net, time_dim=0, **EAGER)
     lengths = torch.randperm(150) + 12
     with (
-        mock.patch.object(entries, "observe", wraps=entries.observe) as checked,
-        mock.patch.object(families, "fitting_all", wraps=families.fitting_all) as planned,
+        mock.patch.object(entries, "observe", wraps=observe) as checked,
+        mock.patch.object(families, "fitting_all", wraps=fitting_all) as planned,
     ):
         for steps in (*lengths.tolist(), *lengths.flip(0).tolist(), *lengths[torch.randperm(150)].tolist()):
             fast(torch.randn(steps, 2, I)).sum().backward()

@@ -6,7 +6,7 @@ import copy
 import gc
 import pickle
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -519,3 +519,58 @@ def test_a_sequence_that_is_too_short_is_looked_at_once() -> None:
         assert not looked.called
         compiled(torch.randn(24, 5, I))
         assert looked.called  # longer ones are looked at as ever
+
+
+FIRST_SEEN: bool
+SECOND_SEEN: bool
+
+
+def _sort_out() -> None:
+    """Names that this module does not have before, as snnTorch's ``utils.reset`` makes them."""
+    global FIRST_SEEN, SECOND_SEEN
+    FIRST_SEEN, SECOND_SEEN = True, False
+
+
+class Sorting(nn.Module):
+    """A model that assigns globals in a function, and reads them in its loop; ``early``: reads one before that."""
+
+    def __init__(self, early: bool = False) -> None:
+        super().__init__()
+        self.cell, self.early = nn.GRUCell(3, 4), early
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BN = x_TBI.new_zeros(x_TBI.shape[1], 4)
+        if self.early and SECOND_SEEN:
+            h_BN = h_BN + 1
+        _sort_out()
+        for t in range(x_TBI.shape[0]):
+            h_BN = self.cell(x_TBI[t], h_BN) if FIRST_SEEN else self.cell(x_TBI[t], h_BN) * 2
+        return h_BN + 1 if SECOND_SEEN else h_BN
+
+
+@pytest.fixture
+def nothing_seen() -> Iterator[None]:
+    yield
+    for name in ("FIRST_SEEN", "SECOND_SEEN"):
+        globals().pop(name, None)
+
+
+@pytest.mark.usefixtures("nothing_seen")
+def test_globals_may_be_made_by_the_model() -> None:
+    torch.manual_seed(0)
+    model = Sorting()
+    run = reroll.compile(model, time_dim=0, lowering="eager")
+    for steps in (20, 31):
+        run(torch.randn(steps, 2, 3)).sum().backward()
+        assert globals()["FIRST_SEEN"] is True
+        assert globals()["SECOND_SEEN"] is False
+        reroll.check(run, torch.randn(steps, 2, 3), strict=True, measure=False, tolerance=1e-5)
+    assert reroll.explain(run, torch.randn(20, 2, 3)).loops
+
+
+@pytest.mark.usefixtures("nothing_seen")
+def test_a_global_that_is_read_before_it_is_made_is_the_error_that_it_is() -> None:
+    run = reroll.compile(Sorting(early=True), time_dim=0, lowering="eager")
+    with pytest.raises(Exception, match=r"SECOND_SEEN|not defined"):
+        run(torch.randn(20, 2, 3))
+    assert "SECOND_SEEN" not in globals()
