@@ -8,7 +8,8 @@
 The folder has that name so that what is in it counts as installed, as it is for users.
 
 A row is a network (``door_networks/``) through one door, ``reroll.compile`` or ``torch.compile(backend="reroll")``, in
-a process of its own with an empty inductor cache and one thread. Eager takes turns with it in the same process.
+a process of its own with an empty inductor cache and one thread, in which nothing of the network has run before. Eager
+takes turns with it in the same process.
 
 - verdict: *rolled* (``explain`` shows loops, and how many steps each has), *left* to torch with a warning, *refused*
   with a sentence, or a defect: *raw* (another error), *wrong* (gradients that differ by more than a thousandth),
@@ -102,9 +103,12 @@ def row(name: str, door: str, rounds: int, core: int | None) -> Row:
     plain_step = step_of(twin, twin.run)
     with pinned(core), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        plain_step()
-        expected = gradients_of(twin)
         begin, found = cpu_seconds(), Row()
+
+        def expected() -> list[Tensor]:
+            plain_step()
+            return gradients_of(twin)
+
         try:
             found |= _compiled(name, network, door, expected, begin)
         except (RerollError, Unsupported, UserError) as error:
@@ -122,14 +126,14 @@ def row(name: str, door: str, rounds: int, core: int | None) -> Row:
     return found
 
 
-def _compiled(name: str, network: Network, door: str, expected: list[Tensor], begin: float) -> Row:
+def _compiled(name: str, network: Network, door: str, expected: Callable[[], list[Tensor]], begin: float) -> Row:
     run = _through(network, door)
     step = step_of(network, run)
     seconds = [begin]
     for _ in range(2):
         step()
         seconds.append(cpu_seconds())
-    error = relative_error(gradients_of(network), expected, ROUNDING)
+    error = relative_error(gradients_of(network), expected(), ROUNDING)
     network.reset()
     report = reroll.explain(run, *network.inputs)
     loops = [loop.recurrence.steps for each in (report, *report.others) for loop in each.loops]
