@@ -288,6 +288,7 @@ class Run:
                 results = self.executable.run_backward(segment, arguments, taped.thin)
             carried = self.grads.collect(results, start, steps)
             del results  # the gradients of constants have been added: free them before the next segment runs
+            carried = [grad if grad is None else grad.contiguous() for grad in carried]  # a part would hold the whole
         return carried
 
     def _tangents(self, segment: Segment, carried: Sequence[Tensor | None], start: int, steps: int) -> list[Tensor]:

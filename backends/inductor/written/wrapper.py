@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -215,12 +215,29 @@ def wrapper_peak(
         return None
     ledger = Allocations()
     ledger.own(owned)
-    foreign = next(
-        (each.line for each in body.statements if not _understood(each, ledger, itemsizes, workspaces)), None
-    )
+    statements = _in_order(body.statements)
+    foreign = next((each.line for each in statements if not _understood(each, ledger, itemsizes, workspaces)), None)
     if foreign is not None:
         tell_foreign("predicted peaks come from the operations instead, and may be further off", foreign)
     return ledger.peak if foreign is None else None
+
+
+def _in_order(statements: Iterable[Statement]) -> Iterator[Statement]:
+    """Statements as their memory goes: what a call of torch's reads is there until its results are, though inductor
+    writes ``del`` first."""
+    waiting = list[Statement]()
+    given = False
+    for each in statements:
+        calls = isinstance(each.form, Given) and each.text.endswith(")")
+        if given and isinstance(each.form, Deleted):
+            waiting.append(each)
+            continue
+        if calls or not isinstance(each.form, Given | Checked | Nothing):
+            yield from waiting
+            waiting.clear()
+            given = calls
+        yield each
+    yield from waiting
 
 
 def _understood(

@@ -97,6 +97,26 @@ def test_the_code_of_a_real_segment_is_understood(monkeypatch: pytest.MonkeyPatc
         assert any(isinstance(each.form, Called) and each.form.kernel.startswith("chain_") for each in body.statements)
 
 
+def test_what_a_call_of_torch_reads_is_there_until_its_results_are() -> None:
+    operation = "torch.ops.aten.sort.default"
+    text = source(
+        "",
+        "buf0 = empty_strided_cpu((4, 8), (8, 1), torch.float32)",
+        f"buf1 = {operation}(buf0)",
+        "del buf0",
+        "buf2 = buf1[0]",
+        f"assert_size_stride(buf2, (4, 8), (8, 1), '{operation}')",
+        "buf3 = buf1[1]",
+        f"assert_size_stride(buf3, (4, 8), (8, 1), '{operation}')",
+        "del buf1",
+        "buf4 = empty_strided_cpu((4, 8), (8, 1), torch.float32)",
+        "return (buf2, buf3, buf4, )",
+    )
+    sizes, held = {"aten.sort.default": 4}, 3 * 128
+    assert wrapper_peak(text, [], sizes) == held
+    assert wrapper_peak(text, [], sizes, {("aten.sort.default", (4, 8)): 1_000}) == held + 1_000
+
+
 @pytest.mark.parametrize("change", [("def call(", "def other("), ("buf0 = empty_strided_cpu", "buf0 = made_otherwise")])
 def test_another_form_is_told_once(change: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wrapper, "_TOLD", set())
