@@ -177,7 +177,7 @@ def test_without_a_budget_little_time_is_given_for_memory(
     for memory in range(carry + problem.tape, problem.segments * problem.tape, max(problem.tape // 2, 1)):
         other = Choice("revolve", replace(problem, memory=memory))
         if memory >= least_memory(problem) and steps_run(other) <= 1.05 * steps_run(fastest):
-            assert peak_of(demand, found) <= peak_of(demand, other)
+            assert peak_of(demand, found) <= peak_of(demand, other) + problem.segments * problem.tape // 100
 
 
 def test_what_is_kept_of_spikes_alone_is_kept_of_all_steps() -> None:
