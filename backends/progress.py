@@ -1,11 +1,13 @@
 """What is said where something takes long: a line on what is compiled, a hint on what may be wrong.
 
-rich, which shows it, is loaded when it is needed.
+What takes long is a matter of CPU time, so that it does not depend on what else the machine does; a spinner on a
+terminal follows the clock. rich, which shows these, is loaded when it is needed.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import sys
 import threading
@@ -19,8 +21,10 @@ from reroll.errors import RerollWarning
 if TYPE_CHECKING:
     from rich.console import Console
 
-PATIENCE = 2.0  # seconds after which a line is shown
-LONG = 10.0  # seconds after which a hint is given
+PATIENCE = 2.0  # seconds after which a line is shown on a terminal
+QUIET = 5.0  # seconds of CPU time after which a line is written where there is no terminal
+LONG = 10.0  # seconds of CPU time after which a hint is given
+_TICK = 0.01  # seconds between two looks at the CPU time
 _BEGUN = itertools.count()  # what began to be compiled in this process
 
 
@@ -47,13 +51,42 @@ def _terminal() -> Console:
     return Console(stderr=True)
 
 
+class _Alarm:
+    """Calls a function, in a thread of its own, when this process has taken so many seconds of CPU time."""
+
+    def __init__(self, seconds: float, then: Callable[[], None]) -> None:
+        self._end, self._then, self._off = _cpu_seconds() + seconds, then, threading.Event()
+        threading.Thread(target=self._wait, daemon=True).start()
+
+    def cancel(self) -> None:
+        """Call it off."""
+        self._off.set()
+
+    def _wait(self) -> None:
+        while (left := self._end - _cpu_seconds()) > 0:
+            if self._off.wait(max(left, _TICK)):  # CPU time goes no faster than the clock, but for several threads
+                return
+        if not self._off.is_set():
+            self._then()
+
+
+def _cpu_seconds() -> float:
+    """CPU seconds of this process and of those that it has waited for, such as the C++ compiler."""
+    return sum(os.times()[:4])
+
+
 @contextmanager
 def progress(what: str, console: Console | None = None) -> Iterator[None]:
-    """Show ``what`` on a terminal, with a spinner, from ``PATIENCE`` seconds after the start until the end."""
+    """Show ``what`` on a terminal, with a spinner, from ``PATIENCE`` seconds after the start until the end; elsewhere
+    write it once, after ``QUIET`` seconds of CPU time."""
     next(_BEGUN)
     console = console or _terminal()
     if not console.is_terminal:
-        yield
+        alarm = _Alarm(QUIET, lambda: console.print(f"reroll: {what}", soft_wrap=True, highlight=False))
+        try:
+            yield
+        finally:
+            alarm.cancel()
         return
     status = console.status(f"reroll: {what}")
     timer = threading.Timer(PATIENCE, status.start)
@@ -79,18 +112,16 @@ def telling_of_compilation(name: str) -> Iterator[None]:
 
 @contextmanager
 def hinting(text: Callable[[], str], *, wanted: bool) -> Iterator[Callable[[], None]]:
-    """Warn ``LONG`` seconds after the start, if ``wanted``, unless the function that is given is called before."""
+    """Warn after ``LONG`` seconds of CPU time, if ``wanted``, unless the function that is given is called before."""
     if not wanted:
         yield lambda: None
         return
     console = _terminal()  # here: rich is not to be loaded while another thread draws random numbers
-    timer = threading.Timer(LONG, lambda: _warn(text(), console))
-    timer.daemon = True
-    timer.start()
+    alarm = _Alarm(LONG, lambda: _warn(text(), console))
     try:
-        yield timer.cancel
+        yield alarm.cancel
     finally:
-        timer.cancel()
+        alarm.cancel()
 
 
 def _warn(text: str, console: Console) -> None:

@@ -49,30 +49,43 @@ assert random.getstate() == state
 """
 
 
-def shown(seconds: float, *, terminal: bool) -> str:
+def busy(seconds: float) -> None:
+    """Take CPU time, and leave other threads some."""
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        sum(range(1_000))
+    time.sleep(0.1)
+
+
+def shown(seconds: float, *, terminal: bool, work: bool = False) -> str:
     console = Console(file=io.StringIO(), force_terminal=terminal)
-    with mock.patch.object(reroll.backends.progress, "PATIENCE", 0.01), progress("compiling", console):
-        time.sleep(seconds)
+    patience = mock.patch.multiple(reroll.backends.progress, PATIENCE=0.01, QUIET=0.1)
+    with patience, progress("compiling", console):
+        (busy if work else time.sleep)(seconds)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
-def test_a_long_compilation_says_so_on_a_terminal_only() -> None:
+def test_a_long_compilation_says_so() -> None:
     assert "compiling" in shown(0.3, terminal=True)
     assert not shown(0.0, terminal=True)
-    assert not shown(0.3, terminal=False)
+    assert shown(0.4, terminal=False, work=True) == "reroll: compiling\n"
+    assert not shown(0.02, terminal=False, work=True)
+    assert not shown(0.4, terminal=False)  # others had the machine
 
 
 def test_a_hint_is_given_unless_it_is_called_off() -> None:
     short = mock.patch.object(reroll.backends.progress, "LONG", 0.02)
     with short, pytest.warns(RerollWarning, match="is it this"), hinting(lambda: "is it this?", wanted=True):
-        time.sleep(0.2)
+        busy(0.2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for wanted in (True, False):
             with mock.patch.object(reroll.backends.progress, "LONG", 0.05), hinting(lambda: "no", wanted=wanted) as off:
                 off()
-                time.sleep(0.1)
+                busy(0.1)
+        with mock.patch.object(reroll.backends.progress, "LONG", 0.2), hinting(lambda: "no", wanted=True):
+            time.sleep(0.3)  # others had the machine
 
 
 def test_a_wrong_time_dim_is_told_while_the_model_is_read() -> None:
