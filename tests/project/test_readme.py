@@ -405,7 +405,7 @@ WAYS_OVER_DEPTH = {
     "`torch.compile`, activation budget 0.1": "torch.compile, activation budget 0.1",
     "JAX, scan with full remat": "JAX scan, full remat",
     "`reroll`, budget of a half": "reroll, budget 0.50",
-    "`reroll`, no budget": "reroll",
+    "`reroll`, budget of 0.16": "reroll, budget 0.16",
 }
 
 
