@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from typing import Any
 
 import torch
@@ -15,24 +18,38 @@ from reroll.backends.front.held.state import State
 from reroll.backends.front.observe import looked_at
 from reroll.backends.tiers.calibrate import seconds_of
 from reroll.errors import UnsupportedError
-from reroll.graph.nested import tensors_of
+from reroll.graph.nested import places_of, tensors_of
+from reroll.graph.private import versions_kept
 
 _LENGTHS = (32, 96)
+_PARTS = (8, 2)  # of a sequence that is not much longer
 _FEWEST = 8  # steps
+_KNOWN: weakref.WeakKeyDictionary[Caller, dict[Any, float | None]] = weakref.WeakKeyDictionary()
 
 
 def plain_seconds(caller: Caller, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> float | None:
     """Seconds of a training step of the plain model: those of two short sequences, continued to the length of this one.
 
-    The loss is the mean square of the results. What the model changes is put back. None if the sequence is short
-    itself, if nothing needs a gradient, or if the model does not run on so few steps.
+    The loss is the mean square of the results. What the model changes is put back, and what it says is not heard. A
+    model runs once for inputs of the same shapes. None if the sequence is short itself, if nothing needs a gradient, or
+    if the model does not run on so few steps.
     """
     call = find_time(caller.model, caller.signature, caller.time, inputs, kwargs)
-    few, more = (min(length, call.length // part) for length, part in zip(_LENGTHS, (8, 2), strict=True))
-    if few < _FEWEST or not torch.is_grad_enabled():
+    if call.length < _FEWEST * _PARTS[0] or not torch.is_grad_enabled():
         return None
-    with suppress(Exception):  # of lengths that the model is not made for
-        short, longer = (_seconds(caller.model, call, length) for length in (few, more))
+    known = _KNOWN.setdefault(caller, {})
+    key = call.length, tuple((place, value.shape) for place, value in places_of((inputs, kwargs)))
+    if key not in known:
+        known[key] = _continued(caller.model, call)
+    return known[key]
+
+
+def _continued(model: Callable[..., Any], call: Call) -> float | None:
+    few, more = (min(length, call.length // part) for length, part in zip(_LENGTHS, _PARTS, strict=True))
+    quiet = redirect_stdout(io.StringIO()), warnings.catch_warnings()
+    with suppress(Exception), quiet[0], quiet[1]:  # errors of lengths that the model is not made for
+        warnings.simplefilter("ignore")
+        short, longer = (_seconds(model, call, length) for length in (few, more))
         if short is not None and longer is not None:
             return longer + (call.length - more) * (longer - short) / (more - few)
     return None
@@ -45,7 +62,9 @@ def _seconds(model: Callable[..., Any], call: Call, length: int) -> float | None
     def step() -> None:
         torch.autograd.grad(mean_squares(part.run(model)), leaves, allow_unused=True)
 
-    with looked_at(model, part, frozenset(), parameters=True):
+    reached = (value for value, *_ in State.of(model, part.args, part.kwargs, parameters=False, values=False).tensors)
+    buffers = tuple(each for each in reached if each.is_leaf and not each.requires_grad and not each.is_inference())
+    with versions_kept(buffers), looked_at(model, part, frozenset(), parameters=True):
         return seconds_of(step) if leaves else None
 
 

@@ -8,7 +8,8 @@ the Python code of a graph when it is called first: passes edit graphs that neve
 constants are real under a fake mode; ``TorchDispatchMode`` is asked for every operation of this thread.
 ``OpOverloadPacket`` is an operator with all of its overloads. Of a tensor, ``_version`` counts changes in place,
 ``_base`` is what it is a view of, and ``_cdata`` of its storage tells whether two share memory; torch has no public
-name for these. Of a module, ``_compiled_call_impl`` is what ``Module.compile`` has set.
+name for these. ``_unsafe_preserve_version_counter`` puts the first back, where values are as they were. Of a module,
+``_compiled_call_impl`` is what ``Module.compile`` has set.
 In ``torch.nn.modules.module``, ``_global_forward_hooks`` and three like it hold the hooks of all modules; in
 ``torch.nn.utils.parametrize``, ``_cache`` holds what ``parametrize.cached()`` keeps.
 """
@@ -23,6 +24,7 @@ from typing import Any
 
 import torch
 from torch.autograd.function import _SingleLevelFunction
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_aggregate as map_aggregate
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -32,6 +34,7 @@ LazyGraphModule = _LazyGraphModule
 set_grad_enabled = torch._C._set_grad_enabled
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 outside_modes = _disable_current_modes
+versions_kept = _unsafe_preserve_version_counter
 
 
 def compiled_in_place(model: Any) -> bool:

@@ -17,6 +17,7 @@ from reroll.backends.front.held.origin import Code, is_installed, is_users_code
 
 MISSING = object()
 _LOADED = (type, types.ModuleType, types.FunctionType)  # what importing puts into a module
+_BY_NAME = frozenset({"globals", "vars", "eval", "exec", "getattr", "hasattr"})
 _IN_TEXTS = frozenset({"eval", "exec"})
 _OF_MODULES = frozenset({"import_module", "__import__", "modules"})
 
@@ -139,10 +140,22 @@ Missing = tuple[dict[str, Any], str]
 
 
 def missing_globals(code: Iterable[Code]) -> list[Missing]:
-    """Globals that functions assign, and that are not there yet: their modules' names, and which."""
+    """Globals that functions assign, and that are not there yet: their modules' names, and which.
+
+    Not those that code may ask for before: in a ``try``, by a text or an attribute of that name, or by ``globals()``;
+    none at all if some code handles a NameError.
+    """
     functions = [each for each in code if isinstance(each, types.FunctionType)]
+    if any("NameError" in global_names(each.__code__) for each in functions):
+        return []
+    asked = {name for each in functions for name in _asked(each.__code__)}
+    careful = {id(each.__globals__) for each in functions if _BY_NAME & {*global_names(each.__code__)}}
     found = {(id(each.__globals__), name): each.__globals__ for each in functions for name in _stored(each.__code__)}
-    return [(space, name) for (_, name), space in found.items() if name not in space]
+    return [
+        (space, name)
+        for (number, name), space in found.items()
+        if name not in space and name not in asked and number not in careful
+    ]
 
 
 @contextmanager
@@ -163,6 +176,22 @@ def _stored(code: types.CodeType) -> tuple[str, ...]:
     """Names of globals that a function assigns, itself or in functions that it defines."""
     own = (each.argval for each in dis.get_instructions(code) if each.opname == "STORE_GLOBAL")
     inner = (_stored(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return tuple(dict.fromkeys((*own, *(name for names in inner for name in names))))
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _asked(code: types.CodeType) -> tuple[str, ...]:
+    """Names that a function may ask for whether they are there, itself or in functions that it defines."""
+    entries: Any = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]  # typeshed has no word of it
+    guarded = [range(each.start, each.end) for each in entries]
+    own = [
+        each.argval
+        for each in dis.get_instructions(code)
+        if isinstance(each.argval, str)
+        and (each.opname != "LOAD_GLOBAL" or any(each.offset in part for part in guarded))
+        and each.opname not in ("STORE_GLOBAL", "DELETE_GLOBAL")
+    ]
+    inner = (_asked(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
     return tuple(dict.fromkeys((*own, *(name for names in inner for name in names))))
 
 

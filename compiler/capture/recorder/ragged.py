@@ -72,6 +72,10 @@ def ended(x_TB: Tensor, lengths_B: Tensor, value: float) -> Tensor:
 def _packed_mask(
     like_TBR: Tensor, lengths_B: Tensor, rate: float, *, generator: torch.Generator | None = None
 ) -> Tensor:
+    if rate == 1:
+        return torch.zeros_like(like_TBR, memory_format=torch.contiguous_format)  # and draws nothing, as torch's
+    if not fitting(like_TBR, lengths_B):  # an error, when the record's question is answered
+        return torch.ones_like(like_TBR, memory_format=torch.contiguous_format)
     drawn = like_TBR.new_empty(int(lengths_B.sum()), like_TBR.shape[2])
     drawn.bernoulli_(1 - rate, generator=generator).div_(1 - rate)
     sizes = (torch.arange(like_TBR.shape[0]).unsqueeze(1) < lengths_B).sum(1)

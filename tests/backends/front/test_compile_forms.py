@@ -548,6 +548,37 @@ class Sorting(nn.Module):
         return h_BN + 1 if SECOND_SEEN else h_BN
 
 
+def _second() -> bool:
+    return SECOND_SEEN
+
+
+class Asking(nn.Module):
+    """A model that makes a global if it is not there yet; ``way``: how it asks."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.cell, self.way = nn.GRUCell(3, 4), way
+
+    def fresh(self) -> bool:
+        """Whether this is the first call, after which the global is there."""
+        global SECOND_SEEN  # noqa: PLW0603
+        if self.way == "text":
+            fresh = "SECOND_SEEN" not in globals()
+        else:
+            try:
+                fresh = SECOND_SEEN is None if self.way == "here" else _second() is None
+            except NameError:
+                fresh = True
+        SECOND_SEEN = False
+        return fresh
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BN, scale = x_TBI.new_zeros(x_TBI.shape[1], 4), 0.25 if self.fresh() else 1.0
+        for t in range(x_TBI.shape[0]):
+            h_BN = self.cell(x_TBI[t], h_BN) * scale
+        return h_BN
+
+
 @pytest.fixture
 def nothing_seen() -> Iterator[None]:
     yield
@@ -573,4 +604,13 @@ def test_a_global_that_is_read_before_it_is_made_is_the_error_that_it_is() -> No
     run = reroll.compile(Sorting(early=True), time_dim=0, lowering="eager")
     with pytest.raises(Exception, match=r"SECOND_SEEN|not defined"):
         run(torch.randn(20, 2, 3))
+    assert "SECOND_SEEN" not in globals()
+
+
+@pytest.mark.usefixtures("nothing_seen")
+@pytest.mark.parametrize("way", ["here", "elsewhere", "text"])
+def test_a_model_that_asks_whether_a_global_is_there_is_refused_before_it_is(way: str) -> None:
+    model, x_TBI = Asking(way), torch.randn(20, 2, 3)
+    with pytest.raises(Exception, match=r"SECOND_SEEN|globals"):
+        reroll.compile(model, time_dim=0, lowering="eager")(x_TBI)
     assert "SECOND_SEEN" not in globals()

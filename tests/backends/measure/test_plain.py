@@ -68,3 +68,31 @@ def test_explain_says_where_plain_pytorch_is_faster(
     fast: Any = reroll.compile(model, time_dim=0, lowering="eager")
     notes = reroll.explain(fast, x).notes
     assert any(note.startswith("Slower than plain PyTorch") for note in notes) == said
+
+
+def test_a_backward_that_waits_is_not_disturbed_and_nothing_is_said_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    class Telling(nn.Module):
+        """Prints, and updates running statistics."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell, self.norm = nn.GRUCell(3, 4), nn.BatchNorm1d(4)
+
+        def forward(self, x_TBI: Tensor) -> Tensor:
+            print("called")
+            h_BN = x_TBI.new_zeros(x_TBI.shape[1], 4)
+            for t in range(x_TBI.shape[0]):
+                h_BN = self.norm(self.cell(x_TBI[t], h_BN))
+            return h_BN
+
+    model, x = Telling(), torch.randn(80, 3, 3)
+    caller = reroll.compile(model, time_dim=0).reroll_caller
+    y = model(x).sum()
+    capsys.readouterr()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = [plain.plain_seconds(caller, (x,), {}) for _ in range(2)]
+    assert found[0] is not None
+    assert found[0] == found[1]
+    assert not capsys.readouterr().out
+    y.backward()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -78,6 +78,7 @@ MODELS: dict[str, tuple[Any, list[int]]] = {
     "first states": (Given, [20]),
     "two modules": (TwoLayers, [20]),
     "LSTM, three layers, dropout": (lambda: Ragged("LSTM", num_layers=3, dropout=0.4), [20, 20, 20]),
+    "all is dropped": (lambda: Ragged("GRU", num_layers=2, dropout=1.0), [20, 20]),
     "GRU, both directions, dropout": (
         lambda: Ragged("GRU", batch_first=True, num_layers=2, bidirectional=True, dropout=0.2),
         [20, 20, 20, 20],
@@ -127,9 +128,11 @@ def test_lengths_may_be_a_list() -> None:
         reroll.check(run, x, [20, 3, 2, 1, 1], strict=True, measure=False)
 
 
-@pytest.mark.parametrize("first", [[20, 9, 8, 3, 1], None])
-def test_lengths_that_torch_refuses_or_that_end_early_are_errors(first: list[int] | None) -> None:
-    run = reroll.compile(Ragged("GRU", is_sorted=True), time_dim={"x": 0}, **EAGER)
+@pytest.mark.parametrize(
+    ("first", "more"), [([20, 9, 8, 3, 1], {}), (None, {}), ([20, 9, 8, 3, 1], {"num_layers": 2, "dropout": 0.5})]
+)
+def test_lengths_that_torch_refuses_or_that_end_early_are_errors(first: list[int] | None, more: dict[str, Any]) -> None:
+    run = reroll.compile(Ragged("GRU", is_sorted=True, **more), time_dim={"x": 0}, **EAGER)
     x = data(20)[0]
     if first is not None:
         run(x, torch.tensor(first))
