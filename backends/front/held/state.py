@@ -12,6 +12,7 @@ import copy
 import io
 import sys
 import types
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
@@ -294,10 +295,19 @@ def _leads_further(owner: Code, value: Any) -> bool:
 def _changed(name: str, was: Mapping[Any, Any], now: Mapping[Any, Any], owner: int | None) -> Iterator[Change]:
     for key in now:
         found = dict.__getitem__(now, key) if isinstance(now, dict) else now[key]
-        if key not in was or was[key] is not found:
+        if (key not in was or was[key] is not found) and not _is_remembered(key, found):
             yield Change(f"{name}.{key}", found, owner, key, was.get(key))
     for key in was.keys() - now.keys():
         yield Change(f"{name}.{key} is gone", None, None, key, was[key])
+
+
+def _is_remembered(key: Any, value: Any) -> bool:
+    """Whether an item is what code remembers of an object that it does not own: weak references, under a weak key."""
+    if not isinstance(key, weakref.ref):
+        return False
+    return isinstance(value, weakref.ref) or (
+        isinstance(value, tuple) and all(isinstance(each, weakref.ref) for each in value)
+    )
 
 
 def _same_values(array: Any, values: Any) -> bool:
@@ -305,7 +315,7 @@ def _same_values(array: Any, values: Any) -> bool:
 
 
 def _refill(value: Any, content: Any) -> None:
-    """Give a list, dict, set or the like the content that it had, if it has another one."""
+    """Give a list, dict, set or the like the content that it had, if it has another one, but for what is remembered."""
     if isinstance(value, set):
         changed = value != content
     elif isinstance(value, MutableMapping):
@@ -317,8 +327,11 @@ def _refill(value: Any, content: Any) -> None:
     if changed and isinstance(value, list | array.array | bytearray):
         value[:] = content
     elif changed:
+        kept = {key: item for key, item in value.items() if _is_remembered(key, item)} if type(value) is dict else {}
         value.clear()
         (value.extend if isinstance(value, deque) else value.update)(content)
+        if kept:
+            value.update(kept)
 
 
 def _identities(mapping: Mapping[Any, Any]) -> Iterator[tuple[Any, int]]:

@@ -43,6 +43,7 @@ _BINARY = {name: getattr(operator, name) for name in ("add", "sub", "mul", "pow"
 _BINARY |= {"div": operator.truediv, "true_divide": operator.truediv, "matmul": operator.matmul}
 _REFLECTED = {f"__r{name}__": getattr(operator, name) for name in ("sub", "pow", "mod", "matmul", "lshift", "rshift")}
 _REFLECTED |= {"__rdiv__": operator.truediv, "__rtruediv__": operator.truediv, "__rfloordiv__": operator.floordiv}
+_WRAPPED = (Tensor.__pow__, Tensor.__ipow__)  # functions of Python's, named like the methods that they call
 _OWNERS = (torch, torch.nn.functional)
 
 
@@ -71,7 +72,7 @@ def spelled(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spelled
         if part == "data":
             return Spelled("call_method", "detach", args[:1], {})
         return Spelled("call_function", getattr, (args[0], part), {}) if part in _PARTS else None
-    if getattr(Tensor, name, None) == func:
+    if getattr(Tensor, name, None) == func or func in _WRAPPED:
         return _method(name, args, kwargs)
     if not callable(func) or name.startswith("__"):
         return None

@@ -224,3 +224,32 @@ def test_an_iterator_that_a_model_holds_is_refused() -> None:
     model.index["counter"] = itertools.count()
     with pytest.raises(UnsupportedError, match="keeps an iterator"):
         key(model)
+
+
+_PARTS_OF: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[nn.Module], ...]] = weakref.WeakKeyDictionary()
+
+
+class Remembering(nn.Module):
+    """Remembers its parts in a weak dictionary when it is first called, as SpikingJelly's ``reset_net`` does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(3, 4)
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        parts = _PARTS_OF.get(self)
+        if parts is None:
+            parts = _PARTS_OF[self] = tuple(weakref.ref(each) for each in self.children())
+        cell, h_BN = parts[0](), x_TBI.new_zeros(x_TBI.shape[1], 4)
+        assert cell is not None
+        for t in range(x_TBI.shape[0]):
+            h_BN = cell(x_TBI[t], h_BN)
+        return h_BN
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo cannot read")
+def test_what_is_remembered_weakly_is_no_change() -> None:
+    run = reroll.compile(Remembering(), time_dim=0, lowering="eager")
+    for steps in (20, 33):
+        reroll.check(run, torch.randn(steps, 2, 3), strict=True, measure=False, tolerance=1e-5)
+    assert [loop.recurrence.steps for loop in reroll.explain(run, torch.randn(20, 2, 3)).loops] == [20]
