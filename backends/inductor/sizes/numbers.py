@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from reroll.graph.private import is_overload
+from reroll.segment.ops import PACKED_EVENTS, PACKED_PRODUCT
 
 Numbers = tuple[int | float, ...]
 _PLAIN = (float, complex, str, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -45,6 +46,14 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _widths(node: fx.Node) -> Hashable:
+    """What a kernel of ours is written for: the shape of a packed weight, which is no size of a batch or a length."""
+    if node.target not in (PACKED_PRODUCT, PACKED_EVENTS):
+        return None
+    rows: Any = node.args[0]
+    return rows.meta["val"].shape[1], node.meta["val"].shape[1]
+
+
 class _UnknownError(Exception):
     """What is read is of no known kind."""
 
@@ -65,7 +74,7 @@ class _Reader:
         if node.op == "call_function" and not is_overload(target) and target.__module__ != "_operator":
             raise _UnknownError
         marks = tuple(bool(node.meta.get(name)) for name in _MARKS)
-        return node.op, target, self._value(node.args), self._value(node.kwargs), marks
+        return node.op, target, self._value(node.args), self._value(node.kwargs), marks, _widths(node)
 
     def _operand(self, value: Any) -> tuple[Hashable, ...]:
         if type(value).__name__ not in ("FakeTensor", "Tensor") or value.layout is not torch.strided:

@@ -19,6 +19,7 @@ from reroll.backends.inductor.sizes.fit import Fit, Form, fit
 from reroll.backends.inductor.sizes.numbers import Numbered, numbered
 from reroll.backends.inductor.written.concrete import at_sizes
 from reroll.backends.inductor.written.unit import Unit
+from reroll.segment.ops import PACKED_PRODUCT
 
 pytestmark = pytest.mark.inductor
 
@@ -163,6 +164,21 @@ def test_the_structure_of_a_graph_has_all_but_its_numbers() -> None:
     assert len({each.structure for each in others}) == len(others)
 
 
+def test_packed_weights_of_other_shapes_are_of_another_structure() -> None:
+    def graph(rows: int, depth: int, columns: int) -> Any:
+        made = torch.fx.Graph()
+        x, panels = made.placeholder("x"), made.placeholder("panels")
+        x.meta["val"], panels.meta["val"] = torch.empty(rows, depth), torch.empty(1, depth, 16)
+        y = made.call_function(PACKED_PRODUCT, (x, panels, columns, 1))
+        y.meta["val"] = torch.empty(rows, columns)
+        made.output((y,))
+        return numbered(made)
+
+    first = graph(4, 8, 16)
+    assert graph(5, 8, 16).structure == first.structure
+    assert first.structure not in (graph(4, 6, 16).structure, graph(4, 8, 32).structure)
+
+
 class Cell(nn.Module):
     """A GRU cell, or a spiking one, of which the loss is made around the loop."""
 
@@ -209,6 +225,18 @@ class Cell(nn.Module):
         return 0.5 * state + torch.relu(self.conv(image)) * torch.sigmoid(state.flatten(1).view(-1, 4, 5, 5))
 
 
+class Layers(nn.Module):
+    """Two layers, of which the second reads wider rows than the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.GRU(3, 16, 2, bidirectional=True)  # else the two are one loop
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.layers(x)[0]
+        return made
+
+
 def gradients(model: nn.Module, run: Any, x: Tensor) -> list[Tensor]:
     model.zero_grad(set_to_none=True)
     x = x.clone().requires_grad_()
@@ -242,6 +270,24 @@ def test_from_the_third_batch_size_on_nothing_is_built(kind: str, monkeypatch: p
         assert number < 2 or set(asked) <= before - {"inductor"}, batch
     for found, expected in zip(model.buffers(), plain.buffers(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.campaign
+def test_layers_of_other_widths_are_no_other_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have kernels of their own, and share them with other batches."""
+    asked = counted(monkeypatch)
+    torch.manual_seed(0)
+    model, plain = (Layers().double() for _ in range(2))
+    plain.load_state_dict(model.state_dict())
+    fast, first = reroll.compile(model, time_dim=0, segment=3), 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", reroll.RerollWarning)
+        for number, batch in enumerate((16, 12, 14)):
+            asked.clear()
+            x = torch.randn(12, batch, 3, dtype=torch.float64)
+            compare(model, fast, plain, x)
+            first = first or asked.count("inductor")
+            assert asked.count("inductor") == (0 if number == 2 else first)
 
 
 @pytest.mark.campaign
