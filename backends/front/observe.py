@@ -24,10 +24,11 @@ from reroll.capture.lengths.check import Check, Departure
 from reroll.capture.lengths.instantiate import TooShortError
 from reroll.capture.lengths.pattern import EventTrace, Pattern, find_pattern
 from reroll.capture.recorder.events import LITERALS, Numbers, Recorder, Sink, recording
+from reroll.capture.recorder.identity import holds_tensors
 from reroll.capture.steps.runs import LONGEST_PERIOD
 from reroll.errors import LengthError, OptionError, UnsupportedError
 from reroll.graph.lines import user_line
-from reroll.graph.nested import Place, places_of, tensors_of, with_leaves
+from reroll.graph.nested import Place, leaves_of, places_of, tensors_of, with_leaves
 from reroll.graph.private import parametrized_anew, version_of
 
 SHORT = ((8, 9, 11), (16, 17, 19), (32, 33, 35))
@@ -324,6 +325,7 @@ def _run(
     recorder = Recorder(sink, tensor_names(state) | call.names(), short)
     with recording(recorder):
         result = call.run(model)
+        _refuse_objects(result)
         recorder.give("result", result)
         for change in state.changes():
             recorder.give(change.name, change.value)
@@ -366,6 +368,18 @@ def looked_at(model: Callable[..., Any], call: Call, untouched: frozenset[int], 
             )
     finally:
         state.restore()
+
+
+def _refuse_objects(result: Any) -> None:
+    """Refuse a result that holds tensors where they cannot be put at another length."""
+    for leaf in leaves_of(result):
+        if not isinstance(leaf, torch.Tensor) and holds_tensors(leaf):
+            name = type(leaf).__name__
+            raise UnsupportedError(
+                f"reroll.compile: the model returns an object that holds tensors ({name}), which may also keep what "
+                "depends on the number of steps. Return its tensors in a tuple, list, dict or dataclass, and make the "
+                f"{name} of them outside of the model; or use torch.compile(backend='reroll')."
+            )
 
 
 def _refuse_attributes(pattern: Pattern) -> None:

@@ -614,3 +614,20 @@ def test_a_model_that_asks_whether_a_global_is_there_is_refused_before_it_is(way
     with pytest.raises(Exception, match=r"SECOND_SEEN|globals"):
         reroll.compile(model, time_dim=0, lowering="eager")(x_TBI)
     assert "SECOND_SEEN" not in globals()
+
+
+def test_a_result_that_holds_tensors_out_of_sight_is_refused_with_what_to_do() -> None:
+    class Policy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.GRUCell(3, 4)
+
+        def forward(self, x_TBI: Tensor) -> torch.distributions.Categorical:
+            h_BN, rows = x_TBI.new_zeros(x_TBI.shape[1], 4), []
+            for t in range(x_TBI.shape[0]):
+                h_BN = self.cell(x_TBI[t], h_BN)
+                rows.append(h_BN)
+            return torch.distributions.Categorical(logits=torch.stack(rows))
+
+    with pytest.raises(UnsupportedError, match=r"returns an object that holds tensors \(Categorical\)"):
+        reroll.compile(Policy(), time_dim=0, lowering="eager")(torch.randn(20, 2, 3))
