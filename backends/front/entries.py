@@ -21,6 +21,7 @@ from torch import Tensor, fx
 from reroll.backends.dynamo.entry import EXPLAINING, REFUSALS, HandedOn
 from reroll.backends.front.arguments import Call, token
 from reroll.backends.front.families import LENGTHS, Family, forget
+from reroll.backends.front.held.keys import Hashed
 from reroll.backends.front.held.names import Missing, standing_in
 from reroll.backends.front.held.reach import Reach
 from reroll.backends.front.observe import Observed, observe
@@ -214,7 +215,7 @@ class Entry:
     def __init__(self, module: fx.GraphModule) -> None:
         self.module = module
         self.families: dict[Any, Family] = {}
-        self.observed: OrderedDict[Any, Observed] = OrderedDict()
+        self.observed: OrderedDict[Hashed, tuple[Hashed, Observed]] = OrderedDict()
         self.words = dict[Any, Any]()
 
     def run(self, running: Running, operands: Sequence[Any]) -> Any:
@@ -261,18 +262,18 @@ class Entry:
         places = running.call.places
         _, held = running.front.reach.noted(running.front.model, running.call.args, running.call.kwargs)
         counted = running.call.length if running.call.counter is not None else None
-        key = (places, counted), held
-        if key not in self.observed:
-            key = (places, counted), self._shared(held)
-        if running.observed is not None:
-            self.observed[key] = running.observed
-        if key not in self.observed or self.observed[key].pattern.lengths in running.unusable:
-            patterns = dict.fromkeys(each.pattern for ((at, _), _), each in self.observed.items() if at == places)
-            known = [pattern for pattern in patterns if pattern.lengths not in running.unusable]
-            self.observed[key] = observe(running.front.model, running.call, known, running.unusable)
-            forget(self.observed, LENGTHS)
+        key = Hashed((places, counted, held))  # of hundreds of objects: hashed, and compared with an equal one, once
+        known = self.observed.get(key)
+        key = known[0] if known else Hashed((places, counted, self._shared(held)))
+        observed = running.observed or (known[1] if known else None)
+        if observed is None or observed.pattern.lengths in running.unusable:
+            alike = [each for other, each in self.observed.values() if other.value[0] == places]
+            patterns = [each.pattern for each in alike if each.pattern.lengths not in running.unusable]
+            observed = observe(running.front.model, running.call, [*dict.fromkeys(patterns)], running.unusable)
+        self.observed[key] = key, observed
         self.observed.move_to_end(key)
-        return self.observed[key]
+        forget(self.observed, LENGTHS)
+        return observed
 
     def _shared(self, held: Any, depth: int = 3) -> Any:
         """A key whose parts are one object with the equal ones of other keys: most differ in a few shapes."""
