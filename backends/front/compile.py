@@ -51,6 +51,7 @@ from reroll.backends.processes.apart import alone, forward_of, spoken_around
 from reroll.backends.processes.sharded import sharded_inside
 from reroll.capture.lengths.align import NeverError, TransformError
 from reroll.capture.lengths.instantiate import TooShortError
+from reroll.capture.recorder.ragged import LONGEST
 from reroll.errors import LengthError, OptionError, RerollWarning, UnsupportedError
 from reroll.planning.options import Options
 
@@ -314,12 +315,14 @@ def _noted(refusal: Exception, reason: Exception) -> Exception:
 
 
 def _questions(lines: Sequence[str]) -> str:
-    """What is said of a model that asks whether values are true."""
-    if not lines:
-        return ""
+    """What is said of a model that asks whether values are true, or packs sequences."""
+    asked = [line for line in lines if not line.endswith(LONGEST)]
+    packed = " The longest sequence that is packed must be as long as the input." if len(asked) < len(lines) else ""
+    if not asked:
+        return packed
     return (
-        f" The model asks whether values are true, at {'; '.join(lines)}. The answers are compared at every call, and "
-        "another answer is an error."
+        f"{packed} The model asks whether values are true, at {'; '.join(asked)}. The answers are compared at every "
+        "call, and another answer is an error."
     )
 
 

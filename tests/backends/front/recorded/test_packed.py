@@ -115,6 +115,15 @@ def test_packed_sequences_by_inductor(more: dict[str, Any]) -> None:
         reroll.check(run, *data(steps), strict=True, measure=False)
 
 
+def test_what_is_packed_is_told_in_a_sentence() -> None:
+    with pytest.warns(RerollWarning, match="Dynamo cannot read") as said:
+        reroll.compile(Ragged("GRU"), time_dim={"x": 0}, **EAGER)(*data(20))
+    assert len(said) == 1
+    assert str(said[0].message).endswith(
+        "must not change. The longest sequence that is packed must be as long as the input."
+    )
+
+
 def test_lengths_may_be_a_list() -> None:
     torch.manual_seed(0)
     run = reroll.compile(Ragged("GRU", is_sorted=True), time_dim={"x": 0}, **EAGER)
