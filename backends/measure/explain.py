@@ -32,14 +32,14 @@ def explain(compiled_model: Any, *inputs: Any, **kwargs: Any) -> Report:
 
     The model is compiled if it was not yet, and that stays; the graph itself does not run, only segments on numbers
     that are made up for it, to measure their seconds, and with a ``time_dim`` the plain model on a few steps, to say
-    whether it would be faster. So nothing is trained, and neither parameters, gradients,
-    buffers, attributes of modules nor random numbers change. If Dynamo has cut the model into several graphs, the plan
-    is that of the first with a loop, and ``others`` has those of the rest; the forward runs for that, and what it
+    whether it would be faster. So nothing is trained, and neither parameters, gradients, buffers, attributes of modules
+    nor random numbers change. If Dynamo has cut the model into several graphs, or reads a function of it by itself, the
+    plan is that of the first with a loop, and ``others`` has those of the rest; the forward runs for that, and what it
     changes is put back. Raises UnsupportedError if no graph of the backend "reroll" is reached; a model that was
     compiled by another one has run then. Raises OptionError without inputs.
     """
     graph = reached(compiled_model, inputs, kwargs)
-    if not graph.broken:
+    if graph.built and not graph.broken:
         report = plan(graph)
         return replace(report, notes=(*report.notes, *_slower(report, compiled_model, inputs, kwargs)))
     asked = Asked(through=True)
@@ -73,7 +73,7 @@ def reached(compiled_model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any
             f"explain was given no inputs of {_name(compiled_model.reroll_caller.model)}. Give it those of a call too."
         )
     graph = _reached(compiled_model, inputs, kwargs, Asked())
-    if graph is not None and graph.broken and not graph.built:
+    if graph is not None and not graph.built:  # it may be that of a function which the model calls
         graph = _run_through(compiled_model, inputs, kwargs, Asked(onward=True))
     if graph is not None:
         return graph

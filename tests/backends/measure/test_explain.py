@@ -248,3 +248,27 @@ def test_segments_that_take_no_normal_numbers_are_not_timed() -> None:
     assert "No times are predicted. The segments of the loop at" in str(report)
     with pytest.raises(UnsupportedError, match="Name a schedule that needs no times"):
         compiled(Noisy(), schedule="hrevolve")(x)
+
+
+def test_a_function_that_dynamo_reads_by_itself_is_not_taken_for_the_model() -> None:
+    """It is compiled first, and has no loop: what calls it has."""
+
+    def reset(x_TBI: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return x_TBI.new_zeros(x_TBI.shape[1], 4) + 0.0
+
+    class Called(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.GRUCell(3, 4)
+
+        def forward(self, x_TBI: Tensor) -> Tensor:
+            h_BN = reset(x_TBI)
+            for t in range(x_TBI.shape[0]):
+                h_BN = self.cell(x_TBI[t], h_BN)
+            return h_BN
+
+    run, x = torch.compile(Called(), backend="reroll", options=EAGER), torch.randn(20, 2, 3)
+    with pytest.warns(reroll.RerollWarning):
+        run(x)
+    assert [loop.recurrence.steps for loop in reroll.explain(run, x).loops] == [19]
