@@ -268,7 +268,8 @@ def test_a_function_that_dynamo_reads_by_itself_is_not_taken_for_the_model() -> 
                 h_BN = self.cell(x_TBI[t], h_BN)
             return h_BN
 
-    run, x = torch.compile(Called(), backend="reroll", options=EAGER), torch.randn(20, 2, 3)
+    options: Any = EAGER
+    run, x = torch.compile(Called(), backend="reroll", options=options), torch.randn(20, 2, 3)
     with pytest.warns(reroll.RerollWarning):
         run(x)
     assert [loop.recurrence.steps for loop in reroll.explain(run, x).loops] == [19]
