@@ -268,7 +268,7 @@ def test_a_shortage_drops_recordings() -> None:
     with simulating() as device, warnings.catch_warnings():
         warnings.simplefilter("ignore", RerollWarning)
         limit = Capacity(150 * 1024)
-        run = torch.compile(model, backend="reroll", options=QUICK)
+        run = torch.compile(model, backend="reroll", options={**QUICK, "schedule": "standard"})
         with limit.limiting():
             found = [gradients(run, model, given) for _ in range(2)]
     assert limit.failed
