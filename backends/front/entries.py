@@ -32,7 +32,7 @@ from reroll.capture.recorder.graph import Unrecordable
 from reroll.errors import LengthError, UnsupportedError
 from reroll.planning.options import Options
 
-_WORDS = 50_000
+_WORDS = 50_000  # parts of keys that are looked for again
 _SKIPPED = "found no compiled frames"  # in what torch raises with fullgraph=True
 
 

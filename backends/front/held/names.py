@@ -174,32 +174,37 @@ def standing_in(missing: Iterable[Missing]) -> Iterator[None]:
 @functools.lru_cache(maxsize=1 << 12)
 def _stored(code: types.CodeType) -> tuple[str, ...]:
     """Names of globals that a function assigns, itself or in functions that it defines."""
-    own = (each.argval for each in dis.get_instructions(code) if each.opname == "STORE_GLOBAL")
-    inner = (_stored(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return tuple(dict.fromkeys((*own, *(name for names in inner for name in names))))
+    instructions = (each for part in _parts(code) for each in dis.get_instructions(part))
+    return tuple(each.argval for each in instructions if each.opname == "STORE_GLOBAL")
 
 
 @functools.lru_cache(maxsize=1 << 12)
 def _asked(code: types.CodeType) -> tuple[str, ...]:
     """Names that a function may ask for whether they are there, itself or in functions that it defines."""
+    return tuple(name for part in _parts(code) for name in _asked_itself(part))
+
+
+def _asked_itself(code: types.CodeType) -> Iterator[str]:
     entries: Any = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]  # typeshed has no word of it
     guarded = [range(each.start, each.end) for each in entries]
-    own = [
-        each.argval
-        for each in dis.get_instructions(code)
-        if isinstance(each.argval, str)
-        and (each.opname != "LOAD_GLOBAL" or any(each.offset in part for part in guarded))
-        and each.opname not in ("STORE_GLOBAL", "DELETE_GLOBAL")
-    ]
-    inner = (_asked(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return tuple(dict.fromkeys((*own, *(name for names in inner for name in names))))
+    for each in dis.get_instructions(code):
+        plain = each.opname == "LOAD_GLOBAL" and not any(each.offset in part for part in guarded)
+        if isinstance(each.argval, str) and not plain and each.opname not in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+            yield each.argval
+
+
+def _parts(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The code of a function, and that of the functions that it defines."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _parts(constant)
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def global_names(code: types.CodeType) -> tuple[str, ...]:
     """Names of globals and attributes that a function reads, itself or in functions that it defines."""
-    inner = (global_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return tuple(dict.fromkeys((*code.co_names, *(name for names in inner for name in names))))
+    return tuple(dict.fromkeys(name for part in _parts(code) for name in part.co_names))
 
 
 @functools.lru_cache(maxsize=1 << 12)

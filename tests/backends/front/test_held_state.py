@@ -11,6 +11,7 @@ import tracemalloc
 import weakref
 from collections import deque
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import reroll
+from reroll.backends.front.held.names import missing_globals, standing_in
 from reroll.backends.front.held.reach import Reach
 from reroll.backends.front.held.state import State
 from reroll.errors import UnsupportedError
@@ -253,3 +255,39 @@ def test_what_is_remembered_weakly_is_no_change() -> None:
     for steps in (20, 33):
         reroll.check(run, torch.randn(steps, 2, 3), strict=True, measure=False, tolerance=1e-5)
     assert [loop.recurrence.steps for loop in reroll.explain(run, torch.randn(20, 2, 3)).loops] == [20]
+
+
+MAKING = {
+    "made first": ("def f():\n global A\n A = 1\n return A", ["A"]),
+    "made within": ("def f():\n def g():\n  global A\n  A = 1\n g()\n return A", ["A"]),
+    "there": ("A = 0\ndef f():\n global A\n A = 1", []),
+    "tried": ("def f():\n global A\n try:\n  A\n except Exception:\n  A = 1", []),
+    "tried within": ("def f():\n global A\n def g():\n  try:\n   A\n  except Exception:\n   pass\n A = 1\n g()", []),
+    "NameError elsewhere": (
+        "def f():\n global A\n try:\n  g()\n except NameError:\n  A = 1\ndef g():\n return A",
+        [],
+    ),
+    "an attribute": ("def f(m):\n global A\n A = 1\n return m.A", []),
+    "a text": ("def f(names):\n global A\n A = 1\n return 'A' in names", []),
+    "by name": ("def f():\n global A\n A = 1\n return globals()", []),
+}
+
+
+@pytest.mark.parametrize("way", MAKING)
+def test_globals_that_code_may_ask_for_are_not_among_the_missing(way: str) -> None:
+    text, expected = MAKING[way]
+    space: dict[str, Any] = {}
+    exec(text, space)
+    functions = [each for each in space.values() if isinstance(each, FunctionType)]
+    assert [name for _, name in missing_globals(functions)] == expected
+
+
+def test_what_stands_in_for_a_global_goes_and_what_is_assigned_stays() -> None:
+    space: dict[str, Any] = {"there": 1}
+    names = ("there", "made", "missing")
+    with standing_in([(space, name) for name in names]):
+        assert space["there"] == 1
+        with pytest.raises(NameError):
+            bool(space["missing"])
+        space["made"] = 2
+    assert space == {"there": 1, "made": 2}
