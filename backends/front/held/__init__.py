@@ -5,12 +5,13 @@ Out: a `State` (what was reached, as it was), which can be put back; a key, equa
     operations have the same operands
 Nouns: State, Change, Reach (states of one model, call after call), Spaces (where names of code are looked up), Assigned
     (what stood there, to see what a run assigns)
-Mind: A state has two parts, and their order is that of the operands of a record: what the model and its arguments hold,
-    and what its code names (globals of its functions, attributes of its classes). The second is thousands of objects
-    for a model of a large library, so `Reach` walks it once, and at a call compares identities of all that the walk
-    read (`_Watched`). What that compares and what a walk reads (`links.py`, `names.py`) must be the same: change both
-    together. Nothing with a tensor or an array in it is kept from call to call (it would live too long), but for
-    constants of a few bytes.
+Mind: A state has three parts, and their order is that of the operands of a record: what the model holds, what its
+    arguments hold besides, and what the code of both names (globals of its functions, attributes of its classes). The
+    last is thousands of objects for a model of a large library. So `Reach` walks the first and the last once, and at a
+    call compares identities of all that these walks read (`_Watched`). What that compares and what a walk reads
+    (`links.py`, `names.py`) must be the same: change both together. Nothing large that is new at each call may be kept
+    from call to call, as it would live too long: tensors that modules hold are known weakly (`_Own`), and where
+    something else holds one, the walk is kept only if that one stays.
     How far a walk goes is by who wrote the code (`origin.py`): from the user's functions to modules and classes that
     they name, from installed ones to their globals alone, from torch's and Python's nowhere. Objects of Python's own
     classes are followed all the same: they may hold settings.

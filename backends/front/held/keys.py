@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,33 +24,24 @@ def plain(value: Any) -> bool:
     return isinstance(value, _PLAIN)
 
 
+def placed(word: str, state: State) -> dict[int, tuple[str, int]]:
+    """A word for each object, container and tensor of a state, by its identity: where it stands there."""
+    held = (*(each for each, *_ in state.objects), *(each for each, _ in state.containers))
+    places = {id(value): (word, number) for number, value in enumerate(held)}
+    return places | {id(value): (f"{word} tensor", number) for number, (value, *_) in enumerate(state.tensors)}
+
+
 class Described:
-    """The two parts of a state, in words that are equal where they are the same for a model."""
+    """What can be reached from a model in words that are equal where it is the same: places, not identities."""
 
-    def __init__(self, own: State, named: State) -> None:
-        self.own, self.tensors = own, [value for part in (own, named) for value, *_ in part.tensors]
-        self.places = dict[int, tuple[str, int]]()
-        for word, part in (("named", named), ("own", own)):
-            held = (*(each for each, *_ in part.objects), *(each for each, _ in part.containers))
-            self.places.update((id(value), (word, number)) for number, value in enumerate(held))
-        self.places.update((id(value), ("tensor", number)) for number, value in enumerate(self.tensors))
-
-    def key(self, roots: tuple[Any, Any, Any], behind: Any) -> Any:
-        """Equal for two states in which the same operations have the same operands at the same positions.
-
-        Numbers and texts are told apart by value; tensors by all but their values; objects of torch's and others that
-        are not looked into, by identity. The modes of torch that change what operations do belong to it too. roots: the
-        model, its arguments, those by keyword. behind: what the part is in words that the model's code names.
-        """
-        model, args, kwargs = roots
-        # The tuple and the dict of a call are new at every call, so they are known by what they hold.
-        given = self(model), tuple(map(self, args)), self.items(kwargs)
-        return given, self.held(self.own), behind, _tensors(self.tensors), _modes()
+    def __init__(self, *places: Mapping[int, tuple[str, int]]) -> None:
+        self.places = places
 
     def __call__(self, value: Any) -> Any:
         """One value."""
-        if id(value) in self.places:
-            return self.places[id(value)]
+        for places in self.places:
+            if id(value) in places:
+                return places[id(value)]
         if plain(value):
             return type(value), repr(value)
         if isinstance(value, tuple):
@@ -97,7 +88,8 @@ def array_in_words(value: Any) -> Any:
     return value.shape, value.dtype.str, value.__array_interface__["data"][0], value.strides, some
 
 
-def _tensors(values: Sequence[Tensor]) -> Any:
+def tensors_in_words(values: Sequence[Tensor]) -> Any:
+    """Tensors by all but their values."""
     groups = sharing(values)
     first = {number: values[group[0]].data_ptr() for group in groups for number in group}
     offsets = (value.data_ptr() - first[number] if number in first else 0 for number, value in enumerate(values))
@@ -126,7 +118,8 @@ def _tensor(value: Tensor, offset: int) -> Any:
     return (*layout, type(value), value.dtype, value.device, value.requires_grad, value.is_leaf, value.is_inference())
 
 
-def _modes() -> Any:
+def modes() -> Any:
+    """The modes of torch that change what operations do."""
     found = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), any_autocast() and autocast_dtypes())
     hooks = tuple(map(Same, hooks_of_all_modules()))
     return (*found, torch.get_default_dtype(), torch.get_default_device(), hooks)

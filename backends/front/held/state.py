@@ -14,8 +14,9 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Set
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,33 +95,37 @@ class State:
         nothing can be put back.
         """
         own, seen = cls(parameters, values), set(untouched)
-        own.walk(roots, seen)
+        for root in roots:  # one after the other, as ``Reach`` walks them
+            own.walk([root], seen)
         state = own.joined(own.named(seen))
         state.assigned = Assigned(state.spaces, state.code) if values else None
         return state
 
-    def walk(self, roots: Iterable[Any], seen: set[int]) -> None:
-        """Note what can be reached from the roots, but for what was ``seen`` and what functions and classes name."""
+    def walk(self, roots: Iterable[Any], seen: set[int], before: Set[int] = frozenset()) -> None:
+        """Note what can be reached from the roots, but for what was ``seen`` and what functions and classes name.
+
+        before: identities of what was seen by another walk.
+        """
         todo = list(roots)
         while todo:
             value = todo.pop()
-            if not isinstance(value, PLAIN) and id(value) not in seen:
+            if not isinstance(value, PLAIN) and id(value) not in seen and id(value) not in before:
                 seen.add(id(value))
                 self.reached.append(value)
                 todo += self._note(value)
 
     def named(self, seen: set[int]) -> State:
         """What the functions and classes of this state name, and what can be reached from there, theirs too."""
-        part = State(self.parameters, self.values, code=[*self.code], classes={*self.classes})
-        for code in part.code:  # grows
+        part = State(self.parameters, self.values, classes={*self.classes})
+        for code in chain(self.code, part.code):  # grows
             part.walk(part._note_names(part.spaces.named_by(code)), seen)
         return part
 
     def joined(self, part: State) -> State:
         """What both states hold, this one's first."""
-        held = ("objects", "containers", "cells", "tensors", "arrays", "plain", "pointed", "bare")
+        held = ("objects", "containers", "cells", "tensors", "arrays", "plain", "pointed", "bare", "code")
         both: dict[str, Any] = {name: [*getattr(self, name), *getattr(part, name)] for name in held}
-        return State(self.parameters, self.values, **both, code=part.code, spaces=part.spaces)
+        return State(self.parameters, self.values, **both, classes=self.classes | part.classes, spaces=part.spaces)
 
     def _note(self, value: Any) -> Iterable[Any]:
         """Note one object, and give what it leads to."""

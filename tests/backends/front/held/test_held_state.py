@@ -56,7 +56,7 @@ def test_a_data_set_is_not_copied_by_a_call() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < model.samples.nbytes / 4
-    assert sys.getsizeof(key(model)[1][3][0][-1]) < 100_000
+    assert sys.getsizeof(key(model)[1].value[3][0][-1]) < 100_000
 
 
 def test_changes_of_what_is_held_are_seen() -> None:
