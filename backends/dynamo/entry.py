@@ -58,11 +58,17 @@ def dynamo_is_off() -> bool:
     return torch._dynamo.config.disable or torch._dynamo.eval_frame._stance.stance == "force_eager"
 
 
-def dynamo_settings() -> Any:
-    """A context in which Dynamo keeps torch's RNN layers whole, cuts no graphs for DDP, compiles many sizes, and sees
-    hooks that are added to a model, or taken away, between two calls."""
+@functools.cache
+def dynamo_settings() -> Callable[[], Callable[[], None]]:
+    """What sets how Dynamo reads compiled models, and gives what puts its settings back.
+
+    Dynamo then keeps torch's RNN layers whole, cuts no graphs for DDP, compiles many sizes, and sees hooks that are
+    added to a model, or taken away, between two calls.
+    """
     settings = {"allow_rnn": True, "optimize_ddp": False, "skip_nnmodule_hook_guards": False}
-    return torch._dynamo.config.patch({**settings, "recompile_limit": 256, "accumulated_recompile_limit": 4096})
+    limits = {"recompile_limit": 256, "accumulated_recompile_limit": 4096}
+    set_them: Callable[[], Callable[[], None]] = torch._dynamo.config._make_closure_patcher(**settings, **limits)
+    return set_them
 
 
 def hooks_inside() -> Any:

@@ -9,9 +9,9 @@ come.
 Private torch API, tried on 2.11 and 2.13: ``InstructionTranslator.current_tx``, which knows the call of
 ``torch.compile`` that a graph is compiled for; ``callback_handler``, whose callbacks run before Dynamo reads a
 function, and while the exception is handled with which it gives one up; ``InstructionTranslatorBase``, which walks
-through one and has its graph so far; ``patch`` of its ``config``, for ``allow_rnn``; the variables ``code``,
-``compiler_fn`` and ``one_graph`` of the functions that it went through, and ``skip_frame`` and ``real_stack`` of its
-``Unsupported``.
+through one and has its graph so far; ``patch`` of its ``config``, for ``allow_rnn``; the name ``compile_wrapper`` of
+what calls a compiled function; the variables ``code``, ``compiler_fn`` and ``one_graph`` of the functions that it went
+through, and ``skip_frame`` and ``real_stack`` of its ``Unsupported``.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTra
 from reroll.errors import NoRecurrenceError, RerollWarning
 from reroll.planning.options import Options
 
+_OURS = frozenset({"torch", "reroll", *sys.stdlib_module_names})
 _SHOWN = 3
 _KEEPS_LAYERS = torch.__version__ >= "2.13"  # older versions say wrong shapes of their states, or fail
 _LAYER = "RNN, GRU, or LSTM"  # in what Dynamo says where it does not take one
@@ -58,11 +59,15 @@ _SHARDED = (
 
 @dataclass(eq=False)
 class Pieces:
-    """The graphs of one compiled model so far: whether one of them has a loop, and where Dynamo ended them and why."""
+    """The graphs of one compiled model so far: whether one of them has a loop, and where Dynamo ended them and why.
+
+    first: what is to be said of the first one without a loop.
+    """
 
     graphs: int = 0
     rolled: bool = False
     told: bool = False
+    first: str = ""
     breaks: dict[str, None] = field(default_factory=dict)
 
     def add(self, rolled: bool, ended: str) -> None:
@@ -90,10 +95,11 @@ class Pieces:
         Raises NoRecurrenceError if the options ask for it.
         """
         text = f"reroll found no recurrence: {reason}."
+        self.first = self.first or text
         if options.on_no_recurrence == "error":
             raise NoRecurrenceError(f"{text} Use on_no_recurrence='warn' to compile such graphs as inductor does.")
         how = "as the inductor backend does" if options.lowering == "inductor" else "as it is"
-        if not self.breaks:
+        if not self.breaks and not _within():
             warnings.warn(f"{text} The graph is run {how}. {_UNSEEN}", RerollWarning, stacklevel=4)
             return None
         runs = count(1)
@@ -104,6 +110,9 @@ class Pieces:
         if self.rolled or self.told:
             return
         self.told = True
+        if not self.breaks:
+            warnings.warn(f"{self.first} The graph is run {how}. {_UNSEEN}", RerollWarning, stacklevel=4)
+            return
         shown = list(self.breaks)[:_SHOWN]
         more = f"; and at {len(self.breaks) - _SHOWN} more places" if len(self.breaks) > _SHOWN else ""
         text = (
@@ -112,6 +121,21 @@ class Pieces:
             f"graph is run {how}. {_REMEDY}"
         )
         warnings.warn(text, RerollWarning, stacklevel=4)
+
+
+def _within() -> bool:
+    """Whether Dynamo reads a function that the compiled one calls, by itself: code of others runs between them."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and not (frame.f_code.co_name == "compile_wrapper" and _is_torchs(frame)):
+        if not _is_torchs(frame):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_torchs(frame: FrameType) -> bool:
+    """Whether code of torch's, of this project's or of Python's runs in a frame."""
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in _OURS
 
 
 def _remedy(why: str) -> str:

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from reroll.backends.dynamo.entry import dynamo_settings
 
 
+def _nothing() -> None:
+    """No settings to put back."""
+
+
 class _Turns(threading.local):
-    """How often this thread has taken its turn, one inside of the other, and the settings of the first of them."""
+    """How often this thread has taken its turn, one inside of the other, and what ends the settings of the first."""
 
     depth = 0
-    settings: Any = None
+    put_back: Callable[[], None] = staticmethod(_nothing)
 
 
 _mine = _Turns()
@@ -28,15 +31,14 @@ _lock = threading.Lock()
 
 def _begin() -> None:
     _lock.acquire()
-    _mine.settings = dynamo_settings()
-    _mine.settings.__enter__()
+    _mine.put_back = dynamo_settings()()
 
 
 def _end() -> None:
     try:
-        _mine.settings.__exit__(None, None, None)
+        _mine.put_back()
     finally:
-        _mine.settings = None
+        _mine.put_back = _nothing
         _lock.release()
 
 

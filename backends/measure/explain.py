@@ -12,7 +12,7 @@ from reroll.backends.construct.plan import Built
 from reroll.backends.construct.timing import clocked
 from reroll.backends.dynamo.entry import EXPLAINING, Asked, Graph, Reached
 from reroll.backends.front.held.state import State
-from reroll.backends.measure.plain import plain_seconds
+from reroll.backends.measure.plain import step_seconds
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.backends.tiers.calibrate import calibrate
 from reroll.backends.tiers.device import background_of
@@ -31,12 +31,12 @@ def explain(compiled_model: Any, *inputs: Any, **kwargs: Any) -> Report:
     """The plan of ``torch.compile(model, backend="reroll", ...)`` or ``reroll.compile(model, ...)`` for these inputs.
 
     The model is compiled if it was not yet, and that stays; the graph itself does not run, only segments on numbers
-    that are made up for it, to measure their seconds, and with a ``time_dim`` the plain model on a few steps, to say
-    whether it would be faster. So nothing is trained, and neither parameters, gradients, buffers, attributes of modules
-    nor random numbers change. If Dynamo has cut the model into several graphs, or reads a function of it by itself, the
-    plan is that of the first with a loop, and ``others`` has those of the rest; the forward runs for that, and what it
-    changes is put back. Raises UnsupportedError if no graph of the backend "reroll" is reached; a model that was
-    compiled by another one has run then. Raises OptionError without inputs.
+    that are made up for it, to measure their seconds, and with a ``time_dim`` the model on a few steps, plain and
+    compiled, to say whether plain PyTorch would be faster. So nothing is trained, and neither parameters, gradients,
+    buffers, attributes of modules nor random numbers change. If Dynamo has cut the model into several graphs, or reads
+    a function of it by itself, the plan is that of the first with a loop, and ``others`` has those of the rest; the
+    forward runs for that, and what it changes is put back. Raises UnsupportedError if no graph of the backend "reroll"
+    is reached; a model that was compiled by another one has run then. Raises OptionError without inputs.
     """
     graph = reached(compiled_model, inputs, kwargs)
     if graph.built and not graph.broken:
@@ -49,16 +49,19 @@ def explain(compiled_model: Any, *inputs: Any, **kwargs: Any) -> Report:
 
 
 def _slower(report: Report, compiled_model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence, if the loops over time take longer than a training step in plain PyTorch."""
+    """A sentence, if a training step, or the loops over time in it, takes longer than one in plain PyTorch."""
     caller = getattr(compiled_model, "reroll_caller", None)
     if caller is None or not report.loops or any(loop.costs is None for loop in report.loops):
         return
-    own, plain = sum(loop.trace().seconds for loop in report.loops), plain_seconds(caller, inputs, kwargs)
-    if plain is not None and own > plain:
-        yield (
-            f"Slower than plain PyTorch: the loops take {seconds_text(own)} of a training step, all of which takes "
-            f"about {seconds_text(plain)} there, as runs of a few steps say."
-        )
+    loops, (plain, compiled) = sum(loop.trace().seconds for loop in report.loops), step_seconds(caller, inputs, kwargs)
+    if plain is None or plain >= max(loops, compiled or 0.0):
+        return
+    what = "the loops take" if compiled is None or compiled < loops else "a training step takes about"
+    own = seconds_text(max(loops, compiled or 0.0))
+    yield (
+        f"Slower than plain PyTorch: {what} {own}, and all of a training step about {seconds_text(plain)} there, as "
+        "runs of a few steps say."
+    )
 
 
 def reached(compiled_model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Graph:

@@ -1,4 +1,4 @@
-"""A training step in plain PyTorch: its leaves, a loss, and what it takes, from runs on a few of its steps."""
+"""A training step, plain and compiled: its leaves, a loss, and what it takes, from runs on a few of its steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,43 +24,52 @@ from reroll.graph.private import versions_kept
 _LENGTHS = (32, 96)
 _PARTS = (8, 2)  # of a sequence that is not much longer
 _FEWEST = 8  # steps
-_KNOWN: weakref.WeakKeyDictionary[Caller, dict[Any, float | None]] = weakref.WeakKeyDictionary()
+_KNOWN: weakref.WeakKeyDictionary[Caller, dict[Any, Seconds]] = weakref.WeakKeyDictionary()
 
 
-def plain_seconds(caller: Caller, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> float | None:
-    """Seconds of a training step of the plain model: those of two short sequences, continued to the length of this one.
+class Seconds(NamedTuple):
+    """What a training step takes, in plain PyTorch and compiled; None where it cannot be told from a few steps."""
 
-    The loss is the mean square of the results. What the model changes is put back, and what it says is not heard. A
-    model runs once for inputs of the same shapes. None if the sequence is short itself, if nothing needs a gradient, or
-    if the model does not run on so few steps.
+    plain: float | None
+    compiled: float | None
+
+
+def step_seconds(caller: Caller, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Seconds:
+    """Seconds of a training step: those of two short sequences, continued to the length of this one.
+
+    The loss is the mean square of the results. What the model changes is put back, and what it says is not heard. It
+    runs once for inputs of the same shapes. None if the sequence is short itself, if nothing needs a gradient, or if
+    the model does not run on so few steps.
     """
     call = find_time(caller.model, caller.signature, caller.time, inputs, kwargs)
     if call.length < _FEWEST * _PARTS[0] or not torch.is_grad_enabled():
-        return None
+        return Seconds(None, None)
     known = _KNOWN.setdefault(caller, {})
     key = call.length, tuple((place, value.shape) for place, value in places_of((inputs, kwargs)))
     if key not in known:
-        known[key] = _continued(caller.model, call)
+        plain = _continued(caller.model, caller.model, call)
+        known[key] = Seconds(plain, None if plain is None else _continued(caller.model, caller, call))
     return known[key]
 
 
-def _continued(model: Callable[..., Any], call: Call) -> float | None:
+def _continued(model: Callable[..., Any], run: Callable[..., Any], call: Call) -> float | None:
+    """Seconds of ``run``, which is the model, or does as it does."""
     few, more = (min(length, call.length // part) for length, part in zip(_LENGTHS, _PARTS, strict=True))
     quiet = redirect_stdout(io.StringIO()), warnings.catch_warnings()
     with suppress(Exception), quiet[0], quiet[1]:  # errors of lengths that the model is not made for
         warnings.simplefilter("ignore")
-        short, longer = (_seconds(model, call, length) for length in (few, more))
+        short, longer = (_seconds(model, run, call, length) for length in (few, more))
         if short is not None and longer is not None:
             return longer + (call.length - more) * (longer - short) / (more - few)
     return None
 
 
-def _seconds(model: Callable[..., Any], call: Call, length: int) -> float | None:
+def _seconds(model: Callable[..., Any], run: Callable[..., Any], call: Call, length: int) -> float | None:
     part, _ = call.resized(length, first_steps)
     leaves = [leaf for leaf, _ in named_leaves(model, part.args, part.kwargs)]
 
     def step() -> None:
-        torch.autograd.grad(mean_squares(part.run(model)), leaves, allow_unused=True)
+        torch.autograd.grad(mean_squares(part.run(run)), leaves, allow_unused=True)
 
     reached = (value for value, *_ in State.of(model, part.args, part.kwargs, parameters=False, values=False).tensors)
     buffers = tuple(each for each in reached if each.is_leaf and not each.requires_grad and not each.is_inference())

@@ -151,6 +151,35 @@ def test_where_no_piece_has_a_loop_it_is_said_once_after_the_first_call() -> Non
     assert "fullgraph=True" in text
 
 
+class Within(nn.Module):
+    """Calls a function of which Dynamo makes a graph by itself, as it skips what calls it at first."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.blocks, self.held = Stack(*layers(count)), dict[str, Tensor]()
+
+    def begin(self, x_BC: Tensor) -> None:
+        for name in ("a", "b", "c", "d"):
+            self.held[name] = torch.zeros_like(x_BC)
+
+    @torch._dynamo.disable(recursive=False)
+    def skipped(self, x_BC: Tensor) -> None:
+        self.begin(x_BC)
+
+    def forward(self, x_BC: Tensor) -> Tensor:
+        self.skipped(x_BC)
+        y_BC: Tensor = self.blocks(x_BC)
+        return y_BC
+
+
+def test_a_small_function_that_dynamo_reads_by_itself_is_not_the_model() -> None:
+    assert calls(Within(6), torch.randn(4, WIDTH)) == [[], [], []]
+    first, (text,), third = calls(Within(1), torch.randn(4, WIDTH))
+    assert not first
+    assert not third
+    assert "found no recurrence" in text
+
+
 def test_a_loop_over_time_that_dynamo_gives_up_is_named_at_once() -> None:
     (text,), second, third = calls(Looking(), torch.randn(6, 4, WIDTH))
     assert not second

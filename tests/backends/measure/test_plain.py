@@ -44,7 +44,7 @@ def test_two_short_sequences_are_continued(length: int, known: bool, monkeypatch
     model, x = Counting(), torch.randn(length, 2, 3)
     caller = reroll.compile(model, time_dim=0).reroll_caller
     before = torch.get_rng_state()
-    found = plain.plain_seconds(caller, (x,), {})
+    found = plain.step_seconds(caller, (x,), {}).plain
     assert found == (pytest.approx(7 + length) if known else None)
     assert torch.equal(torch.get_rng_state(), before)
     assert model.level == 0
@@ -54,23 +54,60 @@ def test_two_short_sequences_are_continued(length: int, known: bool, monkeypatch
 def test_what_needs_no_gradient_is_not_timed() -> None:
     model, x = Counting().requires_grad_(False), torch.randn(100, 2, 3)
     caller = reroll.compile(model, time_dim=0).reroll_caller
-    assert plain.plain_seconds(caller, (x,), {}) is None
+    assert plain.step_seconds(caller, (x,), {}) == (None, None)
     with torch.no_grad():
-        assert plain.plain_seconds(reroll.compile(Counting(), time_dim=0).reroll_caller, (x,), {}) is None
+        caller = reroll.compile(Counting(), time_dim=0).reroll_caller
+        assert plain.step_seconds(caller, (x,), {}) == (None, None)
 
 
-@pytest.mark.parametrize(("seconds", "said"), [(1e-9, True), (1e9, False), (None, False)])
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        ((1e-9, 1e-9), "the loops take"),
+        ((1e-9, None), "the loops take"),
+        ((1e9, 2e9), "a training step takes about"),
+        ((1e9, 1e8), None),
+        ((1e9, None), None),
+        ((None, None), None),
+    ],
+)
 def test_explain_says_where_plain_pytorch_is_faster(
-    seconds: float | None, said: bool, monkeypatch: pytest.MonkeyPatch
+    seconds: tuple[float | None, float | None], said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, x = nn.GRU(3, 4), torch.randn(70, 2, 3)
-    monkeypatch.setattr(explain, "plain_seconds", lambda *_: seconds)
+    monkeypatch.setattr(explain, "step_seconds", lambda *_: plain.Seconds(*seconds))
     fast: Any = reroll.compile(model, time_dim=0, lowering="eager")
-    notes = reroll.explain(fast, x).notes
-    assert any(note.startswith("Slower than plain PyTorch") for note in notes) == said
+    notes = [note for note in reroll.explain(fast, x).notes if note.startswith("Slower than plain PyTorch")]
+    assert len(notes) == (said is not None)
+    assert all(f": {said} " in note for note in notes)
 
 
-def test_a_backward_that_waits_is_not_disturbed_and_nothing_is_said_twice(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_compiled_model_is_timed_beside_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, runs = nn.GRU(3, 4), torch.randn(100, 2, 3), list[int]()
+    caller = reroll.compile(model, time_dim=0, lowering="eager").reroll_caller
+
+    class Counted:
+        """The compiled model, which notes the lengths that it is called with."""
+
+        def __init__(self) -> None:
+            self.model, self.signature, self.time = caller.model, caller.signature, caller.time
+
+        def __call__(self, value: Tensor) -> Any:
+            runs.append(len(value))
+            return caller(value)
+
+    monkeypatch.setattr(plain, "seconds_of", lambda step: (step(), float(runs[-1]) if runs else 1.0)[1])
+    found = plain.step_seconds(Counted(), (x,), {})  # type: ignore[arg-type]
+    assert runs == [12, 50]
+    assert found.compiled is not None
+    assert (found.plain, round(found.compiled, 6)) == (1.0, 100.0)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("prints", [False, True])
+def test_a_backward_that_waits_is_not_disturbed_and_nothing_is_said_twice(
+    prints: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     class Telling(nn.Module):
         """Prints, and updates running statistics."""
 
@@ -79,19 +116,21 @@ def test_a_backward_that_waits_is_not_disturbed_and_nothing_is_said_twice(capsys
             self.cell, self.norm = nn.GRUCell(3, 4), nn.BatchNorm1d(4)
 
         def forward(self, x_TBI: Tensor) -> Tensor:
-            print("called")
+            if prints:
+                print("called")  # is refused when it is compiled
             h_BN = x_TBI.new_zeros(x_TBI.shape[1], 4)
             for t in range(x_TBI.shape[0]):
                 h_BN = self.norm(self.cell(x_TBI[t], h_BN))
             return h_BN
 
     model, x = Telling(), torch.randn(80, 3, 3)
-    caller = reroll.compile(model, time_dim=0).reroll_caller
+    caller = reroll.compile(model, time_dim=0, lowering="eager").reroll_caller
     y = model(x).sum()
     capsys.readouterr()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    found = [plain.plain_seconds(caller, (x,), {}) for _ in range(2)]
-    assert found[0] is not None
+    found = [plain.step_seconds(caller, (x,), {}) for _ in range(2)]
+    assert found[0].plain is not None
+    assert (found[0].compiled is None) == prints
     assert found[0] == found[1]
     assert not capsys.readouterr().out
     y.backward()
