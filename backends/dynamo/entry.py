@@ -89,7 +89,7 @@ class Graph:
     """One graph of Dynamo's, compiled: ``run`` is called in its place, ``module`` is the graph around the recurrences.
 
     ``reason`` says why there is no recurrence, ``broken`` why the model's graph ends here, if Dynamo broke it,
-    ``notes`` which recurrences were not fused. ``ran`` is called before each run.
+    ``notes`` which recurrences were not fused.
     """
 
     run: Compiled
@@ -99,7 +99,6 @@ class Graph:
     broken: str = ""
     notes: tuple[str, ...] = ()
     tokens: int = 0
-    ran: Callable[[], None] | None = None
 
     @property
     def built(self) -> tuple[Built, ...]:
@@ -179,8 +178,8 @@ def _compile(
     model, ended = pieces(), _break(gm)
     model.add(bool(found.recurrences), ended)
     if not found.recurrences:
-        ran = model.missed(found.reason, parsed)
-        return _entry(Graph(_by_torch(gm, example_inputs, parsed), gm, Plans(), found.reason, ended, ran=ran))
+        model.missed(found.reason, parsed)
+        return _entry(Graph(_by_torch(gm, example_inputs, parsed), gm, Plans(), found.reason, ended))
     if any(each.steps >= _LONG and not each.blocks for each in found.recurrences):
         _say_how_to_unroll_less()
     check_policy(found.recurrences, parsed)
@@ -224,8 +223,6 @@ def _entry(graph: Graph) -> Compiled:
         asked = EXPLAINING.get()
         if asked is not None:
             asked.reach(graph)
-        if graph.ran is not None:
-            graph.ran()
         if written:
             _refuse_shared(args, written)
         return run(*args)

@@ -4,14 +4,14 @@ Dynamo ends a graph where it cannot read on, and begins another one behind. Insi
 anew: it gives the whole function up, and this backend never hears of it. So it listens to Dynamo's callbacks, too. Each
 model is told about once: at once where a function with a loop is given up in which Dynamo has seen operations already
 (others loop over names and settings), else when its first call is over, as until then a graph with a loop may still
-come.
+come, or the first graph at all.
 
 Private torch API, tried on 2.11 and 2.13: ``InstructionTranslator.current_tx``, which knows the call of
 ``torch.compile`` that a graph is compiled for; ``callback_handler``, whose callbacks run before Dynamo reads a
 function, and while the exception is handled with which it gives one up; ``InstructionTranslatorBase``, which walks
-through one and has its graph so far; ``patch`` of its ``config``, for ``allow_rnn``; the name ``compile_wrapper`` of
-what calls a compiled function; the variables ``code``, ``compiler_fn`` and ``one_graph`` of the functions that it went
-through, and ``skip_frame`` and ``real_stack`` of its ``Unsupported``.
+through one and has its graph so far; ``patch`` of its ``config``, for ``allow_rnn``; the function ``compile_wrapper``,
+which calls a compiled one, and its list ``cleanups`` of what to call behind it; the variables ``code``, ``compiler_fn``
+and ``one_graph`` of the functions that it went through, and ``skip_frame`` and ``real_stack`` of its ``Unsupported``.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from __future__ import annotations
 import dis
 import sys
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import count
 from types import CodeType, FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -47,6 +45,11 @@ _UNSEEN = (
     "If the model has a loop over time, Dynamo may have broken the graph in it, which fullgraph=True shows; "
     "reroll.compile(model, time_dim=...) rolls it by the dimension of time."
 )
+_NO_GRAPH = (
+    "reroll was given no graph of the model: Dynamo ended before its first operation, so it runs as plain Python. "
+    "fullgraph=True shows where, as an error; or use reroll.compile(model, time_dim=...), which may record the model, "
+    "and takes packed sequences."
+)
 _WHOLE = (
     "Set torch._dynamo.config.allow_rnn = True, with which torch 2.13 hands such layers over; or use "
     "reroll.compile(model, time_dim=...)."
@@ -61,13 +64,16 @@ _SHARDED = (
 class Pieces:
     """The graphs of one compiled model so far: whether one of them has a loop, and where Dynamo ended them and why.
 
-    first: what is to be said of the first one without a loop.
+    heard: whether the end of a call is heard. first: what is to be said of the first one without a loop. how: graphs
+    without one are run.
     """
 
     graphs: int = 0
     rolled: bool = False
     told: bool = False
+    heard: bool = False
     first: str = ""
+    how: str = ""
     breaks: dict[str, None] = field(default_factory=dict)
 
     def add(self, rolled: bool, ended: str) -> None:
@@ -89,48 +95,51 @@ class Pieces:
         )
         warnings.warn(text, RerollWarning, stacklevel=2)
 
-    def missed(self, reason: str, options: Options) -> Callable[[], None] | None:
-        """Say that a graph has no loop, or give what is to be called before each of its runs to say so of all.
+    def missed(self, reason: str, options: Options) -> None:
+        """Say that a graph has no loop, now or when the call is over.
 
         Raises NoRecurrenceError if the options ask for it.
         """
         text = f"reroll found no recurrence: {reason}."
-        self.first = self.first or text
         if options.on_no_recurrence == "error":
             raise NoRecurrenceError(f"{text} Use on_no_recurrence='warn' to compile such graphs as inductor does.")
-        how = "as the inductor backend does" if options.lowering == "inductor" else "as it is"
-        if not self.breaks and not _within():
-            warnings.warn(f"{text} The graph is run {how}. {_UNSEEN}", RerollWarning, stacklevel=4)
-            return None
-        runs = count(1)
-        return lambda: self._tell(how) if next(runs) == 2 else None
+        self.how = "as the inductor backend does" if options.lowering == "inductor" else "as it is"
+        self.first = self.first or f"{text} The graph is run {self.how}. {_UNSEEN}"
+        if not self.heard or not (self.breaks or _within()):
+            self.told = True
+            warnings.warn(self.first, RerollWarning, stacklevel=4)
 
-    def _tell(self, how: str) -> None:
-        """Warn, once, if no graph of the model has a loop."""
-        if self.rolled or self.told:
+    def over(self) -> None:
+        """Warn, once, if no graph of the model has a loop; the call in which they were compiled is over."""
+        if self.rolled or self.told or sys.exc_info()[0] is not None:
             return
         self.told = True
-        if not self.breaks:
-            warnings.warn(f"{self.first} The graph is run {how}. {_UNSEEN}", RerollWarning, stacklevel=4)
-            return
+        text = self._cut() if self.breaks and self.graphs else self.first if self.graphs else _NO_GRAPH
+        warnings.warn(text, RerollWarning, stacklevel=4)
+
+    def _cut(self) -> str:
         shown = list(self.breaks)[:_SHOWN]
         more = f"; and at {len(self.breaks) - _SHOWN} more places" if len(self.breaks) > _SHOWN else ""
-        text = (
+        return (
             f"reroll found no recurrence in any of the graphs ({self.graphs} so far) into which Dynamo cut the model. "
             f"It ended one here: {'; '.join(shown)}{more}. A loop with such a place in it is not seen as a loop. Each "
-            f"graph is run {how}. {_REMEDY}"
+            f"graph is run {self.how}. {_REMEDY}"
         )
-        warnings.warn(text, RerollWarning, stacklevel=4)
 
 
 def _within() -> bool:
     """Whether Dynamo reads a function that the compiled one calls, by itself: code of others runs between them."""
     frame: FrameType | None = sys._getframe()
-    while frame is not None and not (frame.f_code.co_name == "compile_wrapper" and _is_torchs(frame)):
+    while frame is not None and not _is_wrapper(frame):
         if not _is_torchs(frame):
             return True
         frame = frame.f_back
     return False
+
+
+def _is_wrapper(frame: FrameType) -> bool:
+    """Whether this is what calls a compiled function."""
+    return frame.f_code.co_name == "compile_wrapper" and _is_torchs(frame)
 
 
 def _is_torchs(frame: FrameType) -> bool:
@@ -177,9 +186,22 @@ def _begin(_: object) -> None:
     while frame is not None and "compiler_fn" not in frame.f_locals:
         frame = frame.f_back
     asked = None if frame is None else frame.f_locals["compiler_fn"]
-    if _KEEPS_LAYERS and getattr(asked, "compiler_name", "") == "reroll":
+    if getattr(asked, "compiler_name", "") != "reroll":
+        return
+    _hear_the_end(frame, _PIECES.setdefault(asked, Pieces()))
+    if _KEEPS_LAYERS:
         _keeping.append(torch._dynamo.config.patch(allow_rnn=True))
         _keeping[-1].__enter__()
+
+
+def _hear_the_end(frame: FrameType | None, model: Pieces) -> None:
+    """Hear when the call is over within which a frame runs."""
+    while frame is not None and not _is_wrapper(frame):
+        frame = frame.f_back
+    ends = [] if frame is None else frame.f_locals.get("cleanups", [])
+    model.heard = frame is not None and "cleanups" in frame.f_locals
+    if model.over not in ends:
+        ends.append(model.over)
 
 
 def _hear(_: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,43 @@ _GATHERING = str(Path("processes", "sharded.py"))
 
 def where(node: fx.Node) -> str:
     """The line of the user's code that made a node, for messages."""
+    lines = _frames(node)
+    return lines[-1] if lines else f"node {node.name}"
+
+
+def where_all(nodes: Sequence[fx.Node]) -> str:
+    """The first line of the function that made all of some nodes, itself or by what it calls; as that of a loop."""
+    traces = [trace for trace in map(_frames, nodes) if trace]
+    if not traces:
+        return where(nodes[0])
+    depth = 0
+    while all(len(trace) > depth + 1 and trace[depth] == traces[0][depth] for trace in traces):
+        depth += 1
+    here = [trace[depth] for trace in traces]
+    if len({_function(line) for line in here}) > 1:  # the line above calls them all
+        return traces[0][max(depth - 1, 0)]
+    return min(here, key=_number)
+
+
+def _frames(node: fx.Node) -> list[str]:
+    """The lines of the user's code from the outermost to that which made a node, each as one of a message."""
     trace = (node.stack_trace or "").strip().splitlines()
-    files = [
-        index for index, line in enumerate(trace) if line.lstrip().startswith("File ") and f'{_GATHERING}"' not in line
-    ]
-    if not files:
-        return f"node {node.name}"
-    code = trace[files[-1] + 1].strip() if files[-1] + 1 < len(trace) else ""
-    return f"{trace[files[-1]].strip()}: {code}".rstrip(": ")
+    found = []
+    for index, line in enumerate(trace):
+        if line.lstrip().startswith("File ") and f'{_GATHERING}"' not in line:
+            code = trace[index + 1].strip() if index + 1 < len(trace) else ""
+            found.append(f"{line.strip()}: {code}".rstrip(": "))
+    return found
+
+
+def _number(line: str) -> int:
+    return int(line.partition(", line ")[2].partition(",")[0])
+
+
+def _function(line: str) -> tuple[str, str]:
+    """File and function of a line."""
+    file, _, rest = line.partition(", line ")
+    return file, rest.partition(", ")[2].partition(": ")[0]
 
 
 def take_line(node: fx.Node, source: fx.Node) -> None:
@@ -33,17 +63,26 @@ def take_line(node: fx.Node, source: fx.Node) -> None:
 
 
 def user_trace() -> str:
-    """The line of the user's code that is running: the innermost one outside of torch and reroll; as in a traceback."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OURS:
-        frame = frame.f_back
-    if frame is None:
-        return "the model"
-    name, number = frame.f_code.co_filename, frame.f_lineno
-    code = linecache.getline(name, number).strip()
-    return f'File "{name}", line {number}, in {frame.f_code.co_name}\n    {code}'.rstrip()
+    """The lines of the user's code that are running, called by one another, without torch's; as in a traceback."""
+    return "\n".join(reversed([*_running()])) or "the model"
 
 
 def user_line() -> str:
-    """The same in one line."""
-    return ": ".join(map(str.strip, user_trace().split("\n")))
+    """The innermost one of these, in one line."""
+    return ": ".join(map(str.strip, next(_running(), "the model").split("\n")))
+
+
+def _running() -> Iterator[str]:
+    """The lines of the user's code from the innermost on to that which reroll has called."""
+    frame: Any = sys._getframe(1)
+    found = False
+    while frame is not None:
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if found and package == "reroll":
+            return
+        if package not in _OURS:
+            found = True
+            name, number = frame.f_code.co_filename, frame.f_lineno
+            code = linecache.getline(name, number).strip()
+            yield f'File "{name}", line {number}, in {frame.f_code.co_name}\n    {code}'.rstrip()
+        frame = frame.f_back

@@ -19,7 +19,7 @@ from reroll.capture.steps.step import SliceOf, Step, tensor_of
 from reroll.graph.editing import add_input, flatten, merge_duplicates, rebuild
 from reroll.graph.effects import attribute, autocasts, example, grad_enabled, has_effect, is_random
 from reroll.graph.fakes import contiguous, resized
-from reroll.graph.lines import take_line, where
+from reroll.graph.lines import take_line, where_all
 from reroll.graph.names import names_of
 from reroll.recurrence import Items, Numbers, PerStep, Recurrence, Slices
 
@@ -63,7 +63,7 @@ def extract(outer: Outer, step: Step, name: str) -> Recurrence:
         random=any(is_random(node) for node in module.graph.nodes),
         blocks=blocks,
         modules=modules_of(step.sequence.module.graph, operands, builder.xs, step.region.steps) if blocks else (),
-        where=where(first),
+        where=where_all([step.node(place, 0) for place in range(step.region.period)]),
     )
 
 

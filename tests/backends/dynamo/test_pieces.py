@@ -141,9 +141,9 @@ def test_explain_shows_all_graphs_of_a_model() -> None:
     assert [len(one["recurrences"]) for one in report.to_json()["others"]] == [1, 0]
 
 
-def test_where_no_piece_has_a_loop_it_is_said_once_after_the_first_call() -> None:
-    first, (text,), third = calls(Cut(2), torch.randn(4, WIDTH))
-    assert not first
+def test_where_no_piece_has_a_loop_it_is_said_once_when_the_first_call_is_over() -> None:
+    (text,), second, third = calls(Cut(2), torch.randn(4, WIDTH))
+    assert not second
     assert not third
     assert "in any of the graphs (2 so far)" in text
     assert "graph_break()` at" in text
@@ -162,7 +162,7 @@ class Within(nn.Module):
         for name in ("a", "b", "c", "d"):
             self.held[name] = torch.zeros_like(x_BC)
 
-    @torch._dynamo.disable(recursive=False)
+    @torch._dynamo.disable(recursive=False)  # type: ignore[untyped-decorator]
     def skipped(self, x_BC: Tensor) -> None:
         self.begin(x_BC)
 
@@ -174,10 +174,42 @@ class Within(nn.Module):
 
 def test_a_small_function_that_dynamo_reads_by_itself_is_not_the_model() -> None:
     assert calls(Within(6), torch.randn(4, WIDTH)) == [[], [], []]
-    first, (text,), third = calls(Within(1), torch.randn(4, WIDTH))
-    assert not first
+    (text,), second, third = calls(Within(1), torch.randn(4, WIDTH))
+    assert not second
     assert not third
     assert "found no recurrence" in text
+
+
+class Packed(nn.Module):
+    """Nothing but a layer on a packed sequence, before which Dynamo ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.GRU(WIDTH, WIDTH)
+
+    def forward(self, x_TBC: Tensor) -> Tensor:
+        lengths = [x_TBC.shape[0]] * x_TBC.shape[1]
+        return self.rnn(nn.utils.rnn.pack_padded_sequence(x_TBC, lengths))[1]  # type: ignore[no-any-return]
+
+
+def test_a_model_of_which_dynamo_gives_no_graph_is_named_once() -> None:
+    (text,), second, third = calls(Packed(), torch.randn(6, 4, WIDTH))
+    assert not second
+    assert not third
+    assert "was given no graph of the model" in text
+    assert "reroll.compile(model, time_dim=...)" in text
+
+
+def test_a_model_that_fails_is_not_talked_about() -> None:
+    class Failing(Cut):
+        def forward(self, x_BC: Tensor) -> Tensor:
+            super().forward(x_BC)
+            raise ValueError("mine")
+
+    run = torch.compile(Failing(2), backend="reroll", options=OPTIONS)
+    with told() as texts, pytest.raises(ValueError, match="mine"):
+        run(torch.randn(4, WIDTH))
+    assert not texts
 
 
 def test_a_loop_over_time_that_dynamo_gives_up_is_named_at_once() -> None:
