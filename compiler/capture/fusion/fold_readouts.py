@@ -15,7 +15,7 @@ from torch import fx
 
 from reroll.capture.fusion.hoist import add_examples, copy_with_examples, hoist
 from reroll.capture.fusion.peel import RowEmitter, outer_emitter
-from reroll.capture.fusion.row_analysis import Illegal, rows_of, timed
+from reroll.capture.fusion.row_analysis import Illegal, is_pick, rows_of, timed
 from reroll.capture.fusion.row_rules import Rows
 from reroll.capture.fusion.shown_layouts import as_it_lay
 from reroll.capture.fusion.step_builder import StepBuilder, prune
@@ -41,8 +41,8 @@ def _readouts(graph: fx.Graph, recurrence: Recurrence) -> tuple[fx.Node, dict[fx
     call = next(node for node in graph.nodes if node.target == recurrence.name)
     analysed = rows_of(graph, call, recurrence)
     rows = timed(analysed)
-    ends = [node for node in rows if not _is_pick(node, call) and any(user not in rows for user in node.users)]
-    gone = [node for node in rows if _is_pick(node, call) and all(user in rows for user in node.users)]
+    ends = [node for node in rows if not is_pick(node, call) and any(user not in rows for user in node.users)]
+    gone = [node for node in rows if is_pick(node, call) and all(user in rows for user in node.users)]
     for at in (rows[end] for end in ends):
         if at.last - at.first < recurrence.steps or at.length > recurrence.steps + _OUTSIDE:
             raise Illegal("what is read is not what the steps make")
@@ -66,10 +66,6 @@ def _folded(found: Capture, recurrence: Recurrence) -> Capture:
     add_examples(graph)
     graph.lint()
     return replace(found, outer=graph, recurrences=tuple(extended if r is recurrence else r for r in found.recurrences))
-
-
-def _is_pick(node: fx.Node, call: fx.Node) -> bool:
-    return node.target is operator.getitem and node.args[0] is call
 
 
 def _row_bytes(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
+from reroll.capture.fusion.add_up import add_up
 from reroll.capture.fusion.feed_inputs import feed
 from reroll.capture.fusion.fold_readouts import fold
 from reroll.capture.fusion.hoist import add_examples, copy_with_examples, hoist, row_read, settle_fills
@@ -19,6 +20,7 @@ from reroll.capture.fusion.peel import outer_emitter, peel
 from reroll.capture.fusion.row_analysis import Illegal, rows_of, timed
 from reroll.capture.fusion.row_rules import Rows
 from reroll.capture.fusion.step_builder import merge, prune
+from reroll.capture.fusion.take_last import take_last
 from reroll.graph.editing import ancestors
 from reroll.graph.effects import has_effect, is_random, modes
 from reroll.graph.lines import where
@@ -49,7 +51,7 @@ def fuse(found: Capture) -> Capture:
         settle_fills(settled.outer)
         while (fused := _first(settled, refused)) is not None:
             found = settled = fused
-    return feed(fold(replace(found, notes=(*found.notes, *_refusals(found, refused)))))
+    return feed(add_up(fold(take_last(replace(found, notes=(*found.notes, *_refusals(found, refused)))))))
 
 
 def _first(found: Capture, refused: Refused) -> Capture | None:

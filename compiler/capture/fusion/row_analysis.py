@@ -6,7 +6,8 @@ done on one row: with a time dimension of size one all its arguments stay, but f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Container, Mapping
 from typing import Any
 
 import torch
@@ -56,11 +57,33 @@ def timed(rows: Mapping[fx.Node, Rows | str]) -> dict[fx.Node, Rows]:
     return {node: each for node, each in rows.items() if isinstance(each, Rows)}
 
 
+def is_pick(node: fx.Node, call: fx.Node) -> bool:
+    """Whether a node is one of a recurrence's results."""
+    return node.target is operator.getitem and node.args[0] is call
+
+
+def unheld(call: fx.Node, rows: Mapping[fx.Node, Rows], readers: Container[fx.Node]) -> dict[fx.Node, set[fx.Node]]:
+    """The stacked outputs of which nobody but some ``readers`` reads more than rows, with all that follows from each.
+
+    None of these is held for all steps where the readers are given what they need in another way.
+    """
+    found = dict[fx.Node, set[fx.Node]]()
+    for pick in (node for node in rows if is_pick(node, call)):
+        behind, todo = {pick}, [pick]
+        while todo:
+            new = [user for user in todo.pop().users if user in rows and user not in behind]
+            behind.update(new)
+            todo += new
+        if all(user in rows or user in readers for node in behind for user in node.users):
+            found[pick] = behind
+    return found
+
+
 def _apply(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
     name = _name(node)
     rule = RULES.get(name)
     if (
-        not _plain(node)
+        not is_torchs(node)
         or rule is None
         or is_random(node)
         or not node.args
@@ -90,7 +113,7 @@ def _known(node: fx.Node) -> bool:
     return "example_value" in node.meta or node.target is torch.unbind
 
 
-def _plain(node: fx.Node) -> bool:
+def is_torchs(node: fx.Node) -> bool:
     """Whether what a node calls is torch's own, so that its name says what it does."""
     if node.op == "call_method" or node.target is out_of_place:
         return True

@@ -17,6 +17,7 @@ from torch import fx
 from reroll.graph.effects import DROPOUTS, example
 
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
+_TABLE = 32  # how many times as large as a step's rows a table is at most whose rows the steps look up
 WHOLE_VIEWS = ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "transpose", "permute", "t")
 
 
@@ -112,6 +113,19 @@ def _linear(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
 
 def _matmul(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
     return _linear(node, rows) if len(shape(argument(node, 1, "other"))) in (1, 2) else None
+
+
+def _embedding(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
+    """A lookup in a table that is no larger than some rows: the gradient of one step is as large as the table."""
+    source, table = _only(node, rows), shape(argument(node, 1, "weight"))
+    mixing = (
+        argument(node, 3, "max_norm"),
+        argument(node, 5, "scale_grad_by_freq", False),
+        argument(node, 6, "sparse"),
+    )
+    if source is None or any(mixing) or math.prod(table) > _TABLE * math.prod(shape(node)) // source.length:
+        return None
+    return _taken(source)
 
 
 def _layer_norm(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
@@ -285,6 +299,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("group_norm", "interpolate", "pixel_shuffle", "pixel_unshuffle"), _batched(0)),
     **dict.fromkeys(("layer_norm", "rms_norm"), _layer_norm),
     "linear": _linear,
+    "embedding": _embedding,
     "matmul": _matmul,
     "batch_norm": _batch_norm,
     "narrow": _narrow,

@@ -15,6 +15,8 @@ from reroll.capture.fusion.row_analysis import Illegal
 from reroll.capture.fusion.row_rules import Rows
 from reroll.graph.editing import add_input, merge_duplicates
 from reroll.graph.effects import example, has_effect
+from reroll.graph.fakes import resized
+from reroll.graph.lines import take_line
 from reroll.graph.names import add_names, names_of
 from reroll.recurrence import Items, PerStep, Recurrence, Slices
 
@@ -78,12 +80,30 @@ class StepBuilder:
 
     def spread(self, source: fx.Node, dim: int, at: int, inner: int) -> fx.Node:
         """One row of a value from outside, with its time dimension: it becomes a per-step input."""
+        if inner > 1:
+            return self._entries(source, dim, at, inner)
         value = example(source)
         x = Slices(self.operand(source, value), dim, at, self.stride)
         row = None if value is None else value.select(dim, 0).detach().requires_grad_(value.requires_grad)
         node = self.placeholder(f"x_{source.name}", row)
         self.xs.append((x, node))
         return self.graph.call_function(torch.unsqueeze, (node, dim))
+
+    def _entries(self, source: fx.Node, dim: int, at: int, inner: int) -> fx.Node:
+        """The ``inner`` entries of one row, in a dimension that holds those of all rows one after another."""
+        value = example(source)
+        if value is None:
+            raise Illegal(f"{source.name} is no tensor")
+        sizes = (*value.shape[:dim], value.shape[dim] // inner, inner, *value.shape[dim + 1 :])
+        with source.graph.inserting_after(source):
+            apart = source.graph.call_function(torch.unflatten, (source, dim, (-1, inner)))
+        apart.meta["example_value"] = resized(value, sizes).requires_grad_(value.requires_grad)
+        take_line(apart, source)
+        like = apart.meta["example_value"]
+        row = like.select(dim, 0).detach().requires_grad_(value.requires_grad)
+        node = self.placeholder(f"x_{source.name}", row)
+        self.xs.append((Slices(self.operand(apart, like), dim, at, self.stride), node))
+        return node
 
     def constant(self, source: fx.Node) -> fx.Node:
         """A value from outside that is the same at every step."""

@@ -77,6 +77,7 @@ ROWS: dict[str, tuple[Function, Rows]] = {
     "a row per step from outside": (lambda i: i.x + i.whole, rows()),
     "broadcast from the left": (lambda i: i.late + i.x.sum((1, 2)).unsqueeze(-1), rows(1)),
     "linear": (lambda i: functional.linear(i.x, i.w.t()), rows()),
+    "a lookup": (lambda i: functional.embedding((i.x > 0).to(torch.int64), i.w), rows()),
     "linear, time in the middle": (lambda i: functional.linear(i.late, i.w.t()), rows(1)),
     "matmul": (lambda i: torch.matmul(i.x, i.w), rows()),
     "layer norm": (lambda i: functional.layer_norm(i.x, (B, H)), rows()),
@@ -146,6 +147,11 @@ def test_only_the_rows_that_all_operands_have_are_made_in_the_loop() -> None:
 
 ALONE = "is not known to act on each time step alone"
 REFUSED: dict[str, tuple[Function, str]] = {
+    "a lookup that counts": (
+        lambda i: functional.embedding((i.x > 0).to(torch.int64), i.w, scale_grad_by_freq=True),
+        ALONE,
+    ),
+    "a lookup in a large table": (lambda i: functional.embedding((i.x > 0).long(), i.w.repeat(400, 1)), ALONE),
     "no rule": (lambda i: torch.sort(i.x), ALONE),
     "a sum over time": (lambda i: i.x.sum(0), ALONE),
     "a sum over all": (lambda i: i.x.sum(), ALONE),

@@ -1,0 +1,108 @@
+"""Where nothing but the last row of an output is read, it is taken from the loop's last carries.
+
+``nn.LSTM(...)(x)[0][-1]`` is an example: its states are then not held for all steps. What is made of all rows before
+one is read, as in ``readout(states)[-1]``, is made of that one alone.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import fx
+
+from reroll.capture.fusion.hoist import add_examples, copy_with_examples, row_read
+from reroll.capture.fusion.peel import RowEmitter, outer_emitter
+from reroll.capture.fusion.row_analysis import Illegal, is_pick, rows_of, timed, unheld
+from reroll.capture.fusion.row_rules import Rows
+from reroll.capture.fusion.step_builder import prune
+from reroll.graph.effects import example, has_effect
+from reroll.recurrence import Capture, Recurrence
+
+
+def take_last(found: Capture) -> Capture:
+    """A capture in which last rows are taken from carries. The graph has examples for all tensors."""
+    for recurrence in found.recurrences:
+        try:
+            _last_reads(found.outer, recurrence)  # on the graph itself first: a copy takes as long as all else
+            found = _taken(found, recurrence)
+        except Illegal:
+            continue
+    return found
+
+
+def _last_reads(graph: fx.Graph, recurrence: Recurrence) -> tuple[fx.Node, Mapping[fx.Node, Rows], dict[fx.Node, int]]:
+    """A recurrence's call, the rows behind it, and who reads which of these, made in its last step or outside of it.
+
+    Raises Illegal.
+    """
+    call = next(node for node in graph.nodes if node.target == recurrence.name)
+    rows = timed(rows_of(graph, call, recurrence))
+    carried = _carried(recurrence)
+    reads = dict(_reads(call, rows, recurrence.steps, carried))
+    gone = unheld(call, rows, reads)
+    if not gone:
+        raise Illegal("more than last rows is read, or these are no carries")
+    behind = {node for nodes in gone.values() for node in nodes}
+    return call, rows, {node: at for node, at in reads.items() if row_read(node)[0] in behind}
+
+
+def _reads(
+    call: fx.Node, rows: Mapping[fx.Node, Rows], steps: int, carried: Container[int]
+) -> Iterator[tuple[fx.Node, int]]:
+    for node in call.graph.nodes:
+        source, dim, at = row_read(node)
+        found = rows.get(source) if source is not None else None
+        if source is None or found is None or found.dim != dim or found.inner != 1:
+            continue
+        at %= found.length
+        last = at == found.last - 1 and at - found.shift == steps - 1
+        if not found.first <= at < found.last or (
+            last and all(each in carried for each in _picked(source, call, rows))
+        ):
+            yield node, at
+
+
+def _picked(node: fx.Node, call: fx.Node, rows: Mapping[fx.Node, Rows]) -> Iterator[int]:
+    """The numbers of the results from which rows follow."""
+    if is_pick(node, call):
+        yield int(node.args[1])  # type: ignore[arg-type]
+    else:
+        for each in (each for each in node.all_input_nodes if each in rows):
+            yield from _picked(each, call, rows)
+
+
+def _carried(recurrence: Recurrence) -> dict[int, int]:
+    """Results of the step that are the same value as a carry, and the number of that."""
+    results: Any = recurrence.step.graph.output_node().args[0]
+    wide = len(recurrence.carries)
+    numbers = {node: number for number, node in reversed([*enumerate(results[:wide])])}
+    return {number: numbers[node] for number, node in enumerate(results) if number >= wide and node in numbers}
+
+
+def _taken(found: Capture, recurrence: Recurrence) -> Capture:
+    graph = copy_with_examples(found.outer)
+    call, rows, reads = _last_reads(graph, recurrence)
+    carried, around = _carried(recurrence), outer_emitter(graph, rows)
+
+    def last(stacked: fx.Node) -> fx.Node:
+        """The last row of a stacked output."""
+        made = graph.call_function(operator.getitem, (call, carried[int(stacked.args[1])]))  # type: ignore[arg-type]
+        value = example(stacked)
+        assert value is not None
+        made.meta["example_value"] = value.select(0, 0)
+        return made
+
+    emitter = RowEmitter(graph, rows, last, around.spread, around.constant)
+    with graph.inserting_before(next(iter(reads))):  # rows share what was made before: all of it in order
+        made = {node: emitter.row(row_read(node)[0], at) for node, at in reads.items()}  # type: ignore[arg-type]
+    for node, row in made.items():
+        row.meta = dict(node.meta)
+        node.replace_all_uses_with(row)
+    graph.eliminate_dead_code(has_effect)
+    pruned = prune(call, recurrence)
+    add_examples(graph)
+    graph.lint()
+    return replace(found, outer=graph, recurrences=tuple(pruned if r is recurrence else r for r in found.recurrences))

@@ -1,0 +1,239 @@
+"""Losses, means and sums behind a loop are added up in it, and last rows come from its carries: equal to eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import reroll
+
+T, B, N, C = 9, 3, 4, 5
+Loss = Callable[[Tensor, Tensor], Any]
+
+
+class Net(nn.Module):
+    """A loop, a readout of all its states, and what a function makes of these and of targets."""
+
+    def __init__(self, end: Loss, layer: type[nn.Module] = nn.GRU, batch_first: bool = False) -> None:
+        super().__init__()
+        self.rnn, self.readout = layer(N, N, batch_first=batch_first), nn.Linear(N, C)  # type: ignore[call-arg]
+        self.end = end
+
+    def forward(self, x: Tensor, target: Tensor) -> Any:
+        return self.end(self.readout(self.rnn(x)[0]), target)
+
+
+class Loop(Net):
+    """The same with a Python loop, whose first and last steps are peeled off."""
+
+    def __init__(self, end: Loss) -> None:
+        super().__init__(end)
+        self.cell = nn.LSTMCell(N, N)
+
+    def forward(self, x: Tensor, target: Tensor) -> Any:
+        h = x.new_zeros(x.shape[1], N)
+        c, states = h, []
+        for t in range(x.shape[0]):
+            h, c = self.cell(x[t], (h, c))
+            states.append(h)
+        return self.end(self.readout(torch.stack(states)), target)
+
+
+def classes(steps: int = T, batch_first: bool = False) -> Tensor:
+    found = torch.randint(C, (B, steps) if batch_first else (steps, B))
+    found[0, 1] = -100
+    return found
+
+
+def compared(model: nn.Module, x: Tensor, target: Tensor, door: str = "any length", **options: Any) -> list[Any]:
+    """The loops of a compiled model, whose results and gradients were compared with eager."""
+    options = {"lowering": "eager"} | options
+    fast: Any = (
+        torch.compile(model, backend="reroll", options=options)
+        if door == "backend"
+        else reroll.compile(model, time_dim=options.pop("time_dim", 0), **options)
+    )
+    report = reroll.check(fast, x, target, measure=False, strict=True)
+    assert report.equal, str(report)
+    return [loop.recurrence for loop in reroll.explain(fast, x, target).loops]
+
+
+pytestmark = pytest.mark.usefixtures("double_precision")
+OF_CLASSES: dict[str, Loss] = {
+    "cross entropy": lambda y, t: F.cross_entropy(y.flatten(0, 1), t.flatten()),
+    "its sum": lambda y, t: F.cross_entropy(y.flatten(0, 1), t.flatten(), reduction="sum"),
+    "smoothed": lambda y, t: F.cross_entropy(y.flatten(0, 1), t.flatten(), label_smoothing=0.2),
+    "another class ignored": lambda y, t: F.cross_entropy(y.flatten(0, 1), t.clamp(0).flatten(), ignore_index=2),
+    "classes in dimension 1": lambda y, t: F.cross_entropy(y.transpose(1, 2), t),
+    "time in dimension 2": lambda y, t: F.cross_entropy(y.permute(1, 2, 0), t.t()),
+    "probabilities": lambda y, t: F.cross_entropy(y.flatten(0, 1), y.detach().mul(2).flatten(0, 1).softmax(-1)),
+    "of log_softmax": lambda y, t: F.nll_loss(y.log_softmax(-1).flatten(0, 1), t.flatten()),
+    "picked by hand": lambda y, t: -y.log_softmax(-1).mean(),
+    "a module": lambda y, t: nn.CrossEntropyLoss(ignore_index=1)(y.reshape(-1, C), t.clamp(0).reshape(-1)),
+    "two of them": lambda y, t: F.cross_entropy(y.flatten(0, 1), t.flatten()) + 0.1 * y.square().mean(),
+    "one by one": lambda y, t: {"loss": y.exp().sum(), "each": y.mean(0), "kept": y.sum((0, 2), keepdim=True)},
+}
+OF_NUMBERS: dict[str, Loss] = {
+    "mse": lambda y, t: F.mse_loss(y, t),
+    "l1 sum": lambda y, t: F.l1_loss(y, t, reduction="sum"),
+    "smooth l1": lambda y, t: F.smooth_l1_loss(y, t, beta=0.5),
+    "huber": lambda y, t: F.huber_loss(y.flatten(), t.flatten()),
+    "binary": lambda y, t: F.binary_cross_entropy_with_logits(y, t.sigmoid()),
+    "binary of sigmoid": lambda y, t: F.binary_cross_entropy(y.sigmoid(), t.sigmoid()),
+    "weighted by hand": lambda y, t: ((y - t).square() * t.abs()).sum() / t.numel(),
+    "a norm": lambda y, t: (y - t).square().sum((0, 2)).sqrt().mean(),
+}
+NOT: dict[str, Loss] = {
+    "states are given too": lambda y, t: (F.cross_entropy(y.flatten(0, 1), t.flatten()), y),
+    "weights of classes": lambda y, t: F.cross_entropy(y.flatten(0, 1), t.flatten(), weight=torch.ones(C)),
+    "time is left": lambda y, t: y.sum(2),
+    "a product": lambda y, t: y.prod(0),
+    "the mean is taken off": lambda y, t: (y - y.mean(0)).square().sum(),
+    "a row in between": lambda y, t: y[3],
+    "each one": lambda y, t: F.cross_entropy(y.flatten(0, 1), t.flatten(), reduction="none"),
+}
+
+
+@pytest.mark.parametrize("door", ["any length", "backend"])
+@pytest.mark.parametrize("end", OF_CLASSES.values(), ids=OF_CLASSES)
+def test_losses_of_classes(end: Loss, door: str) -> None:
+    (loop,) = compared(Net(end), torch.randn(T, B, N, requires_grad=True), classes(), door)
+    assert not loop.ys
+    assert any(name.startswith("sum_") for name in loop.carries)
+
+
+@pytest.mark.parametrize("end", OF_NUMBERS.values(), ids=OF_NUMBERS)
+def test_losses_of_numbers(end: Loss) -> None:
+    (loop,) = compared(Net(end), torch.randn(T, B, N), torch.randn(T, B, C, requires_grad=True))
+    assert not loop.ys
+
+
+@pytest.mark.parametrize("end", NOT.values(), ids=NOT)
+def test_what_needs_all_steps_stays_behind_the_loop(end: Loss) -> None:
+    (loop,) = compared(Net(end), torch.randn(T, B, N), classes())
+    assert loop.ys
+    assert not any(name.startswith("sum_") for name in loop.carries)
+
+
+@pytest.mark.parametrize("name", ["cross entropy", "one by one", "classes in dimension 1"])
+@pytest.mark.parametrize("door", ["any length", "backend"])
+def test_steps_outside_of_the_loop_are_added_too(name: str, door: str) -> None:
+    (loop,) = compared(Loop(OF_CLASSES[name]), torch.randn(T, B, N), classes(), door)
+    assert loop.steps < T
+    assert not loop.ys
+
+
+def test_every_length_divides_by_its_own() -> None:
+    fast: Any = reroll.compile(Net(OF_CLASSES["cross entropy"]), time_dim=0, lowering="eager")
+    for steps in (7, 30, 12, 5):
+        assert reroll.check(fast, torch.randn(steps, B, N), classes(steps), measure=False, strict=True).equal
+
+
+def test_time_in_the_middle() -> None:
+    model = Net(lambda y, t: F.cross_entropy(y.transpose(1, 2), t), batch_first=True)
+    (loop,) = compared(model, torch.randn(B, T, N), classes(batch_first=True), time_dim=1)
+    assert not loop.ys
+
+
+@pytest.mark.parametrize("schedule", ["standard", "double", "revolve", "store_all", "hierarchical"])
+@pytest.mark.parametrize("lowering", ["eager", "inductor"])
+def test_every_schedule(schedule: str, lowering: str) -> None:
+    if lowering == "inductor" and schedule not in ("double", "store_all"):
+        pytest.skip("compiled once is enough")
+    (loop,) = compared(
+        Net(OF_CLASSES["two of them"]), torch.randn(40, B, N), classes(40), schedule=schedule, lowering=lowering
+    )
+    assert not loop.ys
+
+
+def test_a_sum_of_many_steps_is_exact_in_single_precision() -> None:
+    """The carry has double precision; added up in single precision a million tenths are 1 % off."""
+    model = Net(lambda y, t: y.mul(0).add(0.1).mean()).float()
+    fast: Any = reroll.compile(model, time_dim=0, lowering="eager")
+    x = torch.randn(4000, 1, N, dtype=torch.float32)
+    result = fast(x, x)
+    assert result.dtype == torch.float32
+    assert float(result) == pytest.approx(0.1, abs=1e-8)
+
+
+def test_ignored_everywhere_is_no_number_as_in_eager() -> None:
+    model = Net(OF_CLASSES["cross entropy"])
+    fast: Any = reroll.compile(model, time_dim=0, lowering="eager")
+    nothing = torch.full((T, B), -100)
+    assert model(torch.randn(T, B, N), nothing).isnan()
+    assert fast(torch.randn(T, B, N), nothing).isnan()
+
+
+def test_numbers_of_events_are_whole() -> None:
+    model = Net(lambda y, t: ((y > 0).sum(), y.square().sum()))
+    fast: Any = reroll.compile(model, time_dim=0, lowering="eager")
+    x = torch.randn(T, B, N)
+    expected, found = model(x, x)[0], fast(x, x)[0]
+    assert found.dtype == torch.int64
+    assert torch.equal(expected, found)
+
+
+LAST: dict[str, Loss] = {
+    "the last row": lambda y, t: y[-1],
+    "by its number": lambda y, t: y[T - 1].tanh(),
+    "after row-wise work": lambda y, t: y.relu().exp()[-1],
+    "of a transposed value": lambda y, t: y.transpose(0, 1)[:, -1].sum(),
+    "twice": lambda y, t: (y[-1], y.tanh()[-1]),
+}
+
+
+@pytest.mark.parametrize("layer", [nn.GRU, nn.LSTM, nn.RNN])
+@pytest.mark.parametrize("end", LAST.values(), ids=LAST)
+def test_last_rows_come_from_carries(end: Loss, layer: type[nn.Module]) -> None:
+    (loop,) = compared(Net(end, layer), torch.randn(T, B, N), torch.zeros(T), "backend")
+    assert not loop.ys
+
+
+@pytest.mark.parametrize("name", ["the last row", "after row-wise work", "twice"])
+def test_last_rows_at_any_length(name: str) -> None:
+    assert not compared(Net(LAST[name]), torch.randn(T, B, N), torch.zeros(T))[0].ys
+    assert not compared(Loop(LAST[name]), torch.randn(T, B, N), torch.zeros(T))[0].ys
+
+
+@pytest.mark.parametrize(
+    "end", [lambda y, t: (y[-1], y), lambda y, t: y[-2], lambda y, t: y[0], lambda y, t: (y[-1], y.sum(2))]
+)
+def test_more_than_the_last_row_is_held(end: Loss) -> None:
+    assert compared(Net(end), torch.randn(T, B, N), torch.zeros(T), "backend")[0].ys
+
+
+def test_the_last_row_of_what_is_no_carry_is_held() -> None:
+    class Spiking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(N, N)
+
+        def forward(self, x: Tensor, target: Tensor) -> Tensor:
+            v, outputs = x.new_zeros(x.shape[1], N), []
+            for t in range(x.shape[0]):
+                v = torch.tanh(self.fc(x[t]) + 0.9 * v)
+                outputs.append(torch.sigmoid(v))
+            return torch.stack(outputs)[-1]
+
+    assert compared(Spiking(), torch.randn(T, B, N), torch.zeros(T), "backend")[0].ys
+
+
+def test_a_table_is_read_in_the_step_and_a_large_one_before_it() -> None:
+    class Words(nn.Module):
+        def __init__(self, words: int) -> None:
+            super().__init__()
+            self.table, self.rnn = nn.Embedding(words, N, padding_idx=0), nn.GRU(N, N)
+
+        def forward(self, x: Tensor, target: Tensor) -> Tensor:
+            return self.rnn(self.table(x))[0].square().mean()  # type: ignore[no-any-return]
+
+    x = torch.randint(6, (T, B))
+    for words, inside in ((6, True), (6000, False)):
+        (loop,) = compared(Words(words), x, x)
+        targets = {getattr(node.target, "__name__", "") for node in loop.step.graph.nodes}
+        assert ("embedding" in targets) == inside
