@@ -115,7 +115,7 @@ class Shared:
     compiled: Any = None
 
     def __post_init__(self) -> None:
-        given = {"schedule": "auto"} if self.replay == "auto" else {"schedule": "store_all"}
+        given: dict[str, Any] = {"schedule": "auto"} if self.replay == "auto" else {"schedule": "store_all"}
         self.compiled = reroll.compile(self.network, time_dim=0, replay=self.replay, lowering=self.lowering, **given)
 
     @contextmanager

@@ -42,7 +42,7 @@ from reroll.backends.front.entries import (
 )
 from reroll.backends.front.held.names import missing_globals
 from reroll.backends.front.held.state import State
-from reroll.backends.front.modules import CompiledModule, ShardedModule
+from reroll.backends.front.modules import CompiledModule, ShardedModule, refuse_no_scalar, with_loss
 from reroll.backends.front.observe import SHORT, Observed, OtherTimeError, observe, refuse_sparse, refuse_unrolled
 from reroll.backends.front.outputs import outputs
 from reroll.backends.front.recorded import Recorded
@@ -64,7 +64,12 @@ _ATTEMPTS = 100  # more than patterns that are tried for one call, by far
 
 
 def compile(  # noqa: A001  # as torch.compile
-    model: Any = None, *, time_dim: TimeDim | None = None, steps: str | None = None, **options: Any
+    model: Any = None,
+    *,
+    time_dim: TimeDim | None = None,
+    steps: str | None = None,
+    loss: Callable[[Any, Any], Any] | None = None,
+    **options: Any,
 ) -> Any:
     """Compile a model whose compile cost does not grow with the number of steps T; also a decorator.
 
@@ -79,6 +84,10 @@ def compile(  # noqa: A001  # as torch.compile
     as ``"num_steps"`` or ``"config.num_steps"``: a parameter, an attribute of the model, or a variable of an enclosing
     function or of the module that its function is from. It may stand beside ``time_dim``, and alone where the input is
     the same at every step. It is set to few steps while the model is looked at, and put back.
+    loss: a function of what the model gives and of a target, such as ``torch.nn.functional.mse_loss``, which returns
+    one number. What comes back is a function then, ``compiled(*arguments, target=...)``, of that number. Where the loss
+    is a sum or mean over time, each step adds its part, so neither what the model gives nor its gradient is held for
+    all steps, and a budget covers the loss. The same goes for a loss within a model or function of yours.
     options: those of ``reroll.Options``.
 
     With ``time_dim``, the first call runs the model without gradients on a few short pieces of its sequence, has Dynamo
@@ -101,6 +110,10 @@ def compile(  # noqa: A001  # as torch.compile
     Raises LengthError, with the line, if what the model does at T steps cannot be told from a few steps.
     """
     parsed = Options.of(options)
+    if model is None:
+        return lambda target: compile(target, time_dim=time_dim, steps=steps, loss=loss, **options)
+    if loss is not None:
+        return _with_loss(model, loss, {"time_dim": time_dim, "steps": steps, **options})
     if time_dim is None and steps is None:
         return _over_depth(model, options)
     if "depth" in options:
@@ -118,8 +131,6 @@ def compile(  # noqa: A001  # as torch.compile
             "not the number."
         )
     time = Time(time_dim, steps)
-    if model is None:
-        return lambda target: compile(target, time_dim=time_dim, steps=steps, **options)
     if isinstance(model, nn.Module):
         return AnyLengthModule(model, time, parsed)
     if not callable(model):
@@ -134,10 +145,24 @@ def compile(  # noqa: A001  # as torch.compile
     return compiled
 
 
+def _with_loss(model: Any, loss: Any, how: Mapping[str, Any]) -> Any:
+    """A model with a loss behind it, as a function of both."""
+    for each, name in ((model, "model"), (loss, "loss")):
+        if not callable(each):
+            raise OptionError(f"reroll.compile was given {type(each).__name__} as {name}, which cannot be called.")
+    compiled = compile(with_loss(model, loss), **how)
+
+    @functools.wraps(compiled)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        value = compiled(*args, **kwargs)
+        refuse_no_scalar(value)
+        return value
+
+    return checked
+
+
 def _over_depth(model: Any, options: Mapping[str, Any]) -> Any:
     """A model without time, by the backend; Dynamo's own decorators and errors."""
-    if model is None:
-        return lambda target: _over_depth(target, options)
     if not callable(model):
         raise OptionError(f"reroll.compile was given {type(model).__name__}, which cannot be called.")
     if sharded_inside(model):

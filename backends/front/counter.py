@@ -152,7 +152,8 @@ def _ranges(function: Any) -> Iterator[str]:
 
 def _owners(model: Callable[..., Any]) -> Iterator[Any]:
     """What may hold a name: the model, or the object whose method it is, its enclosing functions, its globals."""
-    yield getattr(model, "__self__", model)
+    inside = inspect.unwrap(model)
+    yield getattr(inside, "__self__", inside)
     function = _function(model)
     if function is not None:
         yield _Variables(function)
@@ -161,7 +162,8 @@ def _owners(model: Callable[..., Any]) -> Iterator[Any]:
 
 def _function(model: Callable[..., Any]) -> Any:
     """The Python function that a call of the model runs, if it is one."""
-    found: Any = model.forward if isinstance(model, nn.Module) else inspect.unwrap(model)
+    found: Any = inspect.unwrap(model)
+    found = found.forward if isinstance(found, nn.Module) else found
     if not inspect.isroutine(found):
         found = type(found).__call__
     found = getattr(found, "__func__", found)

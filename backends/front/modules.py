@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +12,10 @@ from torch import nn
 from reroll.backends.dynamo.entry import dynamo_is_off, hooks_inside, uncut
 from reroll.backends.front.turns import turn
 from reroll.backends.processes.sharded import gathering
+from reroll.errors import OptionError, UnsupportedError
+
+_TARGET = inspect.Parameter("target", inspect.Parameter.KEYWORD_ONLY)
+_VARIADIC = inspect.Parameter.VAR_KEYWORD
 
 
 class CompiledModule(nn.Module):
@@ -41,6 +46,39 @@ class CompiledModule(nn.Module):
 
     def __delattr__(self, name: str) -> None:
         delattr(self._orig_mod, name)
+
+
+def with_loss(model: Callable[..., Any], loss: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """A function of a model's arguments and of ``target``, by keyword: ``loss(model(...), target)``."""
+
+    def run(*args: Any, target: Any, **kwargs: Any) -> Any:
+        return loss(model(*args, **kwargs), target)
+
+    try:
+        own = inspect.signature(model.forward if isinstance(model, nn.Module) else model)
+    except (TypeError, ValueError):
+        return run
+    if "target" in own.parameters:
+        raise OptionError(
+            "reroll.compile with loss= hands the argument `target` to the loss, but the model has a parameter of that "
+            "name. Compile a function of both: reroll.compile(lambda x, target: loss(model(x, ...), target), ...)."
+        )
+    given = [*own.parameters.values()]
+    given.insert(len(given) - (given[-1:] != [] and given[-1].kind is _VARIADIC), _TARGET)
+    run.__signature__ = own.replace(parameters=given)  # type: ignore[attr-defined]
+    run.__wrapped__ = model  # type: ignore[attr-defined]
+    run.__name__ = getattr(model, "__name__", type(model).__name__)
+    return run
+
+
+def refuse_no_scalar(value: Any) -> None:
+    """Raise UnsupportedError for what no backward can begin with."""
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        found = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+        raise UnsupportedError(
+            f"The function that reroll.compile was given as loss= returned {found}, not one number. Let it return the "
+            "sum or the mean; what else you need beside it, return from a function of your own that you compile."
+        )
 
 
 class ShardedModule(CompiledModule):

@@ -51,7 +51,7 @@ def fuse(found: Capture) -> Capture:
         settle_fills(settled.outer)
         while (fused := _first(settled, refused)) is not None:
             found = settled = fused
-    return feed(add_up(fold(take_last(replace(found, notes=(*found.notes, *_refusals(found, refused)))))))
+    return feed(fold(add_up(take_last(replace(found, notes=(*found.notes, *_refusals(found, refused)))))))
 
 
 def _first(found: Capture, refused: Refused) -> Capture | None:

@@ -16,7 +16,7 @@ from walks import Shared
 
 pytestmark = pytest.mark.usefixtures("shared_walks")
 
-EAGER = {"lowering": "eager"}
+EAGER: dict[str, Any] = {"lowering": "eager"}
 ROOM = (0.3, 0.6)  # of what plain BPTT holds
 
 

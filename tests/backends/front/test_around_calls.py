@@ -15,7 +15,7 @@ import reroll
 from reroll.errors import UnsupportedError
 
 pytestmark = pytest.mark.usefixtures("double_precision")
-EAGER = {"lowering": "eager"}
+EAGER: dict[str, Any] = {"lowering": "eager"}
 
 
 class Cell(nn.Module):

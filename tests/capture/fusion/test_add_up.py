@@ -21,7 +21,7 @@ class Net(nn.Module):
 
     def __init__(self, end: Loss, layer: type[nn.Module] = nn.GRU, batch_first: bool = False) -> None:
         super().__init__()
-        self.rnn, self.readout = layer(N, N, batch_first=batch_first), nn.Linear(N, C)  # type: ignore[call-arg]
+        self.rnn, self.readout = layer(N, N, batch_first=batch_first), nn.Linear(N, C)
         self.end = end
 
     def forward(self, x: Tensor, target: Tensor) -> Any:

@@ -1,0 +1,119 @@
+"""A loss beside a model: a function of both, of which nothing is held for all steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import reroll
+from reroll.errors import OptionError, UnsupportedError
+
+T, B, N = 12, 3, 4
+pytestmark = pytest.mark.usefixtures("double_precision")
+
+
+def mean_square(y: Tensor, target: Tensor) -> Tensor:
+    return (y - target).square().mean()
+
+
+class Net(nn.Module):
+    def __init__(self, num_steps: int = T) -> None:
+        super().__init__()
+        self.rnn, self.readout, self.num_steps = nn.GRU(N, N), nn.Linear(N, 2), num_steps
+
+    def forward(self, x: Tensor, h: Tensor | None = None) -> Tensor:
+        return self.readout(self.rnn(x, h)[0])  # type: ignore[no-any-return]
+
+
+class Counted(Net):
+    def forward(self, x: Tensor, h: Tensor | None = None) -> Tensor:
+        v, found = x.new_zeros(B, N), []
+        for _ in range(self.num_steps):
+            v = torch.tanh(v * 0.9 + x)
+            found.append(self.readout(v))
+        return torch.stack(found)
+
+
+def gradients(value: Tensor, model: nn.Module) -> list[Tensor | None]:
+    return list(torch.autograd.grad(value, [*model.parameters()], allow_unused=True, retain_graph=True))
+
+
+def same(found: Tensor, expected: Tensor, model: nn.Module) -> bool:
+    pairs = zip(gradients(found, model), gradients(expected, model), strict=True)
+    grads = all(a is b is None or (a is not None and b is not None and torch.allclose(a, b)) for a, b in pairs)
+    return torch.allclose(found, expected) and grads
+
+
+@pytest.mark.parametrize("time_dim", [0, {"x": 0, "target": 0}])
+def test_a_loss_is_part_of_the_step(time_dim: Any) -> None:
+    model, x, target = Net(), torch.randn(T, B, N), torch.randn(T, B, 2)
+    fast = reroll.compile(model, loss=mean_square, time_dim=time_dim, lowering="eager")
+    assert same(fast(x, target=target), mean_square(model(x), target), model)
+    (loop,) = reroll.explain(fast, x, target=target).loops
+    assert not loop.recurrence.ys
+    assert reroll.check(fast, x, target=target, measure=False).equal
+
+
+def test_other_arguments_stay_the_models() -> None:
+    model, x, target, h = Net(), torch.randn(T, B, N), torch.randn(T, B, 2), torch.randn(1, B, N)
+    fast = reroll.compile(model, loss=mean_square, time_dim={"x": 0, "target": 0}, lowering="eager")
+    expected = mean_square(model(x, h), target)
+    assert same(fast(x, h, target=target), expected, model)
+    assert same(fast(x, h=h, target=target), expected, model)
+    assert same(fast(h=h, target=target, x=x), expected, model)
+
+
+def test_targets_without_time() -> None:
+    model, x, target = Net(), torch.randn(T, B, N), torch.tensor([0, 1, 1])
+    fast = reroll.compile(
+        model, loss=lambda y, t: F.cross_entropy(y.mean(0), t), time_dim={"x": 0, "target": None}, lowering="eager"
+    )
+    assert same(fast(x, target=target), F.cross_entropy(model(x).mean(0), target), model)
+    assert not reroll.explain(fast, x, target=target).loops[0].recurrence.ys
+
+
+def test_a_number_of_steps_is_still_the_models() -> None:
+    model, x, target = Counted(), torch.randn(B, N), torch.randn(T, B, 2)
+    fast = reroll.compile(model, loss=mean_square, steps="num_steps", time_dim={"target": 0}, lowering="eager")
+    assert same(fast(x, target=target), mean_square(model(x), target), model)
+    assert model.num_steps == T
+
+
+def test_a_decorator_with_a_loss() -> None:
+    model, x, target = Net(), torch.randn(T, B, N), torch.randn(T, B, 2)
+
+    @reroll.compile(loss=mean_square, time_dim=0, lowering="eager")  # type: ignore[untyped-decorator]
+    def fast(x: Tensor) -> Tensor:
+        return model(x)  # type: ignore[no-any-return]
+
+    assert same(fast(x, target=target), mean_square(model(x), target), model)
+
+
+def test_a_loss_over_depth() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(N, N), nn.Tanh()) for _ in range(6)))
+    fast = reroll.compile(model, loss=mean_square, lowering="eager")
+    x, target = torch.randn(B, N), torch.randn(B, N)
+    assert same(fast(x, target=target), mean_square(model(x), target), model)
+    assert reroll.explain(fast, x, target=target).loops
+
+
+def test_bad_losses() -> None:
+    model, x, target = Net(), torch.randn(T, B, N), torch.randn(T, B, 2)
+    with pytest.raises(OptionError, match="int as loss, which cannot be called"):
+        reroll.compile(model, loss=3, time_dim=0)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="str as model"):
+        reroll.compile("model", loss=mean_square, time_dim=0)
+    with pytest.raises(OptionError, match="has a parameter of that name"):
+        reroll.compile(lambda x, target: x, loss=mean_square, time_dim=0)
+    with pytest.raises(TypeError, match="target"):
+        reroll.compile(model, loss=mean_square, time_dim=0)(x, target)
+    vector = reroll.compile(model, loss=lambda y, t: y.sum((0, 1)), time_dim=0, lowering="eager")
+    with pytest.raises(UnsupportedError, match=r"returned a tensor of shape \[2\], not one number"):
+        vector(x, target=target)
+    nothing = reroll.compile(model, loss=lambda y, t: (y.sum(), t), time_dim=0, lowering="eager")
+    with pytest.raises(UnsupportedError, match="returned tuple, not one number"):
+        nothing(x, target=target)
