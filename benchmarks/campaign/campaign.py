@@ -5,6 +5,7 @@
     python benchmarks/campaign/campaign.py --of stacks            # blocks over depth, one of them odd
     python benchmarks/campaign/campaign.py --of lowered           # programs, all by inductor, in segments of many steps
     python benchmarks/campaign/campaign.py --of sizes             # the same, each with several sizes of the batch
+    python benchmarks/campaign/campaign.py --of losses            # programs that end in losses, sums and last rows
     python benchmarks/campaign/campaign.py --seed 1234            # one program: its text, and what becomes of it
     python benchmarks/campaign/campaign.py --defects              # judge all defects that were found once more
     python benchmarks/campaign/campaign.py --show
@@ -82,7 +83,7 @@ def way_over_depth(seed: int, draws: bool) -> Way:
 
 
 Subject = Program | Mutant | Stack
-JUDGES: dict[str, Callable[[Any, Way], Verdict]] = dict.fromkeys(("programs", "lowered", "stacks"), judge)
+JUDGES: dict[str, Callable[[Any, Way], Verdict]] = dict.fromkeys(("programs", "lowered", "stacks", "losses"), judge)
 JUDGES |= {"mutants": judge_mutant, "sizes": judge_sizes}
 
 
@@ -93,7 +94,7 @@ def subject(of: str, seed: int) -> tuple[Subject, Way]:
     if of == "stacks":
         made = stack(seed)
         return made, way_over_depth(seed, made.random)
-    program = generate(seed)
+    program = generate(seed, losses=of == "losses")
     return program, (way_lowered if of in ("lowered", "sizes") else way_of)(seed, program.random)
 
 

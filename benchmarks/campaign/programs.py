@@ -243,6 +243,29 @@ OVER_LISTS = (
     ("d0 = h0", "for each in out0:", "    d0 = torch.tanh(each + d0 @ self.w)"),
     ("d0 = h0", "for each in reversed(out0):", "    d0 = 0.7 * d0 + 0.1 * each"),
 )
+LOSSES = (
+    "F.mse_loss(torch.stack({0}), x.detach())",
+    "F.mse_loss(x, torch.stack({0}), reduction='sum')",
+    "F.cross_entropy(torch.stack({0}).flatten(0, 1), x.detach().argmax(-1).flatten())",
+    "F.cross_entropy(torch.stack({0}).flatten(0, 1), x.detach().argmax(-1).flatten(), ignore_index=1)",
+    "F.cross_entropy(torch.stack({0}).transpose(1, 2), x.detach().argmax(-1), reduction='sum')",
+    "F.cross_entropy(torch.stack({0}, 1).transpose(1, 2), bf.argmax(-1), label_smoothing=0.1)",
+    "F.nll_loss((torch.stack({0}) @ self.w).log_softmax(-1).flatten(0, 1), x.detach().argmax(-1).flatten())",
+    "F.huber_loss(torch.stack({0})[1:], x.detach()[:-1])",
+    "F.l1_loss(torch.stack({0})[1:] * 2, torch.stack({0})[:-1])",
+    "F.binary_cross_entropy_with_logits(torch.stack({0}), x.detach().sigmoid())",
+    "(torch.stack({0}, 1) * x.transpose(0, 1)).mean()",
+    "(torch.stack({0}) * turned.t()).square().sum((0, 2))",
+    "torch.stack({0}).square().mean((0, 1), keepdim=True)",
+    "torch.tanh(torch.stack({0}) @ self.w).mean(0)",
+    "(torch.stack({0}) > 0).sum() + torch.stack({0}).exp().mean(-1).sum(0)",
+    "torch.stack({0})[-1]",
+    "torch.stack({0}, 1)[:, -1].tanh() * 2",
+    "torch.sigmoid(torch.stack({0}) @ self.w)[-1].sum()",
+    "torch.stack({0})[-1] + torch.stack({0}).mean(0)",
+    "sum(F.mse_loss(each, h0.detach()) for each in {0})",
+)
+"""What training scripts make of the outputs of all steps: in place of what is gathered, with ``losses=True``."""
 GATHERED = (
     "torch.stack({0})",
     "torch.stack({0}, 1)",
@@ -390,8 +413,8 @@ class _Writer:
         return self.assign(kind, text.format(*(self.pick(each) for each in operands)))
 
 
-def generate(seed: int) -> Program:
-    """The program of a seed."""
+def generate(seed: int, *, losses: bool = False) -> Program:
+    """The program of a seed. losses: with a loss, a sum or a last row of what all steps give, and little else."""
     draw = random.Random(seed)
     before = [draw.choice(BEFORE)]
     kinds = ["M", *draw.choices("MVSIKC", (5, 2, 2, 1, 1, 2), k=draw.choice((0, 0, 1, 1, 2)))]
@@ -422,7 +445,7 @@ def generate(seed: int) -> Program:
     writer.lines += [f"{name}.append({draw.choice([*matrices, writer.pick('M')])})" for name in lists]
     numbers = any(word in " ".join([*before, *writer.lines]) for word in ("drop", "rand", "bernoulli"))
     parts = (*before, *writer.before), header, tuple(writer.lines)
-    after, result, frozen, keywords = _ending(draw, carries, lists)
+    after, result, frozen, keywords = _ending(draw, carries, lists, losses=losses)
     numbers |= any("dropout" in line for line in after)
     program = Program(seed, *parts, after, result, frozen, numbers, keywords)
     return _boxed(program, draw.choice(BOXES)) if draw.random() < 0.15 else program
@@ -445,9 +468,13 @@ def _names_kept(result: str) -> str:
 
 
 def _ending(
-    draw: random.Random, carries: list[tuple[str, str]], lists: list[str]
+    draw: random.Random, carries: list[tuple[str, str]], lists: list[str], *, losses: bool
 ) -> tuple[tuple[str, ...], str, bool, int]:
     """The lines behind the loop, the result, whether a parameter is frozen, and how many inputs are given by name."""
+    if losses and lists:
+        made = tuple(f"r{number} = {draw.choice(LOSSES).format(name)}" for number, name in enumerate(lists))
+        names = [f"r{number}" for number in range(len(lists))] + (["c0"] if draw.random() < 0.2 else [])
+        return made, _result(draw, names), False, draw.choice((0, 0, 1, 3))
     after = [f"r{number} = {draw.choice(GATHERED).format(name)}" for number, name in enumerate(lists)]
     results = [name for name, _ in carries if draw.random() < 0.8 or name == "c0"]
     results += [f"r{number}" for number in range(len(lists))]
