@@ -24,7 +24,9 @@ from reroll.report.report import CarryLine, Loop, Report
 from reroll.schedules.machine import Costs, Machine
 from reroll.segment.facts import kept_as
 from reroll.segment.sparsity import Fact
-from reroll.words.units import seconds_text
+from reroll.words.units import nbytes_text, seconds_text
+
+_MUCH = 0.5  # of the peak
 
 
 def explain(compiled_model: Any, *inputs: Any, **kwargs: Any) -> Report:
@@ -41,7 +43,8 @@ def explain(compiled_model: Any, *inputs: Any, **kwargs: Any) -> Report:
     graph = reached(compiled_model, inputs, kwargs)
     if graph.built and not graph.broken:
         report = plan(graph)
-        return replace(report, notes=(*report.notes, *_slower(report, compiled_model, inputs, kwargs)))
+        more = _slower(report, compiled_model, inputs, kwargs), _given_away(report, compiled_model)
+        return replace(report, notes=(*report.notes, *more[0], *more[1]))
     asked = Asked(through=True)
     _run_through(compiled_model, inputs, kwargs, asked)
     others = tuple(plan(each) for each in dict.fromkeys(asked.graphs) if each is not graph)
@@ -62,6 +65,18 @@ def _slower(report: Report, compiled_model: Any, inputs: Sequence[Any], kwargs: 
         f"Slower than plain PyTorch: {what} {own}, and all of a training step about {seconds_text(plain)} there, as "
         "runs of a few steps say."
     )
+
+
+def _given_away(report: Report, compiled_model: Any) -> Iterator[str]:
+    """A sentence, if much of the peak is what the model gives for all steps, and the gradient of that."""
+    over_time = hasattr(compiled_model, "reroll_caller") and not any(loop.recurrence.blocks for loop in report.loops)
+    peak = report.predicted_peak
+    if over_time and peak and 2 * report.outputs > _MUCH * peak:
+        yield (
+            f"What the model gives is {nbytes_text(report.outputs)}, which is held through the backward, and its "
+            f"gradient as well, beside a peak of {nbytes_text(peak)}. If a loss makes one number of it, compile both "
+            "together: reroll.compile(model, loss=...)."
+        )
 
 
 def reached(compiled_model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Graph:

@@ -4,6 +4,7 @@ import html
 import random
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -270,6 +271,7 @@ def test_a_function_that_dynamo_reads_by_itself_is_not_taken_for_the_model() -> 
 
     options: Any = EAGER
     run, x = torch.compile(Called(), backend="reroll", options=options), torch.randn(20, 2, 3)
-    with pytest.warns(reroll.RerollWarning):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", reroll.RerollWarning)
         run(x)
     assert [loop.recurrence.steps for loop in reroll.explain(run, x).loops] == [19]

@@ -135,3 +135,18 @@ def test_a_backward_that_waits_is_not_disturbed_and_nothing_is_said_twice(
     assert not capsys.readouterr().out
     y.backward()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(("width", "said"), [(64, True), (1, False)])
+def test_explain_names_the_outputs_where_they_are_much_of_the_peak(width: int, said: bool) -> None:
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.readout = nn.GRU(3, 8), nn.Linear(8, width)
+
+        def forward(self, x_TBI: Tensor) -> Tensor:
+            return self.readout(self.rnn(x_TBI)[0])  # type: ignore[no-any-return]
+
+    fast: Any = reroll.compile(Wide(), time_dim=0, lowering="eager", schedule="standard")
+    notes = reroll.explain(fast, torch.randn(400, 4, 3)).notes
+    assert any("reroll.compile(model, loss=...)" in note for note in notes) == said
