@@ -154,6 +154,11 @@ def _with_loss(model: Any, loss: Any, how: Mapping[str, Any]) -> Any:
 
     @functools.wraps(compiled)
     def checked(*args: Any, **kwargs: Any) -> Any:
+        if "target" not in kwargs:
+            raise OptionError(
+                "reroll.compile with loss= takes the target by name, behind the model's arguments: "
+                "compiled(x, target=...)."
+            )
         value = compiled(*args, **kwargs)
         refuse_no_scalar(value)
         return value

@@ -121,7 +121,7 @@ def _fused(call: fx.Node, recurrence: Recurrence, place: int, x: Slices, rows: M
     carries = step.carries(recurrence)
     env = carries | step.inputs(call, recurrence, (place,))
 
-    def leaf(node: fx.Node) -> fx.Node:
+    def leaf(node: fx.Node, _: int) -> fx.Node:
         raise AssertionError(f"{node} is no input")
 
     emitter = RowEmitter(step.graph, rows, leaf, step.spread, step.constant)

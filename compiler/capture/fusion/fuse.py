@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
-from reroll.capture.fusion.add_up import add_up
+from reroll.capture.fusion.behind.add_up import add_up
+from reroll.capture.fusion.behind.fold_readouts import fold
+from reroll.capture.fusion.behind.take_last import take_last
 from reroll.capture.fusion.feed_inputs import feed
-from reroll.capture.fusion.fold_readouts import fold
 from reroll.capture.fusion.hoist import add_examples, copy_with_examples, hoist, row_read, settle_fills
 from reroll.capture.fusion.peel import outer_emitter, peel
 from reroll.capture.fusion.row_analysis import Illegal, rows_of, timed
 from reroll.capture.fusion.row_rules import Rows
 from reroll.capture.fusion.step_builder import merge, prune
-from reroll.capture.fusion.take_last import take_last
 from reroll.graph.editing import ancestors
 from reroll.graph.effects import has_effect, is_random, modes
 from reroll.graph.lines import where

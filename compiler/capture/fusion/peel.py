@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from reroll.capture.fusion.row_analysis import Illegal
 from reroll.capture.fusion.row_rules import Rows
 from reroll.graph.effects import example
 from reroll.graph.fakes import resized
@@ -21,13 +22,13 @@ from reroll.recurrence import Items, Numbers, PerStep, Recurrence, Slices
 class RowEmitter:
     """Does for one row what a graph does for all: time has one entry in whatever is emitted (or ``inner`` of them).
 
-    ``leaf`` gives the row of a stacked output, ``spread`` that of an operand that has rows but is not made by the loop
+    ``leaf`` gives row r of a stacked output, ``spread`` that of an operand that has rows but is not made by the loop
     (operand, time dimension, row, entries of a row), ``constant`` an operand without time.
     """
 
     graph: fx.Graph
     rows: Mapping[fx.Node, Rows]
-    leaf: Callable[[fx.Node], fx.Node]
+    leaf: Callable[[fx.Node, int], fx.Node]
     spread: Callable[[fx.Node, int, int, int], fx.Node]
     constant: Callable[[fx.Node], fx.Node]
     made: dict[tuple[fx.Node, int], fx.Node] = field(default_factory=dict)
@@ -51,7 +52,7 @@ class RowEmitter:
         if node.op == "placeholder":
             return self.spread(node, rows.dim, r, 1)
         if node.target is operator.getitem and node.args[0].op == "call_module":  # type: ignore[union-attr]
-            return self._like(self.graph.call_function(torch.unsqueeze, (self.leaf(node), 0)), node)
+            return self._like(self.graph.call_function(torch.unsqueeze, (self.leaf(node, r), 0)), node)
         if rows.passes is not None:
             return self._passed(node, r + rows.passes)
         dims = dict(rows.spread)
@@ -94,8 +95,8 @@ class RowEmitter:
 def outer_emitter(graph: fx.Graph, rows: Mapping[fx.Node, Rows]) -> RowEmitter:
     """Gives rows that are not made in the loop, by operations of the graph around it."""
 
-    def leaf(stacked: fx.Node) -> fx.Node:
-        raise AssertionError(f"{stacked} is made in the loop")
+    def leaf(stacked: fx.Node, r: int) -> fx.Node:
+        raise Illegal(f"row {r} of {stacked} is made in the loop")
 
     def spread(source: fx.Node, dim: int, at: int, inner: int) -> fx.Node:
         value = example(source)

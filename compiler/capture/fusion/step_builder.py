@@ -175,7 +175,7 @@ def merge(
     inner = {i for i, x in enumerate(second.xs) if isinstance(x, Slices) and after.args[x.operand] in rows}
     env = [carries[0] | step.inputs(before, first, ()), carries[1] | step.inputs(after, second, inner)]
     given = step.body(first.step, env[0])
-    emitter = RowEmitter(step.graph, rows, lambda node: given[_index(node)], step.spread, step.constant)
+    emitter = RowEmitter(step.graph, rows, lambda node, _: given[_index(node)], step.spread, step.constant)
     _, olds, _ = second.inputs
     for place in inner:
         x: Any = second.xs[place]

@@ -109,7 +109,7 @@ def test_bad_losses() -> None:
         reroll.compile("model", loss=mean_square, time_dim=0)
     with pytest.raises(OptionError, match="has a parameter of that name"):
         reroll.compile(lambda x, target: x, loss=mean_square, time_dim=0)
-    with pytest.raises(TypeError, match="target"):
+    with pytest.raises(OptionError, match="takes the target by name"):
         reroll.compile(model, loss=mean_square, time_dim=0)(x, target)
     vector = reroll.compile(model, loss=lambda y, t: y.sum((0, 1)), time_dim=0, lowering="eager")
     with pytest.raises(UnsupportedError, match=r"returned a tensor of shape \[2\], not one number"):

@@ -223,6 +223,81 @@ def test_the_last_row_of_what_is_no_carry_is_held() -> None:
     assert compared(Spiking(), torch.randn(T, B, N), torch.zeros(T), "backend")[0].ys
 
 
+class Own(nn.Module):
+    """A loop whose first state and next states have nothing to do with one another but for whole numbers."""
+
+    def __init__(self, end: Loss) -> None:
+        super().__init__()
+        self.v, self.table, self.end = nn.Parameter(torch.randn(N)), nn.Embedding(N, N), end
+
+    def forward(self, x: Tensor, target: Tensor) -> Any:
+        h, states = self.v.expand(B, N), []
+        for t in range(x.shape[0]):
+            m = x[t] + h
+            h = self.table(h.argmax(1))
+            states.append(h)
+        return self.end(torch.stack(states), m)
+
+
+@pytest.mark.parametrize("door", ["any length", "backend"])
+def test_zeros_stay_zeros_where_the_last_row_depends_on_less_than_all(door: str) -> None:
+    """Of a stack eager gives every row a gradient, if only zeros; a parameter that only the first row reads has one."""
+    (loop,) = compared(Own(lambda y, m: (y[-1], m)), torch.randn(T, B, N), torch.zeros(T), door)
+    assert loop.ys
+
+
+@pytest.mark.parametrize("door", ["any length", "backend"])
+def test_what_stands_before_all_rows_keeps_its_gradient_of_zeros(door: str) -> None:
+    class Headed(Net):
+        def __init__(self) -> None:
+            super().__init__(lambda y, t: y)
+            self.head = nn.Parameter(torch.randn(1, 1, N))
+
+        def forward(self, x: Tensor, target: Tensor) -> Any:
+            return torch.cat([self.head.expand(1, x.shape[1], N), self.rnn(x)[0]])[-1]
+
+    compared(Headed(), torch.randn(T, B, N), torch.zeros(T), door)
+
+
+@pytest.mark.parametrize("door", ["any length", "backend"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda y, t: (torch.cat([t[:1], y[1:]]) * y)[0],
+        lambda y, t: (torch.cat([y[:-1], t[:1]]) + y)[-1],
+        lambda y, t: (torch.cat([t[:1], y[:-1]]) * y)[-1],
+        lambda y, t: (torch.cat([t[:1], y]) * torch.cat([y, t[:1]]))[0],
+        lambda y, t: (torch.cat([t[:1], y]) * torch.cat([y, t[:1]]))[-1],
+        lambda y, t: (torch.cat([t[:1], y[1:]]) * y).sum(),
+        lambda y, t: (torch.cat([t[:1], y]) * torch.cat([y, t[:1]])).sum(0),
+    ],
+)
+@pytest.mark.parametrize("carried", [True, False])
+def test_rows_of_which_another_operand_is_of_the_loop(end: Loss, carried: bool, door: str) -> None:
+    """Where one operand's row is from outside, the other's may still be one that the loop makes, and not its last."""
+
+    class Joined(Net):
+        def forward(self, x: Tensor, target: Tensor) -> Any:
+            y = self.rnn(x)[0]
+            return self.end(y if carried else y.sigmoid(), target)
+
+    compared(Joined(end), torch.randn(T, B, N), torch.randn(T, B, N), door)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("end", [lambda y, t: (y + 100).mean(), lambda y, t: F.mse_loss(y * 9, t * 0)])
+def test_rows_in_half_precision_do_not_overflow(end: Loss, dtype: torch.dtype) -> None:
+    class Half(Net):
+        def forward(self, x: Tensor, target: Tensor) -> Any:
+            return self.end(self.readout(self.rnn(x)[0]).to(dtype), target.to(dtype))
+
+    model, x, target = Half(end), torch.randn(T, 1000, N), torch.randn(T, 1000, C)
+    fast: Any = reroll.compile(model, time_dim=0, lowering="eager")
+    expected, found = model(x, target), fast(x, target)
+    assert found.dtype == dtype
+    assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-2)
+
+
 def test_a_table_is_read_in_the_step_and_a_large_one_before_it() -> None:
     class Words(nn.Module):
         def __init__(self, words: int) -> None:

@@ -82,7 +82,7 @@ def _extend(
     step = StepBuilder(len(recurrence.carries))
     carries = step.carries(recurrence)
     given = step.body(recurrence.step, carries | step.inputs(call, recurrence, ()))
-    emitter = RowEmitter(step.graph, rows, lambda node: given[int(node.args[1])], step.spread, step.constant)  # type: ignore[arg-type]
+    emitter = RowEmitter(step.graph, rows, lambda node, _: given[int(node.args[1])], step.spread, step.constant)  # type: ignore[arg-type]
     made = []
     for end in ends:
         start = rows[end].shift  # the row that is made in step 0

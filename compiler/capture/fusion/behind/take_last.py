@@ -7,12 +7,13 @@ one is read, as in ``readout(states)[-1]``, is made of that one alone.
 from __future__ import annotations
 
 import operator
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from torch import fx
 
+from reroll.capture.fusion.behind.flows import one_mode, operands_behind, sources
 from reroll.capture.fusion.hoist import add_examples, copy_with_examples, row_read
 from reroll.capture.fusion.peel import RowEmitter, outer_emitter
 from reroll.capture.fusion.row_analysis import Illegal, is_pick, rows_of, timed, unheld
@@ -82,13 +83,35 @@ def _carried(recurrence: Recurrence) -> dict[int, int]:
     return {number: numbers[node] for number, node in enumerate(results) if number >= wide and node in numbers}
 
 
+def _refuse_lost(graph: fx.Graph, call: fx.Node, recurrence: Recurrence, made: Mapping[fx.Node, fx.Node]) -> None:
+    """Raise Illegal where an input would have no gradient that has one, of zeros, as all rows depend on it."""
+    carried = _carried(recurrence)
+    behind = {carry: operands_behind(recurrence, carry) for carry in {*carried.values()}}
+
+    def inputs(node: fx.Node) -> Iterable[fx.Node]:
+        if not is_pick(node, call):
+            return node.all_input_nodes
+        number = int(node.args[1])  # type: ignore[arg-type]
+        operands = behind.get(carried.get(number, number))
+        return [call.args[each] for each in operands] if operands is not None else [node]  # type: ignore[misc]
+
+    def leaves(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+        found = {each for node in nodes for each in sources(node, inputs)}
+        return {each for each in found if each.op == "placeholder" or (is_pick(each, call) and [each] == inputs(each))}
+
+    if not one_mode(graph) or not leaves(made) <= leaves(made.values()):
+        raise Illegal("some inputs are read by other rows alone")
+
+
 def _taken(found: Capture, recurrence: Recurrence) -> Capture:
     graph = copy_with_examples(found.outer)
     call, rows, reads = _last_reads(graph, recurrence)
     carried, around = _carried(recurrence), outer_emitter(graph, rows)
 
-    def last(stacked: fx.Node) -> fx.Node:
+    def last(stacked: fx.Node, r: int) -> fx.Node:
         """The last row of a stacked output."""
+        if r != recurrence.steps - 1 or int(stacked.args[1]) not in carried:  # type: ignore[arg-type]
+            raise Illegal("another row than the last one of a carry is read")
         made = graph.call_function(operator.getitem, (call, carried[int(stacked.args[1])]))  # type: ignore[arg-type]
         value = example(stacked)
         assert value is not None
@@ -98,6 +121,7 @@ def _taken(found: Capture, recurrence: Recurrence) -> Capture:
     emitter = RowEmitter(graph, rows, last, around.spread, around.constant)
     with graph.inserting_before(next(iter(reads))):  # rows share what was made before: all of it in order
         made = {node: emitter.row(row_read(node)[0], at) for node, at in reads.items()}  # type: ignore[arg-type]
+    _refuse_lost(graph, call, recurrence, made)
     for node, row in made.items():
         row.meta = dict(node.meta)
         node.replace_all_uses_with(row)

@@ -20,6 +20,7 @@ from reroll.graph.effects import example, spelled
 _POINTWISE = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss")
 _BINARY = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
 _OF_CLASSES = ("cross_entropy", "nll_loss")
+_HALF = (torch.float16, torch.bfloat16)
 _OLD = ("size_average", "reduce")  # arguments that torch has replaced by ``reduction``
 Ended = Callable[[fx.Graph, fx.Node], list[fx.Node]]
 
@@ -45,6 +46,11 @@ class Total:
     spread: Mapping[fx.Node, tuple[int, int]] = field(default_factory=dict)
     target: Any = torch.sum
     ended: Ended = _as_it_is
+
+    @property
+    def part(self) -> torch.dtype:
+        """In which a step gives its part: one row in half precision may be more than that holds."""
+        return torch.float32 if self.value.dtype in _HALF else self.value.dtype
 
     @property
     def dtype(self) -> torch.dtype:
@@ -91,7 +97,8 @@ def _reduction(node: fx.Node, rows: Mapping[fx.Node, Rows], value: torch.Tensor,
     listed = [dims] if isinstance(dims, int) else [*(dims or range(given.dim()))]
     if not all(type(each) is int for each in listed) or found.dim not in [each % given.dim() for each in listed]:
         return None
-    kwargs = {"dim": listed, "keepdim": bool(argument(node, 2, "keepdim", False))}
+    kwargs: dict[str, Any] = {"dim": listed, "keepdim": bool(argument(node, 2, "keepdim", False))}
+    kwargs |= {"dtype": torch.float32} if value.dtype in _HALF else {}
     count = given.numel() // max(value.numel(), 1)
     if not given.numel():
         return None
@@ -109,7 +116,12 @@ def _loss(node: fx.Node, rows: Mapping[fx.Node, Rows], value: torch.Tensor, name
     given = dict(bound.arguments)
     source, target = given["input"], given["target"]
     found, reduction = rows.get(source), given["reduction"]
-    if found is None or reduction not in ("mean", "sum") or any(given.get(each) is not None for each in _OLD):
+    if (
+        found is None
+        or reduction not in ("mean", "sum")
+        or value.dtype in _HALF
+        or any(given.get(each) is not None for each in _OLD)
+    ):
         return None
     if any(given.get(each) is not None for each in ("weight", "pos_weight")) or example(target) is None:
         return None

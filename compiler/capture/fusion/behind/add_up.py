@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from reroll.capture.fusion.behind.totals import Total, total_of
 from reroll.capture.fusion.hoist import add_examples, copy_with_examples, hoist
 from reroll.capture.fusion.peel import RowEmitter, outer_emitter
 from reroll.capture.fusion.row_analysis import Illegal, rows_of, timed, unheld
 from reroll.capture.fusion.row_rules import Rows
 from reroll.capture.fusion.step_builder import StepBuilder, prune
-from reroll.capture.fusion.totals import Total, total_of
 from reroll.graph.effects import example, has_effect, modes
 from reroll.graph.lines import take_line
 from reroll.recurrence import Capture, Recurrence
@@ -82,7 +82,7 @@ def _extended(
     step = StepBuilder(wide + len(totals))
     carries = step.carries(recurrence)
     given = step.body(recurrence.step, carries | step.inputs(call, recurrence, ()))
-    emitter = RowEmitter(step.graph, rows, lambda node: given[int(node.args[1])], step.spread, step.constant)  # type: ignore[arg-type]
+    emitter = RowEmitter(step.graph, rows, lambda node, _: given[int(node.args[1])], step.spread, step.constant)  # type: ignore[arg-type]
     sums, starts, ends = list[fx.Node](), list[fx.Node](), list[fx.Node]()
     for total in totals:
         with call.graph.inserting_before(call):
@@ -113,10 +113,10 @@ def _plus(graph: fx.Graph, sum_: fx.Node, total: Total, emitter: RowEmitter, r: 
     """A sum with what row r gives."""
     part = total.of_row(emitter, r)
     made = part
-    if total.value.dtype != total.dtype:
+    if total.part != total.dtype:
         made = graph.call_method("to", (part, total.dtype))
     for node in (part, made):
-        node.meta["example_value"] = _like(total, total.value.dtype if node is part else total.dtype)
+        node.meta["example_value"] = _like(total, total.part if node is part else total.dtype)
     result = graph.call_function(torch.add, (sum_, made))
     result.meta["example_value"] = _like(total, total.dtype)
     for node in (part, made, result):

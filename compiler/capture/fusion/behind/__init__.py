@@ -1,0 +1,11 @@
+"""What is done behind a loop with the outputs of all its steps becomes part of its step, where less is held then.
+
+In: an outer graph with recurrences, whose tensors have examples
+Out: an equal outer graph: totals are carries (`add_up`), last rows come from last carries (`take_last`), readouts are
+    outputs (`fold_readouts`)
+Nouns: Total (a sum over all steps, and how a step gives its part)
+Mind: Nothing is taken into the step while somebody else reads all rows (`row_analysis.unheld`): both would be held.
+    An input whose gradient is zeros in eager must not have None: a last row alone depends on less than all rows do
+    (`flows`). Sums depend on all rows, so there it cannot happen.
+    A row of a value may need rows of several outputs: whoever emits one checks which row it is asked for.
+"""
