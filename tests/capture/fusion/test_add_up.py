@@ -284,6 +284,40 @@ def test_rows_of_which_another_operand_is_of_the_loop(end: Loss, carried: bool, 
     compared(Joined(end), torch.randn(T, B, N), torch.randn(T, B, N), door)
 
 
+class Two(nn.Module):
+    """Two lists of one value, the first of which is read before the second is made."""
+
+    def forward(self, x: Tensor, target: Tensor) -> Any:
+        h, first, second = x.new_zeros(B, N), list[Tensor](), list[Tensor]()
+        for t in reversed(range(x.shape[0])):
+            h = torch.tanh(0.9 * h + x[t] * 0.5**t)
+            first.append(h)
+            second.append(h)
+        r0 = torch.stack(first)[-1]
+        return r0, torch.stack(second)[-1], h
+
+
+class Noisy(nn.Module):
+    """Random numbers that nobody reads are drawn all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x: Tensor, target: Tensor) -> Any:
+        h = torch.zeros_like(x[0])
+        for t in range(x.shape[0]):
+            self.drop(x[t])
+            h = torch.tanh(h + self.drop(x[t]))
+        return h, h * 2
+
+
+@pytest.mark.parametrize("door", ["any length", "backend"])
+@pytest.mark.parametrize("model", [Two(), Noisy()])
+def test_rows_of_nobody_and_of_lists_that_are_made_later(model: nn.Module, door: str) -> None:
+    compared(model, torch.randn(T, B, N, requires_grad=True), torch.zeros(T), door)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("end", [lambda y, t: (y + 100).mean(), lambda y, t: F.mse_loss(y * 9, t * 0)])
 def test_rows_in_half_precision_do_not_overflow(end: Loss, dtype: torch.dtype) -> None:

@@ -44,10 +44,11 @@ def _last_reads(graph: fx.Graph, recurrence: Recurrence) -> tuple[fx.Node, Mappi
     carried = _carried(recurrence)
     reads = dict(_reads(call, rows, recurrence.steps, carried))
     gone = unheld(call, rows, reads)
-    if not gone:
-        raise Illegal("more than last rows is read, or these are no carries")
     behind = {node for nodes in gone.values() for node in nodes}
-    return call, rows, {node: at for node, at in reads.items() if row_read(node)[0] in behind}
+    taken = {node: at for node, at in reads.items() if row_read(node)[0] in behind}
+    if not taken:
+        raise Illegal("more than last rows is read, or these are no carries")
+    return call, rows, taken
 
 
 def _reads(
@@ -119,8 +120,10 @@ def _taken(found: Capture, recurrence: Recurrence) -> Capture:
         return made
 
     emitter = RowEmitter(graph, rows, last, around.spread, around.constant)
-    with graph.inserting_before(next(iter(reads))):  # rows share what was made before: all of it in order
-        made = {node: emitter.row(row_read(node)[0], at) for node, at in reads.items()}  # type: ignore[arg-type]
+    made = dict[fx.Node, fx.Node]()
+    for node, at in reads.items():  # in the order of the graph, as rows share what was made for those before
+        with graph.inserting_before(node):
+            made[node] = emitter.row(row_read(node)[0], at)  # type: ignore[arg-type]
     _refuse_lost(graph, call, recurrence, made)
     for node, row in made.items():
         row.meta = dict(node.meta)
