@@ -66,6 +66,7 @@ campaign: $(STAMP)  ## look for defects: random programs, mutants, stacks of blo
 	$(PY) benchmarks/campaign/campaign.py --of stacks --seconds $(SECONDS) --workers $(WORKERS)
 	$(PY) benchmarks/campaign/campaign.py --of lowered --seconds $(SECONDS) --workers $(WORKERS)
 	$(PY) benchmarks/campaign/campaign.py --of sizes --seconds $(SECONDS) --workers $(WORKERS)
+	$(PY) benchmarks/campaign/campaign.py --of losses --seconds $(SECONDS) --workers $(WORKERS)
 	$(PY) benchmarks/campaign/libraries.py --workers $(WORKERS)
 	$(PY) benchmarks/campaign/operations.py --workers $(WORKERS)
 	$(PY) -m pytest -n $(WORKERS) --dist worksteal -m campaign $(ARGS)

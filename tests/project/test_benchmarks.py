@@ -159,6 +159,18 @@ def test_first_steps_at_a_small_size(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.campaign
+def test_losses_at_a_small_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    losses = importlib.import_module("losses")
+    eager = {way: (inside, {**options, "lowering": "eager"}) for way, (inside, options) in losses.WAYS.items()}
+    monkeypatch.setattr(losses, "WAYS", eager)
+    for name in losses.CASES:
+        found = losses.row(name, steps=12, rounds=1, core=0)
+        assert set(found) == {"eager", *losses.WAYS}
+        assert max(row["error"] for row in found.values()) < 1e-4
+
+
+@pytest.mark.campaign
 def test_other_batch_sizes_at_a_small_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     start = importlib.import_module("start")

@@ -240,6 +240,23 @@ def test_the_first_steps_are_those_of_their_result_file() -> None:
         assert re.search(f"{each['backend_s']:.1f} s for {each['rolled_steps']:,}\\s", text)
 
 
+def test_losses_in_the_step_hold_what_was_measured() -> None:
+    text, found = section("docs/schedules.md", "Losses"), result("losses")["cases"]
+    told = [
+        f"| {name} | {int(steps):,} | "
+        + " | ".join(f"{each['peak'] / 1e6:.1f}, {each['time']['median_ratio']:.2f}" for each in ways["rows"].values())
+        + " |"
+        for name, lengths in found.items()
+        for steps, ways in lengths.items()
+    ]
+    assert rows(text)[1:] == told
+    inside = [ways["rows"]["inside, double"]["peak"] for ways in found["language model"].values()]
+    assert max(inside) < 6e6
+    assert max(inside) < 1.05 * min(inside)
+    every = [row for lengths in found.values() for ways in lengths.values() for row in ways["rows"].values()]
+    assert max(row["error"] for row in every) < 1e-4
+
+
 def test_other_batch_sizes_take_what_was_measured() -> None:
     text, found = section("docs/measured.md", "Other sizes of a batch"), result("start")["networks"]
     sizes = [f"{place} size" for place in ("first", "second", "third", "fourth", "fifth")]
@@ -468,14 +485,14 @@ def test_the_versions_that_were_tried_are_told() -> None:
 
 def test_what_the_campaign_found_is_told() -> None:
     found = result("campaign")
-    rows = [Counter[str]() for _ in range(5)]
-    for counts, section_of in zip(rows, ("programs", "lowered", "sizes"), strict=False):
+    rows = [Counter[str]() for _ in range(6)]
+    for counts, section_of in zip(rows, ("programs", "lowered", "sizes", "losses"), strict=False):
         for run in found[section_of]["runs"]:
             counts.update(run["counts"])
-    rows[3].update(way["kind"] for network in found["networks"]["rows"].values() for way in network.values())
+    rows[4].update(way["kind"] for network in found["networks"]["rows"].values() for way in network.values())
     for operation in found["operations"]["rows"].values():
         for way in operation.values():
-            rows[4].update(way.get("counts", {}))
+            rows[5].update(way.get("counts", {}))
     text = section("docs/limits.md", "How it was looked for")
     lines = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith(("| looked", "| ---"))]
     for counts, line in zip(rows, lines, strict=True):
@@ -486,7 +503,8 @@ def test_what_the_campaign_found_is_told() -> None:
     assert lines[0].startswith(f"| {rows[0].total():,} random programs")
     assert lines[1].startswith(f"| {rows[1].total():,} of them by inductor")
     assert lines[2].startswith(f"| {rows[2].total():,} at four sizes of a batch")
-    assert lines[3].startswith(f"| {len(found['networks']['rows'])} networks")
+    assert lines[3].startswith(f"| {rows[3].total():,} that end in losses")
+    assert lines[4].startswith(f"| {len(found['networks']['rows'])} networks")
 
 
 def test_what_became_of_stacks_is_what_the_campaign_counted() -> None:
