@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from reroll.capture.fusion.behind.each import where_legal
 from reroll.capture.fusion.behind.totals import Total, total_of
 from reroll.capture.fusion.hoist import add_examples, copy_with_examples, hoist
 from reroll.capture.fusion.peel import RowEmitter, outer_emitter
@@ -30,13 +31,7 @@ _OUTSIDE = 4  # rows that are not made in the loop, at most
 
 def add_up(found: Capture) -> Capture:
     """A capture in which each loop adds up what is summed over its steps. The graph has examples for all tensors."""
-    for recurrence in found.recurrences:
-        try:
-            _totals(found.outer, recurrence)  # on the graph itself first: a copy takes as long as all else
-            found = _added(found, recurrence)
-        except Illegal:
-            continue
-    return found
+    return where_legal(found, _totals, _added)
 
 
 def _totals(graph: fx.Graph, recurrence: Recurrence) -> tuple[fx.Node, dict[fx.Node, Rows | str], list[Total]]:

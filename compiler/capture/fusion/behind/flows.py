@@ -49,11 +49,5 @@ def operands_behind(recurrence: Recurrence, carry: int) -> set[int] | None:
         todo += [number for number, each in enumerate(carries) if each in new]
     if carries[carry] not in sources(results[carry]) or not one_mode(graph):  # type: ignore[index,arg-type]
         return None
-    slots = recurrence.slots(1)
-    places = [*carries, *xs, *constants]
-    return {each for node, read in zip(places, slots.operands, strict=True) if node in reached for each in read} | {
-        each
-        for node, (_, x) in zip(xs, slots.xs, strict=True)
-        if node in reached
-        for each in getattr(x, "operands", ())
-    }
+    places = zip([*carries, *xs, *constants], recurrence.slots(1).operands, strict=True)
+    return {each for node, read in places if node in reached for each in read}

@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 from torch import fx
 
+from reroll.capture.fusion.behind.each import where_legal
 from reroll.capture.fusion.hoist import add_examples, copy_with_examples, hoist
 from reroll.capture.fusion.peel import RowEmitter, outer_emitter
 from reroll.capture.fusion.row_analysis import Illegal, is_pick, rows_of, timed
@@ -27,13 +28,7 @@ _OUTSIDE = 4  # rows of a value that are not made in the loop, at most
 
 def fold(found: Capture) -> Capture:
     """A capture with the readouts of each recurrence in its step. The graph has examples for all tensors."""
-    for recurrence in found.recurrences:
-        try:
-            _readouts(found.outer, recurrence)  # on the graph itself first: a copy takes as long as all else
-            found = _folded(found, recurrence)
-        except Illegal:
-            continue
-    return found
+    return where_legal(found, _readouts, _folded)
 
 
 def _readouts(graph: fx.Graph, recurrence: Recurrence) -> tuple[fx.Node, dict[fx.Node, Rows | str], list[fx.Node]]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import fx
 
+from reroll.capture.fusion.behind.each import where_legal
 from reroll.capture.fusion.behind.flows import one_mode, operands_behind, sources
 from reroll.capture.fusion.hoist import add_examples, copy_with_examples, row_read
 from reroll.capture.fusion.peel import RowEmitter, outer_emitter
@@ -25,13 +26,7 @@ from reroll.recurrence import Capture, Recurrence
 
 def take_last(found: Capture) -> Capture:
     """A capture in which last rows are taken from carries. The graph has examples for all tensors."""
-    for recurrence in found.recurrences:
-        try:
-            _last_reads(found.outer, recurrence)  # on the graph itself first: a copy takes as long as all else
-            found = _taken(found, recurrence)
-        except Illegal:
-            continue
-    return found
+    return where_legal(found, _last_reads, _taken)
 
 
 def _last_reads(graph: fx.Graph, recurrence: Recurrence) -> tuple[fx.Node, Mapping[fx.Node, Rows], dict[fx.Node, int]]:
