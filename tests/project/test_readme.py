@@ -546,5 +546,8 @@ def test_the_table_of_doors_is_that_of_its_result_file() -> None:
         "float64, as rounding turns spikes in float32."
     )
     assert told.replace("e-0", "e-") in " ".join(text.split())
-    slower = [name for name, of in networks.items() if of[both[0]].get("time", {}).get("median_ratio", 0) > 1.05]
-    assert f"without a warning: {', '.join(slower)}." in " ".join(text.split())
+    for of in networks.values():
+        said = any("than plain PyTorch" in note for note in of[both[0]]["notes"])
+        assert said or of[both[0]]["time"]["median_ratio"] <= 1.05
+    slower = [name for name, of in networks.items() if of[both[0]]["time"]["median_ratio"] > 1]
+    assert f"by more than rounding of the clock: {', '.join(slower)}." in " ".join(text.split())
