@@ -111,6 +111,14 @@ def written(value: Any) -> str | None:
     return f"{type(value).__name__}{ordered}" if len(parts) == len(value) else None
 
 
+def forward_in(kind: Any) -> Any:
+    """What a class of modules has as its forward; None where only its instances have one, as those of torch.jit."""
+    try:
+        return kind.forward
+    except AttributeError:
+        return None
+
+
 def variables(function: types.FunctionType) -> Iterator[Any]:
     """What the closure of a function holds."""
     for cell in function.__closure__ or ():

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from reroll.backends.front.held.attributes import attributes
 from reroll.backends.front.held.keys import Described, Hashed, array_in_words, modes, placed, tensors_in_words
-from reroll.backends.front.held.links import leads_to, pointed_to
+from reroll.backends.front.held.links import forward_in, leads_to, pointed_to
 from reroll.backends.front.held.names import MISSING
 from reroll.backends.front.held.origin import Code
 from reroll.backends.front.held.state import State
@@ -162,7 +162,7 @@ class _Own:
 def _held_apart(reached: Sequence[Any]) -> Iterator[Any]:
     """What anything holds but a module by itself: as an attribute, a parameter or a buffer."""
     modules = [each for each in reached if isinstance(each, nn.Module)]
-    own = {id(held) for each in modules for held in (vars(each)["_parameters"], vars(each)["_buffers"])}
+    own = {id(vars(each).get(name)) for each in modules for name in ("_parameters", "_buffers")}  # torch.jit has none
     for value in reached:
         if not isinstance(value, nn.Module) and id(value) not in own:
             yield from leads_to(value)
@@ -251,7 +251,7 @@ class _Watched:
         read += map(type, self.objects)
         read += chain.from_iterable(map(pointed_to, self.pointed))
         read += map(len, map(attributes, self.bare))
-        read += (type(each).forward for each in self.modules)
+        read += map(forward_in, map(type, self.modules))
         return read
 
 

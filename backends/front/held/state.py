@@ -30,6 +30,7 @@ from reroll.backends.front.held.links import (
     WRAPPERS,
     attributes_of,
     defaults,
+    forward_in,
     has_attributes,
     leads_to,
     pointed_to,
@@ -184,7 +185,7 @@ class State:
             if is_users_code(each):
                 self.code.append(each)
             elif issubclass(each, nn.Module):
-                self.plain.append(Same(each.forward))
+                self.plain.append(Same(forward_in(each)))
         if new and not is_installed(type(kind)):
             self._note_class(type(kind))
 

@@ -144,3 +144,12 @@ def test_a_state_of_a_call_before_is_not_kept(hold: str) -> None:
         del value
         gc.collect()
         assert [each() is None for each in gone[:-1]] == [True] * (len(gone) - 1)
+
+
+def test_a_module_of_torch_jit_is_held_like_others() -> None:
+    model, reach = Stateful(), Reach()
+    model.memory = Memory(torch.jit.script(nn.Linear(2, 2)))
+    for _ in range(3):
+        model.h = torch.zeros(300)
+        key = reach.noted(model, (), {})[1]
+    assert key == Reach().noted(model, (), {})[1]
