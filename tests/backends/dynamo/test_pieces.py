@@ -196,7 +196,7 @@ def test_a_model_of_which_dynamo_gives_no_graph_is_named_once() -> None:
     (text,), second, third = calls(Packed(), torch.randn(6, 4, WIDTH))
     assert not second
     assert not third
-    assert "was given no graph of the model" in text
+    assert ("was given no graph of the model" in text) == (torch.__version__ >= "2.13")  # the layer is named before
     assert "reroll.compile(model, time_dim=...)" in text
 
 
