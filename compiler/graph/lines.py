@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -47,7 +48,8 @@ def _frames(node: fx.Node) -> list[str]:
 
 
 def _number(line: str) -> int:
-    return int(line.partition(", line ")[2].partition(",")[0])
+    found = re.search(r", line (\d+)", line)
+    return int(found[1]) if found else 0
 
 
 def _function(line: str) -> tuple[str, str]:
