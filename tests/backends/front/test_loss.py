@@ -117,3 +117,62 @@ def test_bad_losses() -> None:
     nothing = reroll.compile(model, loss=lambda y, t: (y.sum(), t), time_dim=0, lowering="eager")
     with pytest.raises(UnsupportedError, match="returned tuple, not one number"):
         nothing(x, target=target)
+
+
+class Spike(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, u: Tensor) -> Tensor:
+        ctx.save_for_backward(u)
+        return (u > 0).to(u.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (u,) = ctx.saved_tensors
+        return grad / (1 + 10 * u.abs()) ** 2
+
+
+spike: Any = Spike.apply
+
+
+class Spiking(nn.Module):
+    """Gives spikes and potentials of all steps, as networks of snnTorch do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.out = nn.Linear(N, 8), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        v, u = x.new_zeros(B, 8), x.new_zeros(B, 5)
+        spikes: list[Tensor] = []
+        potentials: list[Tensor] = []
+        for t in range(x.shape[0]):
+            v = 0.9 * v + self.fc(x[t])
+            fired = spike(v - 0.1)
+            u = 0.9 * u + self.out(fired)
+            spikes.append(spike(u - 0.1))
+            potentials.append(u)
+        return torch.stack(spikes), torch.stack(potentials)
+
+
+def step_by_step(found: Any, target: Tensor) -> Any:
+    total: Any = 0.0
+    for potential in found[1]:
+        total = total + F.cross_entropy(potential, target)
+    return total
+
+
+def by_rate(found: Any, target: Tensor) -> Any:
+    return F.cross_entropy(found[0].sum(0), target) + 1e-3 * found[0].mean()
+
+
+def by_count(found: Any, target: Tensor) -> Any:
+    return F.mse_loss(found[0].mean(0), F.one_hot(target, 5).to(found[0].dtype))
+
+
+@pytest.mark.parametrize("loss", [step_by_step, by_rate, by_count])
+def test_losses_of_spiking_networks_hold_nothing_of_all_steps(loss: Any) -> None:
+    model, x, target = Spiking(), torch.rand(T, B, N), torch.randint(5, (B,))
+    fast = reroll.compile(model, loss=loss, time_dim={"x": 0}, lowering="eager")
+    assert same(fast(x, target=target), loss(model(x), target), model)
+    (loop,) = reroll.explain(fast, x, target=target).loops
+    assert not loop.recurrence.ys
