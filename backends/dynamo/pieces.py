@@ -198,9 +198,9 @@ def _hear_the_end(frame: FrameType | None, model: Pieces) -> None:
     """Hear when the call is over within which a frame runs."""
     while frame is not None and not _is_wrapper(frame):
         frame = frame.f_back
-    ends = [] if frame is None else frame.f_locals.get("cleanups", [])
-    model.heard = frame is not None and "cleanups" in frame.f_locals
-    if model.over not in ends:
+    ends = None if frame is None else frame.f_locals.get("cleanups")
+    model.heard = ends is not None
+    if ends is not None and model.over not in ends:
         ends.append(model.over)
 
 

@@ -114,10 +114,14 @@ class _Own:
     def part(self) -> State:
         """What the model holds now, after ``holds``."""
         tensors: Any = [(each(), 0, None) for each in self.tensors]
-        objects = [(value, dict[str, Any]()) for value in self._objects]
-        containers = [(value, value) for value in self._containers]
         return State(
-            *(False, False, objects, containers), tensors=tensors, code=[*self._code], classes={*self._classes}
+            parameters=False,
+            values=False,
+            objects=[(value, {}) for value in self._objects],
+            containers=[(value, value) for value in self._containers],
+            tensors=tensors,
+            code=[*self._code],
+            classes={*self._classes},
         )
 
     def staying(self, tensors: Sequence[tuple[Tensor, Any, Any]]) -> list[Any]:

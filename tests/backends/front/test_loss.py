@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import reroll
+from pairs import spike
 from reroll.errors import OptionError, UnsupportedError
 
 T, B, N = 12, 3, 4
@@ -117,21 +118,6 @@ def test_bad_losses() -> None:
     nothing = reroll.compile(model, loss=lambda y, t: (y.sum(), t), time_dim=0, lowering="eager")
     with pytest.raises(UnsupportedError, match="returned tuple, not one number"):
         nothing(x, target=target)
-
-
-class Spike(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, u: Tensor) -> Tensor:
-        ctx.save_for_backward(u)
-        return (u > 0).to(u.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        (u,) = ctx.saved_tensors
-        return grad / (1 + 10 * u.abs()) ** 2
-
-
-spike: Any = Spike.apply
 
 
 class Spiking(nn.Module):

@@ -15,18 +15,16 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.capture.fusion.behind.each import where_legal
+from reroll.capture.fusion.behind.each import check_all_steps, rewritten, where_legal
 from reroll.capture.fusion.behind.totals import Total, total_of
-from reroll.capture.fusion.hoist import add_examples, copy_with_examples, hoist
+from reroll.capture.fusion.hoist import copy_with_examples, hoist
 from reroll.capture.fusion.peel import RowEmitter, outer_emitter
 from reroll.capture.fusion.row_analysis import Illegal, rows_of, timed, unheld
 from reroll.capture.fusion.row_rules import Rows
-from reroll.capture.fusion.step_builder import StepBuilder, prune
-from reroll.graph.effects import example, has_effect, modes
+from reroll.capture.fusion.step_builder import StepBuilder
+from reroll.graph.effects import example, modes
 from reroll.graph.lines import take_line
 from reroll.recurrence import Capture, Recurrence
-
-_OUTSIDE = 4  # rows that are not made in the loop, at most
 
 
 def add_up(found: Capture) -> Capture:
@@ -46,9 +44,7 @@ def _totals(graph: fx.Graph, recurrence: Recurrence) -> tuple[fx.Node, dict[fx.N
     }
     gone = unheld(call, rows, totals)
     kept = [total for node, total in totals.items() if any(gone[pick] & {*node.all_input_nodes} for pick in gone)]
-    for at in (total.rows for total in kept):
-        if at.last - at.first < recurrence.steps or at.length > recurrence.steps + _OUTSIDE:
-            raise Illegal("what is added up is not what the steps make")
+    check_all_steps((total.rows for total in kept), recurrence)
     if not kept:
         raise Illegal("nothing need not be held")
     return call, analysed, kept
@@ -62,11 +58,7 @@ def _added(found: Capture, recurrence: Recurrence) -> Capture:
     hoist(graph, call, needs, {each.name for each in found.recurrences if each.random}, analysed)
     for at, total in enumerate(totals):
         _finish(graph, call, wide + at, total, rows)
-    graph.eliminate_dead_code(has_effect)
-    made = prune(call, made)
-    add_examples(graph)
-    graph.lint()
-    return replace(found, outer=graph, recurrences=tuple(made if r is recurrence else r for r in found.recurrences))
+    return rewritten(found, graph, call, recurrence, made)
 
 
 def _extended(

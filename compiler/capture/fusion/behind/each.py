@@ -1,13 +1,20 @@
-"""One rewrite of each recurrence, where it is legal."""
+"""One rewrite of each recurrence, where it is legal: how it begins, what it may take into the step, how it ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from torch import fx
 
+from reroll.capture.fusion.hoist import add_examples
 from reroll.capture.fusion.row_analysis import Illegal
+from reroll.capture.fusion.row_rules import Rows
+from reroll.capture.fusion.step_builder import prune
+from reroll.graph.effects import has_effect
 from reroll.recurrence import Capture, Recurrence
+
+_OUTSIDE = 4  # rows of a value that are not made in the loop, at most
 
 
 def where_legal(
@@ -24,3 +31,19 @@ def where_legal(
         except Illegal:
             continue
     return found
+
+
+def check_all_steps(read: Iterable[Rows], recurrence: Recurrence) -> None:
+    """Raise Illegal unless each value has a row of every step, and hardly any others."""
+    for at in read:
+        if at.last - at.first < recurrence.steps or at.length > recurrence.steps + _OUTSIDE:
+            raise Illegal("what is read is not what the steps make")
+
+
+def rewritten(found: Capture, graph: fx.Graph, call: fx.Node, old: Recurrence, new: Recurrence) -> Capture:
+    """The capture with a graph that was edited, in which a call is one of a new recurrence; what nobody reads goes."""
+    graph.eliminate_dead_code(has_effect)
+    pruned = prune(call, new)
+    add_examples(graph)
+    graph.lint()
+    return replace(found, outer=graph, recurrences=tuple(pruned if r is old else r for r in found.recurrences))

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 from torch import fx
 
-from reroll.capture.fusion.behind.each import where_legal
-from reroll.capture.fusion.hoist import add_examples, copy_with_examples, hoist
+from reroll.capture.fusion.behind.each import check_all_steps, rewritten, where_legal
+from reroll.capture.fusion.hoist import copy_with_examples, hoist
 from reroll.capture.fusion.peel import RowEmitter, outer_emitter
 from reroll.capture.fusion.row_analysis import Illegal, is_pick, rows_of, timed
 from reroll.capture.fusion.row_rules import Rows
 from reroll.capture.fusion.shown_layouts import as_it_lay
-from reroll.capture.fusion.step_builder import StepBuilder, prune
-from reroll.graph.effects import example, has_effect
+from reroll.capture.fusion.step_builder import StepBuilder
+from reroll.graph.effects import example
 from reroll.recurrence import Capture, Recurrence
-
-_OUTSIDE = 4  # rows of a value that are not made in the loop, at most
 
 
 def fold(found: Capture) -> Capture:
@@ -38,9 +35,7 @@ def _readouts(graph: fx.Graph, recurrence: Recurrence) -> tuple[fx.Node, dict[fx
     rows = timed(analysed)
     ends = [node for node in rows if not is_pick(node, call) and any(user not in rows for user in node.users)]
     gone = [node for node in rows if is_pick(node, call) and all(user in rows for user in node.users)]
-    for at in (rows[end] for end in ends):
-        if at.last - at.first < recurrence.steps or at.length > recurrence.steps + _OUTSIDE:
-            raise Illegal("what is read is not what the steps make")
+    check_all_steps((rows[end] for end in ends), recurrence)
     if sum(_row_bytes(n, rows) for n in ends) >= sum(_row_bytes(n, rows) for n in gone):
         raise Illegal("nothing would be smaller")
     return call, analysed, ends
@@ -56,11 +51,7 @@ def _folded(found: Capture, recurrence: Recurrence) -> Capture:
     whole = [_restored(graph, call, end, first + at, rows) for at, end in enumerate(ends)]
     for end, made in zip(ends, whole, strict=True):
         end.replace_all_uses_with(made)
-    graph.eliminate_dead_code(has_effect)
-    extended = prune(call, extended)
-    add_examples(graph)
-    graph.lint()
-    return replace(found, outer=graph, recurrences=tuple(extended if r is recurrence else r for r in found.recurrences))
+    return rewritten(found, graph, call, recurrence, extended)
 
 
 def _row_bytes(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> int:

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from torch import fx
 
-from reroll.capture.fusion.behind.each import where_legal
+from reroll.capture.fusion.behind.each import rewritten, where_legal
 from reroll.capture.fusion.behind.flows import one_mode, operands_behind, sources
-from reroll.capture.fusion.hoist import add_examples, copy_with_examples, row_read
+from reroll.capture.fusion.hoist import copy_with_examples, row_read
 from reroll.capture.fusion.peel import RowEmitter, outer_emitter
 from reroll.capture.fusion.row_analysis import Illegal, is_pick, rows_of, timed, unheld
 from reroll.capture.fusion.row_rules import Rows
-from reroll.capture.fusion.step_builder import prune
-from reroll.graph.effects import example, has_effect
+from reroll.graph.effects import example
 from reroll.recurrence import Capture, Recurrence
 
 
@@ -123,8 +121,4 @@ def _taken(found: Capture, recurrence: Recurrence) -> Capture:
     for node, row in made.items():
         row.meta = dict(node.meta)
         node.replace_all_uses_with(row)
-    graph.eliminate_dead_code(has_effect)
-    pruned = prune(call, recurrence)
-    add_examples(graph)
-    graph.lint()
-    return replace(found, outer=graph, recurrences=tuple(pruned if r is recurrence else r for r in found.recurrences))
+    return rewritten(found, graph, call, recurrence, recurrence)
