@@ -60,6 +60,18 @@ class Slots:
     operands: tuple[tuple[int, ...], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Peeled:
+    """How many steps of the user's loop run by themselves, ``before`` and ``behind`` those of a recurrence."""
+
+    before: int = 0
+    behind: int = 0
+
+    def more(self, before: int, behind: int) -> Peeled:
+        """The same, with more steps taken off the recurrence."""
+        return Peeled(self.before + before, self.behind + behind)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Recurrence:
     """``steps`` runs of ``step``: ``(carry..., xs..., constants...) -> (carry'..., ys...)``.
@@ -70,7 +82,8 @@ class Recurrence:
     gradients, ``random`` whether a step draws random numbers, ``where`` the line of the user's code.
     ``blocks``: its steps are blocks over depth, which read weights of their own; ``modules`` names for each of them the
     module that holds these, if there is one. ``any_length``: its compiled segments
-    serve other numbers of steps too, so slices of time come in a layout that does not depend on it.
+    serve other numbers of steps too, so slices of time come in a layout that does not depend on it. ``peeled``: for
+    each carry the steps of its loop that are not among these; None, or missing, where that is not known.
     """
 
     name: str
@@ -88,6 +101,7 @@ class Recurrence:
     modules: tuple[str, ...] = ()
     where: str = ""
     any_length: bool = False
+    peeled: tuple[Peeled | None, ...] = ()
 
     @property
     def operands(self) -> int:

@@ -19,6 +19,7 @@ from reroll.planning.choice import Choice
 from reroll.planning.choose import ALONE, Beside, choose
 from reroll.planning.options import Options
 from reroll.planning.plan import Demand, Plan
+from reroll.planning.truncation import cuts_of
 from reroll.recurrence import Recurrence
 
 
@@ -78,12 +79,13 @@ def _plan(
     earlier: Built | None,
     compiled: Compiled,
 ) -> Built:
+    cuts = cuts_of(recurrence, options.truncate)
     recurrence = replace(recurrence, step=kernels.step, random=recurrence.random or kernels.random)
     demand = _demand(kernels, recurrence, options, earlier, compiled.graphs)
     chosen = choose(demand, options, beside)
     _warn_of_passes(chosen, demand)
     tiers = {name: TIERS.find(name).make(options.spill_folder) for name in chosen.tally.tier_peaks}
-    executable = Executable.of(recurrence, chosen.program, compiled, tiers=tiers, verify=options.verify)
+    executable = Executable.of(recurrence, chosen.program, compiled, tiers=tiers, verify=options.verify, cuts=cuts)
     return Built(executable, kernels, chosen, demand, options, beside)
 
 

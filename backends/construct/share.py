@@ -46,21 +46,21 @@ def build_all(recurrences: Sequence[Recurrence], options: Options, around: Bytes
             known[key] = compiling.compile_kernels(recurrence, options, lengths)
         return known[key]
 
-    kernels_of = [partial(_kernels_of_length, kernels, each) for each in recurrences]
+    kernels_of = [partial(_kernels_of_length, kernels, each, options) for each in recurrences]
     return fitting_all(kernels_of, recurrences, options, around)
 
 
 def _kernels_of_length(
-    kernels: Callable[[Recurrence, tuple[int, ...]], Kernels], recurrence: Recurrence, length: int
+    kernels: Callable[[Recurrence, tuple[int, ...]], Kernels], recurrence: Recurrence, options: Options, length: int
 ) -> Kernels:
-    return kernels(recurrence, lengths_of(recurrence, length))
+    return kernels(recurrence, lengths_of(recurrence, length, options))
 
 
 def build(recurrence: Recurrence, options: Options) -> Built:
     """Compile a recurrence as the options say. Raises BudgetError if no length of segments fits the memory budget."""
 
     def kernels(length: int) -> Kernels:
-        return compiling.compile_kernels(recurrence, options, lengths_of(recurrence, length))
+        return compiling.compile_kernels(recurrence, options, lengths_of(recurrence, length, options))
 
     return fitting_all([kernels], [recurrence], options, lambda _: {})[0]
 

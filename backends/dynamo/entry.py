@@ -174,7 +174,7 @@ def _compile(
     parsed = Options.of(options)
     refuse_pieces(gm)
     refuse_in_place(gm)
-    found = fuse(capture(gm, depth=parsed.depth))
+    found = fuse(capture(gm, depth=parsed.depth, iterations=parsed.truncate is not None))
     model, ended = pieces(), _break(gm)
     model.add(bool(found.recurrences), ended)
     if not found.recurrences:

@@ -42,7 +42,8 @@ class Family:
 
     def __init__(self, lengths: Sequence[int], modules: Sequence[fx.GraphModule], options: Options) -> None:
         self.module, self.options = modules[-1], options
-        found = [fuse(capture(each, maps=True)) for each in modules]
+        iterations = options.truncate is not None
+        found = [fuse(capture(each, maps=True, iterations=iterations)) for each in modules]
         self.template, self.notes = align(lengths, modules, found), found[-1].notes
         check_policy(found[-1].recurrences, self.options)
         self.kernels: OrderedDict[Any, Kernels] = OrderedDict()

@@ -19,6 +19,7 @@ from reroll.backends.runtime.recordings import Graphs
 from reroll.backends.runtime.values import Ledger
 from reroll.backends.tiers.tier import Tier
 from reroll.graph.memory import last_uses
+from reroll.planning.truncation import Cuts
 from reroll.program.program import Node, Program, backward, reverse, tape, turn
 from reroll.program.writing import RUNS
 from reroll.recurrence import Recurrence
@@ -63,14 +64,15 @@ class ProgramInstructions:
     unread: frozenset[Node]
 
     @classmethod
-    def of(cls, program: Program, segments: Mapping[int, Segment]) -> ProgramInstructions:
-        """Split a program at its turn, and note where values die, and which tapes pass right on."""
+    def of(cls, program: Program, segments: Mapping[int, Segment], cut: bool = False) -> ProgramInstructions:
+        """Split a program at its turn, and note where values die, and which tapes pass right on; none where cuts may
+        make several segments of one."""
         whole = _instructions(program.graph)
         at = next(i for i, each in enumerate(whole) if each.node.target is turn)
         forward, backward = whole[: at + 1], whole[at + 1 :]
         parts = {name: PartInstructions.of(part.graph) for name, part in program.parts.items()}
         again = (backward, *(part.instructions for part in parts.values()))
-        passing = (node for each in (forward, *again) for node in _passing(each, segments))
+        passing = [] if cut else [node for each in (forward, *again) for node in _passing(each, segments)]
         unread = (each.node for run in again for each in run if _is_unread(each.node))
         return cls(forward, backward, parts, frozenset(passing), frozenset(unread))
 
@@ -121,6 +123,7 @@ class Executable:
     tiers: Mapping[str, Tier]
     verify: bool
     together: Together | None = None
+    cuts: Cuts | None = None
     ledger: Ledger = field(default_factory=Ledger)
     clock: Clock = field(default_factory=Clock)
 
@@ -133,10 +136,11 @@ class Executable:
         *,
         tiers: Mapping[str, Tier] | None = None,
         verify: bool = False,
+        cuts: Cuts | None = None,
     ) -> Executable:
         """A program of a recurrence with its compiled segments, and the ``tiers`` to which it moves carries.
 
-        ``verify``: carries that are reached again are compared.
+        ``verify``: carries that are reached again are compared. ``cuts``: where no gradient of a carry passes.
         """
         segments = compiled.segments
         return cls(
@@ -144,10 +148,11 @@ class Executable:
             program=program,
             compiled=compiled,
             routes={steps: Routes.of(segment, recurrence) for steps, segment in segments.items()},
-            instructions=ProgramInstructions.of(program, segments),
+            instructions=ProgramInstructions.of(program, segments, cuts is not None),
             tiers=tiers or {},
             verify=verify,
             together=Together.of(recurrence, program, segments),
+            cuts=cuts,
         )
 
     def run_forward(self, segment: Segment, inputs: list[Any], *, lasting: bool, alone: bool) -> list[Any]:
@@ -179,8 +184,15 @@ class Executable:
         )
 
     def lengths(self, start: int, stop: int) -> list[int]:
-        """The lengths of the segments of a range of steps."""
-        return [length for length, count in pieces(stop - start, self.compiled.segments) for _ in range(count)]
+        """The lengths of the segments of a range of steps, which end where gradients are cut."""
+        ranges = self.cuts.ranges(start, stop) if self.cuts else [(start, stop)]
+        parts = (part for low, high in ranges for part in pieces(high - low, self.compiled.segments))
+        return [length for length, count in parts for _ in range(count)]
+
+    def passed_on(self, grads: list[Tensor | None], start: int) -> list[Tensor | None]:
+        """The gradients of carries at a step, without those that are cut there."""
+        cut = self.cuts.at(start) if self.cuts else ()
+        return [None if carry in cut else grad for carry, grad in enumerate(grads)]
 
     def empty_outputs(self) -> list[Tensor]:
         """Buffers for the stacked outputs, of the shapes that the first segment gives."""

@@ -286,7 +286,7 @@ class Run:
             del tangents, saved
             with named(self.loop, _REVERSED.format, start, start + steps):
                 results = self.executable.run_backward(segment, arguments, taped.thin)
-            carried = self.grads.collect(results, start, steps)
+            carried = self.executable.passed_on(self.grads.collect(results, start, steps), start)
             del results  # the gradients of constants have been added: free them before the next segment runs
             carried = [grad if grad is None else grad.contiguous() for grad in carried]  # a part would hold the whole
         return carried

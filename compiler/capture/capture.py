@@ -13,6 +13,7 @@ from reroll.capture.normal.sizes import pin
 from reroll.capture.steps.blocks import Blocks, with_blocks
 from reroll.capture.steps.colours import Likeness, Sequence
 from reroll.capture.steps.extract import extract
+from reroll.capture.steps.iterations import by_iterations, with_peeled
 from reroll.capture.steps.operands import MIN_STEPS, Region, why_not
 from reroll.capture.steps.outer import Outer
 from reroll.capture.steps.search import covered, find_steps, repeats, with_more, worthwhile
@@ -27,11 +28,14 @@ _SMALL_COVERAGE = 0.6
 _CLEARLY_MORE = 1.5
 
 
-def capture(module: fx.GraphModule, *, maps: bool = False, depth: bool = False) -> Capture:
+def capture(
+    module: fx.GraphModule, *, maps: bool = False, depth: bool = False, iterations: bool = False
+) -> Capture:
     """Find and take out the recurrences of a captured graph. The graph itself stays as it is.
 
     maps: also take out steps that carry nothing, so that no operation is left once for every step. depth: blocks with
-    weights of their own count as steps too, where nothing repeats over time and they hold enough to pay.
+    weights of their own count as steps too, where nothing repeats over time and they hold enough to pay. iterations: steps begin where the iterations of the user's
+    loop do, where that is known.
     """
     transform = next((node for node in module.graph.nodes if in_transform(node)), None)
     if transform is not None:
@@ -45,7 +49,7 @@ def capture(module: fx.GraphModule, *, maps: bool = False, depth: bool = False) 
         return Capture(module.graph, (), reason, refused=True)
     sequence, steps = _steps(module, normal, maps)
     blocks = with_blocks(module, sequence, steps) if depth else Blocks(sequence, steps)
-    steps = blocks.steps
+    steps = [by_iterations(each, blocks.steps) for each in blocks.steps] if iterations else blocks.steps
     if not steps and not given:
         return Capture(normal, (), blocks.small or _explain(blocks.sequence))
     pin(module.graph)
@@ -55,7 +59,8 @@ def capture(module: fx.GraphModule, *, maps: bool = False, depth: bool = False) 
     inside = {node for step in steps for node in step.sequence.nodes[step.region.start : step.region.stop]}
     for node in normal.nodes:
         if node in starts:
-            recurrences.append(extract(outer, starts[node], f"recurrence_{len(recurrences)}"))
+            made = extract(outer, starts[node], f"recurrence_{len(recurrences)}")
+            recurrences.append(with_peeled(made, starts[node], steps))
         if node.op == "output":
             outer.graph.output(fx.map_arg(node.args[0], outer.value))
         elif node not in inside:

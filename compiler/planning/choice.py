@@ -98,6 +98,8 @@ def steps_run(choice: Choice) -> float:
 
 def preferred(problem: Problem, options: Options, replay: bool) -> Choice:
     """What is chosen without a budget. ``replay``: tapes are so small that no step need run again."""
+    if options.schedule == "auto" and options.chunk is None and options.truncate is not None:
+        return Choice("standard", replace(problem, chunk=min(options.truncate, problem.steps)))
     if options.schedule == "auto" and options.chunk is None:
         return Choice("store_all", problem) if replay else _nearly_fastest(problem)
     schedule = "standard" if options.schedule == "auto" else options.schedule

@@ -45,6 +45,9 @@ class Options:
     passes: names of passes, in order (a tuple or a comma-separated text); None: ``reroll.DEFAULT_PASSES``.
     replay: whether backwards repeat products with weights from what is kept of spikes (``auto``: where a tape of all
         steps then takes at most a tenth of plain BPTT's bytes, and no schedule that runs steps again is asked for).
+    truncate: truncated BPTT: no gradient of a state passes into iterations k - 1, 2 k - 1, ... of a loop over time, as
+        if all states were detached every k iterations. These are not the gradients of the loss. Without a schedule or
+        a budget, the tape of k steps is held at a time.
     verify: check that every recomputed carry equals the forward's bit for bit.
     cuda_graphs: record segments as CUDA graphs, which launch all their kernels at once. Used only where a replay gives
         the same bits as the kernels one by one; of no effect on a CPU.
@@ -65,6 +68,7 @@ class Options:
     lowering: str = "inductor"
     passes: tuple[str, ...] | str | None = None
     replay: bool | str = "auto"
+    truncate: int | None = None
     verify: bool = False
     cuda_graphs: bool = True
     spill_folder: str | None = None
@@ -75,7 +79,7 @@ class Options:
         _check_choice("schedule", self.schedule, ("auto", *schedule_names()))
         for name, choices in _CHOICES.items():
             _check_choice(name, getattr(self, name), choices)
-        for name in ("segment", "chunk", "slots"):
+        for name in ("segment", "chunk", "slots", "truncate"):
             _check_count(name, getattr(self, name))
         for name in ("keep", "recompute"):
             object.__setattr__(self, name, _rules(name, getattr(self, name)))

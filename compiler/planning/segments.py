@@ -51,6 +51,8 @@ def segment_length(recurrence: Recurrence, options: Options) -> int:
     has as many steps as that has items, at any length.
     """
     steps, usual = recurrence.steps, usual_segment(recurrence, options)
+    if recurrence.any_length and options.truncate is not None and options.segment is None:
+        usual = _dividing(options.truncate, usual)
     if recurrence.any_length:
         items = [len(x.operands) for x in recurrence.xs if isinstance(x, Items)]
         return min(options.segment or usual, *items) if items else options.segment or usual
@@ -58,12 +60,23 @@ def segment_length(recurrence: Recurrence, options: Options) -> int:
         return min(options.segment, steps)
     if steps <= usual:
         return steps
+    if options.truncate is not None:
+        return _dividing(options.truncate, usual)
     lengths = range(usual // 2 + 1, min(usual + usual // 2, steps) + 1)
     return min(lengths, key=lambda k: (steps % k, abs(k - usual)))
 
 
-def lengths_of(recurrence: Recurrence, length: int) -> tuple[int, ...]:
+def _dividing(every: int, usual: int) -> int:
+    """A length near the usual one of which whole ones fill, or nearly fill, so many steps."""
+    if every <= usual:
+        return every
+    return min(range(usual // 2 + 1, usual + usual // 2 + 1), key=lambda k: (every % k, abs(k - usual)))
+
+
+def lengths_of(recurrence: Recurrence, length: int, options: Options) -> tuple[int, ...]:
     """The lengths of the segments of a recurrence, if most are of this length."""
+    if options.truncate is not None:
+        return any_lengths(length, options)
     rest = recurrence.steps % length
     return (length, rest) if rest else (length,)
 

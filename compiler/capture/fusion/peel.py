@@ -143,7 +143,8 @@ def peel(graph: fx.Graph, call: fx.Node, recurrence: Recurrence, head: int, tail
     for pick in picks:
         graph.erase_node(pick)
     xs = tuple(_between(x, head, stop) for x in recurrence.xs)
-    return replace(recurrence, steps=stop - head, xs=xs, examples=examples)
+    peeled = tuple(each and each.more(head, tail) for each in recurrence.peeled)
+    return replace(recurrence, steps=stop - head, xs=xs, examples=examples, peeled=peeled)
 
 
 def _step(

@@ -190,6 +190,7 @@ def merge(
     both = replace(
         first,
         examples=(*first.examples[:wide], *second.examples[: width - wide]),
+        peeled=first.peeled + second.peeled,
         random=first.random or second.random,
         where=f"{first.where}; {second.where}",
     )

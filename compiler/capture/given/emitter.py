@@ -20,7 +20,7 @@ from reroll.graph.effects import Mode, attribute, autocasts, grad_enabled, has_e
 from reroll.graph.fakes import contiguous, fake_like, fake_of, new_fake_mode
 from reroll.graph.lines import take_line, where
 from reroll.graph.private import map_aggregate
-from reroll.recurrence import Recurrence, Slices
+from reroll.recurrence import Peeled, Recurrence, Slices
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,6 +158,7 @@ class Emitter:
             grad_enabled=grad_enabled(self.mode),
             random=mark_random(body.module, body.module.graph),
             where="" if self.source is None else where(self.source),
+            peeled=(Peeled(),) * carried,
         )
         self.recurrences.append(recurrence)
         needs = recurrence.grad_enabled and any(fake.requires_grad for fake in fakes)

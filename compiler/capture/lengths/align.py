@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -197,7 +198,8 @@ def _without_rows(graph: fx.Graph) -> list[fx.Node]:
 
 def _loop(lengths: Sequence[int], found: tuple[Recurrence, ...]) -> LoopTemplate:
     """The template of one recurrence."""
-    last = found[-1]
+    peeled = {each.peeled for each in found}
+    last = found[-1] if len(peeled) == 1 else replace(found[-1], peeled=())
     kinds = {
         (r.name, len(r.carries), r.constants, len(r.ys), r.autocast, r.grad_enabled, r.random, len(r.xs), r.operands)
         for r in found

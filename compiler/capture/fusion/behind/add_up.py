@@ -77,7 +77,8 @@ def _extended(
         sums.append(step.placeholder(f"sum_{total.node.name}", example(starts[-1])))
         ends.append(_plus(step.graph, sums[-1], total, emitter, total.rows.shift))
     first = [like for like in map(example, starts) if like is not None]
-    widened = replace(recurrence, examples=(*recurrence.examples[:wide], *first, *recurrence.examples[wide:]))
+    examples = (*recurrence.examples[:wide], *first, *recurrence.examples[wide:])
+    widened = replace(recurrence, examples=examples, peeled=recurrence.peeled + (None,) * len(totals))
     call.args = (*call.args[:wide], *starts)
     for pick in list(call.users):
         if (index := int(pick.args[1])) >= wide:  # type: ignore[arg-type]

@@ -1,0 +1,158 @@
+"""Where an iteration of the user's loop begins among the operations of a step, and how many stand around a region.
+
+A step that was found begins where the fewest bytes cross, which may be in the middle of the user's iteration. What is
+cut between iterations (``truncate``) has to know where these begin: with the first statement of the loop's body. Where
+that is a single one, with the first statement of what it calls; where it calls nothing, with the operation that came
+first of all, unless it may do different things at different times.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from reroll.capture.steps.operands import Region
+from reroll.capture.steps.step import Step, analyse
+from reroll.graph.statements import Statement, statements_of
+from reroll.recurrence import Peeled, Recurrence, Slices
+
+Line = tuple[str, Any, str]
+"""What an operation is, and the lines of the user's code that called one another to make it."""
+
+
+def by_iterations(step: Step, others: Sequence[Step]) -> Step:
+    """The step that begins where the user's iterations do; as it is where that is not known, or is no step.
+
+    others: the other steps that were found in the graph.
+    """
+    loop = _loop(step, others)
+    place = loop.first if loop else None
+    if not place:
+        return step
+    region = step.region
+    found = analyse(step.sequence, Region(region.start + place, region.period, region.steps - 1))
+    return found if found is not None and found.region.start == region.start + place else step
+
+
+def with_peeled(recurrence: Recurrence, step: Step, others: Sequence[Step]) -> Recurrence:
+    """A recurrence that was taken out of a region, with the iterations around that, where they are known.
+
+    They are not where a step begins within an iteration, or may stand for several; and not over depth.
+    """
+    loop = _loop(step, others)
+    strides = {abs(x.stride) for x in recurrence.xs if isinstance(x, Slices)}
+    known = loop is not None and loop.first == 0 and (loop.single or strides == {1}) and not recurrence.blocks
+    peeled = loop.peeled if loop is not None and known and strides <= {1} else None
+    return replace(recurrence, peeled=(peeled,) * len(recurrence.carries))
+
+
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """The lines of a step's operations, and of those of the same loop before and behind its region."""
+
+    nodes: tuple[fx.Node, ...]
+    lines: tuple[Line, ...]
+    before: tuple[Line, ...]
+    behind: tuple[Line, ...]
+
+    @property
+    def first(self) -> int | None:
+        """The place of a step at which iterations begin; None where that cannot be told."""
+        traces = [statements_of(node) for node in self.nodes]
+        depth = _parting(traces)
+        found = _begin(self.nodes, traces, depth) if all(len(trace) > depth for trace in traces) else None
+        return self._came_first() if found is None and _one_statement(traces, depth) else found
+
+    @property
+    def single(self) -> bool:
+        """Whether a step is one iteration for certain: it comes once to the first of several statements."""
+        traces = [statements_of(node) for node in self.nodes]
+        depth = _parting(traces)
+        return all(len(trace) > depth for trace in traces) and len({trace[depth] for trace in traces}) > 1
+
+    def _came_first(self) -> int | None:
+        """The place of the operation with which the first iteration begins, if that is whole."""
+        period = len(self.lines)
+        whole = self.lines * (len(self.before) // period + 1)
+        return -len(self.before) % period if self.before == whole[len(whole) - len(self.before) :] else None
+
+    @property
+    def peeled(self) -> Peeled:
+        """Iterations, whole or in part, around the region."""
+        return Peeled(self._iterations(self.before), self._iterations(self.behind))
+
+    def _iterations(self, around: Sequence[Line]) -> int:
+        once = Counter(self.lines)
+        return max((-(-count // once[line]) for line, count in Counter(around).items()), default=0)
+
+
+def _loop(step: Step, others: Sequence[Step]) -> _Loop | None:
+    """None where lines are not known, or where those of another step are the same and some stand between the two."""
+    region, nodes = step.region, step.sequence.nodes
+    inside = nodes[region.start : region.start + region.period]
+    lines = _lines(inside)
+    if len(lines) < region.period:
+        return None
+    known = set(lines)
+    regions = [each.region for each in others if each.sequence is step.sequence]
+    alike = [each for each in regions if known & {*_lines(nodes[each.start : each.start + each.period])}]
+    start = max((each.stop for each in alike if each.stop <= region.start), default=0)
+    stop = min((each.start for each in alike if each.start >= region.stop), default=len(nodes))
+    before = [line for line in _lines(nodes[start : region.start]) if line in known]
+    behind = [line for line in _lines(nodes[region.stop : stop]) if line in known]
+    if (start and before) or (stop < len(nodes) and behind):
+        return None
+    return _Loop(tuple(inside), tuple(lines), tuple(before), tuple(behind))
+
+
+def _lines(nodes: Sequence[fx.Node]) -> list[Line]:
+    """Those of some operations, without what was not made by a line of the user's."""
+    traces = ((node, node.meta.get("stack_trace")) for node in nodes)
+    return [(node.op, node.target, trace) for node, trace in traces if trace]
+
+
+def _parting(traces: Sequence[Sequence[Statement]]) -> int:
+    """How deep the functions are the same that made some operations, and the statements above the last of them."""
+    depth = 0
+    while all(len(trace) > depth + 1 and trace[depth] == traces[0][depth] for trace in traces) and (
+        len({(trace[depth + 1].file, trace[depth + 1].function) for trace in traces}) == 1
+    ):
+        depth += 1
+    return depth
+
+
+def _begin(nodes: Sequence[fx.Node], traces: Sequence[Sequence[Statement]], depth: int) -> int | None:
+    """The place where the operations of the first statement begin, at a depth of calls; None if there is but one, or
+    if these are not in one piece."""
+    here = [trace[depth] for trace in traces]
+    if len({(each.file, each.function) for each in here}) > 1:
+        return None
+    top = min(here)
+    if all(each == top for each in here):
+        return _within_call(nodes, traces, depth + 1)
+    begins = [at for at, each in enumerate(here) if each == top and here[at - 1] != top]
+    return begins[0] if len(begins) == 1 else None
+
+
+def _within_call(nodes: Sequence[fx.Node], traces: Sequence[Sequence[Statement]], depth: int) -> int | None:
+    """The same of a single statement that calls something: what reads the sequence for the call comes before it."""
+    inside = [at for at, trace in enumerate(traces) if len(trace) > depth]
+    if not inside or len(inside) == len(nodes):
+        return None
+    place = _begin([nodes[at] for at in inside], [traces[at] for at in inside], depth)
+    if place is None:
+        return None
+    begin = inside[place]
+    while nodes[begin - 1].target is torch.select and begin - 1 not in inside and begin - 1 + len(nodes) not in inside:
+        begin -= 1
+    return begin % len(nodes)
+
+
+def _one_statement(traces: Sequence[Sequence[Statement]], depth: int) -> bool:
+    """Whether all operations were made by one statement that does the same at any time, and calls nothing."""
+    return len({*traces}) == 1 and len(traces[0]) == depth + 1 and not traces[0][depth].branches

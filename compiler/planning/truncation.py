@@ -1,0 +1,99 @@
+"""Truncated BPTT: between which steps of a loop no gradient of a state passes (``truncate=k``).
+
+The gradients are those of a ``detach`` of all states before iterations k, 2 k, ... of the user's loop (Williams and
+Peng 1990, doi:10.1162/neco.1990.2.4.490, with h = h' = k). They are not the gradients of the loss. What is added up
+over time and read by nobody on the way, such as a loss, is no state: its gradient passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import fx
+
+from reroll.errors import UnsupportedError
+from reroll.graph.effects import spelled
+from reroll.recurrence import Peeled, Recurrence
+
+_ADDING = ("add", "add_", "iadd", "sub", "sub_", "isub")
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """Gradients are cut before every ``every``-th iteration. ``first``: which iteration of its loop a carry's first
+    step is, None of a carry that is not cut. ``steps``: those of the recurrence."""
+
+    every: int
+    first: tuple[int | None, ...]
+    steps: int
+
+    def at(self, step: int) -> frozenset[int]:
+        """The carries of which no gradient passes from a step to the one before it."""
+        begun = enumerate(self.first)
+        return frozenset(
+            carry for carry, first in begun if first is not None and first + step and not (first + step) % self.every
+        )
+
+    def ranges(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """A range of steps in pieces, cut where some carry is."""
+        begin = start
+        for step in range(start + 1, stop):
+            if self.at(step):
+                yield begin, step
+                begin = step
+        yield begin, stop
+
+
+def cuts_of(recurrence: Recurrence, every: int | None) -> Cuts | None:
+    """Where the gradients of a recurrence are cut; None if nowhere.
+
+    Raises UnsupportedError where its iterations are not known, or a cut falls between steps that are around it.
+    """
+    if every is None or recurrence.blocks:
+        return None
+    sums = _sums(recurrence)
+    known = dict(enumerate(recurrence.peeled))
+    first = tuple(
+        None if carry in sums else _checked(recurrence, known.get(carry), every)
+        for carry in range(len(recurrence.carries))
+    )
+    cuts = Cuts(every, first, recurrence.steps)
+    return cuts if any(map(cuts.at, range(recurrence.steps))) else None
+
+
+def _checked(recurrence: Recurrence, peeled: Peeled | None, every: int) -> int:
+    """The iteration with which a recurrence begins."""
+    if peeled is None:
+        raise UnsupportedError(
+            f"truncate={every}: where the iterations of the loop at {recurrence.where} begin cannot be told from its "
+            "lines. Write its body as several statements without a condition in the first, begin with a tensor rather "
+            "than a number or None, and read one entry of the sequence in each iteration. Or leave truncate out."
+        )
+    end = peeled.before + recurrence.steps
+    apart = (*range(1, peeled.before), *(range(end, end + peeled.behind)))
+    if (cut := next((step for step in apart if step % every == 0), None)) is not None:
+        raise UnsupportedError(
+            f"truncate={every} cuts the loop at {recurrence.where} before iteration {cut}, which differs from the "
+            f"others and runs by itself (iterations {peeled.before} to {end - 1} are alike). Begin with a tensor "
+            f"rather than a number or None, read the last states too, or choose another number than {every}."
+        )
+    return peeled.before
+
+
+def _sums(recurrence: Recurrence) -> frozenset[int]:
+    """The carries that are sums: a step adds something to them, and does nothing else with either."""
+    carries, _, _ = recurrence.inputs
+    results = recurrence.step.graph.output_node().args[0]
+    pairs = enumerate(zip(carries, results, strict=False))  # type: ignore[arg-type]
+    return frozenset(number for number, (carry, following) in pairs if _adds(carry, following))
+
+
+def _adds(carry: fx.Node, following: object) -> bool:
+    if not isinstance(following, fx.Node) or list(carry.users) != [following] or spelled(following) not in _ADDING:
+        return False
+    operands = following.args[:2]
+    minuend = spelled(following).strip("i_") == "add" or operands[0] is carry
+    shapes = [node.meta.get("example_value") for node in (carry, following)]
+    same = all(each is not None for each in shapes) and shapes[0].shape == shapes[1].shape
+    return minuend and operands.count(carry) == 1 and same and all(user.op == "output" for user in following.users)
