@@ -62,14 +62,18 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class Peeled:
-    """How many steps of the user's loop run by themselves, ``before`` and ``behind`` those of a recurrence."""
+    """How many steps of the user's loop run by themselves, ``before`` and ``behind`` those of a recurrence.
+
+    ``mark``: what the nodes of those behind have in their meta under "loop"; empty where some have nothing.
+    """
 
     before: int = 0
     behind: int = 0
+    mark: str = ""
 
     def more(self, before: int, behind: int) -> Peeled:
         """The same, with more steps taken off the recurrence."""
-        return Peeled(self.before + before, self.behind + behind)
+        return Peeled(self.before + before, self.behind + behind, "" if behind else self.mark)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

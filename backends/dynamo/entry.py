@@ -42,6 +42,7 @@ from reroll.capture.given.regions import without_regions
 from reroll.errors import OptionError, RerollError, RerollWarning, UnsupportedError
 from reroll.graph.inplace import extent, overlapping
 from reroll.planning.options import Options
+from reroll.planning.truncation import detach_behind
 from reroll.program.memory import Around
 
 Compiled = Callable[..., Any]
@@ -182,6 +183,7 @@ def _compile(
         return _entry(Graph(_by_torch(gm, example_inputs, parsed), gm, Plans(), found.reason, ended))
     if any(each.steps >= _LONG and not each.blocks for each in found.recurrences):
         _say_how_to_unroll_less()
+    detach_behind(found.outer, found.recurrences, parsed.truncate)
     check_policy(found.recurrences, parsed)
     check_together(found.recurrences, parsed)
 

@@ -26,6 +26,7 @@ from reroll.errors import RerollWarning
 from reroll.graph.fakes import fake_of, new_fake_mode
 from reroll.planning.options import Options
 from reroll.planning.segments import any_lengths, segment_length
+from reroll.planning.truncation import detach_behind
 from reroll.program.memory import Around
 from reroll.recurrence import Numbers, Recurrence
 
@@ -60,6 +61,7 @@ class Family:
         if observed not in self.programs:
             self._say_sized()
             instance = instantiate(self.template, observed.check)
+            detach_behind(instance.outer, instance.recurrences, self.options.truncate)
             _show_sizes(instance, operands, sequences)
             tokens = sum(each.nbytes for each in operands if id(each) in sequences)
             self.programs[observed] = self._compiled(instance, tokens), instance.outputs

@@ -7,7 +7,7 @@ over time and read by nobody on the way, such as a loss, is no state: its gradie
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import fx
@@ -59,7 +59,7 @@ def cuts_of(recurrence: Recurrence, every: int | None) -> Cuts | None:
         for carry in range(len(recurrence.carries))
     )
     cuts = Cuts(every, first, recurrence.steps)
-    return cuts if any(map(cuts.at, range(recurrence.steps))) else None
+    return cuts if any(map(cuts.at, range(recurrence.steps + 1))) else None
 
 
 def _checked(recurrence: Recurrence, peeled: Peeled | None, every: int) -> int:
@@ -71,7 +71,7 @@ def _checked(recurrence: Recurrence, peeled: Peeled | None, every: int) -> int:
             "than a number or None, and read one entry of the sequence in each iteration. Or leave truncate out."
         )
     end = peeled.before + recurrence.steps
-    apart = (*range(1, peeled.before), *(range(end, end + peeled.behind)))
+    apart = (*range(1, peeled.before), *(range(end + bool(peeled.mark), end + peeled.behind)))
     if (cut := next((step for step in apart if step % every == 0), None)) is not None:
         raise UnsupportedError(
             f"truncate={every} cuts the loop at {recurrence.where} before iteration {cut}, which differs from the "
@@ -79,6 +79,43 @@ def _checked(recurrence: Recurrence, peeled: Peeled | None, every: int) -> int:
             f"rather than a number or None, read the last states too, or choose another number than {every}."
         )
     return peeled.before
+
+
+def detach_behind(graph: fx.Graph, recurrences: Sequence[Recurrence], every: int | None) -> None:
+    """Where gradients are cut between a recurrence and the next step of its loop, which is part of the graph around it,
+    let that read the last carries without their gradients.
+
+    Raises UnsupportedError as ``cuts_of`` does, and where that step is reached in other ways.
+    """
+    for recurrence in recurrences:
+        cuts = cuts_of(recurrence, every)
+        call = next(node for node in graph.nodes if node.target == recurrence.name)
+        for pick in [user for user in call.users if cuts and user.args[1] in cuts.at(recurrence.steps)]:
+            _detach(graph, pick, recurrence, recurrence.peeled[pick.args[1]])  # type: ignore[index]
+
+
+def _detach(graph: fx.Graph, pick: fx.Node, recurrence: Recurrence, peeled: Peeled | None) -> None:
+    marked = [node for node in graph.nodes if peeled and peeled.behind and node.meta.get("loop") == peeled.mark]
+    waiting, reached = [pick], set[fx.Node]()
+    while waiting:
+        node = waiting.pop()
+        reached.add(node)
+        waiting += (user for user in node.users if user not in marked and user not in reached)
+    readers = [node for node in marked if pick in node.all_input_nodes]
+    if any(reached.intersection(node.all_input_nodes) - {pick} for node in marked):
+        raise UnsupportedError(
+            f"The step behind the loop at {recurrence.where}, which differs from the others, reads the last states in "
+            "a way in which their gradients cannot be cut. Choose a number for truncate that does not divide the "
+            "number of steps less one, or leave it out."
+        )
+    if readers:
+        with graph.inserting_after(pick):
+            cut = graph.call_method("detach", (pick,))
+        cut.meta = {name: value for name, value in pick.meta.items() if name != "example_value"}
+        value = pick.meta.get("example_value")
+        cut.meta |= {} if value is None else {"example_value": value.detach()}
+        for node in readers:
+            node.replace_input_with(pick, cut)
 
 
 def _sums(recurrence: Recurrence) -> frozenset[int]:

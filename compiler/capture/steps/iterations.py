@@ -47,18 +47,18 @@ def with_peeled(recurrence: Recurrence, step: Step, others: Sequence[Step]) -> R
     loop = _loop(step, others)
     strides = {abs(x.stride) for x in recurrence.xs if isinstance(x, Slices)}
     known = loop is not None and loop.first == 0 and (loop.single or strides == {1}) and not recurrence.blocks
-    peeled = loop.peeled if loop is not None and known and strides <= {1} else None
+    peeled = loop.peeled(recurrence.name) if loop is not None and known and strides <= {1} else None
     return replace(recurrence, peeled=(peeled,) * len(recurrence.carries))
 
 
 @dataclass(frozen=True, slots=True)
 class _Loop:
-    """The lines of a step's operations, and of those of the same loop before and behind its region."""
+    """The operations of a step, their lines, the lines of those of the same loop before its region, and those behind."""
 
     nodes: tuple[fx.Node, ...]
     lines: tuple[Line, ...]
     before: tuple[Line, ...]
-    behind: tuple[Line, ...]
+    behind: tuple[fx.Node, ...]
 
     @property
     def first(self) -> int | None:
@@ -81,10 +81,11 @@ class _Loop:
         whole = self.lines * (len(self.before) // period + 1)
         return -len(self.before) % period if self.before == whole[len(whole) - len(self.before) :] else None
 
-    @property
-    def peeled(self) -> Peeled:
-        """Iterations, whole or in part, around the region."""
-        return Peeled(self._iterations(self.before), self._iterations(self.behind))
+    def peeled(self, mark: str) -> Peeled:
+        """Iterations, whole or in part, around the region. Marks the nodes of those behind."""
+        for node in self.behind:
+            node.meta["loop"] = mark
+        return Peeled(self._iterations(self.before), self._iterations(_lines(self.behind)), mark)
 
     def _iterations(self, around: Sequence[Line]) -> int:
         once = Counter(self.lines)
@@ -104,7 +105,7 @@ def _loop(step: Step, others: Sequence[Step]) -> _Loop | None:
     start = max((each.stop for each in alike if each.stop <= region.start), default=0)
     stop = min((each.start for each in alike if each.start >= region.stop), default=len(nodes))
     before = [line for line in _lines(nodes[start : region.start]) if line in known]
-    behind = [line for line in _lines(nodes[region.stop : stop]) if line in known]
+    behind = [node for node in nodes[region.stop : stop] if known & {*_lines([node])}]
     if (start and before) or (stop < len(nodes) and behind):
         return None
     return _Loop(tuple(inside), tuple(lines), tuple(before), tuple(behind))
