@@ -178,6 +178,8 @@ def _compile(
     found = fuse(capture(gm, depth=parsed.depth, iterations=parsed.truncate is not None))
     model, ended = pieces(), _break(gm)
     model.add(bool(found.recurrences), ended)
+    if parsed.truncate is not None and all(each.blocks for each in found.recurrences):
+        model.missed(found.reason or "no loop over time is in it, only blocks over depth", parsed)
     if not found.recurrences:
         model.missed(found.reason, parsed)
         return _entry(Graph(_by_torch(gm, example_inputs, parsed), gm, Plans(), found.reason, ended))

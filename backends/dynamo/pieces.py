@@ -101,6 +101,8 @@ class Pieces:
         Raises NoRecurrenceError if the options ask for it.
         """
         text = f"reroll found no recurrence: {reason}."
+        if options.truncate is not None:
+            raise NoRecurrenceError(f"{text} So truncate={options.truncate} cannot be kept. Leave it out.")
         if options.on_no_recurrence == "error":
             raise NoRecurrenceError(f"{text} Use on_no_recurrence='warn' to compile such graphs as inductor does.")
         self.how = "as the inductor backend does" if options.lowering == "inductor" else "as it is"

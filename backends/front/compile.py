@@ -202,6 +202,7 @@ class Caller:
                 self._look(call)
             short = (call.length, self.steps) in self.short or not self._settled(running)
         if short:
+            self._refuse_untruncated(call)
             return self.model(*args, **kwargs)
         if running.front is not self.front:
             self._take(running.front)
@@ -218,6 +219,15 @@ class Caller:
                 "what a short trace had can be put. Return it instead, and set anew what was changed."
             )
         return result
+
+    def _refuse_untruncated(self, call: Call) -> None:
+        """Raise LengthError for a sequence that is run by torch, where gradients would have to be cut."""
+        every = self.options.truncate
+        if every is not None and call.length > every:
+            raise LengthError(
+                f"truncate={every}: a sequence of {call.length} steps is too short for reroll, as its first and last "
+                "steps differ from the others, so its gradients cannot be cut. Pass a longer one."
+            )
 
     def _look(self, call: Call) -> None:
         """See that what time_dim names is time, once."""

@@ -16,7 +16,7 @@ from reroll.backends.measure.explain import model_of
 from reroll.backends.measure.measure import Measurement, measured
 from reroll.backends.measure.plain import mean_squares, named_leaves
 from reroll.backends.runtime.randomness import random_numbers_kept
-from reroll.errors import DifferenceError
+from reroll.errors import DifferenceError, UnsupportedError
 from reroll.graph.nested import places_of, structure_of
 from reroll.graph.private import version_of
 from reroll.words.units import nbytes_text, seconds_text
@@ -123,6 +123,7 @@ def check(
     parameters, gradients, buffers, attributes of modules and random numbers are afterwards as they were. With
     ``strict`` raises DifferenceError, which names the first difference.
     """
+    _refuse_truncated(model)
     compiled, plain = _compiled(model), model_of(model)
     call = _Call(plain, inputs, kwargs, loss or mean_squares, seed)
     expected, actual = call.seen(plain), call.seen(compiled)
@@ -135,6 +136,16 @@ def check(
         )
     costs = (call.cost(plain), call.cost(compiled)) if measure else (None, None)
     return Check(tuple(differences), error, *costs)
+
+
+def _refuse_truncated(model: Any) -> None:
+    """Raise UnsupportedError for a model whose gradients are not to be those of plain autograd."""
+    options = getattr(getattr(model, "reroll_caller", None), "options", None)
+    if options is not None and options.truncate is not None:
+        raise UnsupportedError(
+            f"reroll.check compares with plain autograd, and the model was compiled with truncate={options.truncate}, "
+            "which cuts gradients. Check it without truncate."
+        )
 
 
 def _compiled(model: Any) -> Any:

@@ -206,5 +206,6 @@ def _loop(built: Built, around: Around, costs: Costs | str) -> Loop:
         events=executable.compiled.watch.lines,
         taped=segment.tape,
         gradient_error=ledger.gradient_error,
+        cuts=executable.cuts,
         prefetched="prefetch" in built.demand.passes and choice.ahead,
     )

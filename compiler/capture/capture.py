@@ -28,14 +28,12 @@ _SMALL_COVERAGE = 0.6
 _CLEARLY_MORE = 1.5
 
 
-def capture(
-    module: fx.GraphModule, *, maps: bool = False, depth: bool = False, iterations: bool = False
-) -> Capture:
+def capture(module: fx.GraphModule, *, maps: bool = False, depth: bool = False, iterations: bool = False) -> Capture:
     """Find and take out the recurrences of a captured graph. The graph itself stays as it is.
 
     maps: also take out steps that carry nothing, so that no operation is left once for every step. depth: blocks with
-    weights of their own count as steps too, where nothing repeats over time and they hold enough to pay. iterations: steps begin where the iterations of the user's
-    loop do, where that is known.
+    weights of their own count as steps too, where nothing repeats over time and they hold enough to pay. iterations:
+    steps begin where the iterations of the user's loop do, where that is known.
     """
     transform = next((node for node in module.graph.nodes if in_transform(node)), None)
     if transform is not None:
@@ -60,7 +58,7 @@ def capture(
     for node in normal.nodes:
         if node in starts:
             made = extract(outer, starts[node], f"recurrence_{len(recurrences)}")
-            recurrences.append(with_peeled(made, starts[node], steps))
+            recurrences.append(with_peeled(made, starts[node], steps) if iterations else made)
         if node.op == "output":
             outer.graph.output(fx.map_arg(node.args[0], outer.value))
         elif node not in inside:

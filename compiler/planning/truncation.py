@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import fx
 
@@ -44,6 +45,14 @@ class Cuts:
                 begin = step
         yield begin, stop
 
+    def describe(self) -> str:
+        """What is cut, in one line."""
+        count = sum(map(bool, map(self.at, range(self.steps + 1))))
+        return (
+            f"no gradient of a state passes back beyond {self.every:,} steps (cut in {count:,} places), so gradients "
+            "are not those of the loss"
+        )
+
 
 def cuts_of(recurrence: Recurrence, every: int | None) -> Cuts | None:
     """Where the gradients of a recurrence are cut; None if nowhere.
@@ -68,7 +77,8 @@ def _checked(recurrence: Recurrence, peeled: Peeled | None, every: int) -> int:
         raise UnsupportedError(
             f"truncate={every}: where the iterations of the loop at {recurrence.where} begin cannot be told from its "
             "lines. Write its body as several statements without a condition in the first, begin with a tensor rather "
-            "than a number or None, and read one entry of the sequence in each iteration. Or leave truncate out."
+            "than a number or None, read one entry of the sequence in each iteration, and keep the code in a file or a "
+            "notebook. Or leave truncate out."
         )
     end = peeled.before + recurrence.steps
     apart = (*range(1, peeled.before), *(range(end + bool(peeled.mark), end + peeled.behind)))
@@ -91,7 +101,7 @@ def detach_behind(graph: fx.Graph, recurrences: Sequence[Recurrence], every: int
         cuts = cuts_of(recurrence, every)
         call = next(node for node in graph.nodes if node.target == recurrence.name)
         for pick in [user for user in call.users if cuts and user.args[1] in cuts.at(recurrence.steps)]:
-            _detach(graph, pick, recurrence, recurrence.peeled[pick.args[1]])  # type: ignore[index]
+            _detach(graph, pick, recurrence, recurrence.peeled[int(pick.args[1])])
 
 
 def _detach(graph: fx.Graph, pick: fx.Node, recurrence: Recurrence, peeled: Peeled | None) -> None:
@@ -121,8 +131,8 @@ def _detach(graph: fx.Graph, pick: fx.Node, recurrence: Recurrence, peeled: Peel
 def _sums(recurrence: Recurrence) -> frozenset[int]:
     """The carries that are sums: a step adds something to them, and does nothing else with either."""
     carries, _, _ = recurrence.inputs
-    results = recurrence.step.graph.output_node().args[0]
-    pairs = enumerate(zip(carries, results, strict=False))  # type: ignore[arg-type]
+    results: Any = recurrence.step.graph.output_node().args[0]
+    pairs = enumerate(zip(carries, results, strict=False))
     return frozenset(number for number, (carry, following) in pairs if _adds(carry, following))
 
 
@@ -131,6 +141,6 @@ def _adds(carry: fx.Node, following: object) -> bool:
         return False
     operands = following.args[:2]
     minuend = spelled(following).strip("i_") == "add" or operands[0] is carry
-    shapes = [node.meta.get("example_value") for node in (carry, following)]
-    same = all(each is not None for each in shapes) and shapes[0].shape == shapes[1].shape
+    before, after = (node.meta.get("example_value") for node in (carry, following))
+    same = before is not None and after is not None and before.shape == after.shape
     return minuend and operands.count(carry) == 1 and same and all(user.op == "output" for user in following.users)

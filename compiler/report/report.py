@@ -16,6 +16,7 @@ from torch import fx
 from reroll.planning.alternative import Alternative
 from reroll.planning.choice import Choice
 from reroll.planning.plan import Plan
+from reroll.planning.truncation import Cuts
 from reroll.program.memory import Around, Needs, Prediction
 from reroll.program.program import Program, store_all
 from reroll.program.tally import Tally
@@ -60,7 +61,7 @@ class Loop:
     ``measured_peak`` and ``measured_seconds`` of a training step, once there was one.
     ``taped``: the values that the tape of a segment keeps, before what is 0 or 1 is packed. ``gradient_error``: what
     ``reroll.gradient_error`` found last of a codec that rounds, relative to the norm of the gradients.
-    ``prefetched``: whether blocks are read one chunk ahead.
+    ``prefetched``: whether blocks are read one chunk ahead. ``cuts``: where no gradient of a carry passes.
     """
 
     recurrence: Recurrence
@@ -83,6 +84,7 @@ class Loop:
     taped: tuple[StepValue, ...] = ()
     gradient_error: float | None = None
     prefetched: bool = True
+    cuts: Cuts | None = None
 
     @property
     def choice(self) -> Choice:

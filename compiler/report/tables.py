@@ -68,6 +68,8 @@ def facts(loop: Loop) -> Iterator[tuple[str, str]]:
     if tally.remote_writes:
         writes = f"{tally.remote_writes:,} writes ({tally.carries_written:,} carries)"
         yield "transfers", f"{writes}, {tally.remote_reads:,} reads ({tally.carries_read:,} carries)"
+    if loop.cuts:
+        yield "truncated", loop.cuts.describe()
     for codec in LOSSY:
         if any(codec in node.kwargs.get("codec", ()) for node in loop.program.graph.nodes):
             yield "rounded", f"kept carries, to {codec}, so gradients are approximate: {_error(loop)}"

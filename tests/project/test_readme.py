@@ -3,6 +3,7 @@ their links lead somewhere; their tables are those of the code and of the result
 
 import importlib
 import json
+import linecache
 import re
 from collections import Counter
 from pathlib import Path
@@ -63,7 +64,9 @@ def play(page: str) -> dict[str, Any]:
     """Run the Python blocks of a page in a namespace of their own."""
     namespace: dict[str, Any] = {"__name__": "page"}
     for number, source in enumerate(blocks(page, "python")):
-        exec(compile(small(source), f"{page}, block {number}", "exec"), namespace)
+        name, text = f"{page}, block {number}", small(source)
+        linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name  # as of a cell in a notebook
+        exec(compile(text, name, "exec"), namespace)
     return namespace
 
 

@@ -198,8 +198,8 @@ def _without_rows(graph: fx.Graph) -> list[fx.Node]:
 
 def _loop(lengths: Sequence[int], found: tuple[Recurrence, ...]) -> LoopTemplate:
     """The template of one recurrence."""
-    peeled = {each.peeled for each in found}
-    last = found[-1] if len(peeled) == 1 else replace(found[-1], peeled=())
+    alike = len({each.peeled for each in found}) == 1
+    last = found[-1] if alike else replace(found[-1], peeled=())
     kinds = {
         (r.name, len(r.carries), r.constants, len(r.ys), r.autocast, r.grad_enabled, r.random, len(r.xs), r.operands)
         for r in found

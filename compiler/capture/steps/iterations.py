@@ -53,7 +53,7 @@ def with_peeled(recurrence: Recurrence, step: Step, others: Sequence[Step]) -> R
 
 @dataclass(frozen=True, slots=True)
 class _Loop:
-    """The operations of a step, their lines, the lines of those of the same loop before its region, and those behind."""
+    """The operations of a step, and their lines; the lines of those before it in its loop, and those behind it."""
 
     nodes: tuple[fx.Node, ...]
     lines: tuple[Line, ...]
