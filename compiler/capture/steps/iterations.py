@@ -3,7 +3,8 @@
 A step that was found begins where the fewest bytes cross, which may be in the middle of the user's iteration. What is
 cut between iterations (``truncate``) has to know where these begin: with the first statement of the loop's body. Where
 that is a single one, with the first statement of what it calls; where it calls nothing, with the operation that came
-first of all, unless it may do different things at different times.
+first of all, unless it may do different things at different times. Reads of entries of sequences do not count, as the
+normal form has them where they are used first.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import fx
 
 from reroll.capture.steps.operands import Region
 from reroll.capture.steps.step import Step, analyse
-from reroll.graph.statements import Statement, statements_of
+from reroll.graph.lines import Statement, statements_of
 from reroll.recurrence import Peeled, Recurrence, Slices
 
 Line = tuple[str, Any, str]
@@ -28,7 +29,7 @@ Line = tuple[str, Any, str]
 def by_iterations(step: Step, others: Sequence[Step]) -> Step:
     """The step that begins where the user's iterations do; as it is where that is not known, or is no step.
 
-    others: the other steps that were found in the graph.
+    others: the steps that were found in the graph.
     """
     loop = _loop(step, others)
     place = loop.first if loop else None
@@ -53,9 +54,11 @@ def with_peeled(recurrence: Recurrence, step: Step, others: Sequence[Step]) -> R
 
 @dataclass(frozen=True, slots=True)
 class _Loop:
-    """The operations of a step, and their lines; the lines of those before it in its loop, and those behind it."""
+    """The operations of a step that count, their places and lines; the lines of those before it in its loop, and those
+    behind it."""
 
     nodes: tuple[fx.Node, ...]
+    places: tuple[int, ...]
     lines: tuple[Line, ...]
     before: tuple[Line, ...]
     behind: tuple[fx.Node, ...]
@@ -65,8 +68,14 @@ class _Loop:
         """The place of a step at which iterations begin; None where that cannot be told."""
         traces = [statements_of(node) for node in self.nodes]
         depth = _parting(traces)
-        found = _begin(self.nodes, traces, depth) if all(len(trace) > depth for trace in traces) else None
-        return self._came_first() if found is None and _one_statement(traces, depth) else found
+        found = _begin(traces, depth) if all(len(trace) > depth for trace in traces) else None
+        if found is None and _one_statement(traces, depth):
+            found = self._came_first()
+        return self._with_reads(found) if found else found
+
+    def _with_reads(self, number: int) -> int:
+        """The place from which on nothing but reads of sequences comes before an operation."""
+        return self.places[number - 1] + 1
 
     @property
     def single(self) -> bool:
@@ -76,7 +85,7 @@ class _Loop:
         return all(len(trace) > depth for trace in traces) and len({trace[depth] for trace in traces}) > 1
 
     def _came_first(self) -> int | None:
-        """The place of the operation with which the first iteration begins, if that is whole."""
+        """The operation with which the first iteration begins, if that is whole."""
         period = len(self.lines)
         whole = self.lines * (len(self.before) // period + 1)
         return -len(self.before) % period if self.before == whole[len(whole) - len(self.before) :] else None
@@ -95,9 +104,10 @@ class _Loop:
 def _loop(step: Step, others: Sequence[Step]) -> _Loop | None:
     """None where lines are not known, or where those of another step are the same and some stand between the two."""
     region, nodes = step.region, step.sequence.nodes
-    inside = nodes[region.start : region.start + region.period]
+    places = [at for at in range(region.period) if not _reads(step.node(at, 0))]
+    inside = [step.node(at, 0) for at in places]
     lines = _lines(inside)
-    if len(lines) < region.period:
+    if not lines or len(lines) < len(inside):
         return None
     known = set(lines)
     regions = [each.region for each in others if each.sequence is step.sequence]
@@ -108,12 +118,17 @@ def _loop(step: Step, others: Sequence[Step]) -> _Loop | None:
     behind = [node for node in nodes[region.stop : stop] if known & {*_lines([node])}]
     if (start and before) or (stop < len(nodes) and behind):
         return None
-    return _Loop(tuple(inside), tuple(lines), tuple(before), tuple(behind))
+    return _Loop(tuple(inside), tuple(places), tuple(lines), tuple(before), tuple(behind))
+
+
+def _reads(node: fx.Node) -> bool:
+    """Whether a node reads an entry of a sequence."""
+    return node.target is torch.select
 
 
 def _lines(nodes: Sequence[fx.Node]) -> list[Line]:
-    """Those of some operations, without what was not made by a line of the user's."""
-    traces = ((node, node.meta.get("stack_trace")) for node in nodes)
+    """Those of some operations that count, without what was not made by a line of the user's."""
+    traces = ((node, node.meta.get("stack_trace")) for node in nodes if not _reads(node))
     return [(node.op, node.target, trace) for node, trace in traces if trace]
 
 
@@ -127,31 +142,15 @@ def _parting(traces: Sequence[Sequence[Statement]]) -> int:
     return depth
 
 
-def _begin(nodes: Sequence[fx.Node], traces: Sequence[Sequence[Statement]], depth: int) -> int | None:
-    """The place where the operations of the first statement begin, at a depth of calls; None if there is but one, or
-    if these are not in one piece."""
+def _begin(traces: Sequence[Sequence[Statement]], depth: int) -> int | None:
+    """Which of some operations begins the first statement, at a depth of calls; None if that is not in one piece, or
+    all there is."""
     here = [trace[depth] for trace in traces]
     if len({(each.file, each.function) for each in here}) > 1:
         return None
     top = min(here)
-    if all(each == top for each in here):
-        return _within_call(nodes, traces, depth + 1)
     begins = [at for at, each in enumerate(here) if each == top and here[at - 1] != top]
     return begins[0] if len(begins) == 1 else None
-
-
-def _within_call(nodes: Sequence[fx.Node], traces: Sequence[Sequence[Statement]], depth: int) -> int | None:
-    """The same of a single statement that calls something: what reads the sequence for the call comes before it."""
-    inside = [at for at, trace in enumerate(traces) if len(trace) > depth]
-    if not inside or len(inside) == len(nodes):
-        return None
-    place = _begin([nodes[at] for at in inside], [traces[at] for at in inside], depth)
-    if place is None:
-        return None
-    begin = inside[place]
-    while nodes[begin - 1].target is torch.select and begin - 1 not in inside and begin - 1 + len(nodes) not in inside:
-        begin -= 1
-    return begin % len(nodes)
 
 
 def _one_statement(traces: Sequence[Sequence[Statement]], depth: int) -> bool:
