@@ -83,6 +83,18 @@ class Late(Loop):
         return torch.stack(found)
 
 
+class Sunk(Loop):
+    """The entry of the sequence is read first, and used last: the normal form has its read behind the product."""
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BN, taken_TBN = x_TBI.new_zeros(x_TBI.shape[1], NEURONS), self.read(x_TBI)
+        for t in range(x_TBI.shape[0]):
+            (h_BN,) = self.cut(t, h_BN)
+            taken_BN = taken_TBN[t]
+            h_BN = torch.tanh(h_BN @ self.back.weight + taken_BN)
+        return h_BN
+
+
 class Deep(Loop):
     """Two loops, one after the other, which become one; a value of two steps ago is read in the first."""
 
@@ -129,7 +141,7 @@ def pair(kind: type[Loop], every: int) -> tuple[Loop, Loop]:
     return model, cut
 
 
-@pytest.mark.parametrize("kind", [Elman, Lstm, Spiking, Late, Deep])
+@pytest.mark.parametrize("kind", [Elman, Lstm, Spiking, Late, Sunk, Deep])
 @pytest.mark.parametrize("every", [1, 6, 13, 39])
 def test_gradients_are_those_of_states_detached_every_k_steps(kind: type[Loop], every: int) -> None:
     model, cut = pair(kind, every)
@@ -212,6 +224,26 @@ def test_what_is_held_is_a_tape_of_k_steps_and_a_carry_for_each_k() -> None:
 
 def test_an_iteration_whose_beginning_is_unclear_is_refused() -> None:
     compiled = reroll.compile(OneLine(), time_dim=0, truncate=10, lowering="eager")
+    with pytest.raises(reroll.UnsupportedError, match="begin cannot be told from its lines"):
+        compiled(torch.randn(40, 2, FEATURES))
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_a_loop_in_two_pieces_is_refused(alike: bool) -> None:
+    """An iteration in the middle differs from the others, or those from there on do."""
+
+    class Broken(Loop):
+        def forward(self, x_TBI: Tensor) -> Tensor:
+            h_BN = x_TBI.new_zeros(x_TBI.shape[1], NEURONS)
+            for t in range(x_TBI.shape[0]):
+                if t == 20 if alike else t >= 20:
+                    h_BN = torch.relu(h_BN)
+                if not alike or t != 20:
+                    new = self.read(x_TBI[t])
+                    h_BN = torch.tanh(new + self.back(h_BN))
+            return h_BN
+
+    compiled = torch.compile(Broken(), backend="reroll", options={"truncate": 7, "lowering": "eager"})
     with pytest.raises(reroll.UnsupportedError, match="begin cannot be told from its lines"):
         compiled(torch.randn(40, 2, FEATURES))
 

@@ -19,9 +19,11 @@ from torch import fx
 
 from reroll.capture.steps.operands import Region
 from reroll.capture.steps.step import Step, analyse
+from reroll.graph.effects import spelled
 from reroll.graph.lines import Statement, statements_of
 from reroll.recurrence import Peeled, Recurrence, Slices
 
+_FRESH = ("new_zeros", "zeros_like", "new_full", "full_like", "new_ones", "ones_like", "new_empty", "empty_like")
 Line = tuple[str, Any, str]
 """What an operation is, and the lines of the user's code that called one another to make it."""
 
@@ -102,7 +104,7 @@ class _Loop:
 
 
 def _loop(step: Step, others: Sequence[Step]) -> _Loop | None:
-    """None where lines are not known, or where those of another step are the same and some stand between the two."""
+    """None where lines are not known, or where those of another step are the same and the two may be of one loop."""
     region, nodes = step.region, step.sequence.nodes
     places = [at for at in range(region.period) if not _reads(step.node(at, 0))]
     inside = [step.node(at, 0) for at in places]
@@ -110,15 +112,39 @@ def _loop(step: Step, others: Sequence[Step]) -> _Loop | None:
     if not lines or len(lines) < len(inside):
         return None
     known = set(lines)
-    regions = [each.region for each in others if each.sequence is step.sequence]
-    alike = [each for each in regions if known & {*_lines(nodes[each.start : each.start + each.period])}]
-    start = max((each.stop for each in alike if each.stop <= region.start), default=0)
-    stop = min((each.start for each in alike if each.start >= region.stop), default=len(nodes))
+    apart = [each for each in others if each.region != region]
+    alike = [each for each in apart if known & {*_lines(_nodes(each))}]
+    start = max((each.region.stop for each in alike if each.region.stop <= region.start), default=0)
+    stop = min((each.region.start for each in alike if each.region.start >= region.stop), default=len(nodes))
     before = [line for line in _lines(nodes[start : region.start]) if line in known]
     behind = [node for node in nodes[region.stop : stop] if known & {*_lines([node])}]
-    if (start and before) or (stop < len(nodes) and behind):
+    if (start and before) or (stop < len(nodes) and behind) or not all(_apart(step, each) for each in alike):
         return None
     return _Loop(tuple(inside), tuple(places), tuple(lines), tuple(before), tuple(behind))
+
+
+def _apart(step: Step, other: Step) -> bool:
+    """Whether steps of the same lines are those of two loops: both have all of them, and the states of the second do
+    not begin with what the first makes. The loops of the layers of a stack are such."""
+    first, second = sorted((step, other), key=lambda each: each.region.start)
+    if {*_lines(_nodes(step))} != {*_lines(_nodes(other))}:
+        return False
+    made = range(first.region.start, first.region.stop)
+    waiting, seen = [node for register in second.registers for node in register.initial], set[fx.Node]()
+    while waiting:
+        node = waiting.pop()
+        if node in seen or spelled(node) in _FRESH:
+            continue
+        if step.sequence.position.get(node, -1) in made:
+            return False
+        seen.add(node)
+        waiting += node.all_input_nodes
+    return True
+
+
+def _nodes(step: Step) -> list[fx.Node]:
+    """Those of the first step."""
+    return step.sequence.nodes[step.region.start : step.region.start + step.region.period]
 
 
 def _reads(node: fx.Node) -> bool:
