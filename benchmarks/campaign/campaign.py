@@ -6,6 +6,7 @@
     python benchmarks/campaign/campaign.py --of lowered           # programs, all by inductor, in segments of many steps
     python benchmarks/campaign/campaign.py --of sizes             # the same, each with several sizes of the batch
     python benchmarks/campaign/campaign.py --of losses            # programs that end in losses, sums and last rows
+    python benchmarks/campaign/campaign.py --of truncated         # with truncate=k, beside states that are detached
     python benchmarks/campaign/campaign.py --seed 1234            # one program: its text, and what becomes of it
     python benchmarks/campaign/campaign.py --defects              # judge all defects that were found once more
     python benchmarks/campaign/campaign.py --show
@@ -40,6 +41,7 @@ from rich.console import Console
 from rich.table import Table
 from shrink import shrink
 from stacks import Stack, stack
+from truncated import judge_truncated
 
 Row = dict[str, Any]
 CHUNK = 40  # programs of one process
@@ -84,7 +86,7 @@ def way_over_depth(seed: int, draws: bool) -> Way:
 
 Subject = Program | Mutant | Stack
 JUDGES: dict[str, Callable[[Any, Way], Verdict]] = dict.fromkeys(("programs", "lowered", "stacks", "losses"), judge)
-JUDGES |= {"mutants": judge_mutant, "sizes": judge_sizes}
+JUDGES |= {"mutants": judge_mutant, "sizes": judge_sizes, "truncated": judge_truncated}
 
 
 def subject(of: str, seed: int) -> tuple[Subject, Way]:
@@ -126,8 +128,8 @@ def _again(of: str, row: Row) -> Verdict:
     way = Way(row["door"], tuple(sorted(row["options"].items())))
     if of == "mutants":
         return judge_mutant(Mutant(row["seed"], row["name"], row["text"], row["why"]), way)
-    if of == "sizes":
-        return judge_sizes(generate(row["seed"]), way)
+    if of in ("sizes", "truncated"):
+        return JUDGES[of](generate(row["seed"]), way)
     return judge(Text(row["seed"], row["source"]), way)
 
 
