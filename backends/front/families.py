@@ -25,7 +25,7 @@ from reroll.capture.lengths.instantiate import Instance, instantiate
 from reroll.errors import RerollWarning
 from reroll.graph.fakes import fake_of, new_fake_mode
 from reroll.planning.options import Options
-from reroll.planning.segments import any_lengths, segment_length
+from reroll.planning.segments import lengths_of, segment_length
 from reroll.planning.truncation import detach_behind
 from reroll.program.memory import Around
 from reroll.recurrence import Numbers, Recurrence
@@ -104,10 +104,14 @@ class Family:
         return Graph(module, module, plans, "", "", self.notes, tokens)
 
     def _kernels(self, at: int, recurrence: Recurrence, length: int) -> Kernels:
+        """Segments of a loop of which most have a length, and of such shorter ones as its steps leave; those that were
+        compiled for another number of steps, where they do."""
+        lengths = lengths_of(recurrence, length, self.options)
         numbers = tuple(x.dtype for x in recurrence.xs if isinstance(x, Numbers))
-        key = at, length, numbers, tuple(each.shape for each in recurrence.examples)
+        kind = at, length, numbers, tuple(each.shape for each in recurrence.examples)
+        key = next((key for key in self.kernels if key[0] == kind and set(lengths) <= set(key[1])), (kind, lengths))
         if key not in self.kernels:
-            self.kernels[key] = compile_kernels(recurrence, self.options, any_lengths(length, self.options))
+            self.kernels[key] = compile_kernels(recurrence, self.options, lengths)
             forget(self.kernels, _KERNELS)
         self.kernels.move_to_end(key)
         return self.kernels[key]

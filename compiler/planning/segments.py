@@ -7,6 +7,7 @@ from torch import fx
 from reroll.graph.memory import result_nbytes
 from reroll.planning.options import Options
 from reroll.recurrence import Items, Recurrence
+from reroll.schedules.machine import pieces
 
 _SEGMENT = {"inductor": 8, "eager": 4}
 _SMALL = ((4096, 32), (8192, 16))  # bytes that a step makes, and steps for which calling a segment no longer counts
@@ -74,10 +75,16 @@ def _dividing(every: int, usual: int) -> int:
 
 
 def lengths_of(recurrence: Recurrence, length: int, options: Options) -> tuple[int, ...]:
-    """The lengths of the segments of a recurrence, if most are of this length."""
+    """The lengths of the segments of a recurrence, if most are of this length.
+
+    Where segments serve any number of steps, what whole ones leave is made up of few lengths, which serve other numbers
+    too; so it is where gradients are cut, which may be within a segment.
+    """
+    rest = recurrence.steps % length
     if options.truncate is not None:
         return any_lengths(length, options)
-    rest = recurrence.steps % length
+    if recurrence.any_length:
+        return (length, *(shorter for shorter, _ in pieces(rest, any_lengths(length, options)[1:])))
     return (length, rest) if rest else (length,)
 
 

@@ -76,6 +76,13 @@ OF_CLASSES: dict[str, Loss] = {
     "of log_softmax": lambda y, t: F.nll_loss(y.log_softmax(-1).flatten(0, 1), t.flatten()),
     "picked by hand": lambda y, t: -y.log_softmax(-1).mean(),
     "a module": lambda y, t: nn.CrossEntropyLoss(ignore_index=1)(y.reshape(-1, C), t.clamp(0).reshape(-1)),
+    "weighted": lambda y, t: F.cross_entropy(y.flatten(0, 1), t.flatten(), weight=torch.arange(C) * 0.3 + 0.1),
+    "weighted, ignored": lambda y, t: F.nll_loss(
+        y.log_softmax(-1).flatten(0, 1), t.flatten(), torch.arange(C) * 0.3, ignore_index=-100
+    ),
+    "weighted sum": lambda y, t: F.cross_entropy(
+        y.flatten(0, 1), t.flatten(), weight=torch.arange(C) + 0.5, reduction="sum"
+    ),
     "two of them": lambda y, t: F.cross_entropy(y.flatten(0, 1), t.flatten()) + 0.1 * y.square().mean(),
     "one by one": lambda y, t: {"loss": y.exp().sum(), "each": y.mean(0), "kept": y.sum((0, 2), keepdim=True)},
 }
@@ -91,7 +98,9 @@ OF_NUMBERS: dict[str, Loss] = {
 }
 NOT: dict[str, Loss] = {
     "states are given too": lambda y, t: (F.cross_entropy(y.flatten(0, 1), t.flatten()), y),
-    "weights of classes": lambda y, t: F.cross_entropy(y.flatten(0, 1), t.flatten(), weight=torch.ones(C)),
+    "weights of smoothed classes": lambda y, t: F.cross_entropy(
+        y.flatten(0, 1), t.flatten(), weight=torch.ones(C), label_smoothing=0.1
+    ),
     "time is left": lambda y, t: y.sum(2),
     "a product": lambda y, t: y.prod(0),
     "the mean is taken off": lambda y, t: (y - y.mean(0)).square().sum(),
@@ -111,6 +120,31 @@ def test_losses_of_classes(end: Loss) -> None:
 def test_losses_of_numbers(end: Loss) -> None:
     (loop,) = compared(Net(end), torch.randn(T, B, N), torch.randn(T, B, C, requires_grad=True), WHOLE)
     assert not loop.ys
+
+
+SHIFTED: dict[str, Loss] = {
+    "scores": lambda y, t: F.cross_entropy(y[:-1].flatten(0, 1), t[1:].flatten()),
+    "by narrow": lambda y, t: F.cross_entropy(y.narrow(0, 0, y.shape[0] - 2).flatten(0, 1), t[2:].flatten()),
+    "in dimension 1": lambda y, t: F.cross_entropy(y[:-1].transpose(1, 2), t[1:]),
+    "a mean beside it": lambda y, t: F.cross_entropy(y[:-1].flatten(0, 1), t[1:].flatten()) + y[:-1].square().mean(),
+}
+
+
+@pytest.mark.parametrize("end", SHIFTED.values(), ids=SHIFTED)
+@pytest.mark.parametrize("kind", [Net, Loop])
+def test_each_step_tells_the_next_entry(end: Loss, kind: type[Net]) -> None:
+    (loop,) = compared(kind(end), torch.randn(T, B, N, requires_grad=True), classes())
+    assert loop.steps < T
+    assert not loop.ys
+    assert any(name.startswith("sum_") for name in loop.carries)
+
+
+def test_last_steps_that_are_read_besides_stay() -> None:
+    def end(y: Tensor, t: Tensor) -> Any:
+        return F.cross_entropy(y[:-1].flatten(0, 1), t[1:].flatten()) + y.square().mean()
+
+    (loop,) = compared(Net(end), torch.randn(T, B, N), classes())
+    assert loop.ys
 
 
 @pytest.mark.parametrize("end", NOT.values(), ids=NOT)

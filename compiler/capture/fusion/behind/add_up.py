@@ -15,21 +15,27 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.capture.fusion.behind.each import check_all_steps, rewritten, where_legal
+from reroll.capture.fusion.behind.each import OUTSIDE, check_all_steps, rewritten, where_legal
 from reroll.capture.fusion.behind.totals import Total, total_of
-from reroll.capture.fusion.hoist import copy_with_examples, hoist
-from reroll.capture.fusion.peel import RowEmitter, outer_emitter
+from reroll.capture.fusion.hoist import add_examples, copy_with_examples, hoist
+from reroll.capture.fusion.peel import RowEmitter, outer_emitter, peel
 from reroll.capture.fusion.row_analysis import Illegal, rows_of, timed, unheld
 from reroll.capture.fusion.row_rules import Rows
 from reroll.capture.fusion.step_builder import StepBuilder
-from reroll.graph.effects import example, modes
+from reroll.graph.effects import example, has_effect, modes
 from reroll.graph.lines import take_line
-from reroll.recurrence import Capture, Recurrence
+from reroll.recurrence import Capture, Items, Recurrence
 
 
 def add_up(found: Capture) -> Capture:
     """A capture in which each loop adds up what is summed over its steps. The graph has examples for all tensors."""
-    return where_legal(found, _totals, _added)
+    return where_legal(found, _look, _added)
+
+
+def _look(graph: fx.Graph, recurrence: Recurrence) -> None:
+    """Raise Illegal where nothing can be added up."""
+    _, _, totals = _totals(graph, recurrence)
+    check_all_steps((total.rows for total in totals), recurrence.steps - _unread(totals, recurrence))
 
 
 def _totals(graph: fx.Graph, recurrence: Recurrence) -> tuple[fx.Node, dict[fx.Node, Rows | str], list[Total]]:
@@ -44,17 +50,33 @@ def _totals(graph: fx.Graph, recurrence: Recurrence) -> tuple[fx.Node, dict[fx.N
     }
     gone = unheld(call, rows, totals)
     kept = [total for node, total in totals.items() if any(gone[pick] & {*node.all_input_nodes} for pick in gone)]
-    check_all_steps((total.rows for total in kept), recurrence)
     if not kept:
         raise Illegal("nothing need not be held")
     return call, analysed, kept
 
 
+def _unread(totals: list[Total], recurrence: Recurrence) -> int:
+    """How many last steps no total reads, as where each step is to tell the next entry of its sequence: they are taken
+    off the loop. Not of one that reads lists, of which an item that nobody reads would have no gradient."""
+    ends = {total.rows.last - total.rows.shift for total in totals}
+    if len(ends) > 1 or recurrence.random or any(isinstance(x, Items) for x in recurrence.xs):
+        return 0
+    unread = recurrence.steps - ends.pop()
+    return unread if unread <= min(OUTSIDE, recurrence.steps - 1) else 0
+
+
 def _added(found: Capture, recurrence: Recurrence) -> Capture:
     graph = copy_with_examples(found.outer)
-    call, analysed, totals = _totals(graph, recurrence)
+    call, _, totals = _totals(graph, recurrence)
+    shorter = recurrence
+    if unread := _unread(totals, recurrence):
+        shorter = peel(graph, call, recurrence, 0, unread)
+        graph.eliminate_dead_code(has_effect)
+        add_examples(graph)
+    call, analysed, totals = _totals(graph, shorter)
+    check_all_steps((total.rows for total in totals), shorter.steps)
     wide, rows = len(recurrence.carries), timed(analysed)
-    made, needs = _extended(call, recurrence, totals, rows)
+    made, needs = _extended(call, shorter, totals, rows)
     hoist(graph, call, needs, {each.name for each in found.recurrences if each.random}, analysed)
     for at, total in enumerate(totals):
         _finish(graph, call, wide + at, total, rows)

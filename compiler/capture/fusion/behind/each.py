@@ -14,7 +14,7 @@ from reroll.capture.fusion.step_builder import prune
 from reroll.graph.effects import has_effect
 from reroll.recurrence import Capture, Recurrence
 
-_OUTSIDE = 4  # rows of a value that are not made in the loop, at most
+OUTSIDE = 4  # rows of a value that are not made in the loop, at most
 
 
 def where_legal(
@@ -33,10 +33,10 @@ def where_legal(
     return found
 
 
-def check_all_steps(read: Iterable[Rows], recurrence: Recurrence) -> None:
+def check_all_steps(read: Iterable[Rows], steps: int) -> None:
     """Raise Illegal unless each value has a row of every step, and hardly any others."""
     for at in read:
-        if at.last - at.first < recurrence.steps or at.length > recurrence.steps + _OUTSIDE:
+        if at.last - at.first < steps or at.length > steps + OUTSIDE:
             raise Illegal("what is read is not what the steps make")
 
 

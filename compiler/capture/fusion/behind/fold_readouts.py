@@ -35,7 +35,7 @@ def _readouts(graph: fx.Graph, recurrence: Recurrence) -> tuple[fx.Node, dict[fx
     rows = timed(analysed)
     ends = [node for node in rows if not is_pick(node, call) and any(user not in rows for user in node.users)]
     gone = [node for node in rows if is_pick(node, call) and all(user in rows for user in node.users)]
-    check_all_steps((rows[end] for end in ends), recurrence)
+    check_all_steps((rows[end] for end in ends), recurrence.steps)
     if sum(_row_bytes(n, rows) for n in ends) >= sum(_row_bytes(n, rows) for n in gone):
         raise Illegal("nothing would be smaller")
     return call, analysed, ends

@@ -123,7 +123,7 @@ def _loss(node: fx.Node, rows: Mapping[fx.Node, Rows], value: torch.Tensor, name
         or any(given.get(each) is not None for each in _OLD)
     ):
         return None
-    if any(given.get(each) is not None for each in ("weight", "pos_weight")) or example(target) is None:
+    if not _plainly_weighted(given, name, rows) or example(target) is None:
         return None
     along = _along(found, shape(source), shape(target), name)
     if along is None:
@@ -134,6 +134,16 @@ def _loss(node: fx.Node, rows: Mapping[fx.Node, Rows], value: torch.Tensor, name
     spread = {} if target in rows else {target: (along, found.inner)}
     ended = _mean(source, target, given, name) if reduction == "mean" else _as_it_is
     return Total(node, found, value, (), kwargs, spread, getattr(functional, name), ended)
+
+
+def _plainly_weighted(given: Mapping[str, Any], name: str, rows: Mapping[fx.Node, Rows]) -> bool:
+    """Whether a loss has no weights, or constant ones of classes, which are then told by their numbers alone."""
+    weight = given.get("weight")
+    if given.get("pos_weight") is not None or weight is None:
+        return given.get("pos_weight") is None
+    value, classes = example(weight), shape(given["input"]) != shape(given["target"])
+    plain = name in _OF_CLASSES and classes and not given.get("label_smoothing")
+    return plain and value is not None and weight not in rows and not value.requires_grad
 
 
 def _along(found: Rows, source: Sequence[int], target: Sequence[int], name: str) -> int | None:
@@ -159,12 +169,25 @@ def _mean(source: fx.Node, target: fx.Node, given: Mapping[str, Any], name: str)
         return _divided(math.prod(sizes) // sizes[1])
 
     def ended(graph: fx.Graph, total: fx.Node) -> list[fx.Node]:
-        value = example(target)
+        """By how many targets count, or by the sum of their weights."""
+        value, weight = example(target), given.get("weight")
         assert value is not None
         counts = graph.call_function(torch.ne, (target, given["ignore_index"]))
         counts.meta["example_value"] = value.new_empty(value.shape, dtype=torch.bool)
-        number = graph.call_function(torch.sum, (counts,))
-        number.meta["example_value"] = value.new_empty((), dtype=torch.int64)
-        return [counts, number, graph.call_function(torch.div, (total, number))]
+        made, dtype = [counts], torch.int64
+        if weight is not None:
+            dtype = torch.float64
+            made += [
+                graph.call_function(torch.mul, (target, counts)),
+                graph.call_method("to", (weight, dtype)),
+            ]
+            made.append(graph.call_function(torch.take, (made[2], made[1])))
+            made.append(graph.call_function(torch.mul, (made[3], counts)))
+            shapes = (value.shape, shape(weight), value.shape, value.shape)
+            for node, size, kind in zip(made[1:], shapes, (value.dtype, dtype, dtype, dtype), strict=True):
+                node.meta["example_value"] = value.new_empty(size, dtype=kind)
+        number = graph.call_function(torch.sum, (made[-1],))
+        number.meta["example_value"] = value.new_empty((), dtype=dtype)
+        return [*made, number, graph.call_function(torch.div, (total, number))]
 
     return ended
