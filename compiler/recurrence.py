@@ -86,7 +86,8 @@ class Recurrence:
     gradients, ``random`` whether a step draws random numbers, ``where`` the line of the user's code.
     ``blocks``: its steps are blocks over depth, which read weights of their own; ``modules`` names for each of them the
     module that holds these, if there is one. ``any_length``: its compiled segments
-    serve other numbers of steps too, so slices of time come in a layout that does not depend on it. ``peeled``: for
+    serve other numbers of steps too, so slices of time come in a layout that does not depend on it; they are of
+    ``segment`` steps, if that is not 0. ``peeled``: for
     each carry the steps of its loop that are not among these; None, or missing, where that is not known.
     """
 
@@ -105,6 +106,7 @@ class Recurrence:
     modules: tuple[str, ...] = ()
     where: str = ""
     any_length: bool = False
+    segment: int = 0
     peeled: tuple[Peeled | None, ...] = ()
 
     @property

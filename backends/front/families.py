@@ -25,7 +25,7 @@ from reroll.capture.lengths.instantiate import Instance, instantiate
 from reroll.errors import RerollWarning
 from reroll.graph.fakes import fake_of, new_fake_mode
 from reroll.planning.options import Options
-from reroll.planning.segments import lengths_of, segment_length
+from reroll.planning.segments import lengths_of, segment_length, usual_segment
 from reroll.planning.truncation import detach_behind
 from reroll.program.memory import Around
 from reroll.recurrence import Numbers, Recurrence
@@ -49,6 +49,7 @@ class Family:
         check_policy(found[-1].recurrences, self.options)
         self.kernels: OrderedDict[Any, Kernels] = OrderedDict()
         self.said = False
+        self.segments = dict[tuple[int, int], int]()
         self.programs: OrderedDict[Observed, tuple[Graph, tuple[int | None, ...]]] = OrderedDict()
 
     def program(
@@ -86,7 +87,8 @@ class Family:
     def _compiled(self, instance: Instance, tokens: int) -> Graph:
         modules = dict[str, nn.Module]()
         kernels, running = list[Callable[[int], Kernels]](), list[Recurrence]()
-        for at, recurrence in enumerate(instance.recurrences):
+        for at, each in enumerate(instance.recurrences):
+            recurrence = self._of_one_length(at, each)
             if recurrence.steps == 0:
                 one = replace(recurrence, steps=1)
                 length = segment_length(one, self.options)
@@ -102,6 +104,14 @@ class Family:
         plans = Plans(fitting_all(kernels, running, self.options, held))
         module = assemble(self.module, instance.outer, modules | plans.modules)
         return Graph(module, module, plans, "", "", self.notes, tokens)
+
+    def _of_one_length(self, at: int, recurrence: Recurrence) -> Recurrence:
+        """A loop whose segments are as long as for the first number of steps, of those that have one usual length."""
+        key = at, usual_segment(recurrence, self.options)
+        segment = self.segments.get(key, 0)
+        if not segment and recurrence.steps:
+            segment = self.segments[key] = segment_length(recurrence, self.options)
+        return replace(recurrence, segment=segment)
 
     def _kernels(self, at: int, recurrence: Recurrence, length: int) -> Kernels:
         """Segments of a loop of which most have a length, and of such shorter ones as its steps leave; those that were

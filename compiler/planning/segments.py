@@ -48,15 +48,14 @@ def _operations(call: fx.Node) -> int:
 def segment_length(recurrence: Recurrence, options: Options) -> int:
     """Steps compiled together: as asked for, else a length near the usual one that leaves the shortest last segment.
 
-    Where the segments serve any number of steps it depends at most on whether these are many. A loop that reads a list
-    has as many steps as that has items, at any length.
+    Where the segments serve any number of steps it is what the first number asked for (``Recurrence.segment``). A loop
+    that reads a list has as many steps as that has items, at any length.
     """
     steps, usual = recurrence.steps, usual_segment(recurrence, options)
-    if recurrence.any_length and options.truncate is not None and options.segment is None:
-        usual = _dividing(options.truncate, usual)
     if recurrence.any_length:
         items = [len(x.operands) for x in recurrence.xs if isinstance(x, Items)]
-        return min(options.segment or usual, *items) if items else options.segment or usual
+        length = options.segment or recurrence.segment or _without_rest(recurrence, usual, options)
+        return min(length, *items) if items else length
     if options.segment is not None:
         return min(options.segment, steps)
     if steps <= usual:
@@ -65,6 +64,16 @@ def segment_length(recurrence: Recurrence, options: Options) -> int:
         return _dividing(options.truncate, usual)
     lengths = range(usual // 2 + 1, min(usual + usual // 2, steps) + 1)
     return min(lengths, key=lambda k: (steps % k, abs(k - usual)))
+
+
+def _without_rest(recurrence: Recurrence, usual: int, options: Options) -> int:
+    """A length near the usual one that leaves no steps for shorter segments, which would have to be compiled too; the
+    usual one where there is none, or where nothing is compiled."""
+    if options.truncate is not None:
+        return _dividing(options.truncate, usual)
+    near = range(usual - usual // 4, usual + usual // 4 + 1) if options.lowering == "inductor" else ()
+    whole = [length for length in near if recurrence.steps % length == 0 < recurrence.steps]
+    return min(whole, key=lambda length: abs(length - usual), default=usual)
 
 
 def _dividing(every: int, usual: int) -> int:
