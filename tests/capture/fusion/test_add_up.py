@@ -249,6 +249,22 @@ def test_more_than_the_last_row_is_held(end: Loss) -> None:
     assert compared(Net(end), torch.randn(T, B, N), torch.zeros(T), WHOLE)[0].ys
 
 
+@pytest.mark.parametrize("door", ["any length", "backend"])
+def test_the_last_row_lies_as_among_all_rows(door: str) -> None:
+    class Turned(nn.Module):
+        def forward(self, x: Tensor, turned: Tensor) -> Tensor:
+            c, found = turned.t(), []
+            for t in range(x.shape[0]):
+                if t == x.shape[0] - 1:
+                    c = c * 0.5
+                c = 0.9 * c + 0.5 * x[t]
+                found.append(c)
+            return torch.stack(found)[-1]
+
+    options = {} if door == "backend" else {"time_dim": {"x": 0}}
+    compared(Turned(), torch.randn(T, B, N), torch.randn(N, B), door, **options)
+
+
 def test_the_last_row_of_what_is_no_carry_is_held() -> None:
     class Spiking(nn.Module):
         def __init__(self) -> None:

@@ -97,6 +97,17 @@ def _refuse_lost(graph: fx.Graph, call: fx.Node, recurrence: Recurrence, made: M
         raise Illegal("some inputs are read by other rows alone")
 
 
+def _dense(graph: fx.Graph, row: fx.Node) -> fx.Node:
+    """A row as it lies among all rows, which a carry need not: that of a transposed state is one."""
+    value = example(row)
+    if value is None or value.dim() < 2 or not value.is_contiguous():
+        return row
+    with graph.inserting_after(row):
+        made = graph.call_method("contiguous", (row,))
+    made.meta = dict(row.meta)
+    return made
+
+
 def _taken(found: Capture, recurrence: Recurrence) -> Capture:
     graph = copy_with_examples(found.outer)
     call, rows, reads = _last_reads(graph, recurrence)
@@ -120,5 +131,5 @@ def _taken(found: Capture, recurrence: Recurrence) -> Capture:
     _refuse_lost(graph, call, recurrence, made)
     for node, row in made.items():
         row.meta = dict(node.meta)
-        node.replace_all_uses_with(row)
+        node.replace_all_uses_with(_dense(graph, row))
     return rewritten(found, graph, call, recurrence, recurrence)
