@@ -171,6 +171,18 @@ def test_losses_at_a_small_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.campaign
+def test_truncated_steps_and_first_calls_at_a_small_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    truncated, first = importlib.import_module("truncated"), importlib.import_module("first_calls")
+    monkeypatch.setattr(truncated, "WAYS", {"truncate": {"lowering": "eager"}})
+    found = truncated.row(24, rounds=1, core=0, every=6)
+    assert found["truncate"]["error"] < 1e-4 < found["plain BPTT"]["error"]
+    called = first.called("GRU cell", "eager", steps=8, core=0, lengths=2)
+    assert called["first_s"] > 0
+    assert len(called["lengths_s"]) == 2
+
+
+@pytest.mark.campaign
 def test_other_batch_sizes_at_a_small_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     start = importlib.import_module("start")

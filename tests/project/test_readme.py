@@ -260,6 +260,22 @@ def test_losses_in_the_step_hold_what_was_measured() -> None:
     assert max(row["error"] for row in every) < 1e-4
 
 
+def test_truncated_steps_hold_what_was_measured() -> None:
+    text, found = section("docs/schedules.md", "Truncated BPTT"), result("truncated")
+    told = [
+        f"| {int(steps):,} | "
+        + " | ".join(f"{each['peak'] / 1e6:.1f}, {each['time']['median_ratio']:.2f}" for each in ways["rows"].values())
+        + " |"
+        for steps, ways in found["lengths"].items()
+    ]
+    assert rows(text)[1:] == told
+    every = found["every"]
+    assert f"| T | by hand | plain BPTT | `truncate={every}` | `truncate={every}`, `double` |" in text
+    for ways in (each["rows"] for each in found["lengths"].values()):
+        assert max(ways[way]["error"] for way in ("truncate", "truncate, double")) < 1e-4
+        assert ways["plain BPTT"]["error"] > 1e-2
+
+
 def test_other_batch_sizes_take_what_was_measured() -> None:
     text, found = section("docs/measured.md", "Other sizes of a batch"), result("start")["networks"]
     sizes = [f"{place} size" for place in ("first", "second", "third", "fourth", "fifth")]
