@@ -41,7 +41,7 @@ from rich.console import Console
 from rich.table import Table
 from shrink import shrink
 from stacks import Stack, stack
-from truncated import judge_truncated
+from truncation import judge_truncated
 
 Row = dict[str, Any]
 CHUNK = 40  # programs of one process

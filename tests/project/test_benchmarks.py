@@ -153,9 +153,9 @@ def test_what_a_budget_allows_lies_between_the_measured_points(monkeypatch: pyte
 def test_first_steps_at_a_small_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     first = importlib.import_module("first_steps")
-    monkeypatch.setattr(first, "STEPS", 8)
-    found = first.row("GRU cell", "backend, eager", core=0)
-    assert found["first_s"] > found["second_s"] >= 0
+    before, after = first.row("GRU cell", "backend, eager", core=0, lengths=(8, 8))
+    assert before > after >= 0
+    assert len(first.row("nn.LSTM", "eager", core=0, lengths=(8, 9, 10))) == 3
 
 
 @pytest.mark.campaign
@@ -171,15 +171,12 @@ def test_losses_at_a_small_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.campaign
-def test_truncated_steps_and_first_calls_at_a_small_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncated_steps_at_a_small_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
-    truncated, first = importlib.import_module("truncated"), importlib.import_module("first_calls")
+    truncated = importlib.import_module("truncated")
     monkeypatch.setattr(truncated, "WAYS", {"truncate": {"lowering": "eager"}})
     found = truncated.row(24, rounds=1, core=0, every=6)
     assert found["truncate"]["error"] < 1e-4 < found["plain BPTT"]["error"]
-    called = first.called("GRU cell", "eager", steps=8, core=0, lengths=2)
-    assert called["first_s"] > 0
-    assert len(called["lengths_s"]) == 2
 
 
 @pytest.mark.campaign
