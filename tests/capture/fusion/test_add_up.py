@@ -139,6 +139,21 @@ def test_each_step_tells_the_next_entry(end: Loss, kind: type[Net]) -> None:
     assert any(name.startswith("sum_") for name in loop.carries)
 
 
+BESIDE: dict[str, Loss] = {
+    "the last row": lambda y, t: (F.cross_entropy(y.flatten(0, 1), t.flatten()), y[-1]),
+    "the last row, shifted": lambda y, t: (F.cross_entropy(y[:-1].flatten(0, 1), t[1:].flatten()), y[-1]),
+    "a mean of the last row": lambda y, t: F.cross_entropy(y.flatten(0, 1), t.flatten()) + y[-1].square().mean(),
+}
+
+
+@pytest.mark.parametrize("end", BESIDE.values(), ids=BESIDE)
+@pytest.mark.parametrize("door", [WHOLE, "any length"])
+def test_a_loss_beside_the_last_row(end: Loss, door: str) -> None:
+    (loop,) = compared(Net(end), torch.randn(T, B, N, requires_grad=True), classes(), door)
+    assert not loop.ys
+    assert any(name.startswith("sum_") for name in loop.carries)
+
+
 def test_last_steps_that_are_read_besides_stay() -> None:
     def end(y: Tensor, t: Tensor) -> Any:
         return F.cross_entropy(y[:-1].flatten(0, 1), t[1:].flatten()) + y.square().mean()

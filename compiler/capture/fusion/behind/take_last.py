@@ -14,6 +14,7 @@ from torch import fx
 
 from reroll.capture.fusion.behind.each import rewritten, where_legal
 from reroll.capture.fusion.behind.flows import one_mode, operands_behind, sources
+from reroll.capture.fusion.behind.totals import total_of
 from reroll.capture.fusion.hoist import copy_with_examples, row_read
 from reroll.capture.fusion.peel import RowEmitter, outer_emitter
 from reroll.capture.fusion.row_analysis import Illegal, is_pick, rows_of, timed, unheld
@@ -36,7 +37,8 @@ def _last_reads(graph: fx.Graph, recurrence: Recurrence) -> tuple[fx.Node, Mappi
     rows = timed(rows_of(graph, call, recurrence))
     carried = _carried(recurrence)
     reads = dict(_reads(call, rows, recurrence.steps, carried))
-    gone = unheld(call, rows, reads)
+    totals = [node for node in graph.nodes if total_of(node, rows) is not None]  # may be added up in the loop, next
+    gone = unheld(call, rows, {*reads, *totals})
     behind = {node for nodes in gone.values() for node in nodes}
     taken = {node: at for node, at in reads.items() if row_read(node)[0] in behind}
     if not taken:
