@@ -38,16 +38,18 @@ class Cuts:
 
     def ranges(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """A range of steps in pieces, cut where some carry is."""
-        begin = start
-        for step in range(start + 1, stop):
-            if self.at(step):
-                yield begin, step
-                begin = step
-        yield begin, stop
+        ends = self.between(start, stop)
+        yield from zip((start, *ends), (*ends, stop), strict=True)
+
+    def between(self, start: int, stop: int) -> list[int]:
+        """The steps strictly between two at which some carry is cut."""
+        begun = {first for first in self.first if first is not None}
+        found = (range(start + 1 + -(first + start + 1) % self.every, stop, self.every) for first in begun)
+        return sorted({step for steps in found for step in steps if self.at(step)})
 
     def describe(self) -> str:
         """What is cut, in one line."""
-        count = sum(map(bool, map(self.at, range(self.steps + 1))))
+        count = len(self.between(-1, self.steps + 1))
         return (
             f"no gradient of a state passes back beyond {self.every:,} steps (cut in {count:,} places), so gradients "
             "are not those of the loss"
@@ -68,7 +70,7 @@ def cuts_of(recurrence: Recurrence, every: int | None) -> Cuts | None:
         for carry in range(len(recurrence.carries))
     )
     cuts = Cuts(every, first, recurrence.steps)
-    return cuts if any(map(cuts.at, range(recurrence.steps + 1))) else None
+    return cuts if cuts.between(-1, recurrence.steps + 1) else None
 
 
 def _checked(recurrence: Recurrence, peeled: Peeled | None, every: int) -> int:

@@ -289,3 +289,5 @@ def test_ranges_end_where_any_carry_is_cut() -> None:
     assert [cuts.at(step) for step in range(5)] == [frozenset(), frozenset(), frozenset(), {0}, {2}]
     assert [*cuts.ranges(0, 9)] == [(0, 3), (3, 4), (4, 7), (7, 8), (8, 9)]
     assert [*cuts.ranges(3, 4)] == [(3, 4)]
+    for start, stop in ((0, 12), (2, 11), (5, 6), (-1, 13)):
+        assert cuts.between(start, stop) == [step for step in range(start + 1, stop) if cuts.at(step)]
