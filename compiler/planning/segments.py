@@ -68,11 +68,11 @@ def segment_length(recurrence: Recurrence, options: Options) -> int:
 
 def _without_rest(recurrence: Recurrence, usual: int, options: Options) -> int:
     """A length near the usual one that leaves no steps for shorter segments, which would have to be compiled too; the
-    usual one where there is none, or where nothing is compiled."""
+    usual one where there is none, of a few steps, which say little of others, and where nothing is compiled."""
     if options.truncate is not None:
         return _dividing(options.truncate, usual)
     near = range(usual - usual // 4, usual + usual // 4 + 1) if options.lowering == "inductor" else ()
-    whole = [length for length in near if recurrence.steps % length == 0 < recurrence.steps]
+    whole = [length for length in near if recurrence.steps % length == 0 and recurrence.steps > 2 * usual]
     return min(whole, key=lambda length: abs(length - usual), default=usual)
 
 

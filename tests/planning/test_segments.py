@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import reroll
 from reroll.planning.options import Options
-from reroll.planning.segments import any_lengths, segment_length, usual_segment
+from reroll.planning.segments import any_lengths, lengths_of, segment_length, usual_segment
 from reroll.recurrence import Items, Recurrence
 
 
@@ -109,9 +109,27 @@ def test_gradients_are_those_of_eager() -> None:
     assert reroll.explain(compiled, x).loops[0].choice.segment == 32
 
 
+@pytest.mark.parametrize(("steps", "length"), [(99, 9), (1000, 8), (101, 8), (42, 7), (6, 8), (8, 8)])
+def test_segments_leave_no_rest_where_they_can(steps: int, length: int) -> None:
+    found = replace(recurrence(9, 6), segment=0, steps=steps)
+    options = Options(lowering="inductor", schedule="double")  # so that many small steps change nothing
+    assert segment_length(found, options) == length
+    assert segment_length(replace(found, segment=5), options) == 5
+    rest = () if steps % length == 0 else (1,)
+    assert lengths_of(found, length, options) == (length, *rest)
+
+
+@pytest.mark.inductor
+def test_segments_stay_as_long_as_the_first_number_of_steps_made_them() -> None:
+    compiled = reroll.compile(Small(), time_dim=0)
+    seen = [reroll.explain(compiled, torch.randn(steps, 2, 3)).loops[0] for steps in (50, 63, 65)]
+    assert seen[0].recurrence.steps == 49
+    assert {loop.choice.segment for loop in seen} == {7}
+
+
 @pytest.mark.parametrize("asked", [{}, {"segment": 8}])
 def test_segments_for_any_number_of_steps_are_no_longer_than_a_list_that_they_read(asked: dict[str, Any]) -> None:
-    plain = recurrence(9, 6)
+    plain = replace(recurrence(9, 6), segment=0)
     reading = replace(plain, steps=3, xs=(Items((2, 3, 4)),))
     options = Options(lowering="eager", **asked)
     assert plain.any_length
