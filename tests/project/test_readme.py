@@ -260,6 +260,28 @@ def test_losses_in_the_step_hold_what_was_measured() -> None:
     assert max(row["error"] for row in every) < 1e-4
 
 
+def test_first_steps_at_the_usual_length_are_those_of_their_result_file() -> None:
+    text, found = (
+        section("docs/measured.md", "The first step at the usual length"),
+        dict(result("first_steps")["usual"]),
+    )
+    one = found.pop("a function of one line")["rows"]["torch.compile"]
+    told, over, cold = [], [], []
+    for name, each in found.items():
+        eager, plain, double = (each["rows"][way] for way in ("eager", "reroll.compile", "reroll.compile, double"))
+        mean = sum(plain["lengths_s"]) / len(plain["lengths_s"])
+        figures = (eager["next_s"], plain["first_s"], plain["next_s"], mean, double["first_s"], double["next_s"])
+        told.append(f"| {name} | {' | '.join(f'{figure:.1f}' for figure in figures)} |")
+        over.append(plain["next_s"] - eager["next_s"])
+        cold.append(plain["first_s"] - one["first_s"])
+    assert len(told) == 10
+    assert rows(text)[1:] == told
+    flat = " ".join(text.split())
+    assert f"`torch.compile` {one['first_s']:.1f} s cold and {one['next_s']:.1f} s in the next process" in flat
+    assert f"{min(cold):.1f} to {max(cold):.1f} s more than that cold" in flat
+    assert f"in the next process {min(over):.1f} to {max(over):.1f} s more than eager's first step" in flat
+
+
 def test_truncated_steps_hold_what_was_measured() -> None:
     text, found = section("docs/schedules.md", "Truncated BPTT"), result("truncated")
     told = [
