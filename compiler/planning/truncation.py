@@ -107,27 +107,32 @@ def detach_behind(graph: fx.Graph, recurrences: Sequence[Recurrence], every: int
 
 
 def _detach(graph: fx.Graph, pick: fx.Node, recurrence: Recurrence, peeled: Peeled | None) -> None:
-    marked = [node for node in graph.nodes if peeled and peeled.behind and node.meta.get("loop") == peeled.mark]
-    waiting, reached = [pick], set[fx.Node]()
-    while waiting:
-        node = waiting.pop()
-        reached.add(node)
-        waiting += (user for user in node.users if user not in marked and user not in reached)
-    readers = [node for node in marked if pick in node.all_input_nodes]
-    if any(reached.intersection(node.all_input_nodes) - {pick} for node in marked):
+    order = {node: at for at, node in enumerate(graph.nodes)}
+    marked = [node for node in order if peeled and peeled.behind and node.meta.get("loop") == peeled.mark]
+    if not marked:
+        return
+    if any(order[node] < order[marked[-1]] for node in _reached(pick, set(marked))):
         raise UnsupportedError(
             f"The step behind the loop at {recurrence.where}, which differs from the others, reads the last states in "
             "a way in which their gradients cannot be cut. Choose a number for truncate that does not divide the "
             "number of steps less one, or leave it out."
         )
-    if readers:
-        with graph.inserting_after(pick):
-            cut = graph.call_method("detach", (pick,))
-        cut.meta = {name: value for name, value in pick.meta.items() if name != "example_value"}
-        value = pick.meta.get("example_value")
-        cut.meta |= {} if value is None else {"example_value": value.detach()}
-        for node in readers:
-            node.replace_input_with(pick, cut)
+    with graph.inserting_after(pick):
+        cut = graph.call_method("detach", (pick,))
+    value = pick.meta.get("example_value")
+    cut.meta = dict(pick.meta) | ({} if value is None else {"example_value": value.detach()})
+    for node in marked:
+        node.replace_input_with(pick, cut)
+
+
+def _reached(pick: fx.Node, ends: set[fx.Node]) -> set[fx.Node]:
+    """What follows from a value otherwise than by the nodes in ``ends``."""
+    waiting, reached = [pick], set[fx.Node]()
+    while waiting:
+        new = {user for user in waiting.pop().users if user not in ends and user not in reached}
+        reached |= new
+        waiting += new
+    return reached
 
 
 def _sums(recurrence: Recurrence) -> frozenset[int]:

@@ -248,6 +248,25 @@ def test_a_loop_in_two_pieces_is_refused(alike: bool) -> None:
         compiled(torch.randn(40, 2, FEATURES))
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_a_last_step_that_reads_states_in_its_own_way_is_refused(first: bool) -> None:
+    class Special(Loop):
+        def forward(self, x_TBI: Tensor) -> tuple[Tensor, Tensor]:
+            h_BN = other_BN = x_TBI.new_zeros(x_TBI.shape[1], NEURONS)
+            for t in range(x_TBI.shape[0]):
+                if t == x_TBI.shape[0] - 1:
+                    other_BN = torch.relu(h_BN)
+                    h_BN = h_BN * 0.5 if first else h_BN
+                new = self.read(x_TBI[t])
+                h_BN = torch.tanh(new + self.back(h_BN))
+            return h_BN, other_BN
+
+    compiled = reroll.compile(Special(), time_dim=0, truncate=13, lowering="eager")
+    compiled(torch.randn(41, 2, FEATURES))
+    with pytest.raises(reroll.UnsupportedError, match="reads the last states in a way"):
+        compiled(torch.randn(40, 2, FEATURES))
+
+
 def test_several_iterations_in_one_step_are_refused() -> None:
     class Turns(Loop):
         def forward(self, x_TBI: Tensor) -> Tensor:
