@@ -182,7 +182,11 @@ def gradients(model: nn.Module, call: Any, x: Tensor) -> list[Tensor]:
 @pytest.mark.inductor
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("batch", "options"), [(32, {"segment": 3}), (47, {"schedule": "standard", "verify": True, "segment": 2})]
+    ("batch", "options"),
+    [
+        pytest.param(32, {"segment": 3}, marks=pytest.mark.campaign),
+        (47, {"schedule": "standard", "verify": True, "segment": 2}),
+    ],
 )
 def test_gradients_are_those_of_eager(batch: int, options: dict[str, Any]) -> None:
     torch.manual_seed(0)

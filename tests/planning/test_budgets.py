@@ -143,7 +143,11 @@ def test_where_there_is_no_room_to_read_ahead_blocks_are_read_when_they_are_need
     assert least.value.nbytes <= tight.predicted_peak
 
 
-@pytest.mark.parametrize("network", [Cell, lambda: RecurrentLIF(6, 24, 3)], ids=["LSTM", "LIF"])
+@pytest.mark.parametrize(
+    "network",
+    [pytest.param(Cell, marks=pytest.mark.campaign), lambda: RecurrentLIF(6, 24, 3)],
+    ids=["LSTM", "LIF"],
+)
 def test_what_is_measured_is_below_the_budget(network: Any) -> None:
     model, x = network(), spikes(120, 16, 6)
     plain = gradients(model, x, model)

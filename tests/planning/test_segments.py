@@ -83,7 +83,7 @@ class Period(Cell):
         return h_BH
 
 
-@pytest.mark.parametrize("schedule", ["auto", "double"])
+@pytest.mark.parametrize("schedule", ["auto", pytest.param("double", marks=pytest.mark.campaign)])
 def test_steps_of_hundreds_of_operations_are_compiled_a_few_at_a_time(schedule: str) -> None:
     compiled = reroll.compile(Period(), time_dim=0, lowering="eager", segment=1)
     found = reroll.explain(compiled, torch.randn(160, 2, 3)).loops[0].recurrence
@@ -97,6 +97,7 @@ def test_segments_without_compilation_are_short() -> None:
 
 
 @pytest.mark.inductor
+@pytest.mark.campaign
 def test_gradients_are_those_of_eager() -> None:
     torch.manual_seed(0)
     model, x = Small().double(), torch.randn(555, 2, 3, dtype=torch.float64)

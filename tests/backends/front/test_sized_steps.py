@@ -171,6 +171,7 @@ def test_plans_know_the_size_of_each_length(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.inductor
+@pytest.mark.campaign
 def test_compiled_segments_have_the_size_of_each_length() -> None:
     torch.manual_seed(0)
     run = reroll.compile(BatchFirst(), time_dim=0)

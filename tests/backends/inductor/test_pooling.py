@@ -59,7 +59,10 @@ POOLS = {
 
 
 @pytest.mark.inductor
-@pytest.mark.parametrize(("name", "steps"), [("max_pool2d", 9), ("max_pool2d", 16), ("amax of windows", 9)])
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [("max_pool2d", 9), ("max_pool2d", 16), pytest.param("amax of windows", 9, marks=pytest.mark.campaign)],
+)
 def test_gradients_behind_max_pooling_are_eagers(name: str, steps: int) -> None:
     torch.manual_seed(0)
     model = Pooled(POOLS[name]).to(D)

@@ -195,7 +195,7 @@ def test_time_in_the_middle() -> None:
     ("schedule", "lowering"),
     [
         ("standard", "eager"),
-        ("double", "inductor"),
+        pytest.param("double", "inductor", marks=pytest.mark.campaign),
         ("revolve", "eager"),
         ("store_all", "eager"),
         ("hierarchical", "eager"),

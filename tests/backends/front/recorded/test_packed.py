@@ -107,7 +107,11 @@ def test_any_schedule_keeps_ended_states(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.inductor
-@pytest.mark.parametrize("more", [{}, {"num_layers": 2, "dropout": 0.3}], ids=["one layer", "dropout"])
+@pytest.mark.parametrize(
+    "more",
+    [pytest.param({}, marks=pytest.mark.campaign), {"num_layers": 2, "dropout": 0.3}],
+    ids=["one layer", "dropout"],
+)
 def test_packed_sequences_by_inductor(more: dict[str, Any]) -> None:
     torch.manual_seed(0)
     run = reroll.compile(Ragged("GRU", **more), time_dim={"x": 0})
