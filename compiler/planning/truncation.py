@@ -79,8 +79,8 @@ def _checked(recurrence: Recurrence, peeled: Peeled | None, every: int) -> int:
         raise UnsupportedError(
             f"truncate={every}: where the iterations of the loop at {recurrence.where} begin cannot be told from its "
             "lines. Write its body as several statements without a condition in the first, begin with a tensor rather "
-            "than a number or None, read one entry of the sequence in each iteration, and keep the code in a file or a "
-            "notebook. Or leave truncate out."
+            "than a number or None, read one entry of the sequence in each iteration from the first on, reset no "
+            "state, and keep the code in a file or a notebook. Or leave truncate out."
         )
     end = peeled.before + recurrence.steps
     apart = (*range(1, peeled.before), *(range(end + bool(peeled.mark), end + peeled.behind)))

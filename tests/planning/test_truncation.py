@@ -256,6 +256,39 @@ def test_a_loop_in_two_pieces_is_refused(alike: bool) -> None:
         compiled(torch.randn(40, 2, FEATURES))
 
 
+@pytest.mark.parametrize("start", [0, 1])
+def test_iterations_that_may_be_missing_are_refused(start: int) -> None:
+    """A reset leaves nothing of the iterations before it but shapes; a loop that starts late looks the same."""
+
+    class Reset(Loop):
+        def forward(self, x_TBI: Tensor) -> Tensor:
+            h_BN = x_TBI.new_zeros(x_TBI.shape[1], NEURONS)
+            for t in range(start, x_TBI.shape[0]):
+                if t == 10 and not start:
+                    h_BN = torch.zeros_like(h_BN)
+                new = self.read(x_TBI[t])
+                h_BN = torch.tanh(new + self.back(h_BN))
+            return h_BN
+
+    compiled = torch.compile(Reset(), backend="reroll", options={"truncate": 7, "lowering": "eager"})
+    with pytest.raises(reroll.UnsupportedError, match="begin cannot be told from its lines"):
+        compiled(torch.randn(40, 2, FEATURES))
+
+
+def test_a_reset_leaves_two_loops_that_nothing_joins() -> None:
+    class Reset(nn.Module):
+        def forward(self, x_TBI: Tensor) -> Tensor:
+            h_BI = x_TBI[0]
+            for t in range(x_TBI.shape[0]):
+                if t == 10:
+                    h_BI = torch.zeros_like(h_BI)
+                h_BI = torch.tanh(x_TBI[t] + 0.5 * h_BI)
+            return h_BI
+
+    compiled = torch.compile(Reset(), backend="reroll", options={"lowering": "eager"})
+    reroll.check(compiled, torch.randn(40, 2, FEATURES, requires_grad=True), strict=True, measure=False)
+
+
 @pytest.mark.parametrize("first", [False, True])
 def test_a_last_step_that_reads_states_in_its_own_way_is_refused(first: bool) -> None:
     class Special(Loop):

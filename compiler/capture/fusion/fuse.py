@@ -45,13 +45,13 @@ def fuse(found: Capture) -> Capture:
     ``notes`` say where it is not, and why.
     """
     refused: Refused = {}
-    found = replace(found, outer=copy_with_examples(found.outer))
+    found = settled = replace(found, outer=copy_with_examples(found.outer))
     if len(found.recurrences) > 1:
         settled = replace(found, outer=copy_with_examples(found.outer))
         settle_fills(settled.outer)
         while (fused := _first(settled, refused)) is not None:
             found = settled = fused
-    return feed(fold(add_up(take_last(replace(found, notes=(*found.notes, *_refusals(found, refused)))))))
+    return feed(fold(add_up(take_last(replace(found, notes=(*found.notes, *_refusals(settled, refused)))))))
 
 
 def _first(found: Capture, refused: Refused) -> Capture | None:

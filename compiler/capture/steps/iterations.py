@@ -45,13 +45,23 @@ def by_iterations(step: Step, others: Sequence[Step]) -> Step:
 def with_peeled(recurrence: Recurrence, step: Step, others: Sequence[Step]) -> Recurrence:
     """A recurrence that was taken out of a region, with the iterations around that, where they are known.
 
-    They are not where a step begins within an iteration, or may stand for several; and not over depth.
+    They are not where a step begins within an iteration, or may stand for several; where sequences are read from a
+    later entry on, as nothing may be left of iterations before a reset; and not over depth.
     """
     loop = _loop(step, others)
-    strides = {abs(x.stride) for x in recurrence.xs if isinstance(x, Slices)}
-    known = loop is not None and loop.first == 0 and (loop.single or strides == {1}) and not recurrence.blocks
-    peeled = loop.peeled(recurrence.name) if loop is not None and known and strides <= {1} else None
+    slices = [x for x in recurrence.xs if isinstance(x, Slices)]
+    even = all(abs(x.stride) == 1 for x in slices)
+    known = loop is not None and loop.first == 0 and even and (loop.single or slices) and not recurrence.blocks
+    peeled = loop.peeled(recurrence.name) if loop is not None and known else None
+    if peeled and slices and min(_entry(recurrence, x) for x in slices) > peeled.before:
+        peeled = None
     return replace(recurrence, peeled=(peeled,) * len(recurrence.carries))
+
+
+def _entry(recurrence: Recurrence, x: Slices) -> int:
+    """How many entries of a sequence come before that which is read first, from the end at which reading begins."""
+    length = recurrence.examples[x.operand].shape[x.dim]
+    return x.start if x.stride > 0 else length - 1 - x.start
 
 
 @dataclass(frozen=True, slots=True)
