@@ -17,12 +17,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from measuring import gradients, interleaved, keep_pages, machine, pinned, relative_error, summary
+from measuring import machine, side_by_side
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -101,21 +102,12 @@ def row(name: str, steps: int, rounds: int, core: int | None) -> dict[str, Any]:
             runs[way] = lambda fast=fast: loss(fast(x), target)  # type: ignore[misc]
         networks[way] = twin
 
-    def step(way: str) -> Callable[[], None]:
-        def run() -> None:
-            networks[way].zero_grad(set_to_none=True)
-            runs[way]().backward()
+    trained = {way: partial(_trained, run) for way, run in runs.items()}
+    return side_by_side(trained, networks, "eager", rounds, core)
 
-        return run
 
-    steps_of = {way: step(way) for way in runs}
-    with pinned(core):
-        keep_pages()
-        found = {way: gradients(each, networks[way]) for way, each in steps_of.items()}
-        errors = {way: relative_error(each, found["eager"]) for way, each in found.items()}
-        peaks = {way: reroll.measure(each, [networks[way]]).local_peak for way, each in steps_of.items()}
-        times = summary(interleaved(steps_of, rounds), "eager")
-    return {way: {"error": errors[way], "peak": peaks[way], "time": times[way]} for way in runs}
+def _trained(run: Callable[[], Tensor]) -> None:
+    run().backward()
 
 
 def table(result: dict[str, Any]) -> list[tuple[str, ...]]:

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import reroll
+
 Step = Callable[[], float | None]
 """A training step. It gives its own CPU seconds if it ran in another process."""
 
@@ -114,6 +116,29 @@ def summary(seconds: Mapping[str, list[float]], base: str) -> dict[str, dict[str
         }
         for name in seconds
     }
+
+
+def side_by_side(
+    runs: Mapping[str, Step], networks: Mapping[str, nn.Module], base: str, rounds: int, core: int | None
+) -> dict[str, dict[str, Any]]:
+    """Forward and backward in several ways, each with a network of its own: the ``error`` of its gradients against
+    those of ``base``, the local ``peak`` in bytes, and the ``time`` of ways in turns."""
+
+    def step(way: str) -> Step:
+        def run() -> None:
+            networks[way].zero_grad(set_to_none=True)
+            runs[way]()
+
+        return run
+
+    steps = {way: step(way) for way in runs}
+    with pinned(core):
+        keep_pages()
+        found = {way: gradients(each, networks[way]) for way, each in steps.items()}
+        errors = {way: relative_error(each, found[base]) for way, each in found.items()}
+        peaks = {way: reroll.measure(each, [networks[way]]).local_peak for way, each in steps.items()}
+        times = summary(interleaved(steps, rounds), base)
+    return {way: {"error": errors[way], "peak": peaks[way], "time": times[way]} for way in runs}
 
 
 def machine(command: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from losses import LanguageModel, next_token
-from measuring import gradients, interleaved, keep_pages, machine, pinned, relative_error, summary
+from measuring import machine, side_by_side
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -60,21 +60,7 @@ def row(steps: int, rounds: int, core: int | None, every: int = EVERY) -> dict[s
         fast = reroll.compile(networks[way], loss=next_token, time_dim=dims, truncate=every, **options)
         runs[way] = lambda fast=fast: fast(x, target=target).backward()  # type: ignore[misc]
 
-    def step(way: str) -> Callable[[], None]:
-        def run() -> None:
-            networks[way].zero_grad(set_to_none=True)
-            runs[way]()
-
-        return run
-
-    steps_of = {way: step(way) for way in runs}
-    with pinned(core):
-        keep_pages()
-        found = {way: gradients(each, networks[way]) for way, each in steps_of.items()}
-        errors = {way: relative_error(each, found["by hand"]) for way, each in found.items()}
-        peaks = {way: reroll.measure(each, [networks[way]]).local_peak for way, each in steps_of.items()}
-        times = summary(interleaved(steps_of, rounds), "by hand")
-    return {way: {"error": errors[way], "peak": peaks[way], "time": times[way]} for way in runs}
+    return side_by_side(runs, networks, "by hand", rounds, core)
 
 
 def main() -> None:

@@ -66,10 +66,10 @@ def _entry(recurrence: Recurrence, x: Slices) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Loop:
-    """The operations of a step that count, their places and lines; the lines of those before it in its loop, and those
-    behind it."""
+    """The statements that made the operations of a step which count, their places and lines; the lines of those before
+    it in its loop, and those behind it."""
 
-    nodes: tuple[fx.Node, ...]
+    traces: tuple[tuple[Statement, ...], ...]
     places: tuple[int, ...]
     lines: tuple[Line, ...]
     before: tuple[Line, ...]
@@ -78,10 +78,9 @@ class _Loop:
     @property
     def first(self) -> int | None:
         """The place of a step at which iterations begin; None where that cannot be told."""
-        traces = [statements_of(node) for node in self.nodes]
-        depth = _parting(traces)
-        found = _begin(traces, depth) if all(len(trace) > depth for trace in traces) else None
-        if found is None and _one_statement(traces, depth):
+        depth = _parting(self.traces)
+        found = _begin(self.traces, depth) if all(len(trace) > depth for trace in self.traces) else None
+        if found is None and _one_statement(self.traces, depth):
             found = self._came_first()
         return self._with_reads(found) if found else found
 
@@ -92,9 +91,8 @@ class _Loop:
     @property
     def single(self) -> bool:
         """Whether a step is one iteration for certain: it comes once to the first of several statements."""
-        traces = [statements_of(node) for node in self.nodes]
-        depth = _parting(traces)
-        return all(len(trace) > depth for trace in traces) and len({trace[depth] for trace in traces}) > 1
+        depth = _parting(self.traces)
+        return all(len(trace) > depth for trace in self.traces) and len({trace[depth] for trace in self.traces}) > 1
 
     def _came_first(self) -> int | None:
         """The operation with which the first iteration begins, if that is whole."""
@@ -130,7 +128,7 @@ def _loop(step: Step, others: Sequence[Step]) -> _Loop | None:
     behind = [node for node in nodes[region.stop : stop] if known & {*_lines([node])}]
     if (start and before) or (stop < len(nodes) and behind) or not all(_apart(step, each) for each in alike):
         return None
-    return _Loop(tuple(inside), tuple(places), tuple(lines), tuple(before), tuple(behind))
+    return _Loop(tuple(map(statements_of, inside)), tuple(places), tuple(lines), tuple(before), tuple(behind))
 
 
 def _apart(step: Step, other: Step) -> bool:
