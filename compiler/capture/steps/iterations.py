@@ -45,15 +45,15 @@ def by_iterations(step: Step, others: Sequence[Step]) -> Step:
 def with_peeled(recurrence: Recurrence, step: Step, others: Sequence[Step]) -> Recurrence:
     """A recurrence that was taken out of a region, with the iterations around that, where they are known.
 
-    They are not where a step begins within an iteration, or may stand for several; where sequences are read from a
-    later entry on, as nothing may be left of iterations before a reset; and not over depth.
+    They are not where a step begins within an iteration, or may stand for several; where no sequence is
+    read, or one from a later entry on, as nothing may be left of iterations before a reset; and not over depth.
     """
     loop = _loop(step, others)
     slices = [x for x in recurrence.xs if isinstance(x, Slices)]
     even = all(abs(x.stride) == 1 for x in slices)
-    known = loop is not None and loop.first == 0 and even and (loop.single or slices) and not recurrence.blocks
+    known = loop is not None and loop.first == 0 and even and slices and not recurrence.blocks
     peeled = loop.peeled(recurrence.name) if loop is not None and known else None
-    if peeled and slices and min(_entry(recurrence, x) for x in slices) > peeled.before:
+    if peeled and min(_entry(recurrence, x) for x in slices) > peeled.before:
         peeled = None
     return replace(recurrence, peeled=(peeled,) * len(recurrence.carries))
 
@@ -87,12 +87,6 @@ class _Loop:
     def _with_reads(self, number: int) -> int:
         """The place from which on nothing but reads of sequences comes before an operation."""
         return self.places[number - 1] + 1
-
-    @property
-    def single(self) -> bool:
-        """Whether a step is one iteration for certain: it comes once to the first of several statements."""
-        depth = _parting(self.traces)
-        return all(len(trace) > depth for trace in self.traces) and len({trace[depth] for trace in self.traces}) > 1
 
     def _came_first(self) -> int | None:
         """The operation with which the first iteration begins, if that is whole."""
