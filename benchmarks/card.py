@@ -34,7 +34,7 @@ from card_lengths import longest
 from card_measure import known_jax, measure
 from card_meter import meter_of
 from card_plot import draw_all
-from card_points import CUDNN, EVERYONE, NETWORKS, SPIKINGJELLY, points
+from card_points import CUDNN, EVERYONE, LENGTHS, NETWORKS, SPIKINGJELLY, points
 from card_session import Session
 from measuring import machine
 
@@ -77,6 +77,7 @@ def parse(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of the result")
     parser.add_argument("--seconds", type=float, default=480.0, help="begin nothing that would end later")
     parser.add_argument("--only", nargs="*", default=list(NETWORKS), choices=list(NETWORKS), help="networks")
+    parser.add_argument("--most-steps", type=int, default=LENGTHS[-1], help="of the points that are measured")
     parser.add_argument("--contenders", nargs="*", choices=(*EVERYONE, CUDNN, SPIKINGJELLY), help="only these")
     parser.add_argument("--jax", default=sys.executable if known_jax() else None, help="a Python with jax and equinox")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, eager lowering: shows that it runs")
@@ -97,7 +98,7 @@ def main(given: list[str]) -> dict[str, Any]:
         return shown(json.loads(path.read_text()), path)
     session = Session.opened(path, meter, options.seconds, where)
     with settings(options.device):
-        todo = points(options.quick, options.only, options.contenders)
+        todo = points(options.quick, options.only, options.contenders, options.most_steps)
         for point in todo:
             measure(point, session, options.jax)
         longest(todo, session)

@@ -16,7 +16,7 @@ import torch
 from card_points import CHECKPOINTED_SEGMENTS, CUDNN, NETWORKS, OURS, SEGMENTS, SPIKINGJELLY, TWIN, Point
 from contenders import CHECKPOINT, EAGER
 from measuring import Step, training_step
-from speed_networks import Checkpointed, CompiledSegments, FeedForward, Gated, Network
+from speed_networks import Checkpointed, CompiledSegments, FeedForward, Gated, Network, Single
 from study_points import Contender, Shared
 from torch import Tensor, nn
 
@@ -57,12 +57,12 @@ class LstmLayer(nn.Module):
 
 
 class SpikingJelly(nn.Module):
-    """The feed-forward network layer by layer, its neurons as SpikingJelly's multi-step LIF; the same parameters.
+    """A spiking network layer by layer, its neurons as SpikingJelly's multi-step LIF; the same parameters.
 
     A potential decays by 0.9 (tau = 10), a spike takes 1 off it, and the surrogate is that of ``network_d.Spike``.
     """
 
-    def __init__(self, network: FeedForward) -> None:
+    def __init__(self, network: FeedForward | Single) -> None:
         super().__init__()
         self.network = network
         self.functional = importlib.import_module("spikingjelly.activation_based.functional")
@@ -78,7 +78,9 @@ class SpikingJelly(nn.Module):
         return spikes_TBH
 
     def forward(self, x_TBI: Tensor) -> Tensor:
-        """The leaky readout, (B, O)."""
+        """The leaky readout of the feed-forward network, (B, O), or how often each neuron of the other has fired."""
+        if isinstance(self.network, Single):
+            return self.fired(self.network.layer(x_TBI)).sum(0)
         y_TBH = self.fired(self.network.first(x_TBI))
         z_TBH = self.fired(self.network.second(y_TBH))
         ages_T = torch.arange(x_TBI.shape[0] - 1, -1, -1, device=x_TBI.device)
@@ -136,7 +138,7 @@ def _spikingjelly(network: Network, device: torch.device) -> nn.Module:
         raise AbsentError("SpikingJelly's Triton kernels need a CUDA device.")
     os.environ["SJ_LIF_CUDA_IMPLEMENTATION"] = "triton"  # read when the module is imported
     try:
-        assert isinstance(network, FeedForward)
+        assert isinstance(network, FeedForward | Single)
         model = SpikingJelly(network)
         found = model.functional.neuron_implementation("lif", device)
     except ImportError as error:

@@ -72,6 +72,13 @@ def feed_forward(p: Parameters, state: State, x: Any) -> State:
     return u, v, 0.9 * total + linear(p, "third", z)
 
 
+def single(p: Parameters, state: State, x: Any) -> State:
+    """One layer of leaky neurons, and how often each has fired."""
+    v, total = state
+    v, z = fired(v, linear(p, "layer", x))
+    return v, total + z
+
+
 def convolution(p: Parameters, name: str, x: Any) -> Any:
     """A layer of ``nn.Conv2d`` with kernels of 3 by 3 and padding."""
     y = lax.conv_general_dilated(x, p[f"{name}.weight"], (1, 1), "SAME", dimension_numbers=("NCHW", "OIHW", "NCHW"))
@@ -118,6 +125,7 @@ def tanh_rnn(p: Parameters, state: State, x: Any) -> State:
 STEPS: dict[str, Step] = {
     "Recurrent": recurrent,
     "FeedForward": feed_forward,
+    "Single": single,
     "Convolutional": convolutional,
     "LSTMCell": lstm,
     "GRUCell": gru,

@@ -126,6 +126,26 @@ class FeedForward(Network):
         return u_BH, v_BH, 0.9 * sum_BO + self.third(z_BH)
 
 
+class Single(Network):
+    """One layer of leaky neurons that read as many inputs, as benchmarks of spiking libraries have it.
+
+    Source of the size, and of the times of hand-written kernels: https://open-neuromorphic.org/p/spiking-neural-network-framework-benchmarking/
+    """
+
+    def __init__(self, neurons: int) -> None:
+        super().__init__()
+        self.sizes = ((neurons,), (neurons,))
+        self.layer = nn.Linear(neurons, neurons)
+        with torch.no_grad():
+            self.layer.weight.mul_(8)
+
+    def step(self, x_BH: Tensor, *state: Tensor) -> State:
+        """Potentials, and how often each neuron has fired."""
+        v_BH, sum_BH = state
+        v_BH, z_BH = fired(v_BH, self.layer(x_BH))
+        return v_BH, sum_BH + z_BH
+
+
 class Convolutional(Network):
     """Two spiking convolutions with pooling on images of 16 by 16, and a readout."""
 

@@ -31,6 +31,15 @@ def _spare() -> None:
     gc.freeze()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", help="make tensors and modules there unless a test says where, such as on cuda")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if device := config.getoption("--device"):
+        torch.set_default_device(device)
+
+
 def pytest_collection_finish() -> None:
     _spare()
     gc.set_threshold(20_000, 10, 10)
@@ -60,8 +69,10 @@ def shared_walks() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _no_races(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_races(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Play every program that moves carries on a simulated device too, and look for races, if it is of a usual size."""
+    if request.config.getoption("--device"):
+        return  # the simulated device's memory is that of a CPU
     made = Executable.of
 
     def checked(*args: Any, **kwargs: Any) -> Executable:

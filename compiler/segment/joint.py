@@ -26,6 +26,7 @@ from reroll.graph.inplace import out_of_place
 from reroll.graph.lines import where
 from reroll.graph.private import is_higher_order, is_mutable, is_overload
 from reroll.recurrence import Recurrence
+from reroll.segment.cells import PARTS
 
 Function = Callable[..., tuple[Tensor, ...]]
 _CHECK = "_linalg_check_errors"
@@ -171,4 +172,4 @@ def _decompositions() -> Any:
     from torch._inductor.decomposition import select_decomp_table
 
     table = select_decomp_table()
-    return {target: rule for target, rule in table.items() if not (is_overload(target) and is_mutable(target))}
+    return {target: rule for target, rule in table.items() if not (is_overload(target) and is_mutable(target))} | PARTS

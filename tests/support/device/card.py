@@ -1,0 +1,101 @@
+"""Models, doors and comparisons of tests that run on a card: all with eager autograd of the same device.
+
+Shape letters: T steps, B batch, I inputs, H neurons.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import reroll
+from agreement import differences, results
+from networks import RecurrentLIF
+
+B, I, H = 4, 6, 8  # noqa: E741
+SINGLE, DOUBLE = 1e-4, 1e-9  # relative to the largest entry of each gradient, in float32 and in float64
+
+
+class Tanh(nn.Module):
+    """A cell of one state."""
+
+    def __init__(self, inputs: int, neurons: int) -> None:
+        super().__init__()
+        self.read, self.back = nn.Linear(inputs, neurons), nn.Linear(neurons, neurons, bias=False)
+
+    def forward(self, x_BI: Tensor, h_BH: Tensor) -> Tensor:
+        return torch.tanh(self.read(x_BI) + self.back(h_BH))
+
+
+class Looped(nn.Module):
+    """A loop over a cell, with a readout of every step and of the last state. ``p``: dropout of states."""
+
+    def __init__(
+        self, cell: Callable[[int, int], nn.Module], p: float = 0.0, noise: float = 0.0, width: int = H, inputs: int = I
+    ) -> None:
+        super().__init__()
+        self.cell, self.out = cell(inputs, width), nn.Linear(width, 3)
+        self.p, self.noise, self.width = p, noise, width
+
+    def forward(self, x_TBI: Tensor) -> tuple[Tensor, Tensor]:
+        h_BH = c_BH = x_TBI.new_zeros(x_TBI.shape[1], self.width)
+        rows = []
+        for t in range(x_TBI.shape[0]):
+            if isinstance(self.cell, nn.LSTMCell):
+                h_BH, c_BH = self.cell(x_TBI[t], (h_BH, c_BH))
+            else:
+                h_BH = self.cell(x_TBI[t], h_BH)
+            if self.p:
+                h_BH = nn.functional.dropout(h_BH, self.p, self.training)
+            if self.noise:
+                h_BH = h_BH + self.noise * torch.bernoulli(torch.full_like(h_BH, 0.4))
+            rows.append(self.out(h_BH))
+        return torch.stack(rows), h_BH
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "lstm": lambda: Looped(nn.LSTMCell),
+    "gru": lambda: Looped(nn.GRUCell),
+    "tanh": lambda: Looped(Tanh),
+    "lif": lambda: RecurrentLIF(I, H, 3, mean=False),
+}
+
+
+def through_compile(model: nn.Module, **options: Any) -> Any:
+    """``reroll.compile``; time is the first dimension."""
+    return reroll.compile(model, time_dim=0, **options)
+
+
+def through_backend(model: nn.Module, **options: Any) -> Any:
+    """``torch.compile``."""
+    return torch.compile(model, backend="reroll", fullgraph=True, options=options)
+
+
+DOORS: dict[str, Callable[..., Any]] = {"compile": through_compile, "backend": through_backend}
+
+
+def sequence(card: torch.device, steps: int, dtype: torch.dtype = torch.float64, batch: int = B) -> Tensor:
+    """Inputs that drive spikes, too."""
+    drawn = 2 * (torch.rand(steps, batch, I) < 0.4) + 0.1 * torch.randn(steps, batch, I)
+    return drawn.to(card, dtype)
+
+
+def agrees(
+    model: nn.Module,
+    compiled: Callable[[nn.Module], Any],
+    inputs: Iterable[tuple[Tensor, ...]],
+    tolerance: float = DOUBLE,
+) -> Any:
+    """Compare outputs, gradients and buffers with those of eager, call by call. Gives what was compiled."""
+    twin = copy.deepcopy(model)
+    run = compiled(twin)
+    for given in inputs:
+        expected, found = results(model, model, given), results(run, twin, given)
+        assert sum(bool(value.any()) for value in expected.values()) > len(expected) / 2, "nothing to compare"
+        different = differences(found, expected, tolerance)
+        assert not different, (tuple(each.shape for each in given), different)
+    return run
