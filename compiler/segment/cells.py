@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+aten = torch.ops.aten
 Bias = Tensor | None
 
 
@@ -72,9 +73,9 @@ def gru_cell_backward(
 
 
 PARTS: Mapping[Any, Callable[..., Any]] = {
-    torch.ops.aten._thnn_fused_lstm_cell.default: lstm_cell,
-    torch.ops.aten._thnn_fused_lstm_cell_backward_impl.default: lstm_cell_backward,
-    torch.ops.aten._thnn_fused_gru_cell.default: gru_cell,
-    torch.ops.aten._thnn_fused_gru_cell_backward.default: gru_cell_backward,
+    aten._thnn_fused_lstm_cell.default: lstm_cell,
+    aten._thnn_fused_lstm_cell_backward_impl.default: lstm_cell_backward,
+    aten._thnn_fused_gru_cell.default: gru_cell,
+    aten._thnn_fused_gru_cell_backward.default: gru_cell_backward,
 }
 """What each of them does, for ``make_fx``."""

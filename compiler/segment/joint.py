@@ -172,4 +172,5 @@ def _decompositions() -> Any:
     from torch._inductor.decomposition import select_decomp_table
 
     table = select_decomp_table()
-    return {target: rule for target, rule in table.items() if not (is_overload(target) and is_mutable(target))} | PARTS
+    kept = {target: rule for target, rule in table.items() if not (is_overload(target) and is_mutable(target))}
+    return {**kept, **PARTS}

@@ -44,7 +44,7 @@ def test_one_compilation_serves_every_length(name: str, schedule: str, card: tor
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", ["lstm", "lif"])
 def test_the_backend(name: str, schedule: str, card: torch.device) -> None:
     model, options = NETWORKS[name]().double().to(card), options_of(schedule)
     agrees(model, lambda twin: DOORS["backend"](twin, **options), [(sequence(card, 24),)] * 2)
@@ -66,8 +66,10 @@ def test_carries_go_to_the_disk(name: str, schedule: str, card: torch.device) ->
 
 
 @pytest.mark.inductor
-@pytest.mark.parametrize("schedule", ["store_all", "standard", "double", "revolve"])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    [*((name, "double") for name in NETWORKS), *(("lif", other) for other in ("store_all", "standard", "revolve"))],
+)
 def test_kernels_of_inductor(name: str, schedule: str, card: torch.device) -> None:
     model, options = NETWORKS[name]().double().to(card), options_of(schedule, lowering="inductor")
     agrees(model, lambda twin: DOORS["compile"](twin, **options), [(sequence(card, steps),) for steps in (24, 5, 37)])

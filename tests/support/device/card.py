@@ -80,7 +80,7 @@ DOORS: dict[str, Callable[..., Any]] = {"compile": through_compile, "backend": t
 
 def sequence(card: torch.device, steps: int, dtype: torch.dtype = torch.float64, batch: int = B) -> Tensor:
     """Inputs that drive spikes, too."""
-    drawn = 2 * (torch.rand(steps, batch, I) < 0.4) + 0.1 * torch.randn(steps, batch, I)
+    drawn = 4 * (torch.rand(steps, batch, I) < 0.4) + 0.1 * torch.randn(steps, batch, I)
     return drawn.to(card, dtype)
 
 
