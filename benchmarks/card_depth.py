@@ -12,8 +12,8 @@ block by ``torch.compile``. Budgets are parts of the peak of the base.
 - ``warm_up_wall_s``: the first training step. Before it Dynamo is reset, but what inductor has compiled stays on disk,
   so a contender after one with the same kernels is quicker, and a second call of this command too
 - ``local_peak_bytes``: of torch's allocator in a training step, above what was there before, without gradients of
-  parameters (``card_depth_peak.py``; ``counted_peak_bytes``: of its counters, with all gradients taken off, which is
-  too little by up to 1.2 GB); ``predicted_peak`` is what ``reroll.explain`` says of the same, after the step
+  parameters, with ``held_bytes``, which stay from step to step (recorded kernels); ``predicted_peak`` is what
+  ``reroll.explain`` says of the same, after the step
 - ``seconds`` and ``base_seconds``: of steps in turns, on the wall until the card is done; ``time_ratio``: of medians
 - ``relative_error``: the largest difference of any gradient from eager's at the same point (in bfloat16 both round)
 
@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from card_depth_peak import replayed_peak
+from card import HERE, environment, settings
 from card_meter import Meter, meter_of
 from card_session import Result, Session
 from depth import BLOCKS, ROUNDING, Trained, ours
@@ -53,7 +53,6 @@ from torch._functorch import config as functorch
 from torch.utils.checkpoint import checkpoint
 
 import reroll
-from card import HERE, environment, settings
 from reroll.errors import RerollWarning
 
 BASE, HALF, EAGER = "each block by torch.compile", "reroll, budget 0.5", "eager"
@@ -193,15 +192,17 @@ def _parts(bench: Bench, way: str, base_peak: int, rounds: int) -> Iterator[Resu
     if way in PARTS:
         yield {"budget_bytes": int(PARTS[way] * base_peak)}
     meter.settle()
-    if meter.device.type == "cuda":  # more from one contender to the next: something is not freed
-        yield {"held_before_bytes": torch.cuda.memory_allocated(meter.device)}
+    before = meter.allocated()
+    yield {"held_before_bytes": before}  # more from one contender to the next: something is not freed
     begin = time.perf_counter()
     with _no_budget():
         run = WAYS[way](model, bench.point, base_peak)
         step = bench.step(run, model)
         meter.seconds(step)
     yield {"warm_up_wall_s": time.perf_counter() - begin}
-    yield from _peaks(meter, step, model)
+    model.zero_grad(set_to_none=True)
+    held = meter.allocated() - before
+    yield {"local_peak_bytes": meter.cost(step, model).local_peak_bytes + held, "held_bytes": held}
     given = [each.grad for each in model.parameters() if each.grad is not None]
     yield {"relative_error": relative_error(given, expected, ROUNDING)}
     del given
@@ -209,18 +210,6 @@ def _parts(bench: Bench, way: str, base_peak: int, rounds: int) -> Iterator[Resu
     if way.startswith("reroll"):
         begin = time.perf_counter()
         yield _explained(bench.point, run, model) | {"explain_wall_s": time.perf_counter() - begin}
-
-
-def _peaks(meter: Meter, step: Step, model: Trained) -> Iterator[Result]:
-    """``local_peak_bytes`` from the allocator's history, and of its counters where that tells nothing."""
-    counted = meter.cost(step, model).local_peak_bytes
-    yield {"counted_peak_bytes": counted, "local_peak_bytes": counted}
-    if meter.device.type != "cuda":
-        return  # what CpuMeter gives is from the history
-    try:
-        yield {"local_peak_bytes": replayed_peak(step, model, meter.device)}
-    except Exception as error:  # noqa: BLE001  # the counters' stays, and the file tells so
-        yield {"history_error": f"{type(error).__name__}: {error}"[:300]}
 
 
 @contextmanager

@@ -8,12 +8,12 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from card_contenders import Entrant, entrant, network_of
-from card_points import JAX, Point
+from card_points import JAX, OURS, Point
 from card_session import Result, Session
 from contenders import CHECKPOINT, EAGER
 from measuring import Step, gradients, relative_error
@@ -31,7 +31,10 @@ class NoRoomError(Exception):
 
 @dataclass(frozen=True)
 class Measured:
-    """A point while it is measured; ``steps``: what takes turns. ``reference``: gradients, and whose they are."""
+    """A point while it is measured; ``steps``: what takes turns. ``reference``: gradients, and whose they are.
+
+    ``before``: bytes that were allocated before the first contender of reroll, whose schedules share recorded kernels.
+    """
 
     point: Point
     session: Session
@@ -39,6 +42,7 @@ class Measured:
     reference: tuple[str, list[Tensor]] | None
     entries: Mapping[str, Result]
     steps: dict[str, Step]
+    before: list[int] = field(default_factory=list)
 
 
 def measure(point: Point, session: Session, jax: str | None) -> None:
@@ -116,19 +120,24 @@ def planned(found: Entrant, session: Session) -> Result:
 def _alone(name: str, measured: Measured) -> Result:
     """Bytes, gradients and plan of one contender."""
     point, session = measured.point, measured.session
+    if name in OURS and not measured.before:
+        measured.before.append(session.meter.allocated())
     with _told() as told:
         begin = time.perf_counter()
         found = entrant(name, point, measured.x)
         plan = planned(found, session)
         session.meter.seconds(found.step)
         warmed_up = time.perf_counter() - begin
+        found.network.zero_grad(set_to_none=True)
+        held = session.meter.allocated() - measured.before[0] if name in OURS else 0
         cost = session.meter.cost(found.step, found.network)
     given = [each.grad for each in found.network.parameters() if each.grad is not None]
     whose, expected = measured.reference or (None, [])
     result = {
         **plan,
         "warm_up_wall_s": warmed_up,
-        "local_peak_bytes": cost.local_peak_bytes,
+        "local_peak_bytes": cost.local_peak_bytes + held,
+        "held_bytes": held,
         "relative_error": relative_error(given, expected) if whose else None,
         "compared_with": whose,
         "seconds": [] if point.rounds else [cost.seconds],

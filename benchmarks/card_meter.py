@@ -35,6 +35,9 @@ class Meter(Protocol):
     def cost(self, step: Step, network: nn.Module) -> Cost:
         """Bytes and seconds of a step that was warmed up, without the gradients of ``network`` that it makes."""
 
+    def allocated(self) -> int:
+        """Bytes that are allocated on the device now; 0 where the meter of a step sees all that it holds."""
+
     def room(self) -> int | None:
         """Bytes that could be allocated. None where no system says it."""
 
@@ -59,6 +62,10 @@ class CpuMeter:
         found = reroll.measure(step, [network])
         return Cost(found.local_peak, found.seconds)
 
+    def allocated(self) -> int:
+        """Nothing is held from step to step."""
+        return 0
+
     def room(self) -> int | None:
         """What the system leaves."""
         return free_bytes(self.device)
@@ -69,7 +76,7 @@ class CpuMeter:
 
 
 class CudaMeter:
-    """Seconds on the wall with the device idle before and after, and the counters of torch's allocator."""
+    """Seconds on the wall with the device idle before and after, and the history of torch's allocator."""
 
     clock = "wall"
 
@@ -85,20 +92,20 @@ class CudaMeter:
         return time.perf_counter() - begin if told is None else told
 
     def cost(self, step: Step, network: nn.Module) -> Cost:
-        """Runs the step once: counters do not disturb the clock.
-
-        Gradients that it makes are taken off the peak, as ``reroll.measure`` does. The pool stays as the warm-up left
-        it: to grow it takes time.
+        """Runs the step three times, as ``reroll.measure`` does twice. The pool stays as the warm-up left it: to grow
+        it takes time.
         """
         network.zero_grad(set_to_none=True)
         gc.collect()
+        peak = reroll.measure(step, [network]).local_peak
+        network.zero_grad(set_to_none=True)
+        return Cost(peak, self.seconds(step))
+
+    def allocated(self) -> int:
+        """What tensors have, and recorded graphs."""
+        gc.collect()
         torch.cuda.synchronize(self.device)
-        before = torch.cuda.memory_allocated(self.device)
-        torch.cuda.reset_peak_memory_stats(self.device)
-        seconds = self.seconds(step)
-        peak = torch.cuda.max_memory_allocated(self.device)
-        made = sum(each.grad.nbytes for each in network.parameters() if each.grad is not None)
-        return Cost(peak - before - made, seconds)
+        return torch.cuda.memory_allocated(self.device)
 
     def room(self) -> int | None:
         """What the driver and torch's own pool have."""

@@ -43,7 +43,8 @@ def compile_half(graph: fx.GraphModule, mode: FakeTensorMode, *, backward: bool,
 
     output = graph.graph.output_node()
     results: Any = output.args[0]
-    output.meta["user_visible_output_idxs"] = list(range(len(results)))  # laid out as the backward is compiled for
+    there = [number for number, result in enumerate(results) if result is not None]
+    output.meta["user_visible_output_idxs"] = there  # laid out as the backward is compiled for
     inputs = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
     as_given = mended({"layout_optimization": False, "cpp.max_horizontal_fusion_size": 1})
     with apart_from_dynamo(mode), V.set_fake_mode(mode), torch.no_grad(), quick_builds(build=build), as_given:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reroll.backends.measure.measure import addresses, peak_of, traced
+from reroll.backends.measure.events import addresses, peak_of
+from reroll.backends.measure.measure import traced
 from reroll.backends.progress import telling_of_compilation
 from reroll.errors import UnsupportedError
 from reroll.graph.nested import tensors_of

@@ -2,14 +2,14 @@
 
 Memory is read from the allocator: on a CPU the events of ``torch.profiler`` (every allocation of the calling thread,
 inductor's included; torch 2.13 reports memory per thread, and autograd runs a CPU backward in the thread that asks for
-it), on CUDA ``max_memory_allocated``. What bypasses torch's allocators (numpy, the scratch of a BLAS) is not seen.
+it), on CUDA the allocator's history. What bypasses torch's allocators (numpy, the scratch of a BLAS) is not seen.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from reroll.backends.measure.events import Event, addresses, peak_of
+from reroll.backends.measure.history import traced_on_cards
 from reroll.backends.progress import telling_of_compilation
 
 _LEVEL = "KINETO_LOG_LEVEL"
@@ -32,16 +34,6 @@ class Measurement:
     seconds: float
     wall_seconds: float
     result: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """An allocation (positive bytes) or a release (negative) at an address; ``inside`` of a compiled recurrence?"""
-
-    nanoseconds: int
-    address: int
-    nbytes: int
-    inside: bool
 
 
 def measure(fn: Callable[[], Any], exclude: Iterable[nn.Module | Tensor] = ()) -> Measurement:
@@ -104,11 +96,6 @@ def _quiet() -> Iterator[None]:
         os.environ.pop(_LEVEL, None)
 
 
-def addresses(tensors: Iterable[Tensor]) -> set[int]:
-    """Where the memory of tensors begins."""
-    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
-
-
 def _events(tree: Iterable[Any]) -> Iterator[Event]:
     todo = [(event, False) for event in tree]
     while todo:
@@ -119,36 +106,11 @@ def _events(tree: Iterable[Any]) -> Iterator[Event]:
             yield Event(event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size, inside)
 
 
-def peak_of(events: Sequence[Event], excluded: set[int]) -> tuple[int, int]:
-    """The most bytes that were allocated and not freed: of compiled recurrences, and of all else.
-
-    Without the last block at each of the excluded addresses.
-    """
-    final = {event.address: index for index, event in enumerate(events) if event.nbytes > 0}
-    live: dict[int, Event] = {}
-    held, peak = {True: 0, False: 0}, (0, 0)
-    for index, event in enumerate(events):
-        if event.nbytes < 0:
-            known = live.pop(event.address, None)
-            held[bool(known and known.inside)] -= known.nbytes if known else 0
-        elif not (event.address in excluded and final[event.address] == index):
-            live[event.address] = event
-            held[event.inside] += event.nbytes
-            peak = max(peak, (held[True], held[False]), key=sum)
-    return peak
-
-
 def _cuda_peak(fn: Callable[[], Any], made: Callable[[Any], Iterable[Tensor]]) -> int:
-    """What is left out is taken off the peak, as if it had been there when it was reached."""
-    devices = _devices()
-    _settle()
-    start = sum(torch.cuda.memory_allocated(device) for device in devices)
-    for device in devices:
-        torch.cuda.reset_peak_memory_stats(device)
-    result = fn()
-    _settle()
-    peak = sum(torch.cuda.max_memory_allocated(device) for device in devices)
-    return peak - start - sum(each.nbytes for each in made(result) if each.is_cuda)
+    result, traces = traced_on_cards(fn, _settle)
+    left_out = addresses(each for each in made(result) if each.is_cuda)
+    del result
+    return sum(sum(peak_of(events, left_out)) for events in traces)
 
 
 def _devices() -> range:

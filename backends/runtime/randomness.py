@@ -38,7 +38,7 @@ def device_states(operands: Iterable[Tensor]) -> tuple[Tensor, ...]:
 
 def _marked(index: int) -> Tensor:
     """A GPU's state with its index in front, so that a state alone says where it belongs."""
-    return torch.cat([torch.tensor([index], dtype=torch.uint8), torch.cuda.get_rng_state(index)])
+    return torch.cat([torch.tensor([index], dtype=torch.uint8, device="cpu"), torch.cuda.get_rng_state(index)])
 
 
 def set_random_state(state: tuple[Tensor, ...]) -> None:

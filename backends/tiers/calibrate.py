@@ -125,7 +125,8 @@ def _speeds(name: str, tier: Tier, device: torch.device) -> MachineTier:
 
 def _moves(tier: Tier, nbytes: int, device: torch.device) -> tuple[float, float]:
     """The least seconds of writing a block and of reading it back, until the device has it."""
-    noise = torch.randint(0, 256, (nbytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    numbers = torch.Generator("cpu").manual_seed(0)
+    noise = torch.randint(0, 256, (nbytes,), dtype=torch.uint8, generator=numbers, device="cpu")
     values = (encode(noise.to(device), "raw"),)
     writes, reads = list[float](), list[float]()
     start = time.perf_counter()

@@ -7,6 +7,7 @@ can put a simulated device in its place.
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -67,6 +68,9 @@ class Device(Protocol):
     def copy(self, target: Tensor, source: Tensor, stream: Stream) -> None:
         """Queue a copy of bytes between the device and pinned memory."""
 
+    def watched(self, run: Callable[[], list[Tensor | None]]) -> tuple[list[Tensor | None], bool]:
+        """The results of ``run``, and whether this thread waited for the device in it."""
+
     def record(self, run: Callable[[], list[Tensor | None]]) -> tuple[list[Tensor | None], Callable[[], None]]:
         """Record the work that ``run`` queues, which is not done now. Gives its results, and what does the work, each
         time anew in the same memory. Raises RuntimeError if it cannot be recorded."""
@@ -90,7 +94,7 @@ class CudaDevice:
 
     def pinned(self, nbytes: int) -> Tensor:
         """As ``Device`` says."""
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def room(self, like: Tensor) -> Tensor:
         """As ``Device`` says."""
@@ -101,9 +105,24 @@ class CudaDevice:
         with torch.cuda.stream(cast(torch.cuda.Stream, stream)):
             target.copy_(source, non_blocking=True)
 
+    def watched(self, run: Callable[[], list[Tensor | None]]) -> tuple[list[Tensor | None], bool]:
+        """As ``Device`` says: torch warns of what waits."""
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                results = run()
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+        return results, any("called a synchronizing CUDA operation" in str(each.message) for each in told)
+
     def record(self, run: Callable[[], list[Tensor | None]]) -> tuple[list[Tensor | None], Callable[[], None]]:
-        """As ``Device`` says. Where that fails, torch stays on the stream of the recording: we go back."""
+        """As ``Device`` says. Where that fails, torch stays on the stream of the recording, and its generator of random
+        numbers believes that it is recorded (2.11): we go back."""
         here = torch.cuda.current_stream(self.device)
+        numbers = torch.cuda.default_generators[self.device.index]
+        before = numbers.get_state()
         with _RECORDING, torch.cuda.device(self.device), torch.cuda.stream(here):
             alive = next(iter(self._graphs), None)  # held here: torch uses no pool again whose graphs are all gone
             if not self._made:
@@ -118,6 +137,9 @@ class CudaDevice:
             except BaseException:
                 self._made.clear()  # torch may believe that its pool is being recorded to
                 self._graphs.clear()
+                fresh = torch.Generator(self.device)
+                fresh.set_state(before)
+                numbers.graphsafe_set_state(fresh.graphsafe_get_state())
                 raise
             self._graphs.add(graph)
         return results, graph.replay

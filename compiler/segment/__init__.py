@@ -12,6 +12,6 @@ Mind: Whether a gradient depends on what comes in is read off autograd's graph (
     `invariants.py`: what depends on constants alone is made once per call, not once per segment. `factors.py`: a
     backward gives the two factors of a weight's gradient, and `addmm_` or `event_outer_add` adds their product to the
     sum. Sums by events lie by rows, K x N, however the weight lies; else they would be dense in silence.
-    Brought together are at most 4 MiB (`products.LARGEST`).
+    Brought together are at most 4 MiB on a CPU (`products.LARGEST`).
     Fake tensors have a `ShapeEnv` so that inductor keeps graphs on disk; no shape may depend on data.
 """

@@ -24,7 +24,8 @@ _ROWS: dict[Any, tuple[int, ...]] = {
 """Which operands of a product have rows along their first dimension, as the result has."""
 
 
-LARGEST = 4 * 2**20  # bytes that are brought together: about what a core's cache holds
+LARGEST = {"cpu": 4 * 2**20}  # bytes that are brought together: about what a core's cache holds
+ELSEWHERE = 512 * 2**20  # a card fills itself with many rows alone, and reads a weight once for all of them
 
 
 def places_of_rows(product: fx.Node) -> tuple[int, ...]:
@@ -73,15 +74,16 @@ def _is_by_rows(node: fx.Node) -> bool:
 
 
 def within(members: Sequence[fx.Node], operands: Any) -> Iterator[list[fx.Node]]:
-    """Runs of two and more members whose operands have at most ``LARGEST`` bytes together.
+    """Runs of two and more members whose operands have at most so many bytes together as ``LARGEST`` says.
 
     operands: of a member, the nodes that would be brought together for it.
     """
     part: list[fx.Node] = []
     total = 0
     for member in members:
-        nbytes = sum(node.meta["val"].nbytes for node in operands(member))
-        if total + nbytes > LARGEST:
+        values = [node.meta["val"] for node in operands(member)]
+        nbytes = sum(value.nbytes for value in values)
+        if total + nbytes > LARGEST.get(values[0].device.type, ELSEWHERE):
             if len(part) > 1:
                 yield part
             part, total = [], 0

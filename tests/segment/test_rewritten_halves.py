@@ -125,7 +125,7 @@ def test_no_more_is_brought_together_than_a_cache_holds(monkeypatch: pytest.Monk
 
     values = weights((12, B, N), (N, H))
     assert rewritten(half, values, 1)["mm"] == 1
-    monkeypatch.setattr(reroll.segment.products, "LARGEST", 4 * 8 * B * (N + H))
+    monkeypatch.setattr(reroll.segment.products, "LARGEST", {"cpu": 4 * 8 * B * (N + H)})
     assert rewritten(half, values, 1)["mm"] == 3
 
 

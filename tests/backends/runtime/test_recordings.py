@@ -236,7 +236,12 @@ def unsteady(device: SimulatedDevice) -> str:
         return made, otherwise
 
     device.record = record  # type: ignore[method-assign]
-    return "do not give the same bits"
+    return "a replay gives other values"
+
+
+def waiting(device: SimulatedDevice) -> str:
+    device.waiting = True
+    return "waits for the device"
 
 
 def short_of_memory(device: SimulatedDevice) -> str:
@@ -247,7 +252,7 @@ def short_of_memory(device: SimulatedDevice) -> str:
     return "memory ran out while they were recorded"
 
 
-@pytest.mark.parametrize("break_it", [refusing, unsteady, short_of_memory])
+@pytest.mark.parametrize("break_it", [refusing, unsteady, waiting, short_of_memory])
 def test_what_cannot_be_recorded_is_run_and_said(break_it: Callable[[SimulatedDevice], str]) -> None:
     model, given = Dropped(), [spikes()]
     twin = copy.deepcopy(model)
@@ -260,6 +265,23 @@ def test_what_cannot_be_recorded_is_run_and_said(break_it: Callable[[SimulatedDe
     texts = [str(each.message) for each in said if issubclass(each.category, RerollWarning)]
     assert texts
     assert all("launched kernel by kernel" in text and why in text for text in texts)
+
+
+@pytest.mark.parametrize(("noise", "off", "recorded"), [(1e-9, 0.0, True), (1e-9, 1e-6, False), (0.0, 1e-9, False)])
+def test_sums_in_no_order_are_recorded_where_replays_are_as_near(noise: float, off: float, recorded: bool) -> None:
+    """``noise``: by which kernels differ from run to run; ``off``: by how much replays are wrong."""
+    with simulating() as device, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RerollWarning)
+
+        def run(inputs: list[Any]) -> list[Tensor]:
+            wrong = off if device.recordings else 0.0  # recordings are counted before they are played
+            return [inputs.pop() * (1 + noise * torch.randn(()) + wrong)]
+
+        halves = graphs.Graphs(torch.device("cpu"))
+        for _ in range(3):
+            (found,) = halves.play("half", run, [torch.ones(4)], lambda _: True)
+            torch.testing.assert_close(found, torch.ones(4), atol=1e-5, rtol=0.0)
+    assert (device.replays == 3) is recorded
 
 
 def test_recording_can_be_turned_off() -> None:

@@ -36,6 +36,25 @@ def spikes() -> Tensor:
     return (torch.rand(T, B, I) < 0.4).double() * 2
 
 
+class Numbers:
+    """A generator of CUDA's: a state, which recordings know, too, and believe to be theirs until they end well."""
+
+    def __init__(self) -> None:
+        self.drawn, self.recorded = 0, False
+
+    def get_state(self) -> int:
+        return self.drawn
+
+    def set_state(self, drawn: int) -> None:
+        self.drawn = drawn
+
+    def graphsafe_get_state(self) -> Numbers:
+        return self
+
+    def graphsafe_set_state(self, other: Numbers) -> None:
+        self.drawn, self.recorded = other.drawn, other.recorded
+
+
 class Cuda:
     """What ``torch.cuda.graph`` needs of CUDA: a present stream, and pools that are gone with their last graph."""
 
@@ -45,6 +64,7 @@ class Cuda:
 
         class Graph:
             def capture_begin(self, pool: int, **_: Any) -> None:
+                cuda.numbers.recorded = True
                 if pool in cuda.used and not any(each.pool == pool for each in cuda.graphs):
                     raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")
                 self.pool = pool
@@ -53,11 +73,14 @@ class Cuda:
             def capture_end(self) -> None:
                 if cuda.failing:
                     raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+                cuda.numbers.recorded = False
                 cuda.graphs.add(self)
 
             def replay(self) -> None: ...
 
-        self.failing = False
+        self.failing, self.numbers = False, Numbers()
+        patch.setattr(torch.cuda, "default_generators", [self.numbers])
+        patch.setattr(torch, "Generator", lambda _: Numbers())
         patch.setattr(torch.cuda, "CUDAGraph", Graph)
         patch.setattr(torch.cuda, "current_stream", lambda _=None: self.present)
         patch.setattr(torch.cuda, "Stream", lambda _=None: "recording")
@@ -94,10 +117,12 @@ def test_a_recording_that_fails_leaves_the_stream_and_the_next_one_alone(monkeyp
         return []
 
     first = device.record(run)
-    cuda.failing = True
+    cuda.failing, cuda.numbers.drawn = True, 3
     with pytest.raises(RuntimeError, match="during capture"):
         device.record(run)
     assert cuda.present == "default"
+    assert cuda.numbers.drawn == 3
+    assert not cuda.numbers.recorded
     cuda.failing = False
     second = device.record(run)
     assert (cuda.used, seen) == ([1, 1, 2], ["recording"] * 3)

@@ -33,6 +33,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     for name in ("device", "stream", "graph"):
         monkeypatch.setattr(torch.cuda, name, named(name))
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: mock.Mock(replay=lambda: calls.append("replay")))
+    monkeypatch.setattr(torch.cuda, "default_generators", [mock.Mock(), mock.Mock()])
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: f"stream of {device}")
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"present stream of {device}")

@@ -52,6 +52,7 @@ class SimulatedDevice:
         self.recordings = self.replays = 0
         self.played: SimulatedEvent | None = None  # the end of the last recording that was played
         self.recording: int | None = None  # the thread that records
+        self.waiting = False  # whether operations wait for it
 
     # What a device offers.
 
@@ -92,6 +93,9 @@ class SimulatedDevice:
             self._accessed(source, stream, number, writes=False)
             self._accessed(target, stream, number, writes=True)
             self._forbid_races()
+
+    def watched(self, run: Callable[[], list[Tensor | None]]) -> tuple[list[Tensor | None], bool]:
+        return run(), self.waiting
 
     def record(self, run: Callable[[], list[Tensor | None]]) -> tuple[list[Tensor | None], Callable[[], None]]:
         self.recording = threading.get_ident()

@@ -6,18 +6,25 @@ Shape letters: T steps, B batch, I inputs, H neurons.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import reroll
-from agreement import differences, results
+from agreement import Results, differences, results
 from networks import RecurrentLIF
 
 B, I, H = 4, 6, 8  # noqa: E741
 SINGLE, DOUBLE = 1e-4, 1e-9  # relative to the largest entry of each gradient, in float32 and in float64
+
+SEGMENTS: dict[str, Any] = {"segment": 3, "lowering": "inductor"}
+RECORDED: dict[str, dict[str, Any]] = {
+    "store_all": {"schedule": "store_all"},
+    "standard": {"schedule": "standard", "chunk": 6},
+    "double": {"schedule": "double", "chunk": 6, "slots": 2, "remote": "host"},
+}
 
 
 class Tanh(nn.Module):
@@ -99,3 +106,32 @@ def agrees(
         different = differences(found, expected, tolerance)
         assert not different, (tuple(each.shape for each in given), different)
     return run
+
+
+def trained(run: Any, model: nn.Module, inputs: Sequence[Tensor]) -> Results:
+    """Outputs and gradients of every step of a training, and the weights behind it."""
+    optimizer, found = torch.optim.AdamW(model.parameters(), lr=1e-2), Results()
+    torch.manual_seed(3)
+    for step, x_TBI in enumerate(inputs):
+        optimizer.zero_grad()
+        x_TBI = x_TBI.clone().requires_grad_()
+        out = run(x_TBI)
+        outputs = out if isinstance(out, tuple) else (out,)
+        torch.stack([each.square().sum() for each in outputs]).sum().backward()
+        named = [("input", x_TBI), *model.named_parameters()]
+        found |= {f"{name} {step}": each.grad.clone() for name, each in named if each.grad is not None}
+        found |= {f"output {n} {step}": each.detach().clone() for n, each in enumerate(outputs)}
+        optimizer.step()
+    return found | {name: each.detach().clone() for name, each in model.named_parameters()}
+
+
+def trained_both(
+    model: nn.Module, inputs: Sequence[Tensor], options: dict[str, Any], door: str = "compile"
+) -> list[Results]:
+    """A training with recordings, and without."""
+    found = []
+    for recorded in (True, False):
+        twin = copy.deepcopy(model)
+        run = DOORS[door](twin, **{**SEGMENTS, **options, "cuda_graphs": recorded})
+        found.append(trained(run, twin, inputs))
+    return found
