@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import statistics
 import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -20,6 +21,7 @@ from measuring import Step, gradients, relative_error
 from speed_peers import Peers
 from torch import Tensor
 
+from reroll.backends.runtime.recordings import Graphs
 from reroll.errors import RerollWarning
 
 REFERENCES = (EAGER, "store_all", CHECKPOINT)  # whose gradients the others are compared with: the first that can be run
@@ -31,10 +33,7 @@ class NoRoomError(Exception):
 
 @dataclass(frozen=True)
 class Measured:
-    """A point while it is measured; ``steps``: what takes turns. ``reference``: gradients, and whose they are.
-
-    ``before``: bytes that were allocated before the first contender of reroll, whose schedules share recorded kernels.
-    """
+    """A point while it is measured; ``steps``: what takes turns. ``reference``: gradients, and whose they are."""
 
     point: Point
     session: Session
@@ -42,7 +41,6 @@ class Measured:
     reference: tuple[str, list[Tensor]] | None
     entries: Mapping[str, Result]
     steps: dict[str, Step]
-    before: list[int] = field(default_factory=list)
 
 
 def measure(point: Point, session: Session, jax: str | None) -> None:
@@ -120,8 +118,10 @@ def planned(found: Entrant, session: Session) -> Result:
 def _alone(name: str, measured: Measured) -> Result:
     """Bytes, gradients and plan of one contender."""
     point, session = measured.point, measured.session
-    if name in OURS and not measured.before:
-        measured.before.append(session.meter.allocated())
+    if name in OURS:
+        forget_recordings()
+    network_of(point, measured.x.device).zero_grad(set_to_none=True)
+    before = session.meter.allocated()
     with _told() as told:
         begin = time.perf_counter()
         found = entrant(name, point, measured.x)
@@ -129,7 +129,7 @@ def _alone(name: str, measured: Measured) -> Result:
         session.meter.seconds(found.step)
         warmed_up = time.perf_counter() - begin
         found.network.zero_grad(set_to_none=True)
-        held = session.meter.allocated() - measured.before[0] if name in OURS else 0
+        held = session.meter.allocated() - before if name in OURS else 0
         cost = session.meter.cost(found.step, found.network)
     given = [each.grad for each in found.network.parameters() if each.grad is not None]
     whose, expected = measured.reference or (None, [])
@@ -146,6 +146,13 @@ def _alone(name: str, measured: Measured) -> Result:
     measured.steps[name] = found.step
     found.network.zero_grad(set_to_none=True)
     return result
+
+
+def forget_recordings() -> None:
+    """Free the recorded kernels of reroll's contenders, which are made anew: each pays for its own."""
+    for each in gc.get_objects():
+        if isinstance(each, Graphs):
+            each.forget()
 
 
 @contextmanager
@@ -172,7 +179,7 @@ def _peers(measured: Measured, jax: str | None) -> Iterator[None]:
         yield
         return
     network, session = network_of(measured.point, measured.x.device), measured.session
-    peers = Peers(jax, network, measured.x, measured.reference[1], session.meter.clock)
+    peers = Peers(jax, network, measured.x, measured.reference[1], session.meter.clock, wanted)
     begun: Result = {}
     try:
         session.attempt(begun, f"{measured.point.key}, JAX", lambda: _entered(peers))

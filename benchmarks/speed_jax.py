@@ -2,12 +2,12 @@
 
     python3 -m venv build/jax && build/jax/bin/pip install jax equinox numpy
 
-``python speed_jax.py FILE NETWORK CLOCK`` reads inputs, parameters and their expected gradients from FILE (numpy's
-npz), and compiles: ``lax.scan``; nested remat, which keeps the carries of segments of about sqrt(T) steps and runs each
-again; and equinox's checkpointed loop with 8 checkpoints. It prints a line of JSON for each, then runs the one that is
-named on a line of its input and prints the seconds that this took, of CPU time or on the wall (CLOCK: ``cpu``,
-``wall``). Bytes are the temporaries of the compiled program. Products are float32 throughout, as torch's are. What
-cannot be compiled or run says so in its line, as ``error``.
+``python speed_jax.py FILE NETWORK CLOCK [WAY ...]`` reads inputs, parameters and their expected gradients from FILE
+(numpy's npz), and compiles: ``lax.scan``; nested remat, which keeps the carries of segments of about sqrt(T) steps and
+runs each again; and equinox's checkpointed loop with 8 checkpoints (or only the ways named). It prints a line of JSON
+for each, then runs the one that is named on a line of its input and prints the seconds that this took, of CPU time or
+on the wall (CLOCK: ``cpu``, ``wall``). Bytes are the temporaries of the compiled program. Products are float32
+throughout, as torch's are. What cannot be compiled or run says so in its line, as ``error``.
 """
 
 from __future__ import annotations
@@ -193,7 +193,8 @@ def main() -> None:
         nbytes = compiled[name].memory_analysis().temp_size_in_bytes
         return {"relative_error": float(max(errors)), "local_peak_bytes": nbytes}
 
-    for name, loss in contenders(STEPS[sys.argv[2]], initial).items():
+    ways = contenders(STEPS[sys.argv[2]], initial)
+    for name, loss in ((name, ways[name]) for name in sys.argv[4:] or ways):
         found = told(partial(first, name, loss))
         print(json.dumps({"name": name, "jax": jax.__version__, "device": str(x.device), **found}), flush=True)
     print(flush=True)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,21 @@ from torch import Tensor
 class Peers:
     """Inside, the process runs on the cores of this one. Without an interpreter there are no peers.
 
-    ``told``: what is measured once, by name, or the ``error`` there. ``steps``: training steps of the others that give
+    ``ways``: the only ones, if any are named. ``told``: what is measured once, by name, or the ``error`` there. ``steps``: training steps of the others that give
     their seconds by ``clock``: "cpu", or "wall" where work is left to a device.
     """
 
     def __init__(
-        self, python: str | None, network: Network, x: Tensor, expected: list[Tensor], clock: str = "cpu"
+        self,
+        python: str | None,
+        network: Network,
+        x: Tensor,
+        expected: list[Tensor],
+        clock: str = "cpu",
+        ways: Sequence[str] = (),
     ) -> None:
         self.python, self.network, self.x, self.expected, self.clock = python, network, x, expected, clock
+        self.ways = ways
         self.told: dict[str, dict[str, Any]] = {}
         self.process: subprocess.Popen[str] | None = None
 
@@ -37,7 +45,7 @@ class Peers:
             file = Path(folder) / "network.npz"
             np.savez(file, **self._arrays())
             kind = type(self.network.cell if isinstance(self.network, Gated) else self.network).__name__
-            command = [self.python, script, str(file), kind, self.clock]
+            command = [self.python, script, str(file), kind, self.clock, *self.ways]
             shared = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # a card, with this process
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=shared

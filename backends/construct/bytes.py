@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import fx
 
 from reroll.backends.codecs.codec import CODECS
@@ -14,6 +15,7 @@ from reroll.backends.inductor.half import Code
 from reroll.backends.inductor.lower import Halved, Segment
 from reroll.backends.inductor.workspaces import workspaces
 from reroll.backends.inductor.written.wrapper import wrapper_peak
+from reroll.backends.tiers.device import Device
 from reroll.backends.tiers.tier import STAGING
 from reroll.graph.memory import Owned, graph_peak, origin, storage_nbytes
 from reroll.program.memory import Needs, SegmentBytes
@@ -21,16 +23,20 @@ from reroll.program.tally import Sizes
 from reroll.recurrence import Recurrence, Slots
 from reroll.schedules.machine import pieces
 
+aten = torch.ops.aten
+_PRODUCTS = {each.default for each in (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)}  # what cuBLAS computes
 
-def needs_of(kernels: Kernels, recurrence: Recurrence, *, recorded: bool) -> Needs:
-    """Bytes of carries and tapes as they are kept, and of what the segments and, if they are ``recorded``, their
+
+def needs_of(kernels: Kernels, recurrence: Recurrence, *, device: Device | None) -> Needs:
+    """Bytes of carries and tapes as they are kept, and of what the segments and, if a ``device`` records them, their
     recordings need besides."""
     traced, segments, once = kernels.traced, kernels.compiled.segments, kernels.compiled.once.nbytes
     values, length = traced.results[: traced.carries], traced.steps
     plain = sum(value.numel() * value.element_size() for value in values)
     held = once + turned_gradients(segments[length], recurrence)
-    if recorded:
+    if device is not None:
         held += once + recordings(segments.values(), recurrence)
+        held += workspaces_held(segments[length], device)
     footprints = {k: footprint(each, traced.carries, held) for k, each in segments.items()}
     thin = _Thin({k: partial(thin_footprint, each, traced.carries, held) for k, each in segments.items() if each.thin})
 
@@ -200,6 +206,12 @@ def recordings(segments: Iterable[Segment], recurrence: Recurrence) -> int:
     halves = (half.graph for each in made for half in (each.forward_graph, each.backward_graph) if half is not None)
     before = max(_bytes_of(graph.output_node().all_input_nodes) for graph in halves)
     return constants + before + sum(_recorded(segment, recurrence.slots(segment.steps)) for segment in made)
+
+
+def workspaces_held(segment: Segment, device: Device) -> int:
+    """Bytes in which products of recorded halves work: one thread records forwards, another of autograd's backwards."""
+    halves = [half for half in (segment.forward_graph, segment.backward_graph) if half is not None]
+    return device.workspace() * sum(any(node.target in _PRODUCTS for node in half.graph.nodes) for half in halves)
 
 
 def _recorded(segment: Segment, slots: Slots) -> int:

@@ -94,12 +94,11 @@ def _demand(
 ) -> Demand:
     """What is known of a recurrence with compiled segments; ``graphs`` records them, where a device can do that."""
     alike = earlier is not None and earlier.executable.compiled.graphs.device is graphs.device
-    recorded = graphs.device is not None
     root = store_all_root(recurrence, kernels.traced.steps)
     measure = partial(with_transfers, kernels=kernels, recurrence=recurrence, folder=options.spill_folder)
     return Demand(
         context=replace(kernels.context, root=root, recurrence=recurrence),
-        needs=earlier.demand.needs if earlier and alike else needs_of(kernels, recurrence, recorded=recorded),
+        needs=earlier.demand.needs if earlier and alike else needs_of(kernels, recurrence, device=graphs.device),
         passes=passes_of(options),
         device=home_of(recurrence.examples).type,
         replay=kernels.replay,

@@ -15,7 +15,7 @@ from reroll.backends.inductor.event_counts import Watch
 from reroll.backends.inductor.lower import Halved, Segment
 from reroll.backends.processes.together import Together
 from reroll.backends.runtime.gradients import Routes
-from reroll.backends.runtime.recordings import Graphs
+from reroll.backends.runtime.recordings import Graphs, Half
 from reroll.backends.runtime.values import Ledger
 from reroll.backends.tiers.tier import Tier
 from reroll.graph.memory import last_uses
@@ -164,7 +164,7 @@ class Executable:
         if alone and not self.verify and isinstance(segment.forward, Halved):
             return [None] * outputs + segment.forward.saved(inputs)
         return self.compiled.graphs.play(
-            (segment.steps, "forward"), segment.forward, inputs, lambda n: n < carried or (lasting and n >= outputs)
+            Half(segment.steps, "forward"), segment.forward, inputs, lambda n: n < carried or (lasting and n >= outputs)
         )
 
     def run_backward(self, segment: Segment, inputs: list[Tensor], thin: bool) -> list[Tensor | None]:
@@ -174,9 +174,9 @@ class Executable:
             raise AssertionError("a segment through which no gradient goes is not reversed")
         if thin and segment.thin:
             return list(segment.thin.backward(inputs))
-        forward, routes = (segment.steps, "forward"), self.routes[segment.steps]
+        forward, routes = Half(segment.steps, "forward"), self.routes[segment.steps]
         return self.compiled.graphs.play(
-            (segment.steps, "backward"),
+            Half(segment.steps, "backward"),
             segment.backward,
             inputs,
             routes.carries.__contains__,

@@ -6,6 +6,8 @@ can put a simulated device in its place.
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 import warnings
 import weakref
@@ -68,6 +70,9 @@ class Device(Protocol):
     def copy(self, target: Tensor, source: Tensor, stream: Stream) -> None:
         """Queue a copy of bytes between the device and pinned memory."""
 
+    def workspace(self) -> int:
+        """Bytes that libraries keep for products of one thread's recordings, for good."""
+
     def watched(self, run: Callable[[], list[Tensor | None]]) -> tuple[list[Tensor | None], bool]:
         """The results of ``run``, and whether this thread waited for the device in it."""
 
@@ -104,6 +109,15 @@ class CudaDevice:
         """As ``Device`` says."""
         with torch.cuda.stream(cast(torch.cuda.Stream, stream)):
             target.copy_(source, non_blocking=True)
+
+    def workspace(self) -> int:
+        """As ``Device`` says: cuBLAS's, of which torch makes one for each thread and stream, of the size that
+        ``parseChosenWorkspaceSize`` says (``aten/src/ATen/cuda/CublasHandlePool.cpp``)."""
+        chosen = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+        if not chosen:
+            hopper = torch.cuda.get_device_capability(self.device) == (9, 0)
+            chosen = [(4096, 8)] if hopper else [(4096, 2), (16, 8)]
+        return sum(1024 * int(size) * int(count) for size, count in chosen)
 
     def watched(self, run: Callable[[], list[Tensor | None]]) -> tuple[list[Tensor | None], bool]:
         """As ``Device`` says: torch warns of what waits."""

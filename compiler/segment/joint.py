@@ -4,7 +4,7 @@ Private torch API, tried on 2.11 and 2.13: ``aot_export_joint_simple``, for what
 every operation, and ``enable_python_dispatcher`` has composite ones come in their parts, as AOTAutograd does.
 ``select_decomp_table`` of ``torch._inductor`` says what inductor wants in parts; ``_inductor.lowering`` has to be
 loaded before, because decompositions of pooling read it. ``aten._efficientzerotensor`` is what autograd makes of zeros
-that nobody needs memory for.
+that nobody needs memory for. An operator's ``_schema`` names its operands.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ from reroll.graph.private import is_higher_order, is_mutable, is_overload
 from reroll.recurrence import Recurrence
 from reroll.segment.cells import PARTS
 
+aten = torch.ops.aten
 Function = Callable[..., tuple[Tensor, ...]]
 _CHECK = "_linalg_check_errors"
 _EX = ("solve", "inv", "cholesky", "lu_factor", "ldl_factor")
 _UNCHECKED = {name: f"{name}_ex" for name in _EX} | {"inverse": "inv_ex"}
+_STATES = ("philox_seed", "philox_offset", "rng_state", "unused")  # of generators, as attentions name them
 _SEEN_THROUGH = {"autograd_function_apply"}  # it runs its functions before modes are asked
 
 
@@ -71,6 +73,7 @@ def joint_graph(
     if look.checks or any(_CHECK in str((node.target, node.args)) for node in graph.graph.nodes):
         raise CaptureError(_checked(recurrence))
     _write_out_zeros(graph, primals[0].fake_mode)  # type: ignore[attr-defined]
+    leave_out_seeds(graph.graph)
     graph.graph.eliminate_dead_code()
     return graph
 
@@ -90,10 +93,31 @@ def _checked(recurrence: Recurrence) -> str:
 
 def _write_out_zeros(graph: fx.GraphModule, mode: Any) -> None:
     """Zeros of autograd that have no memory (as of ``sgn``) become zeros that have, as tapes and inductor take."""
-    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten._efficientzerotensor.default):
-        node.target, node.args = torch.ops.aten.full.default, (node.args[0], 0)
+    for node in graph.graph.find_nodes(op="call_function", target=aten._efficientzerotensor.default):
+        node.target, node.args = aten.full.default, (node.args[0], 0)
         with mode:
-            node.meta["val"] = torch.ops.aten.full.default(*node.args, **node.kwargs)
+            node.meta["val"] = aten.full.default(*node.args, **node.kwargs)
+
+
+def leave_out_seeds(graph: fx.Graph) -> None:
+    """Attention without dropout draws no numbers, so its gradient needs none of the states that it is given: on a card
+    these are memory that nobody wrote, some of it on the computer. They become zeros where the attention was."""
+    for node in [node for node in graph.nodes if is_overload(node.target) and "attention_backward" in str(node.target)]:
+        named = dict(zip((each.name for each in node.target._schema.arguments), node.args, strict=False)) | node.kwargs
+        if named.get("dropout_p") != 0.0:
+            continue
+        query = named["query"].meta["val"]
+        for state in (named[name] for name in _STATES if isinstance(named.get(name), fx.Node)):
+            value = state.meta["val"]
+            with graph.inserting_before(node):
+                zeros = graph.call_function(aten.full.default, (list(value.shape), 0), _placed(value, query.device))
+            with query.fake_mode:
+                zeros.meta["val"] = aten.full.default(*zeros.args, **zeros.kwargs)
+            node.replace_input_with(state, zeros)
+
+
+def _placed(value: Tensor, device: torch.device) -> dict[str, Any]:
+    return {"dtype": value.dtype, "device": device, "pin_memory": False}
 
 
 @contextmanager

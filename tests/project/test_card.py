@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -24,13 +25,9 @@ class Card:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = self.busy_until = 0.0
-        self.allocated = self.peak = 1_000
         self.broken = False
         for name in (
             "synchronize",
-            "reset_peak_memory_stats",
-            "max_memory_allocated",
-            "memory_allocated",
             "empty_cache",
         ):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
@@ -40,23 +37,10 @@ class Card:
         self.now += 0.001  # a launch returns at once
         self.busy_until = max(self.busy_until, self.now) + seconds
 
-    def allocate(self, nbytes: int) -> None:
-        self.allocated += nbytes
-        self.peak = max(self.peak, self.allocated)
-
     def synchronize(self, device: torch.device) -> None:
         if self.broken:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         self.now = max(self.now, self.busy_until)
-
-    def reset_peak_memory_stats(self, device: torch.device) -> None:
-        self.peak = self.allocated
-
-    def max_memory_allocated(self, device: torch.device) -> int:
-        return self.peak
-
-    def memory_allocated(self, device: torch.device) -> int:
-        return self.allocated
 
     def empty_cache(self) -> None: ...
 
@@ -75,18 +59,18 @@ def test_seconds_on_a_card_are_those_of_its_work_and_of_nothing_asked_before(car
     assert meter().seconds(lambda: card.ask(2.0)) == pytest.approx(2.001)
 
 
-def test_bytes_on_a_card_are_above_what_was_there_without_gradients(card: Card) -> None:
+def test_bytes_on_a_card_are_those_of_the_step_without_gradients(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     network = nn.Linear(4, 4, bias=False)
-    card.allocate(10_000)
-    card.allocate(-10_000)  # a peak of before
+    network.weight.grad = torch.ones(4, 4)
 
-    def step() -> None:
-        card.allocate(500 + 64)
-        network.weight.grad = torch.ones(4, 4)
-        card.allocate(-500)
-        card.ask(1.0)
+    def measured(step: Callable[[], None], exclude: list[nn.Module]) -> Any:
+        assert exclude == [network]
+        assert network.weight.grad is None  # what is there already is added to, which would count
+        step()
+        return mock.Mock(local_peak=500)
 
-    cost = meter().cost(step, network)
+    monkeypatch.setattr("reroll.measure", measured)
+    cost = meter().cost(lambda: card.ask(1.0), network)
     assert cost.local_peak_bytes == 500
     assert cost.seconds == pytest.approx(1.001)
 

@@ -31,6 +31,7 @@ PRIVATE_TORCH = (
     "backends/dynamo/*.py",
     "backends/processes/*.py",
     "backends/runtime/node.py",
+    "backends/runtime/recordings.py",
     "backends/runtime/randomness.py",
 )
 PRIVATE_ATTRIBUTES = {"_version", "_base", "_cdata", "_schema", "_overloadname"}

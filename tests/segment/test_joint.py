@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._functorch.aot_autograd import aot_export_joint_simple
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 import reroll
@@ -155,3 +157,28 @@ def test_outs_and_zeros_without_memory(lowering: str) -> None:
     x, h = (torch.randn(*size, dtype=torch.float64, requires_grad=True) for size in ((T, B, H), (B, H)))
     model = torch.compile(Signs().double(), backend="reroll", options=options)
     reroll.check(model, x, h, strict=True, measure=False)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_attention_on_a_card_hands_on_states_of_a_generator_only_with_dropout(dropout: float) -> None:
+    """There they are memory that nobody wrote, on the computer or on the card."""
+    aten = torch.ops.aten
+
+    def trained(q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+        out, sums, seed, offset = aten._scaled_dot_product_efficient_attention(q, k, v, None, True, dropout)
+        states = (sums, seed, offset, dropout, [True, True, True, False])
+        gradients = aten._scaled_dot_product_efficient_attention_backward(grad, q, k, v, None, out, *states)
+        return (out, *gradients[:3])
+
+    with FakeTensorMode() as mode:
+        values = [torch.empty(2, 3, 8, 4) for _ in range(4)]
+        graph = make_fx(trained)(*values)
+    joint.leave_out_seeds(graph.graph)
+    graph.graph.eliminate_dead_code()
+    (backward,) = graph.graph.find_nodes(
+        op="call_function", target=aten._scaled_dot_product_efficient_attention_backward.default
+    )
+    states = backward.args[7:9]
+    assert all((node.target is aten.full.default) is not bool(dropout) for node in states)
+    assert [node.meta["val"].dtype for node in states] == [torch.int64] * 2
+    assert all(node.meta["val"].fake_mode is mode for node in graph.graph.find_nodes(op="placeholder"))

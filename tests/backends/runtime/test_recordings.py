@@ -267,8 +267,19 @@ def test_what_cannot_be_recorded_is_run_and_said(break_it: Callable[[SimulatedDe
     assert all("launched kernel by kernel" in text and why in text for text in texts)
 
 
-@pytest.mark.parametrize(("noise", "off", "recorded"), [(1e-9, 0.0, True), (1e-9, 1e-6, False), (0.0, 1e-9, False)])
-def test_sums_in_no_order_are_recorded_where_replays_are_as_near(noise: float, off: float, recorded: bool) -> None:
+NEAR = [
+    ("forward", 1e-9, 0.0, True),
+    ("forward", 1e-9, 1e-6, False),
+    ("forward", 0.0, 1e-14, False),
+    ("backward", 0.0, 1e-14, True),
+    ("backward", 0.0, 1e-9, False),
+]
+
+
+@pytest.mark.parametrize(("half", "noise", "off", "recorded"), NEAR)
+def test_sums_in_no_order_are_recorded_where_replays_are_as_near(
+    half: str, noise: float, off: float, recorded: bool
+) -> None:
     """``noise``: by which kernels differ from run to run; ``off``: by how much replays are wrong."""
     with simulating() as device, warnings.catch_warnings():
         warnings.simplefilter("ignore", RerollWarning)
@@ -279,7 +290,7 @@ def test_sums_in_no_order_are_recorded_where_replays_are_as_near(noise: float, o
 
         halves = graphs.Graphs(torch.device("cpu"))
         for _ in range(3):
-            (found,) = halves.play("half", run, [torch.ones(4)], lambda _: True)
+            (found,) = halves.play(graphs.Half(1, half), run, [torch.ones(4)], lambda _: True)
             torch.testing.assert_close(found, torch.ones(4), atol=1e-5, rtol=0.0)
     assert (device.replays == 3) is recorded
 

@@ -18,7 +18,7 @@ from agreement import QUICK, Results, compare, differences, results
 from capacity import Capacity
 from networks import RecurrentLIF
 from reroll.backends.runtime import recordings as graphs
-from reroll.backends.runtime.recordings import Graphs
+from reroll.backends.runtime.recordings import Graphs, Half
 from reroll.backends.tiers.device import CudaDevice
 from reroll.errors import RerollWarning
 from simulated_streams import Race
@@ -207,7 +207,10 @@ def test_results_are_what_they_would_be_without_recordings(kind: str) -> None:
         warnings.simplefilter("ignore", RerollWarning)
         halves = Graphs(CPU)
         for seed in range(3):
-            (found,), (expected,) = halves.play("half", run, [given(seed)], lambda _: True), run([given(seed)])
+            (found,), (expected,) = (
+                halves.play(Half(1, "forward"), run, [given(seed)], lambda _: True),
+                run([given(seed)]),
+            )
             assert (found.dtype, found.stride()) == (expected.dtype, expected.stride())
             assert torch.equal(found, expected)
 
@@ -235,7 +238,7 @@ def test_what_is_held_is_not_written_over() -> None:
         (held,) = halves.hold("constant", [torch.ones(3)])
 
         def check(given: Tensor, expected: float) -> None:
-            (found,) = halves.play("half", run, [given, held], lambda _: True)
+            (found,) = halves.play(Half(1, "forward"), run, [given, held], lambda _: True)
             assert torch.equal(found, torch.full((3,), expected))
 
         check(held.view(3), 1.0)

@@ -77,3 +77,20 @@ def test_the_device_of_a_loop_is_the_one_that_works_in_the_background() -> None:
     assert background_of([here]) is None
     with pytest.raises(UnsupportedError, match="several devices \\(cuda:0, cuda:1\\)"):
         background_of([there, other])
+
+
+@pytest.mark.parametrize(
+    ("given", "capability", "nbytes"),
+    [
+        ("", (9, 0), 32 << 20),
+        ("", (8, 0), (8 << 20) + (128 << 10)),
+        (":16:8", (9, 0), 16 << 13),
+        (":4:2:8:1", (7, 0), 16 << 10),
+    ],
+)
+def test_workspaces_of_products_are_those_that_torch_makes(
+    given: str, capability: tuple[int, int], nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", given)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert CudaDevice(CARD).workspace() == nbytes

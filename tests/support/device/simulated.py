@@ -94,6 +94,9 @@ class SimulatedDevice:
             self._accessed(target, stream, number, writes=True)
             self._forbid_races()
 
+    def workspace(self) -> int:
+        return 0
+
     def watched(self, run: Callable[[], list[Tensor | None]]) -> tuple[list[Tensor | None], bool]:
         return run(), self.waiting
 
