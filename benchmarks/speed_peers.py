@@ -19,8 +19,9 @@ from torch import Tensor
 class Peers:
     """Inside, the process runs on the cores of this one. Without an interpreter there are no peers.
 
-    ``ways``: the only ones, if any are named. ``told``: what is measured once, by name, or the ``error`` there. ``steps``: training steps of the others that give
-    their seconds by ``clock``: "cpu", or "wall" where work is left to a device.
+    ``ways``: the only ones, if any are named. ``told``: what is measured once, by name, or the ``error`` there.
+    ``steps``: training steps of the others that give their seconds by ``clock``: "cpu", or "wall" where work is left to
+    a device.
     """
 
     def __init__(
