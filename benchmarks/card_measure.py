@@ -118,8 +118,6 @@ def planned(found: Entrant, session: Session) -> Result:
 def _alone(name: str, measured: Measured) -> Result:
     """Bytes, gradients and plan of one contender."""
     point, session = measured.point, measured.session
-    if name in OURS:
-        forget_recordings()
     network_of(point, measured.x.device).zero_grad(set_to_none=True)
     before = session.meter.allocated()
     with _told() as told:
@@ -128,8 +126,7 @@ def _alone(name: str, measured: Measured) -> Result:
         plan = planned(found, session)
         session.meter.seconds(found.step)
         warmed_up = time.perf_counter() - begin
-        found.network.zero_grad(set_to_none=True)
-        held = session.meter.allocated() - before if name in OURS else 0
+        held = _held(found, before, session) if name in OURS else 0
         cost = session.meter.cost(found.step, found.network)
     given = [each.grad for each in found.network.parameters() if each.grad is not None]
     whose, expected = measured.reference or (None, [])
@@ -148,11 +145,19 @@ def _alone(name: str, measured: Measured) -> Result:
     return result
 
 
-def forget_recordings() -> None:
-    """Free the recorded kernels of reroll's contenders, which are made anew: each pays for its own."""
+def _held(found: Entrant, before: int, session: Session) -> int:
+    """Bytes that a contender of reroll holds from step to step: recorded kernels, of which each pays for its own, and
+    what cuBLAS keeps for them, which the first contender of a process makes for all."""
+    meter = session.meter
     for each in gc.get_objects():
         if isinstance(each, Graphs):
             each.forget()
+    found.network.zero_grad(set_to_none=True)
+    without = meter.allocated()
+    meter.kept = max(meter.kept, without - before)
+    meter.seconds(found.step)
+    found.network.zero_grad(set_to_none=True)
+    return meter.allocated() - without + meter.kept
 
 
 @contextmanager

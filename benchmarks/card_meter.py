@@ -24,10 +24,11 @@ class Cost:
 
 
 class Meter(Protocol):
-    """How steps are measured on a device; ``clock`` is ``wall`` or ``cpu``."""
+    """How steps are measured on a device; ``clock`` is ``wall`` or ``cpu``. ``kept``: bytes of libraries, for good."""
 
     device: torch.device
     clock: str
+    kept: int
 
     def seconds(self, step: Step) -> float:
         """Seconds of a step, or what it tells itself."""
@@ -49,6 +50,7 @@ class CpuMeter:
     """CPU seconds of the process, and the allocator's events as ``reroll.measure`` reads them."""
 
     device, clock = torch.device("cpu"), "cpu"
+    kept = 0
 
     def seconds(self, step: Step) -> float:
         """CPU seconds of all threads of the process."""
@@ -81,7 +83,7 @@ class CudaMeter:
     clock = "wall"
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.device, self.kept = device, 0
 
     def seconds(self, step: Step) -> float:
         """Seconds until the device has done all that the step asked of it."""
