@@ -69,6 +69,7 @@ campaign: $(STAMP)  ## look for defects: random programs, mutants, stacks of blo
 	$(PY) benchmarks/campaign/campaign.py --of losses --seconds $(SECONDS) --workers $(WORKERS)
 	$(PY) benchmarks/campaign/libraries.py --workers $(WORKERS)
 	$(PY) benchmarks/campaign/operations.py --workers $(WORKERS)
+	REROLL_CARD=simulated $(PY) -m pytest -n $(WORKERS) --dist worksteal -m gpu tests/backends/card
 	$(PY) -m pytest -n $(WORKERS) --dist worksteal -m campaign $(ARGS)
 
 lint: style types  ## ruff and mypy --strict

@@ -122,13 +122,13 @@ class CudaDevice:
     def watched(self, run: Callable[[], list[Tensor | None]]) -> tuple[list[Tensor | None], bool]:
         """As ``Device`` says: torch warns of what waits."""
         before = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            with warnings.catch_warnings(record=True) as told:
-                warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True) as told:  # torch warns of the mode itself, too
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
                 results = run()
-        finally:
-            torch.cuda.set_sync_debug_mode(before)
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
         return results, any("called a synchronizing CUDA operation" in str(each.message) for each in told)
 
     def record(self, run: Callable[[], list[Tensor | None]]) -> tuple[list[Tensor | None], Callable[[], None]]:

@@ -3,8 +3,9 @@
 import importlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 from unittest import mock
 
@@ -214,3 +215,74 @@ def test_what_jax_cannot_run_does_not_stop_its_other_ways(tmp_path: Path) -> Non
     assert found["contenders"]["JAX lax.scan"]["error"] == "RESOURCE_EXHAUSTED"
     assert found["contenders"]["JAX nested remat"]["seconds"] == [0.5]
     assert len(found["contenders"]["eager BPTT"]["seconds"]) == 1
+
+
+CONTENDERS = {
+    "eager BPTT": "plain PyTorch",
+    "torch.compile segments": "segments of 8 steps by `torch.compile`",
+    "store_all": "reroll, `store_all`",
+    "standard": "reroll, `standard`",
+    "auto": "reroll, `auto`",
+    "remote (host)": "reroll, `remote`, carries on the host",
+    "double (host)": "reroll, `double`, carries on the host",
+}
+BLOCKS = {
+    "each block by torch.compile": "each block by `torch.compile`",
+    "reroll, budget 0.5": "reroll, half of its bytes as a budget",
+    "reroll": "reroll",
+}
+LAYERS = {
+    "cudnn": "`nn.LSTM`: cuDNN over all steps",
+    "cudnn k=8": "cuDNN in pieces of 8 steps",
+    "cudnn k=32": "cuDNN in pieces of 32 steps",
+    "store_all": "reroll, `store_all`, segments of 8 steps",
+    "store_all segment=16": "reroll, `store_all`, segments of 16 steps",
+    "standard": "reroll, `standard`",
+}
+
+
+def expected_rows(result: dict[str, Any]) -> Iterator[str]:
+    """The rows of the tables of docs/gpus.md."""
+    network = result["recurrent"]["contenders"]
+    base = network["torch.compile segments"]
+    for name, told in CONTENDERS.items():
+        seconds, nbytes = median(network[name]["seconds"]), network[name]["local_peak_bytes"]
+        shares = f"{seconds / median(base['seconds']):.2f}", f"{nbytes / base['local_peak_bytes']:.3f}"
+        yield f"| {told} | {1e3 * seconds:.1f} ms | {shares[0]} | {nbytes / 1e6:,.0f} MB | {shares[1]} |"
+    for point, ways in result["depth"]["points"].items():
+        peak = ways["each block by torch.compile"]["local_peak_bytes"]
+        for name, told in BLOCKS.items():
+            own, blocks = (1e3 * median(ways[name][key]) for key in ("seconds", "base_seconds"))
+            nbytes = ways[name]["local_peak_bytes"]
+            label, share = point.rpartition(", ")[2], f"{nbytes / peak:.2f}"
+            yield f"| {label} | {told} | {nbytes / 1e6:,.0f} MB | {share} | {own:.1f} ms | {blocks:.1f} ms |"
+    for name, told in LAYERS.items():
+        way = result["layers"]["rows"][0]["ways"][name]
+        yield f"| {told} | {way['ms']:.1f} ms | {way['local_peak_bytes'] / 1e6:,.0f} MB |"
+
+
+def test_the_page_of_gpus_tells_what_was_measured() -> None:
+    result = json.loads((FOLDER / "results" / "card.json").read_text())
+    page = (FOLDER.parent / "docs" / "gpus.md").read_text()
+    measured = page[page.index("## Measured") : page.index("## Measure it")]
+    rows = [line for line in measured.splitlines() if line.startswith("| ") and not line.startswith("| ---")]
+    assert [row for row in rows if any(letter.isdigit() for letter in row)] == list(expected_rows(result))
+    points = result["profile"]["points"]
+    ours, theirs = (points[f"Linear + LIF {name}"]["ms"] for name in ("store_all", "SpikingJelly, Triton"))
+    assert f"{ours} ms by reroll's" in " ".join(measured.split())
+    assert f"{theirs} ms by SpikingJelly's" in measured
+    without = next(ways for name, ways in result["depth_without_recordings"]["points"].items() if "float32" in name)
+    assert f"{without['reroll, budget 0.5']['time_ratio']:.2f} of the blocks' time" in measured
+    for ways in result["depth"]["points"].values():
+        half = ways["reroll, budget 0.5"]
+        assert half["local_peak_bytes"] <= half["budget_bytes"]
+    errors = [each["relative_error"] for each in result["recurrent"]["contenders"].values()]
+    assert max(errors) < 5.5e-6
+
+
+def test_the_page_of_limits_tells_how_many_tests_ran_on_a_card() -> None:
+    told = json.loads((FOLDER / "results" / "card.json").read_text())["tests"]
+    page = " ".join((FOLDER.parent / "docs" / "limits.md").read_text().split())
+    assert f"{told['passed in one of them']} of the 218 tests that need one passed in one of two runs" in page
+    assert f"and {218 - told['passed in one of them']} have not run yet" in page
+    assert told["run 3"]["failed"] == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -94,3 +95,28 @@ def test_workspaces_of_products_are_those_that_torch_makes(
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", given)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     assert CudaDevice(CARD).workspace() == nbytes
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_work_that_waits_for_a_card_is_noticed_and_torch_is_left_as_it_was(
+    waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes = [0]
+
+    def set_mode(mode: int | str) -> None:
+        if mode == "warn":
+            warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=2)
+        modes.append(1 if mode == "warn" else int(mode))
+
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
+
+    def run() -> list[torch.Tensor | None]:
+        if waits and modes[-1] == 1:
+            warnings.warn("called a synchronizing CUDA operation (Triggered internally at ...)", stacklevel=2)
+        return [None]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert CudaDevice(CARD).watched(run) == ([None], waits)
+    assert modes == [0, 1, 0]

@@ -1,0 +1,37 @@
+#!/bin/bash
+# All that waits for a card, in one command of ALL seconds (default 560) on a machine with 16 cores, from the root of
+# the repository; results and logs go to the folder $1. JAX, equinox, pytest-xdist and SpikingJelly are used if they are
+# there. First everything is compiled at once, beside the tests; then each measurement runs alone, its kernels cached.
+set -u
+OUT=$1; ALL=${ALL:-560}; WARM=${WARM:-120}
+begin=$(date +%s); left() { echo $((ALL - ($(date +%s) - begin))); }
+mkdir -p "$OUT" build/lint/reroll build/card/dist/reroll-0.2.0.dist-info
+(cd build/lint/reroll && find . -xtype l -delete; ln -sfn ../../../compiler/* ../../../passes ../../../backends .)
+printf 'Metadata-Version: 2.1\nName: reroll\nVersion: 0.2.0\n' > build/card/dist/reroll-0.2.0.dist-info/METADATA
+printf '[torch_dynamo_backends]\nreroll = reroll.backends.dynamo:reroll\n' > build/card/dist/reroll-0.2.0.dist-info/entry_points.txt
+export PYTHONPATH=$PWD/build/lint:$PWD/build/card/dist:${PYTHONPATH:-} PYTHONUNBUFFERED=1 TORCHINDUCTOR_COMPILE_THREADS=4
+export REROLL_CACHE_DIR=$PWD/build/card/reroll TORCHINDUCTOR_CACHE_DIR=$PWD/build/card/inductor
+export JAX_COMPILATION_CACHE_DIR=$PWD/build/card/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
+NETWORKS=("recurrent LIF" "LSTM" "feed-forward LIF" "convolutional spiking" "Linear + LIF")
+WAYS=("eager BPTT" "torch.utils.checkpoint" "torch.compile segments" "torch.compile segments, checkpoint" store_all standard auto
+    "remote (host)" "double (host)" "double (local), as on host" "JAX lax.scan" "JAX nested remat" "nn.LSTM" "SpikingJelly, Triton")
+BLOCKS=("each block by torch.compile" "reroll, budget 0.5" "reroll" "eager" "checkpoint of each compiled block" "reroll, budget 0.2")
+
+(TORCHINDUCTOR_CACHE_DIR=$PWD/build/card/tests TORCHINDUCTOR_COMPILE_THREADS=1 timeout -s INT "$WARM" \
+    python3 -m pytest -n 10 --dist worksteal -m gpu -q --tb=short --show-capture=no tests/backends/card > "$OUT/tests.log" 2>&1) &
+for network in "${NETWORKS[@]}"; do
+    timeout -s INT "$WARM" python3 benchmarks/card.py --only "$network" --contenders "${WAYS[@]}" --most-steps 1100 \
+        --seconds "$WARM" --out "$(mktemp -d)" > "$OUT/warm $network.log" 2>&1 &
+done
+timeout -s INT "$WARM" python3 benchmarks/card_depth.py --ways "${BLOCKS[@]}" --rounds 1 --out "$(mktemp -d)" > "$OUT/warm depth.log" 2>&1 &
+wait
+
+for network in "${NETWORKS[@]}"; do
+    timeout -s INT 75 python3 benchmarks/card.py --only "$network" --contenders "${WAYS[@]}" --most-steps 1100 \
+        --seconds 70 --out "$OUT" > "$OUT/$network.log" 2>&1
+done
+timeout -s INT 60 python3 benchmarks/card_depth.py --ways "${BLOCKS[@]}" --seconds 50 --out "$OUT" > "$OUT/depth.log" 2>&1
+timeout -s INT 45 python3 benchmarks/card_layers.py --seconds 40 --out "$OUT" > "$OUT/layers.log" 2>&1
+timeout -s INT 45 python3 benchmarks/card_profile.py --seconds 40 --out "$OUT" > "$OUT/profile.log" 2>&1
+[ "$(left)" -gt 30 ] && timeout -s INT "$(left)" python3 benchmarks/card.py --seconds "$(left)" --out "$OUT" > "$OUT/rest.log" 2>&1
+tail -n 3 "$OUT/tests.log"; left
