@@ -7,8 +7,9 @@ All recordings of a device share one pool of memory. A replay takes random numbe
 A recording is used only if its first replay gives what the same kernels gave one by one: bit for bit, or as near as
 these come to themselves, where they add up in no fixed order; of a backward, on whose rounding nothing later depends,
 up to rounding (cuDNN may take another algorithm while it is recorded). Halves that wait for the device (``nonzero``)
-are not recorded. Why not torch's own cudagraph trees: they record anew for every set of results that are still alive,
-so for every step of a schedule.
+are not recorded, nor are those whose kernels take longer than their launches: copies of operands would cost more. Why
+not torch's own cudagraph trees: they record anew for every set of results that are still alive, so for every step of a
+schedule.
 
 Private torch API, tried on 2.11 and 2.13: ``_foreach_copy_`` (many copies in one kernel).
 """
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from reroll.backends.inductor.lower import Boxed
     from reroll.backends.tiers.device import Event
 
+_RUNS = 3  # of which the quickest counts
 _SPREAD = 16.0  # how much further from a run than another run a replay may be
 _ROUNDING = {torch.float64: 1e-12, torch.float32: 3e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 """By how much of its largest entry a gradient may differ from run to run."""
@@ -185,7 +187,7 @@ class Graphs:
         if self.device is None:
             return list(run(inputs))
         if key not in self._recordings:
-            return self._record(key, run, inputs, onto())
+            return self._record(key, run, inputs, lasts, onto())
         recording = self._recordings[key]
         if recording is None:
             return list(run(inputs))
@@ -217,7 +219,7 @@ class Graphs:
         self._held[key] = weakref.ref(value), own
         return own
 
-    def _record(self, key: Half, run: Boxed, inputs: list[Any], onto: Sequence[Any]) -> list[Any]:
+    def _record(self, key: Half, run: Boxed, inputs: list[Any], lasts: Lasts, onto: Sequence[Any]) -> list[Any]:
         """Run a half, and record it if it can be. Gives what it gave before it was recorded."""
         given = list(inputs)
         before = random_state(given) if self._random else None
@@ -227,7 +229,9 @@ class Graphs:
         reason = _unrecordable([*given, *expected])
         if reason is None:
             try:
-                self._recordings[key], reason = self._recorded(key, run, given, expected, onto, before)
+                recorded, reason = self._recorded(key, run, given, expected, onto, before)
+                if recorded and not self._is_slower(recorded, run, given, lasts):
+                    self._recordings[key] = recorded
             except RuntimeError as error:
                 reason = str(error).splitlines()[0]
                 if is_shortage(error):
@@ -276,6 +280,12 @@ class Graphs:
             return None, "a replay gives other values than its kernels do one by one"
         fixed = frozenset(number for number, own in enumerate(inputs) if self._is_held(own))
         return CudaGraph(inputs, tuple(results), aliases, fixed, again), None
+
+    def _is_slower(self, recorded: CudaGraph, run: Boxed, given: Sequence[Tensor], lasts: Lasts) -> bool:
+        """Whether a recording, with its copies, takes longer than its kernels launched one by one."""
+        assert self.device is not None
+        kernels = min(self.device.seconds(lambda: run(list(given))) for _ in range(_RUNS))
+        return min(self.device.seconds(lambda: recorded.replay(list(given), lasts)) for _ in range(_RUNS)) > kernels
 
     def _is_held(self, value: Tensor) -> bool:
         """Whether it is memory of a held value."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -70,6 +71,9 @@ class Device(Protocol):
     def copy(self, target: Tensor, source: Tensor, stream: Stream) -> None:
         """Queue a copy of bytes between the device and pinned memory."""
 
+    def seconds(self, work: Callable[[], object]) -> float:
+        """Seconds until the device has done some work, and nothing else."""
+
     def workspace(self) -> int:
         """Bytes that libraries keep for products of one thread's recordings, for good."""
 
@@ -109,6 +113,14 @@ class CudaDevice:
         """As ``Device`` says."""
         with torch.cuda.stream(cast(torch.cuda.Stream, stream)):
             target.copy_(source, non_blocking=True)
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """As ``Device`` says, on the wall."""
+        torch.cuda.synchronize(self.device)
+        begin = time.perf_counter()
+        work()
+        torch.cuda.synchronize(self.device)
+        return time.perf_counter() - begin
 
     def workspace(self) -> int:
         """As ``Device`` says: cuBLAS's, of which torch makes one for each thread and stream, of the size that

@@ -295,6 +295,28 @@ def test_sums_in_no_order_are_recorded_where_replays_are_as_near(
     assert (device.replays == 3) is recorded
 
 
+@pytest.mark.parametrize("replays", [1.0, 3.0])
+def test_recordings_that_take_longer_than_their_kernels_are_not_used(
+    replays: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``replays``: seconds of one, where the kernels take two; sometimes a run takes longer than it should."""
+    with simulating() as device, warnings.catch_warnings():
+        warnings.simplefilter("error", RerollWarning)
+        noise = iter([9.0, 0.0, 0.0] * 2)
+
+        def seconds(work: Callable[[], object]) -> float:
+            before = device.replays
+            work()
+            return (replays if device.replays > before else 2.0) + next(noise)
+
+        monkeypatch.setattr(device, "seconds", seconds)
+        halves, given = graphs.Graphs(torch.device("cpu")), torch.arange(4.0)
+        for number in range(3):
+            (found,) = halves.play(graphs.Half(1, "forward"), lambda inputs: [inputs.pop() * 2], [given + number], bool)
+            assert torch.equal(found, 2 * (given + number))
+        assert device.replays - 4 == (2 if replays < 2.0 else 0)
+
+
 def test_recording_can_be_turned_off() -> None:
     with simulating() as device, warnings.catch_warnings():
         warnings.simplefilter("error", RerollWarning)

@@ -94,6 +94,9 @@ class SimulatedDevice:
             self._accessed(target, stream, number, writes=True)
             self._forbid_races()
 
+    def seconds(self, work: Callable[[], object]) -> float:
+        return 0.0
+
     def workspace(self) -> int:
         return 0
 
