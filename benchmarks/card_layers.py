@@ -1,6 +1,6 @@
 """``nn.LSTM`` and ``nn.GRU`` on a card: cuDNN over the whole sequence, in pieces of k steps, and reroll's segments.
 
-    python benchmarks/card_layers.py [--out FOLDER] [--seconds 60] [--rounds 10]
+    python benchmarks/card_layers.py [--out FOLDER] [--seconds 60] [--device cuda]
 
 It answers whether a segment should be lowered to cuDNN's own layer: pieces keep what cuDNN keeps for its backward, so
 they are what such a lowering would run. float32 without TF32; milliseconds of a training step on the wall, medians of
@@ -10,19 +10,17 @@ Saved as ``card_layers.json``.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from card_meter import CudaMeter
-from measuring import Step, machine, relative_error
+from card_meter import meter_of
+from card_session import Brief
+from measuring import Step, relative_error
 from torch import Tensor, nn
 
 import reroll
@@ -34,7 +32,7 @@ SIZES: tuple[tuple[Any, int, int, int], ...] = (
     (nn.GRU, 128, 1_024, 512),
 )
 """Layer, batch, neurons, steps; 64 inputs."""
-PIECES, SEGMENTS = (8, 16, 32), (8, 16, 32)
+PIECES, SEGMENTS, ROUNDS = (8, 16, 32), (8, 16, 32), 10
 
 
 class Outputs(nn.Module):
@@ -56,9 +54,9 @@ class Outputs(nn.Module):
         return torch.cat(found)
 
 
-def ways(layer: nn.LSTM | nn.GRU) -> Mapping[str, Callable[[], Any]]:
+def ways(layer: nn.LSTM | nn.GRU, lowering: str) -> Mapping[str, Callable[[], Any]]:
     """What is compared, by name."""
-    ours = partial(reroll.compile, Outputs(layer), time_dim=0)
+    ours = partial(reroll.compile, Outputs(layer), time_dim=0, lowering=lowering)
     return {
         "cuDNN": lambda: Outputs(layer),
         **{f"cuDNN, pieces of {k}": partial(Outputs, layer, k) for k in PIECES},
@@ -67,15 +65,15 @@ def ways(layer: nn.LSTM | nn.GRU) -> Mapping[str, Callable[[], Any]]:
     }
 
 
-def row(size: tuple[Any, int, int, int], rounds: int, ends: float) -> dict[str, Any]:
+def row(size: tuple[Any, int, int, int], brief: Brief) -> dict[str, Any]:
     """All ways at one size, as far as time allows."""
-    kind, batch, neurons, steps = size
+    kind, batch, neurons, steps = (size[0], 2, 8, 40) if brief.quick else size
     torch.manual_seed(0)
-    layer, x_TBI = kind(64, neurons).cuda(), torch.randn(steps, batch, 64, device="cuda")
-    meter, runs, found = CudaMeter(torch.device("cuda", 0)), dict[str, Step](), dict[str, dict[str, Any]]()
+    layer, x_TBI = kind(64, neurons).to(brief.device), torch.randn(steps, batch, 64, device=brief.device)
+    meter, runs, found = meter_of(brief.device), dict[str, Step](), dict[str, dict[str, Any]]()
     expected: list[Tensor] = []
-    for name, make in ways(layer).items():
-        if time.monotonic() > ends:
+    for name, make in ways(layer, "eager" if brief.quick else "inductor").items():
+        if brief.over:
             break
         step: Step = partial(trained, make(), layer, x_TBI)
         meter.seconds(step)
@@ -85,7 +83,7 @@ def row(size: tuple[Any, int, int, int], rounds: int, ends: float) -> dict[str, 
         found[name]["relative_error"] = relative_error(given, expected)
         runs[name] = step
     seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         for name, step in runs.items():
             seconds[name].append(meter.seconds(step))
     for name, each in seconds.items():
@@ -101,23 +99,14 @@ def trained(run: Any, layer: nn.Module, x_TBI: Tensor) -> None:
 
 def main(given: list[str]) -> None:
     """Measure, save after each size, and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent / "results")
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--rounds", type=int, default=10)
-    options = parser.parse_args(given)
     torch.backends.cudnn.allow_tf32 = False
-    ends = time.monotonic() + options.seconds
-    result: dict[str, Any] = {
-        **machine(" ".join(["python benchmarks/card_layers.py", *given])),
-        "device": torch.cuda.get_device_name(0),
-        "rows": [],
-    }
+    brief = Brief.asked(__doc__, "card_layers", given)
     for size in SIZES:
-        if time.monotonic() < ends:
-            result["rows"].append(row(size, options.rounds, ends))
-            (options.out / "card_layers.json").write_text(json.dumps(result, indent=1) + "\n")
-            print(json.dumps(result["rows"][-1]), flush=True)
+        if not brief.over:
+            found = row(size, brief)
+            brief.result.setdefault("rows", []).append(found)
+            brief.save()
+            print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

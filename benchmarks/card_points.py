@@ -98,13 +98,14 @@ def points(quick: bool, networks: Sequence[str], contenders: Sequence[str] | Non
         Point(RECURRENT, 256, 128, 1_024, FEW, 3),
     ]
     if quick:
-        found = [_small(point) for point in found if point.steps <= LENGTHS[0]]
+        found = [small(point) for point in found if point.steps <= LENGTHS[0]]
     chosen = [point for point in found if point.network in networks and point.steps <= most]
     if contenders is None:
         return chosen
     return [replace(point, contenders=tuple(x for x in point.contenders if x in contenders)) for point in chosen]
 
 
-def _small(point: Point) -> Point:
+def small(point: Point) -> Point:
+    """The same network at a size that shows nothing."""
     steps = max(point.steps // 32, 24)
     return replace(point, steps=steps, batch=2, neurons=16, rounds=min(point.rounds, 1), lowering="eager")

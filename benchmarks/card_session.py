@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import time
@@ -10,11 +11,51 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from card_contenders import AbsentError
 from card_meter import Meter
+from measuring import machine
 
 Result = dict[str, Any]
 _TRIES = 2
+
+
+@dataclass
+class Brief:
+    """A measurement on a card that is short enough to be begun anew: ``result`` is saved at ``path``."""
+
+    path: Path
+    result: Result
+    ends: float
+    device: torch.device
+
+    @classmethod
+    def asked(cls, doc: str | None, name: str, given: list[str]) -> Brief:
+        """What a command asks for: a folder by ``--out``, seconds after which nothing is begun by ``--seconds``, and by
+        ``--device cpu`` tiny sizes, which show nothing but that it runs."""
+        parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent / "results")
+        parser.add_argument("--seconds", type=float, default=60.0)
+        parser.add_argument("--device", type=torch.device, default=torch.device("cuda", 0))
+        options = parser.parse_args(given)
+        card = "cpu" if options.device.type == "cpu" else torch.cuda.get_device_name(options.device)
+        command = " ".join([f"python benchmarks/{name}.py", *given])
+        result = {**machine(command), "device": card}
+        return cls(options.out / f"{name}.json", result, time.monotonic() + options.seconds, options.device)
+
+    @property
+    def quick(self) -> bool:
+        """Whether sizes are tiny."""
+        return self.device.type == "cpu"
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is to be begun."""
+        return time.monotonic() > self.ends
+
+    def save(self) -> None:
+        """Write the file."""
+        self.path.write_text(json.dumps(self.result, indent=1) + "\n")
 
 
 @dataclass

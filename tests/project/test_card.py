@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import re
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -286,3 +288,31 @@ def test_the_page_of_limits_tells_how_many_tests_ran_on_a_card() -> None:
     assert f"{told['passed in one of them']} of the 218 tests that need one passed in one of two runs" in page
     assert f"and {218 - told['passed in one of them']} have not run yet" in page
     assert told["run 3"]["failed"] == 0
+
+
+@pytest.mark.parametrize("name", ["card_layers", "card_profile"])
+def test_short_measurements_run_to_their_end(name: str, tmp_path: Path) -> None:
+    module = importlib.import_module(name)
+    module.main(["--device", "cpu", "--out", str(tmp_path)])
+    found = json.loads((tmp_path / f"{name}.json").read_text())
+    if name == "card_layers":
+        ways = [each for row in found["rows"] for each in row["ways"].values()]
+        assert len(ways) == 8 * len(module.SIZES)
+        assert max(each["relative_error"] for each in ways) < 1e-5
+    else:
+        told = [each for ways in found["points"].values() for each in ways.values()]
+        assert len(told) == sum(map(len, module.JOBS.values()))
+        assert sum("absent" in each for each in told) == 2  # SpikingJelly's kernels need a card
+
+
+def test_all_that_waits_for_a_card_is_named_as_it_is_called() -> None:
+    script = (FOLDER / "card_all.sh").read_text()
+    points, depth = importlib.import_module("card_points"), importlib.import_module("card_depth")
+    lists = dict(re.findall(r"^([A-Z]+)=\((.*?)\)\n", script, re.MULTILINE | re.DOTALL))
+    named = {name: shlex.split(text) for name, text in lists.items()}
+    assert named["NETWORKS"] == list(points.NETWORKS)
+    assert set(named["WAYS"]) <= {*points.EVERYONE, points.CUDNN, points.SPIKINGJELLY}
+    assert set(named["BLOCKS"]) <= set(depth.WAYS)
+    for program, options in re.findall(r"benchmarks/(card\w*)\.py ([^>]*)", script):
+        text = (FOLDER / f"{program}.py").read_text() + (FOLDER / "card_session.py").read_text()
+        assert all(f'"{option}"' in text for option in re.findall(r"--[a-z-]+", options)), (program, options)
