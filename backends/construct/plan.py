@@ -8,7 +8,7 @@ from functools import partial
 
 from reroll.backends.construct.bytes import needs_of
 from reroll.backends.construct.kernels import Kernels, Results, passes_of, results_of, store_all_root
-from reroll.backends.construct.timing import with_transfers, with_transfers_of
+from reroll.backends.construct.timing import waits_for_launches, with_transfers, with_transfers_of
 from reroll.backends.runtime.executable import Compiled, Executable
 from reroll.backends.runtime.recordings import Graphs
 from reroll.backends.tiers.device import home_of
@@ -59,16 +59,25 @@ def plan(
 ) -> Built:
     """Choose a schedule for a recurrence with compiled segments, and make the program that plays it.
 
-    Segments are recorded, where that can be, if what recordings hold leaves enough of a budget. earlier: a plan with
-    the same kernels, of which what was measured is taken; then nothing is allocated.
+    Segments are recorded, where that can be and gains time, if what recordings hold leaves enough of a budget. earlier:
+    a plan with the same kernels, of which what was measured is taken; then nothing is allocated.
     """
     compiled = kernels.compiled
-    if compiled.graphs.device is None:
-        return _plan(kernels, recurrence, options, beside, earlier, compiled)
+    plain = replace(compiled, graphs=Graphs(None))
+    if not _records(kernels, recurrence):
+        return _plan(kernels, recurrence, options, beside, earlier, plain)
     try:
         return _plan(kernels, recurrence, options, beside, earlier, compiled)
     except BudgetError:
-        return _plan(kernels, recurrence, options, beside, earlier, replace(compiled, graphs=Graphs(None)))
+        return _plan(kernels, recurrence, options, beside, earlier, plain)
+
+
+def _records(kernels: Kernels, recurrence: Recurrence) -> bool:
+    """Whether there is a device that records segments, and they are worth it; that is found out once."""
+    graphs = kernels.compiled.graphs
+    if graphs.device is not None and graphs.worthwhile is None:
+        graphs.worthwhile = waits_for_launches(kernels, recurrence, graphs.device)
+    return bool(graphs.worthwhile)
 
 
 def _plan(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from typing import Any
 
@@ -11,12 +12,12 @@ import torch
 from torch import Tensor
 
 from reroll.backends.construct.kernels import Kernels
-from reroll.backends.inductor.lower import Segment
-from reroll.backends.runtime.executable import Executable
+from reroll.backends.inductor.lower import Given, Segment
+from reroll.backends.runtime.executable import Compiled, Executable
 from reroll.backends.runtime.gradients import Gradients
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.backends.tiers.calibrate import calibrate, seconds_of
-from reroll.backends.tiers.device import background_of
+from reroll.backends.tiers.device import Device, background_of
 from reroll.errors import UnsupportedError, is_shortage
 from reroll.graph.fakes import laid_out_like
 from reroll.program.program import Program, store_all, tape
@@ -28,6 +29,7 @@ from reroll.schedules.machine import SegmentSeconds, work_seconds
 from reroll.schedules.problem import Problem
 
 _SHORT = 0.02  # seconds
+_LAUNCHED, _BEHIND = 5, 1.5  # runs in a row, and how much longer than to launch them they take where a device is behind
 
 
 def segment_seconds(executable: Executable) -> dict[int, SegmentSeconds]:
@@ -57,23 +59,67 @@ def segment_seconds(executable: Executable) -> dict[int, SegmentSeconds]:
             ) from error
 
 
+def waits_for_launches(kernels: Kernels, recurrence: Recurrence, device: Device) -> bool:
+    """Whether a device is done with the kernels of a segment about as soon as they are launched, on made-up values.
+
+    If it is far behind, to record them gains nothing. Where they take no such values, it is taken for one that waits.
+    """
+    segment, host = kernels.compiled.segments[kernels.traced.steps], 0.0
+    with torch.no_grad(), random_numbers_kept():
+        try:
+            run = _Made.of(kernels.compiled, recurrence, segment).forward
+            run()
+
+            def launched() -> None:
+                nonlocal host
+                begin = time.perf_counter()
+                for _ in range(_LAUNCHED):
+                    run()
+                host = time.perf_counter() - begin
+
+            return device.seconds(launched) <= _BEHIND * host
+        except (RuntimeError, ValueError, IndexError):
+            return True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Made:
+    """Values made up for a segment: ``operands`` are the constants of the loop in their places, ``own`` what its steps
+    read, and what else its halves take, behind these."""
+
+    segment: Segment
+    operands: list[Any]
+    own: list[Any]
+    constants: list[Any]
+    last: list[Any]
+    last_of_backward: list[Any]
+
+    @classmethod
+    def of(cls, compiled: Compiled, recurrence: Recurrence, segment: Segment) -> _Made:
+        """Normal numbers, and the user's where a step reads numbers: a rate lies between 0 and 1."""
+        operands = [_made(like) if i in recurrence.constants else None for i, like in enumerate(recurrence.examples)]
+        constants: list[Any] = [operands[i] for i in recurrence.constants]
+        once, counts = compiled.once.values(constants), compiled.watch.rows
+        inputs = segment.forward_graph.graph.find_nodes(op="placeholder")
+        slots = recurrence.slots(segment.steps)
+        own = [_made(node.meta["val"]) for node in inputs[: slots.constants.start]]
+        for places, x in slots.xs:
+            if isinstance(x, Numbers):
+                own[places.start] = torch.tensor([*islice(cycle(x.values), segment.steps)], dtype=x.dtype)
+
+        def given(half: Given) -> list[Any]:
+            return [*counts(half.counts), *(once[place] for place in half.once)]
+
+        return cls(segment, operands, own, constants, given(segment.given_forward), given(segment.given_backward))
+
+    def forward(self) -> list[Any]:
+        """Run the segment."""
+        return list(self.segment.forward([*self.own, *self.constants, *self.last]))
+
+
 def _seconds(executable: Executable, segment: Segment) -> SegmentSeconds:
-    recurrence = executable.recurrence
-    operands = [_made(like) if i in recurrence.constants else None for i, like in enumerate(recurrence.examples)]
-    constants: list[Any] = [operands[i] for i in recurrence.constants]
-    once, counts = executable.compiled.once.values(constants), executable.compiled.watch.rows
-    inputs = segment.forward_graph.graph.find_nodes(op="placeholder")
-    slots = recurrence.slots(segment.steps)
-    own = [_made(node.meta["val"]) for node in inputs[: slots.constants.start]]
-    for places, x in slots.xs:
-        if isinstance(x, Numbers):  # those of the user's: a rate lies between 0 and 1
-            own[places.start] = torch.tensor([*islice(cycle(x.values), segment.steps)], dtype=x.dtype)
-    last = [*counts(segment.given_forward.counts), *(once[place] for place in segment.given_forward.once)]
-    last_of_backward = [*counts(segment.given_backward.counts), *(once[place] for place in segment.given_backward.once)]
-
-    def forward() -> list[Any]:
-        return list(segment.forward([*own, *constants, *last]))
-
+    made = _Made.of(executable.compiled, executable.recurrence, segment)
+    forward, operands = made.forward, made.operands
     ahead = seconds_of(forward, _SHORT)
     if segment.backward is None:
         return SegmentSeconds(ahead, ahead, 0.0)
@@ -83,7 +129,7 @@ def _seconds(executable: Executable, segment: Segment) -> SegmentSeconds:
 
     def back(backward: Callable[[list[Any]], Any], thin: bool) -> float:
         kept = segment.kept(saved, thin)
-        return seconds_of(lambda: collect(backward([*kept, *tangents, *last_of_backward])), _SHORT)
+        return seconds_of(lambda: collect(backward([*kept, *tangents, *made.last_of_backward])), _SHORT)
 
     thin = back(segment.thin.backward, thin=True) if segment.thin and thin_steps(executable.program) else 0.0
     return SegmentSeconds(ahead, ahead, back(segment.backward, thin=False), thin)

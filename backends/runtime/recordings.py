@@ -152,6 +152,7 @@ class Graphs:
     def __init__(self, device: torch.device | None, where: str = "", random: bool = False) -> None:
         self.device = None if device is None else device_of(device)
         self._turns = _turns_of(device)
+        self.worthwhile: bool | None = None  # whether its device waits for launches, once that is known
         self._where, self._random = where, random
         self._recordings: dict[Half, CudaGraph | None] = {}
         self._held: dict[Hashable, tuple[Callable[[], Tensor | None], Tensor]] = {}  # what was held last, and our copy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -315,6 +316,25 @@ def test_recordings_that_take_longer_than_their_kernels_are_not_used(
             (found,) = halves.play(graphs.Half(1, "forward"), lambda inputs: [inputs.pop() * 2], [given + number], bool)
             assert torch.equal(found, 2 * (given + number))
         assert device.replays - 4 == (2 if replays < 2.0 else 0)
+
+
+@pytest.mark.parametrize("behind", [1.0, 4.0])
+def test_segments_are_not_recorded_where_a_device_is_behind_their_launches(
+    behind: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``behind``: how many times longer than to launch its kernels the device takes."""
+    with simulating() as device, executables() as made:
+
+        def seconds(work: Callable[[], object]) -> float:
+            begin = time.perf_counter()
+            work()
+            return behind * (time.perf_counter() - begin)
+
+        monkeypatch.setattr(device, "seconds", seconds)
+        assert not compare(RecurrentLIF(I, 8, 3), [spikes()], calls=2, schedule="standard", chunk=4)[0]
+    recorded = behind < 2.0
+    assert (made[-1].compiled.graphs.device is not None) is recorded
+    assert (device.recordings > 0) is recorded
 
 
 def test_recording_can_be_turned_off() -> None:
