@@ -37,9 +37,11 @@ from reroll.backends.runtime.randomness import (
 )
 from reroll.backends.runtime.values import Carry, Kept, Reloaded, Stored, Tape
 from reroll.backends.runtime.witness import Witness
+from reroll.backends.tiers.mapped import forbid_cut_files
 from reroll.errors import UnsupportedError
 from reroll.program.program import Node, advance, backward, offload, recompute, reload, reverse, save, tape, turn
 from reroll.program.writing import name_at
+from reroll.recurrence import Slices
 from reroll.segment.trace import step_inputs
 
 _FIRST, _AGAIN, _REVERSED = "forward of steps {} to {}", "replay of steps {} to {}", "backward of steps {} to {}"
@@ -76,6 +78,7 @@ class Run:
     def forward(self, training: bool) -> tuple[list[Tensor], list[Tensor]]:
         """Play the forward half, or only run the steps if not ``training``. Gives the last carry and the outputs."""
         recurrence = self.executable.recurrence
+        forbid_cut_files(self._sequences(), recurrence.where)
         self.ys = [] if self.frontier else self.executable.empty_outputs()
         initial = Carry(self.operands[: len(recurrence.carries)])
         placeholder = self.executable.program.graph.find_nodes(op="placeholder")[0]
@@ -95,6 +98,7 @@ class Run:
 
     def backward(self, grads: Sequence[Tensor | None], keep: bool) -> list[Tensor | None]:
         """Play the backward half. Gives one gradient per operand. With ``keep`` the run can be reversed again."""
+        forbid_cut_files(self._sequences(), self.executable.recurrence.where)
         run = self._fork() if keep else self
         run.keep = keep
         carried = len(self.executable.recurrence.carries)
@@ -120,6 +124,10 @@ class Run:
         alive = self.executable.routes[self.executable.program.segment].live_operands(grads)
         found = [*final, *(run.grads.pop(i) for i in range(carried, len(self.operands)))]
         return [grad if operand in alive else None for operand, grad in enumerate(found)]
+
+    def _sequences(self) -> list[Tensor]:
+        """The operands of which each step reads a part."""
+        return [self.operands[x.operand] for x in self.executable.recurrence.xs if isinstance(x, Slices)]
 
     def _fixed(self) -> Mapping[int, tuple[list[Tensor], list[Tensor]]]:
         """For each length of segments the last operands of its halves, the same for all: constants of the loop (given

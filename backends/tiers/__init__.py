@@ -7,6 +7,8 @@ Mind: Whatever goes wrong in a tier is a StorageError before a wrong gradient.
     One `Transfers` for a device in a process, so that slabs of pinned memory are shared by all lengths and loops. Its
     rules are in the docstring of `transfers.py`. The disk tier goes through pinned memory too.
     Memory of a device belongs to the stream that allocated it, and is freed behind that stream's work.
+    Reading behind the end of a mapped file ends the process: `mapped.py` looks at the user's files before each half of
+    a run.
     `_let_go(0)` at a read makes predicted peaks true on a device too.
     Nothing waits to be written when the backward begins (`Tier.settle`): the predicted peak relies on it. On a device
     that is a wait of the present stream; `drain` waits on the CPU.

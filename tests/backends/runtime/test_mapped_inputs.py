@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import reroll
+from reroll.backends.tiers import mapped as cut
+from reroll.errors import StorageError
 
 STEPS, BATCH, WIDTH = 300, 4, 512
 LAYOUTS: dict[str, tuple[int, ...]] = {"time first": (STEPS, BATCH, WIDTH), "batch first": (BATCH, STEPS, WIDTH)}
@@ -51,3 +54,52 @@ def test_a_sequence_in_a_file_is_not_copied(way: str, layout: str, tmp_path: Pat
 
     assert reroll.measure(step, exclude=[model]).local_peak < x.nbytes / 10
     assert reroll.explain(run, x).predicted_peak < x.nbytes / 10
+
+
+@pytest.mark.parametrize("when", ["before a call", "before a backward"])
+@pytest.mark.parametrize("way", ["from_file", "memmap"])
+def test_a_file_that_was_cut_is_refused_before_it_is_read(
+    way: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To read what was cut off would end the process."""
+    monkeypatch.setattr(cut, "LEAST", 2**20)
+    x, model = mapped(tmp_path, way, LAYOUTS["time first"]), Reader(0)
+    run: Any = reroll.compile(model, time_dim=0, schedule="standard", lowering="eager")
+    loss = run(x).sum()
+    loss.backward()
+    gradient = model.cell.weight_ih.grad
+    model.zero_grad(set_to_none=True)
+    if when == "before a backward":
+        loss = run(x).sum()
+    os.truncate(tmp_path / "sequence", x.nbytes // 2)
+    told = rf"line \d+.*reads a sequence in the file .*sequence, of which it needs {x.nbytes:,} bytes"
+    with pytest.raises(StorageError, match=told):
+        run(x) if when == "before a call" else loss.backward()
+    assert all(each.grad is None for each in model.parameters())
+    assert gradient is not None
+
+
+def test_memory_that_held_a_file_before_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cut, "LEAST", 1)
+    path = tmp_path / "sequence"
+    path.write_bytes(bytes(4096))
+    own = torch.zeros(1024)
+    inode = path.stat().st_ino
+    monkeypatch.setattr(cut, "_known", lambda *_: cut.Mapped(path, inode, 8192))
+    cut.forbid_cut_files([own], "a line")  # what was known is of a file that was cut, and lies there no more
+    path.unlink()
+    assert cut.Mapped(path, inode, 8192).found is None
+    path.write_bytes(b"")
+    assert cut.Mapped(path, -1, 8192).found is None
+
+
+def test_a_part_of_a_file_must_be_there_up_to_its_last_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cut, "LEAST", 1)
+    path = tmp_path / "numbers"
+    np.arange(65536, dtype=np.float32).tofile(path)
+    whole = torch.from_numpy(np.memmap(path, np.float32, "r+", shape=(256, 256)))
+    os.truncate(path, 4 * 65536 - 8192)
+    cut.forbid_cut_files([whole[:224], whole[:, :8][:224]], "a line")
+    for part in (whole, whole[100:], whole.t(), whole[:, :8]):
+        with pytest.raises(StorageError, match="it was cut after it was mapped"):
+            cut.forbid_cut_files([part], "a line")
