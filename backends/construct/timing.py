@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from itertools import cycle, islice
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from reroll.backends.construct.kernels import Kernels
 from reroll.backends.inductor.lower import Given, Segment
@@ -20,6 +21,7 @@ from reroll.backends.tiers.calibrate import calibrate, seconds_of
 from reroll.backends.tiers.device import Device, background_of
 from reroll.errors import UnsupportedError, is_shortage
 from reroll.graph.fakes import laid_out_like
+from reroll.graph.private import is_seeded
 from reroll.program.program import Program, store_all, tape
 from reroll.program.spelled import spelled_out
 from reroll.program.tally import Tally
@@ -29,6 +31,12 @@ from reroll.schedules.machine import SegmentSeconds, work_seconds
 from reroll.schedules.problem import Problem
 
 _SHORT = 0.02  # seconds
+_ANYTHING = """
+mm addmm bmm baddbmm convolution native_layer_norm native_group_norm native_batch_norm _softmax _log_softmax
+sum mean amax amin var var_mean cat stack view _unsafe_view reshape permute t transpose expand slice select
+squeeze unsqueeze split split_with_sizes unbind clone alias detach _to_copy convert_element_type full zeros
+ones arange scalar_tensor constant_pad_nd avg_pool2d full_like zeros_like ones_like where broadcast_in_dim
+"""  # operations that take any values, besides those that are tagged as element by element
 _LAUNCHED, _BEHIND = 5, 1.5  # runs in a row, and how much longer than to launch them they take where a device is behind
 
 
@@ -62,9 +70,12 @@ def segment_seconds(executable: Executable) -> dict[int, SegmentSeconds]:
 def waits_for_launches(kernels: Kernels, recurrence: Recurrence, device: Device) -> bool:
     """Whether a device is done with the kernels of a segment about as soon as they are launched, on made-up values.
 
-    If it is far behind, to record them gains nothing. Where they take no such values, it is taken for one that waits.
+    If it is far behind, to record them gains nothing. A segment that may not take any values, such as one that makes
+    indices of them, is not run, as a card would be lost for the process; it is taken for one that waits.
     """
     segment, host = kernels.compiled.segments[kernels.traced.steps], 0.0
+    if not all(map(_takes_anything, segment.forward_graph.graph.nodes)):
+        return True
     with torch.no_grad(), random_numbers_kept():
         try:
             run = _Made.of(kernels.compiled, recurrence, segment).forward
@@ -80,6 +91,16 @@ def waits_for_launches(kernels: Kernels, recurrence: Recurrence, device: Device)
             return device.seconds(launched) <= _BEHIND * host
         except (RuntimeError, ValueError, IndexError):
             return True
+
+
+def _takes_anything(node: fx.Node) -> bool:
+    """Whether an operation of a segment fails on no values: element by element, a product, a sum, or a view."""
+    target: Any = node.target
+    if node.op != "call_function" or target is operator.getitem:
+        return node.op != "call_module"
+    name = getattr(getattr(target, "overloadpacket", None), "__name__", "")
+    tags = getattr(target, "tags", ())
+    return not is_seeded(node) and (torch.Tag.pointwise in tags or name in _ANYTHING.split() or "attention" in name)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 _RUNS = 3  # of which the quickest counts
 _SPREAD = 16.0  # how much further from a run than another run a replay may be
-_ROUNDING = {torch.float64: 1e-12, torch.float32: 3e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
-"""By how much of its largest entry a gradient may differ from run to run."""
+_ROUNDING = {torch.float64: 1e-12, torch.float32: 3e-5}
+"""By how much of its largest entry a gradient may differ; of half precision it could be anything."""
 Lasts = Callable[[int], bool]
 """Whether a result, by its number, is needed when the same half runs next."""
 
@@ -135,10 +135,12 @@ def _copy(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 
 @dataclass(slots=True)
 class _Turns:
-    """Recordings share memory, so those of a device run one after another. ``last``: the end of the last turn."""
+    """Recordings share memory, so those of a device run one after another. ``last``: the end of the last turn;
+    ``users``: whose recordings they are."""
 
     lock: threading.RLock = field(default_factory=threading.RLock)
     last: Event | None = None
+    users: weakref.WeakSet[Graphs] = field(default_factory=weakref.WeakSet)
 
 
 @cache
@@ -155,6 +157,7 @@ class Graphs:
         self.worthwhile: bool | None = None  # whether its device waits for launches, once that is known
         self._where, self._random = where, random
         self._recordings: dict[Half, CudaGraph | None] = {}
+        self._turns.users.add(self)
         self._held: dict[Hashable, tuple[Callable[[], Tensor | None], Tensor]] = {}  # what was held last, and our copy
 
     @contextmanager
@@ -211,6 +214,12 @@ class Graphs:
             self._recordings.clear()
             self._held.clear()
 
+    def draw_anew(self) -> None:
+        """Forget recordings that draw random numbers: since another could not be made, torch's generator has a new
+        state, of which these know nothing."""
+        if self._random:
+            self._recordings = {key: None for key, recorded in self._recordings.items() if recorded is None}
+
     def _hold(self, key: Hashable, value: Tensor) -> Tensor:
         known = self._held.get(key)
         own = known[1] if known and _alike(known[1], value) else torch.empty_like(value)
@@ -234,6 +243,8 @@ class Graphs:
                 if recorded and not self._is_slower(recorded, run, given, lasts):
                     self._recordings[key] = recorded
             except RuntimeError as error:
+                for each in self._turns.users:
+                    each.draw_anew()
                 reason = str(error).splitlines()[0]
                 if is_shortage(error):
                     reason = f"memory ran out while they were recorded ({reason})"
@@ -336,11 +347,15 @@ def _agrees(result: Tensor | None, expected: Tensor | None, twice: Tensor | None
         return True
     if result is None or expected is None or twice is None or not result.dtype.is_floating_point:
         return False
-    wanted = expected.double()
-    allowed = _SPREAD * (twice.double() - wanted).abs().max()
+    allowed = _SPREAD * _furthest(twice, expected)
     if not exact:
-        allowed = allowed + _ROUNDING.get(result.dtype, 0.0) * wanted.abs().max()
-    return bool((result.double() - wanted).abs().max() <= allowed)
+        allowed += _ROUNDING.get(result.dtype, 0.0) * float(expected.abs().max())
+    return _furthest(result, expected) <= allowed
+
+
+def _furthest(one: Tensor, other: Tensor) -> float:
+    """The largest difference of two entries."""
+    return float(one.sub(other).abs_().max())
 
 
 def _same_kind(one: Tensor | None, other: Tensor) -> bool:

@@ -78,7 +78,7 @@ class Device(Protocol):
         """Bytes that libraries keep for products of one thread's recordings, for good."""
 
     def watched(self, run: Callable[[], list[Tensor | None]]) -> tuple[list[Tensor | None], bool]:
-        """The results of ``run``, and whether this thread waited for the device in it."""
+        """The results of ``run``, and whether anything waited for the device meanwhile."""
 
     def record(self, run: Callable[[], list[Tensor | None]]) -> tuple[list[Tensor | None], Callable[[], None]]:
         """Record the work that ``run`` queues, which is not done now. Gives its results, and what does the work, each
@@ -141,7 +141,11 @@ class CudaDevice:
                 results = run()
             finally:
                 torch.cuda.set_sync_debug_mode(before)
-        return results, any("called a synchronizing CUDA operation" in str(each.message) for each in told)
+        waits = [each for each in told if "synchronizing CUDA operation" in str(each.message)]
+        for each in told:
+            if each not in waits and "Synchronization debug mode" not in str(each.message):
+                warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+        return results, bool(waits)
 
     def record(self, run: Callable[[], list[Tensor | None]]) -> tuple[list[Tensor | None], Callable[[], None]]:
         """As ``Device`` says. Where that fails, torch stays on the stream of the recording, and its generator of random

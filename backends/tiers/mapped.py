@@ -6,8 +6,9 @@ length of the file is compared with what the loop will read. Only Linux says whi
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterable
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from reroll.errors import StorageError
 
-LEAST = 2**24  # bytes: what is smaller is not looked at
+LEAST = 2**26  # bytes from the first to the last: what is smaller is not looked at, which takes about a millisecond
 _MAPS = Path("/proc/self/maps")
 
 
@@ -27,53 +28,47 @@ class Mapped(NamedTuple):
     nbytes: int
 
     @property
-    def found(self) -> int | None:
-        """The bytes that it has. None where another file, or none, has its path now: the mapped one lives on."""
+    def cut(self) -> int | None:
+        """The bytes that it has, if these are too few. None where another file, or none, has its path now: the mapped
+        one lives on. What is no file of a size, such as ``/dev/zero``, cannot be cut."""
         try:
             now = self.path.stat()
         except OSError:
             return None
-        return now.st_size if now.st_ino == self.inode else None
+        is_it = now.st_ino == self.inode and stat.S_ISREG(now.st_mode)
+        return now.st_size if is_it and now.st_size < self.nbytes else None
 
 
 def forbid_cut_files(sequences: Iterable[Tensor], where: str) -> None:
     """Raise StorageError for a sequence in a file that was cut short since it was mapped."""
-    for sequence in sequences:
-        if sequence.device.type != "cpu" or sequence.nbytes < LEAST:
-            continue
-        behind = sum((size - 1) * stride for size, stride in zip(sequence.shape, sequence.stride(), strict=True))
-        last = sequence.data_ptr() + (behind + 1) * sequence.itemsize - 1
-        if not _is_cut(_known(last, sequence.nbytes)):
-            continue
-        mapped = _mapped(last)  # what is known may be of what lay there before
-        if mapped is not None and _is_cut(mapped):
+    ends = [_last(each) for each in sequences if each.device.type == "cpu" and each.numel()]
+    large = [last for first, last in ends if last - first >= LEAST - 1]
+    for mapped in _mapped(large) if large else ():
+        if (found := mapped.cut) is not None:
             raise StorageError(
                 f"The loop at {where} reads a sequence in the file {mapped.path}, of which it needs {mapped.nbytes:,} "
-                f"bytes. The file has {mapped.found:,} now: it was cut after it was mapped. Write it again, and map it "
-                "anew."
+                f"bytes. The file has {found:,} now: it was cut after it was mapped. Write it again, and map it anew."
             )
 
 
-def _is_cut(mapped: Mapped | None) -> bool:
-    found = mapped.found if mapped else None
-    return mapped is not None and found is not None and found < mapped.nbytes
+def _last(sequence: Tensor) -> tuple[int, int]:
+    """The addresses of the first byte and of the last one."""
+    behind = sum((size - 1) * stride for size, stride in zip(sequence.shape, sequence.stride(), strict=True))
+    first = sequence.data_ptr()
+    return first, first + (behind + 1) * sequence.itemsize - 1
 
 
-@lru_cache(256)
-def _known(last: int, _nbytes: int) -> Mapped | None:
-    return _mapped(last)
-
-
-def _mapped(address: int) -> Mapped | None:
-    """The file at an address, which must reach up to it."""
+def _mapped(addresses: Iterable[int]) -> Iterable[Mapped]:
+    """The files at these addresses, each of which must reach up to one."""
     try:
-        lines = _MAPS.read_text().splitlines()
+        lines = os.fsdecode(_MAPS.read_bytes()).split("\n")
     except OSError:
-        return None
-    for line in lines:
+        return
+    for line in filter(None, lines):
         area, _, offset, _, inode, *path = line.split(maxsplit=5)
+        if not path or not path[0].startswith("/"):
+            continue
         start, stop = (int(end, 16) for end in area.split("-"))
-        if start <= address < stop:
-            there = bool(path) and path[0].startswith("/")
-            return Mapped(Path(path[0]), int(inode), int(offset, 16) + address - start + 1) if there else None
-    return None
+        for address in addresses:
+            if start <= address < stop:  # a new line in a name is written as its number
+                yield Mapped(Path(path[0].replace("\\012", "\n")), int(inode), int(offset, 16) + address - start + 1)

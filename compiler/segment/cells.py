@@ -52,10 +52,12 @@ def gru_cell(
     x_gates_BG: Tensor, h_gates_BG: Tensor, h_BH: Tensor, x_bias_G: Bias = None, h_bias_G: Bias = None
 ) -> tuple[Tensor, Tensor]:
     """``h'``, and what the gradient reads, (B, 5 H)."""
-    if x_bias_G is not None and h_bias_G is not None:
-        x_gates_BG, h_gates_BG = x_gates_BG + x_bias_G, h_gates_BG + h_bias_G
     (x_r, x_z, x_n), (h_r, h_z, h_n) = x_gates_BG.chunk(3, 1), h_gates_BG.chunk(3, 1)
-    r, z = (x_r + h_r).sigmoid(), (x_z + h_z).sigmoid()
+    r, z = x_r + h_r, x_z + h_z
+    if x_bias_G is not None and h_bias_G is not None:
+        (b_r, b_z, b_n), (c_r, c_z, c_n) = x_bias_G.chunk(3), h_bias_G.chunk(3)
+        r, z, x_n, h_n = r + b_r + c_r, z + b_z + c_z, x_n + b_n, h_n + c_n
+    r, z = r.sigmoid(), z.sigmoid()
     n = (x_n + r * h_n).tanh()
     return n + z * (h_BH - n), torch.cat((r, z, n, h_BH, h_n), 1)
 

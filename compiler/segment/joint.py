@@ -102,7 +102,7 @@ def _write_out_zeros(graph: fx.GraphModule, mode: Any) -> None:
 def leave_out_seeds(graph: fx.Graph) -> None:
     """Attention without dropout draws no numbers, so its gradient needs none of the states that it is given: on a card
     these are memory that nobody wrote, some of it on the computer. They become zeros where the attention was."""
-    for node in [node for node in graph.nodes if is_overload(node.target) and "attention_backward" in str(node.target)]:
+    for node in [node for node in graph.nodes if is_overload(node.target) and _is_attention_backward(node.target)]:
         named = dict(zip((each.name for each in node.target._schema.arguments), node.args, strict=False)) | node.kwargs
         if named.get("dropout_p") != 0.0:
             continue
@@ -114,6 +114,10 @@ def leave_out_seeds(graph: fx.Graph) -> None:
             with query.fake_mode:
                 zeros.meta["val"] = aten.full.default(*zeros.args, **zeros.kwargs)
             node.replace_input_with(state, zeros)
+
+
+def _is_attention_backward(target: Any) -> bool:
+    return target.namespace == "aten" and "attention_backward" in target.name()
 
 
 def _placed(value: Tensor, device: torch.device) -> dict[str, Any]:

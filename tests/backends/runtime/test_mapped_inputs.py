@@ -79,27 +79,28 @@ def test_a_file_that_was_cut_is_refused_before_it_is_read(
     assert gradient is not None
 
 
-def test_memory_that_held_a_file_before_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cut, "LEAST", 1)
+def test_a_file_is_looked_at_by_its_number_and_only_if_it_has_a_size(tmp_path: Path) -> None:
     path = tmp_path / "sequence"
     path.write_bytes(bytes(4096))
-    own = torch.zeros(1024)
     inode = path.stat().st_ino
-    monkeypatch.setattr(cut, "_known", lambda *_: cut.Mapped(path, inode, 8192))
-    cut.forbid_cut_files([own], "a line")  # what was known is of a file that was cut, and lies there no more
+    assert cut.Mapped(path, inode, 8192).cut == 4096
+    assert cut.Mapped(path, inode, 4096).cut is None
+    assert cut.Mapped(path, -1, 8192).cut is None  # another file has its path now
+    assert cut.Mapped(Path("/dev/zero"), Path("/dev/zero").stat().st_ino, 8192).cut is None
     path.unlink()
-    assert cut.Mapped(path, inode, 8192).found is None
-    path.write_bytes(b"")
-    assert cut.Mapped(path, -1, 8192).found is None
+    assert cut.Mapped(path, inode, 8192).cut is None
 
 
-def test_a_part_of_a_file_must_be_there_up_to_its_last_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cut, "LEAST", 1)
-    path = tmp_path / "numbers"
+@pytest.mark.parametrize("name", ["numbers", "with space", "with\nline", os.fsdecode(b"not \xff utf-8")])
+def test_a_part_of_a_file_must_be_there_up_to_its_last_byte(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cut, "LEAST", 200_000)
+    path = tmp_path / name
     np.arange(65536, dtype=np.float32).tofile(path)
     whole = torch.from_numpy(np.memmap(path, np.float32, "r+", shape=(256, 256)))
     os.truncate(path, 4 * 65536 - 8192)
-    cut.forbid_cut_files([whole[:224], whole[:, :8][:224]], "a line")
-    for part in (whole, whole[100:], whole.t(), whole[:, :8]):
+    cut.forbid_cut_files([whole[:224], whole[:, :8][:224], torch.zeros(1 << 20), whole[:0]], "a line")
+    for part in (whole, whole.t(), whole[:, :8]):  # the last has few bytes, over all of the file
         with pytest.raises(StorageError, match="it was cut after it was mapped"):
             cut.forbid_cut_files([part], "a line")

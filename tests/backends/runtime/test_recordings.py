@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -335,6 +336,57 @@ def test_segments_are_not_recorded_where_a_device_is_behind_their_launches(
     recorded = behind < 2.0
     assert (made[-1].compiled.graphs.device is not None) is recorded
     assert (device.recordings > 0) is recorded
+
+
+def test_a_recording_that_fails_has_others_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's generator gets another state then, of which those that draw random numbers know nothing."""
+    halves = [graphs.Half(1, name) for name in ("forward", "backward")]
+    with simulating() as device, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RerollWarning)
+        drawing, steady = (graphs.Graphs(torch.device("cpu"), random=random) for random in (True, False))
+
+        def play(of: graphs.Graphs, half: graphs.Half) -> None:
+            of.play(half, lambda inputs: [inputs.pop() + 1], [torch.ones(2)], bool)
+
+        play(drawing, halves[0])
+        play(steady, halves[0])
+        assert device.recordings == 2
+        record = device.record
+        monkeypatch.setattr(device, "record", mock.Mock(side_effect=RuntimeError("failed during capture")))
+        play(steady, halves[1])
+        monkeypatch.setattr(device, "record", record)
+        for of in (drawing, steady):
+            play(of, halves[0])
+        assert device.recordings == 3
+        play(steady, halves[1])  # which is not tried again
+        assert device.recordings == 3
+
+
+class Indexing(nn.Module):
+    """A step that makes an index of a value, which is one only for the user's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(3, I))
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BI = x_TBI[0]
+        for t in range(x_TBI.shape[0]):
+            h_BI = torch.tanh(h_BI + self.table[x_TBI[t, :, 0].clamp(0, 2).long()])
+        return h_BI
+
+
+@pytest.mark.parametrize("made", [Indexing, lambda: RecurrentLIF(I, 8, 3), Dropped])
+def test_values_are_made_up_only_for_what_takes_any(
+    made: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a card an index that is none ends all work of the process."""
+    with simulating() as device:
+        asked = mock.Mock(side_effect=device.seconds)
+        monkeypatch.setattr(device, "seconds", asked)
+        monkeypatch.setattr(graphs.Graphs, "_is_slower", lambda *_: False)
+        assert not compare(made(), [spikes()], schedule="store_all")[0]
+    assert asked.called is (made not in (Indexing, Dropped))
 
 
 def test_recording_can_be_turned_off() -> None:

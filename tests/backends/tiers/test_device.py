@@ -112,11 +112,12 @@ def test_work_that_waits_for_a_card_is_noticed_and_torch_is_left_as_it_was(
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
 
     def run() -> list[torch.Tensor | None]:
+        warnings.warn("a word of the kernel's own", UserWarning, stacklevel=2)
         if waits and modes[-1] == 1:
             warnings.warn("called a synchronizing CUDA operation (Triggered internally at ...)", stacklevel=2)
         return [None]
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with pytest.warns(UserWarning, match="a word of") as told:
         assert CudaDevice(CARD).watched(run) == ([None], waits)
+    assert [str(each.message) for each in told] == ["a word of the kernel's own"]
     assert modes == [0, 1, 0]
