@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from typing import Any
@@ -37,6 +37,10 @@ sum mean amax amin var var_mean cat stack view _unsafe_view reshape permute t tr
 squeeze unsqueeze split split_with_sizes unbind clone alias detach _to_copy convert_element_type full zeros
 ones arange scalar_tensor constant_pad_nd avg_pool2d full_like zeros_like ones_like where broadcast_in_dim
 """  # operations that take any values, besides those that are tagged as element by element
+_PROBABILITIES = {"bernoulli", "multinomial", "poisson", "binomial"}
+_INDEXED = {"index", "index_put", "index_select", "index_add", "gather", "take", "embedding", "one_hot"} | {
+    f"scatter{kind}" for kind in ("", "_add", "_reduce")
+}
 _LAUNCHED, _BEHIND = 5, 1.5  # runs in a row, and how much longer than to launch them they take where a device is behind
 
 
@@ -52,6 +56,12 @@ def segment_seconds(executable: Executable) -> dict[int, SegmentSeconds]:
             f"The steps of the loop at {executable.recurrence.where} speak with other processes, so they cannot be "
             "timed by one of them, and all have to have the same plan. Name a schedule that needs no times, such as "
             "'revolve' or 'double'."
+        )
+    if background_of(executable.recurrence.examples) and _ends_a_card(executable.compiled.segments.values()):
+        raise UnsupportedError(
+            f"The segments of the loop at {executable.recurrence.where} are not timed, as made-up values might end all "
+            "work on this device: its steps make indices or probabilities of values. Name a schedule that needs no "
+            "times, such as 'revolve' or 'double'."
         )
     with torch.no_grad(), random_numbers_kept():
         try:
@@ -91,6 +101,22 @@ def waits_for_launches(kernels: Kernels, recurrence: Recurrence, device: Device)
             return device.seconds(launched) <= _BEHIND * host
         except (RuntimeError, ValueError, IndexError):
             return True
+
+
+def _ends_a_card(segments: Iterable[Segment]) -> bool:
+    """Whether an index or a probability may be made of values: a card stops for good at one that is none."""
+    nodes = [node for each in segments for node in each.forward_graph.graph.nodes if node.op == "call_function"]
+    names = {getattr(getattr(node.target, "overloadpacket", None), "__name__", "") for node in nodes}
+    return bool(names & _PROBABILITIES) or (bool(names & _INDEXED) and any(map(_is_rounded, nodes)))
+
+
+def _is_rounded(node: fx.Node) -> bool:
+    """Whether an operation makes whole numbers of others."""
+    value, name = node.meta.get("val"), getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+    sources = [source.meta.get("val") for source in node.all_input_nodes]
+    whole = isinstance(value, Tensor) and not value.dtype.is_floating_point and value.dtype is not torch.bool
+    floats = any(isinstance(each, Tensor) and each.dtype.is_floating_point for each in sources)
+    return whole and floats and not name.startswith(("arg", "sort", "topk"))
 
 
 def _takes_anything(node: fx.Node) -> bool:

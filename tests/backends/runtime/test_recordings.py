@@ -338,6 +338,25 @@ def test_segments_are_not_recorded_where_a_device_is_behind_their_launches(
     assert (device.recordings > 0) is recorded
 
 
+class Drawn(nn.Module):
+    """A step that draws spikes with the probabilities that it reads."""
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BI = torch.zeros_like(x_TBI[0])
+        for t in range(x_TBI.shape[0]):
+            h_BI = torch.tanh(h_BI + torch.bernoulli(x_TBI[t]))
+        return h_BI
+
+
+def test_segments_that_a_card_may_not_survive_are_not_timed() -> None:
+    x = torch.rand(T, B, I, requires_grad=True)
+    for model, timed in ((Indexing(), False), (Drawn(), False), (Dropped(), True), (RecurrentLIF(I, 8, 3), True)):
+        with simulating():
+            run = torch.compile(model, backend="reroll", options={**QUICK, "schedule": "standard", "chunk": 4})
+            notes = " ".join(reroll.explain(run, x).notes)
+        assert ("might end all work on this device" not in notes) is timed, notes
+
+
 def test_a_recording_that_fails_has_others_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's generator gets another state then, of which those that draw random numbers know nothing."""
     halves = [graphs.Half(1, name) for name in ("forward", "backward")]
