@@ -35,7 +35,7 @@ from card_measure import known_jax, measure
 from card_meter import meter_of
 from card_plot import draw_all
 from card_points import CUDNN, EVERYONE, LENGTHS, NETWORKS, SPIKINGJELLY, points
-from card_session import Session
+from card_session import Session, command_line, parsed
 from measuring import machine
 
 HERE = Path(__file__).resolve().parent
@@ -72,20 +72,14 @@ def environment(options: argparse.Namespace) -> dict[str, Any]:
 
 def parse(given: list[str]) -> argparse.Namespace:
     """The options of the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", type=torch.device, default=torch.device("cuda", 0))
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of the result")
-    parser.add_argument("--seconds", type=float, default=480.0, help="begin nothing that would end later")
+    parser = command_line(__doc__, 480.0)
     parser.add_argument("--only", nargs="*", default=list(NETWORKS), choices=list(NETWORKS), help="networks")
     parser.add_argument("--most-steps", type=int, default=LENGTHS[-1], help="of the points that are measured")
     parser.add_argument("--contenders", nargs="*", choices=(*EVERYONE, CUDNN, SPIKINGJELLY), help="only these")
     parser.add_argument("--jax", default=sys.executable if known_jax() else None, help="a Python with jax and equinox")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, eager lowering: shows that it runs")
     parser.add_argument("--show", action="store_true", help="measure nothing; tables and plots from the result file")
-    options = parser.parse_args(given, argparse.Namespace(given=given))
-    if options.device.type == "cuda" and not torch.cuda.is_available():
-        parser.error("There is no CUDA device. --device cpu --quick shows that the benchmark runs.")
-    return options
+    return parsed(parser, given)
 
 
 def main(given: list[str]) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 #!/bin/bash
-# All that waits for a card, in one command of ALL seconds (default 560) on a machine with 16 cores, from the root of
+# All that waits for a card, in one command of at most ALL seconds (default 560) on a machine with 16 cores, from the root of
 # the repository; results and logs go to the folder $1. JAX, equinox, pytest-xdist and SpikingJelly are used if they are
 # there. First everything is compiled at once, beside the tests; then each measurement runs alone, its kernels cached.
 set -u
@@ -26,12 +26,17 @@ done
 timeout -s INT "$WARM" python3 benchmarks/card_depth.py --ways "${BLOCKS[@]}" --rounds 1 --out "$(mktemp -d)" > "$OUT/warm depth.log" 2>&1 &
 wait
 
+alone() {  # SECONDS LOG COMMAND...: for so long, or for as long as is left; a part that was cut goes on when called again
+    local most=$1 log=$2; shift 2
+    [ "$(left)" -lt "$most" ] && most=$(left)
+    [ "$most" -lt 15 ] && { echo "left out: $*"; return; }
+    timeout -s INT "$most" "$@" --seconds $((most - 5)) --out "$OUT" > "$OUT/$log.log" 2>&1
+}
+alone 60 depth python3 benchmarks/card_depth.py --ways "${BLOCKS[@]}"
+alone 45 layers python3 benchmarks/card_layers.py
 for network in "${NETWORKS[@]}"; do
-    timeout -s INT 75 python3 benchmarks/card.py --only "$network" --contenders "${WAYS[@]}" --most-steps 1100 \
-        --seconds 70 --out "$OUT" > "$OUT/$network.log" 2>&1
+    alone 110 "$network" python3 benchmarks/card.py --only "$network" --contenders "${WAYS[@]}" --most-steps 1100
 done
-timeout -s INT 60 python3 benchmarks/card_depth.py --ways "${BLOCKS[@]}" --seconds 50 --out "$OUT" > "$OUT/depth.log" 2>&1
-timeout -s INT 45 python3 benchmarks/card_layers.py --seconds 40 --out "$OUT" > "$OUT/layers.log" 2>&1
-timeout -s INT 45 python3 benchmarks/card_profile.py --seconds 40 --out "$OUT" > "$OUT/profile.log" 2>&1
-[ "$(left)" -gt 30 ] && timeout -s INT "$(left)" python3 benchmarks/card.py --seconds "$(left)" --out "$OUT" > "$OUT/rest.log" 2>&1
+alone 45 profile python3 benchmarks/card_profile.py
+alone "$ALL" rest python3 benchmarks/card.py
 tail -n 3 "$OUT/tests.log"; left

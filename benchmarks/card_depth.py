@@ -36,13 +36,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from card import HERE, environment, settings
+from card import environment, settings
 from card_meter import Meter, meter_of
-from card_session import Result, Session
+from card_session import Result, Session, command_line, parsed
 from depth import BLOCKS, ROUNDING, Trained, ours
 from depth_networks import GPT, text
 from measuring import Step, gradients, relative_error
@@ -344,10 +343,7 @@ def _cells(entry: Result, base: Result) -> list[str]:
 
 def parse(given: list[str]) -> argparse.Namespace:
     """The options of the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", type=torch.device, default=torch.device("cuda", 0))
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of the result")
-    parser.add_argument("--seconds", type=float, default=100.0, help="begin no contender later")
+    parser = command_line(__doc__, 100.0)
     parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=list(WAYS), metavar="WAY", help="only these")
     parser.add_argument("--only", nargs="*", default=[""], metavar="TEXT", help="points whose names have one of these")
     parser.add_argument("--again", action="store_true", help="measure also what is there already")
@@ -355,10 +351,7 @@ def parse(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="steps in turns")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, eager lowering: shows that it runs")
     parser.add_argument("--show", action="store_true", help="measure nothing; tables from the result file")
-    options = parser.parse_args(given, argparse.Namespace(given=given))
-    if options.device.type == "cuda" and not torch.cuda.is_available():
-        parser.error("There is no CUDA device. --device cpu --quick shows that the benchmark runs.")
-    return options
+    return parsed(parser, given)
 
 
 def main(given: list[str]) -> Result:

@@ -20,6 +20,25 @@ Result = dict[str, Any]
 _TRIES = 2
 
 
+def command_line(doc: str | None, seconds: float) -> argparse.ArgumentParser:
+    """The options that all measurements on a card have. ``seconds``: how long they take, if nothing else is said."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", type=torch.device, default=torch.device("cuda", 0))
+    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent / "results", help="of the result")
+    parser.add_argument("--seconds", type=float, default=seconds, help="begin nothing that would end later")
+    return parser
+
+
+def parsed(parser: argparse.ArgumentParser, given: list[str]) -> argparse.Namespace:
+    """The options, with what was ``given``. Ends the process with a sentence where the device is not there."""
+    options = parser.parse_args(given, argparse.Namespace(given=given))
+    if options.device.type == "cuda" and not torch.cuda.is_available():
+        parser.error(
+            "There is no CUDA device. --device cpu, with --quick where there is one, shows that the benchmark runs."
+        )
+    return options
+
+
 @dataclass
 class Brief:
     """A measurement on a card that is short enough to be begun anew: ``result`` is saved at ``path``."""
@@ -33,11 +52,7 @@ class Brief:
     def asked(cls, doc: str | None, name: str, given: list[str]) -> Brief:
         """What a command asks for: a folder by ``--out``, seconds after which nothing is begun by ``--seconds``, and by
         ``--device cpu`` tiny sizes, which show nothing but that it runs."""
-        parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-        parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent / "results")
-        parser.add_argument("--seconds", type=float, default=60.0)
-        parser.add_argument("--device", type=torch.device, default=torch.device("cuda", 0))
-        options = parser.parse_args(given)
+        options = parsed(command_line(doc, 60.0), given)
         card = "cpu" if options.device.type == "cpu" else torch.cuda.get_device_name(options.device)
         command = " ".join([f"python benchmarks/{name}.py", *given])
         result = {**machine(command), "device": card}

@@ -21,7 +21,7 @@ from reroll.backends.tiers.calibrate import calibrate, seconds_of
 from reroll.backends.tiers.device import Device, background_of
 from reroll.errors import UnsupportedError, is_shortage
 from reroll.graph.fakes import laid_out_like
-from reroll.graph.private import is_seeded
+from reroll.graph.private import is_seeded, operator_name
 from reroll.program.program import Program, store_all, tape
 from reroll.program.spelled import spelled_out
 from reroll.program.tally import Tally
@@ -31,12 +31,13 @@ from reroll.schedules.machine import SegmentSeconds, work_seconds
 from reroll.schedules.problem import Problem
 
 _SHORT = 0.02  # seconds
-_ANYTHING = """
+_NAMES = """
 mm addmm bmm baddbmm convolution native_layer_norm native_group_norm native_batch_norm _softmax _log_softmax
 sum mean amax amin var var_mean cat stack view _unsafe_view reshape permute t transpose expand slice select
 squeeze unsqueeze split split_with_sizes unbind clone alias detach _to_copy convert_element_type full zeros
 ones arange scalar_tensor constant_pad_nd avg_pool2d full_like zeros_like ones_like where broadcast_in_dim
 """  # operations that take any values, besides those that are tagged as element by element
+_ANYTHING = frozenset(_NAMES.split())
 _PROBABILITIES = {"bernoulli", "multinomial", "poisson", "binomial"}
 _INDEXED = {"index", "index_put", "index_select", "index_add", "gather", "take", "embedding", "one_hot"} | {
     f"scatter{kind}" for kind in ("", "_add", "_reduce")
@@ -106,13 +107,13 @@ def waits_for_launches(kernels: Kernels, recurrence: Recurrence, device: Device)
 def _ends_a_card(segments: Iterable[Segment]) -> bool:
     """Whether an index or a probability may be made of values: a card stops for good at one that is none."""
     nodes = [node for each in segments for node in each.forward_graph.graph.nodes if node.op == "call_function"]
-    names = {getattr(getattr(node.target, "overloadpacket", None), "__name__", "") for node in nodes}
+    names = {operator_name(node) for node in nodes}
     return bool(names & _PROBABILITIES) or (bool(names & _INDEXED) and any(map(_is_rounded, nodes)))
 
 
 def _is_rounded(node: fx.Node) -> bool:
     """Whether an operation makes whole numbers of others."""
-    value, name = node.meta.get("val"), getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+    value, name = node.meta.get("val"), operator_name(node)
     sources = [source.meta.get("val") for source in node.all_input_nodes]
     whole = isinstance(value, Tensor) and not value.dtype.is_floating_point and value.dtype is not torch.bool
     floats = any(isinstance(each, Tensor) and each.dtype.is_floating_point for each in sources)
@@ -124,9 +125,9 @@ def _takes_anything(node: fx.Node) -> bool:
     target: Any = node.target
     if node.op != "call_function" or target is operator.getitem:
         return node.op != "call_module"
-    name = getattr(getattr(target, "overloadpacket", None), "__name__", "")
+    name = operator_name(node)
     tags = getattr(target, "tags", ())
-    return not is_seeded(node) and (torch.Tag.pointwise in tags or name in _ANYTHING.split() or "attention" in name)
+    return not is_seeded(node) and (torch.Tag.pointwise in tags or name in _ANYTHING or "attention" in name)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

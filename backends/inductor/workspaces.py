@@ -21,6 +21,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from reroll.graph.memory import Workspaces, result_nbytes, shapes_of, strided_nbytes
+from reroll.graph.private import operator_name
 
 _WORKING = ("convolution", "convolution_backward")
 
@@ -30,7 +31,7 @@ def workspaces(graph: fx.Graph) -> Workspaces:
     found: dict[tuple[str, tuple[int, ...]], int] = {}
     for node in graph.nodes:
         target: Any = node.target
-        if getattr(getattr(target, "overloadpacket", None), "__name__", "") in _WORKING and _on_cpu(node):
+        if operator_name(node) in _WORKING and _on_cpu(node):
             nbytes = _workspace(target, _described(node.args), torch.get_num_threads())
             for shape in shapes_of(node.meta["val"]):
                 found[str(target), shape] = max(found.get((str(target), shape), 0), nbytes)

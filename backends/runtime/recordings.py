@@ -269,10 +269,7 @@ class Graphs:
             set_random_state(before)
         twice, waits = self.device.watched(lambda: list(run(list(given))))
         if waits:
-            return (
-                None,
-                "an operation in them waits for the device, as indexing by truth values does",
-            )
+            return None, "an operation in them waits for the device, as indexing by truth values does"
         places = [*onto, *[None] * (len(given) - len(onto))]
         inputs = tuple(self._place(value, place) for value, place in zip(given, places, strict=True))
         results, again = self.device.record(lambda: list(run(list(inputs))))

@@ -41,7 +41,7 @@ class Mapped(NamedTuple):
 
 def forbid_cut_files(sequences: Iterable[Tensor], where: str) -> None:
     """Raise StorageError for a sequence in a file that was cut short since it was mapped."""
-    ends = [_last(each) for each in sequences if each.device.type == "cpu" and each.numel()]
+    ends = [_ends(each) for each in sequences if each.device.type == "cpu" and each.numel()]
     large = [last for first, last in ends if last - first >= LEAST - 1]
     for mapped in _mapped(large) if large else ():
         if (found := mapped.cut) is not None:
@@ -51,7 +51,7 @@ def forbid_cut_files(sequences: Iterable[Tensor], where: str) -> None:
             )
 
 
-def _last(sequence: Tensor) -> tuple[int, int]:
+def _ends(sequence: Tensor) -> tuple[int, int]:
     """The addresses of the first byte and of the last one."""
     behind = sum((size - 1) * stride for size, stride in zip(sequence.shape, sequence.stride(), strict=True))
     first = sequence.data_ptr()

@@ -67,6 +67,11 @@ def is_overload(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload)
 
 
+def operator_name(node: torch.fx.Node) -> str:
+    """The name of the operator that a node calls, whichever its overload; nothing where it calls none."""
+    return getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+
+
 def is_higher_order(target: Any) -> bool:
     """Whether a call's target is an operator that runs a function of the user's."""
     return isinstance(target, torch._ops.HigherOrderOperator)

@@ -269,6 +269,10 @@ def test_the_page_of_gpus_tells_what_was_measured() -> None:
     measured = page[page.index("## Measured") : page.index("## Measure it")]
     rows = [line for line in measured.splitlines() if line.startswith("| ") and not line.startswith("| ---")]
     assert [row for row in rows if any(letter.isdigit() for letter in row)] == list(expected_rows(result))
+    network = result["recurrent"]["contenders"]
+    share = median(network["auto"]["seconds"]) / median(network["torch.compile segments"]["seconds"])
+    assert round(4 * share, 1) == 1.0
+    assert "takes a quarter of compiled segments' time" in (FOLDER.parent / "README.md").read_text()
     points = result["profile"]["points"]
     ours, theirs = (points[f"Linear + LIF {name}"]["ms"] for name in ("store_all", "SpikingJelly, Triton"))
     assert f"{ours} ms by reroll's" in " ".join(measured.split())
@@ -313,6 +317,9 @@ def test_all_that_waits_for_a_card_is_named_as_it_is_called() -> None:
     assert named["NETWORKS"] == list(points.NETWORKS)
     assert set(named["WAYS"]) <= {*points.EVERYONE, points.CUDNN, points.SPIKINGJELLY}
     assert set(named["BLOCKS"]) <= set(depth.WAYS)
-    for program, options in re.findall(r"benchmarks/(card\w*)\.py ([^>]*)", script):
+    always = " --seconds --out"  # which ``alone`` gives to all that it calls
+    calls = re.findall(r"benchmarks/(card\w*)\.py([^>\n]*)", script.replace("\\\n", " "))
+    assert {program for program, _ in calls} == {"card", "card_depth", "card_layers", "card_profile"}
+    for program, options in ((program, options + always) for program, options in calls):
         text = (FOLDER / f"{program}.py").read_text() + (FOLDER / "card_session.py").read_text()
         assert all(f'"{option}"' in text for option in re.findall(r"--[a-z-]+", options)), (program, options)

@@ -23,7 +23,7 @@ from torch import fx
 
 from reroll.graph.editing import KNOWN, LAYOUTS, ancestors, aten, levels, primals_and_tangents
 from reroll.graph.memory import origin
-from reroll.graph.private import LazyGraphModule, is_overload
+from reroll.graph.private import LazyGraphModule, is_overload, operator_name
 from reroll.segment.cut.policy import Policy, StepValue, forward_values, values_of
 from reroll.segment.products import products, rows
 from reroll.segment.sparsity import Fact, infer
@@ -141,7 +141,7 @@ def gathered_from(graph: fx.Graph, free: set[fx.Node]) -> set[fx.Node]:
     process holds anyway. Whoever keeps it keeps all of them, so it is gathered again; all processes do so alike."""
     found = set(free)
     for node in graph.nodes:
-        name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+        name = operator_name(node)
         sources = node.all_input_nodes
         if sources and found.issuperset(sources) and (name in _GATHERS or may_recompute(node)):
             found.add(node)
@@ -204,7 +204,7 @@ def _read_of(forward: set[fx.Node], needed: Iterable[fx.Node]) -> set[fx.Node]:
 def decided_by(node: fx.Node) -> list[fx.Node]:
     """The operands by which an operation decides: it compares or rounds them, jumps, or is the gradient of what has a
     kink. What is not torch's may decide by all."""
-    name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+    name = operator_name(node)
     own = node.target is not operator.getitem and getattr(node.target, "namespace", "") not in KNOWN
     if node.op != "call_function" or not (own or name in (*_DECISIONS, *_JUMPS, *_KINKED) or _cuts_off(node)):
         return []

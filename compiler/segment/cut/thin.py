@@ -21,7 +21,7 @@ from torch import fx
 
 from reroll.graph.editing import ancestors
 from reroll.graph.memory import origin, storage_nbytes
-from reroll.graph.private import LazyGraphModule
+from reroll.graph.private import LazyGraphModule, operator_name
 from reroll.graph.work import work
 from reroll.segment.cut.partition import decided_by, gathered_from, may_recompute, minimum_cut, saved_nbytes
 
@@ -87,7 +87,7 @@ def _nbytes(nodes: Iterable[fx.Node], alive: set[fx.Node]) -> int:
 
 
 def _may_repeat(node: fx.Node) -> bool:
-    name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+    name = operator_name(node)
     return not decided_by(node) and (may_recompute(node) or (node.op == "call_function" and name in _REPEATED))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -44,30 +43,18 @@ class Reader(nn.Module):
         return logits
 
 
-def counted(step: Callable[[], None], model: nn.Module) -> int:
-    """The peak of a step above what was there before, without the gradients of parameters that it makes."""
-    model.zero_grad(set_to_none=True)
-    gc.collect()
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    step()
-    torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated()
-    made = sum(each.grad.nbytes for each in model.parameters() if each.grad is not None)
-    model.zero_grad(set_to_none=True)
-    return peak - before - made
-
-
 def peak_of(run: Callable[[Tensor], Tensor], model: nn.Module, x_TBI: Tensor) -> int:
-    """The counted peak of a step after two that warm up."""
+    """The peak of a step after two that warm up, without the gradients of parameters that it makes."""
 
     def step() -> None:
         run(x_TBI).square().mean().backward()
 
     step()
     step()
-    return counted(step, model)
+    model.zero_grad(set_to_none=True)
+    found = reroll.measure(step, [model]).local_peak
+    model.zero_grad(set_to_none=True)
+    return found
 
 
 @pytest.fixture

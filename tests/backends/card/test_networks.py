@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import reroll
 from networks import RecurrentLIF, Spike
 from on_card import DOORS, NETWORKS, SINGLE, B, H, I, agrees, sequence
+from recorded_networks import leaky_network
 
 EAGER: dict[str, Any] = {"lowering": "eager", "segment": 2}
 INDUCTOR = pytest.param("inductor", marks=pytest.mark.inductor)
@@ -113,24 +114,7 @@ def test_the_default_device(door: str, card: torch.device, pytestconfig: pytest.
 
 def test_snntorch(card: torch.device) -> None:
     snn = pytest.importorskip("snntorch")
-
-    class Leaky(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc1, self.lif1 = nn.Linear(I, H), snn.Leaky(beta=0.9)
-            self.fc2, self.lif2 = nn.Linear(H, 2), snn.Leaky(beta=0.8, learn_beta=True)
-
-        def forward(self, x_TBI: Tensor) -> tuple[Tensor, Tensor]:
-            mem1, mem2 = self.lif1.reset_mem(), self.lif2.reset_mem()
-            spikes, mems = [], []
-            for step in range(x_TBI.shape[0]):
-                spk1, mem1 = self.lif1(self.fc1(x_TBI[step]), mem1)
-                spk2, mem2 = self.lif2(self.fc2(spk1), mem2)
-                spikes.append(spk2)
-                mems.append(mem2)
-            return torch.stack(spikes), torch.stack(mems)
-
     given = [(sequence(card, steps, torch.float32),) for steps in LENGTHS]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", reroll.RerollWarning)  # where it is recorded, as Dynamo refuses it
-        agrees(Leaky().to(card), lambda twin: DOORS["compile"](twin, **EAGER), given, SINGLE)
+        agrees(leaky_network(snn, I, H).to(card), lambda twin: DOORS["compile"](twin, **EAGER), given, SINGLE)

@@ -26,6 +26,28 @@ def refused_by_dynamo(body: Callable[..., Any]) -> Callable[..., Any]:
     return lambda net, *args, **kwargs: body(unread(net), *args, **kwargs)
 
 
+def leaky_network(snn: Any, inputs: int, neurons: int, read: Callable[[Any], Any] = lambda state: state) -> nn.Module:
+    """Two leaky layers, as snnTorch's tutorials write them; a first state is what ``read`` makes of it."""
+
+    class Leaky(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc1, self.lif1 = nn.Linear(inputs, neurons), snn.Leaky(beta=0.9)
+            self.fc2, self.lif2 = nn.Linear(neurons, 2), snn.Leaky(beta=0.8, learn_beta=True)
+
+        def forward(self, x_TBI: Tensor) -> tuple[Tensor, Tensor]:
+            mem1, mem2 = self.lif1.reset_mem(), read(self.lif2.reset_mem())
+            spikes, mems = [], []
+            for step in range(x_TBI.shape[0]):
+                spk1, mem1 = self.lif1(self.fc1(x_TBI[step]), mem1)
+                spk2, mem2 = self.lif2(self.fc2(spk1), mem2)
+                spikes.append(spk2)
+                mems.append(mem2)
+            return torch.stack(spikes), torch.stack(mems)
+
+    return Leaky()
+
+
 class Stateful(nn.Module):
     """A leaky layer that keeps its state from call to call, as snnTorch's and SpikingJelly's do."""
 

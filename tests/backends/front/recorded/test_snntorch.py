@@ -2,46 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
 
 from agreement import differences, results
 from length_networks import H, I
-from recorded_networks import twins, unread
+from recorded_networks import leaky_network, twins, unread
 from reroll.backends.front.recorded import Recorded
 
 pytestmark = [pytest.mark.usefixtures("double_precision"), pytest.mark.filterwarnings("ignore::reroll.RerollWarning")]
 
 
-def leaky_network(snn: Any) -> nn.Module:
-    """Two leaky layers, as snnTorch's tutorials write them."""
-
-    class Leaky(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc1, self.lif1 = nn.Linear(I, H), snn.Leaky(beta=0.9)
-            self.fc2, self.lif2 = nn.Linear(H, 2), snn.Leaky(beta=0.8, learn_beta=True)
-
-        def forward(self, x_TBI: Tensor) -> tuple[Tensor, Tensor]:
-            mem1, mem2 = self.lif1.reset_mem(), unread(self.lif2.reset_mem())
-            spikes, mems = [], []
-            for step in range(x_TBI.shape[0]):
-                spk1, mem1 = self.lif1(self.fc1(x_TBI[step]), mem1)
-                spk2, mem2 = self.lif2(self.fc2(spk1), mem2)
-                spikes.append(spk2)
-                mems.append(mem2)
-            return torch.stack(spikes), torch.stack(mems)
-
-    return Leaky()
-
-
 def test_snntorch_trains_as_in_eager() -> None:
     snn = pytest.importorskip("snntorch")
     torch.set_default_dtype(torch.float32)  # its surrogates give float32
-    net, twin, run = twins(leaky_network(snn))
+    net, twin, run = twins(leaky_network(snn, I, H, unread))
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.05) for model in (net, twin)]
     for steps in (20, 33, 20):
         x_TBI = 2 * torch.randn(steps, 3, I)
