@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, fx
 
+from reroll.backends.cache.traces import recall, remember, trace_key
 from reroll.backends.inductor.event_counts import Watch
 from reroll.backends.inductor.lower import Segment, has_vectors, lower, prepare, replays
 from reroll.backends.inductor.whole import refused_by_inductor
@@ -42,8 +43,7 @@ def check_policy(recurrences: Sequence[Recurrence], options: Options) -> None:
         return
     values = []
     for each in recurrences:
-        traced = trace(replace(each, step=show_names(each.step)), 1, decompose=options.lowering == "inductor")
-        prepare(traced, options.lowering)
+        traced = prepared(replace(each, step=show_names(each.step)), 1, options.lowering)
         values += forward_values(traced.graph.graph, traced.outputs)
     check_texts(policy, values)
 
@@ -96,10 +96,8 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
     recurrence = replace(recurrence, step=run_on_step(passes_of(options), recurrence.step, context))
     policy = options.policy(recurrence.where)
     shown = replace(recurrence, step=show_names(recurrence.step)) if policy else recurrence
-    traced = {k: trace(shown, k, decompose=options.lowering == "inductor") for k in lengths}
-    facts = traced[lengths[0]].facts() if options.codec != "none" else ()
-    for each in traced.values():
-        prepare(each, options.lowering)
+    traced = {k: prepared(shown, k, options.lowering) for k in lengths}
+    facts = traced[lengths[0]].facts if options.codec != "none" else ()
     replay, watch = _replays(traced[lengths[0]], options, policy), Watch()
     recordable = options.cuda_graphs and not groups_of(recurrence.step)  # collectives are launched one by one
     device = background_of(recurrence.examples) if recordable else None
@@ -124,6 +122,18 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
     graphs = Graphs(device, recurrence.where, traced[lengths[0]].random)
     compiled = Compiled(segments, watch, once, graphs)
     return Kernels(traced[lengths[0]], compiled, context, recurrence.step, replay)
+
+
+def prepared(recurrence: Recurrence, steps: int, lowering: str) -> Traced:
+    """A traced segment that is ready to be cut; for inductor the one that another process kept, if there is one."""
+    key = trace_key(recurrence, steps) if lowering == "inductor" else None
+    found = None if key is None else recall(key)
+    if found is None:
+        found = trace(recurrence, steps, decompose=lowering == "inductor")
+        prepare(found, lowering)
+        if key is not None:
+            remember(key, found)
+    return found
 
 
 def _replays(traced: Traced, options: Options, policy: Policy) -> bool:

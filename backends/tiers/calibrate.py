@@ -5,12 +5,10 @@ What calibrations found is kept on disk: one JSON file for each machine, version
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import platform
-import stat
 import tempfile
 import time
 import warnings
@@ -22,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from reroll.backends.cache.folder import cache_folder, is_anothers, write_whole
 from reroll.backends.codecs.codec import encode
 from reroll.backends.tiers.tier import TIERS, Tier
 from reroll.errors import MachineError, OptionError, RerollWarning
@@ -171,33 +170,6 @@ def _cpu() -> str:
     return next(models, platform.machine())
 
 
-def cache_folder() -> Path:
-    """``REROLL_CACHE_DIR``, else ``reroll`` in ``XDG_CACHE_HOME`` or ``~/.cache``; for a user without a home, in a
-    folder of the user's own in the system's temporary one."""
-    own, shared = os.environ.get("REROLL_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
-    if own:
-        return Path(own)
-    if shared:
-        return Path(shared) / "reroll"
-    try:
-        return Path.home() / ".cache" / "reroll"
-    except RuntimeError:
-        return _homeless()
-
-
-def _homeless() -> Path:
-    """A folder of this user's own in the system's temporary folder, where everybody may make folders of any name."""
-    return Path(tempfile.gettempdir()) / (f"reroll-{os.getuid()}" if hasattr(os, "getuid") else "reroll")
-
-
-def _is_anothers(folder: Path) -> bool:
-    """Whether another user may have written what stands in a folder: it is the temporary one, and not this user's."""
-    if folder != _homeless() or not hasattr(os, "getuid"):
-        return False
-    status = folder.lstat()
-    return not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or bool(status.st_mode & 0o077)
-
-
 def path_of(origin: Origin) -> Path:
     """The file of a calibration."""
     digest = hashlib.sha256(json.dumps(dict(origin), sort_keys=True).encode()).hexdigest()
@@ -210,7 +182,7 @@ def recall(origin: Origin) -> Machine | None:
     A file that is broken, or speaks of another origin, is ignored with a RerollWarning.
     """
     path = path_of(origin)
-    if not path.exists() or _is_anothers(path.parent):
+    if not path.exists() or is_anothers(path.parent):
         return None
     try:
         read = json.loads(path.read_text("utf-8"))
@@ -231,16 +203,7 @@ def remember(origin: Origin, machine: Machine) -> None:
     path = path_of(origin)
     text = json.dumps({"measured_on": dict(origin), "machine": json.loads(machine.to_json())}, indent=2) + "\n"
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if _is_anothers(path.parent):
-            raise PermissionError(errno.EPERM, "it is not this user's alone")
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-            file.write(text)
-        try:
-            Path(file.name).replace(path)
-        except OSError:
-            Path(file.name).unlink()
-            raise
+        write_whole(path, text.encode())
     except OSError as error:
         warnings.warn(
             f"The calibration cannot be kept in {path.parent} ({error.strerror}), so it is measured again in every "

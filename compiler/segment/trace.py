@@ -27,7 +27,8 @@ class Traced:
     """The joint graph of a segment, before it is cut and compiled.
 
     ``reaches[i]`` are the outputs from which autograd reaches ``inputs[i]``: the joint graph does not tell, as a
-    gradient may depend on no other (a penalty that adds a constant).
+    gradient may depend on no other (a penalty that adds a constant). ``results`` are examples of the outputs, and
+    ``facts`` what is proved of each tensor of the carry.
     """
 
     steps: int
@@ -40,17 +41,12 @@ class Traced:
     reaches: tuple[frozenset[int], ...]
     results: tuple[torch.Tensor, ...]
     carries: int
+    facts: tuple[Fact, ...]
 
     @property
     def random(self) -> bool:
         """Whether the segment draws random numbers."""
         return any(map(is_seeded, self.graph.graph.nodes))
-
-    def facts(self) -> tuple[Fact, ...]:
-        """What is proved of each tensor of the carry."""
-        placeholders = self.graph.graph.find_nodes(op="placeholder")
-        results: Any = self.graph.graph.output_node().args[0]
-        return infer_carries(self.graph.graph, placeholders[: self.carries], results[: self.carries])
 
 
 def segment_inputs(recurrence: Recurrence, operands: Sequence[Any], start: int, steps: int) -> list[Any]:
@@ -121,14 +117,26 @@ def first_step(recurrence: Recurrence, operands: Sequence[torch.Tensor]) -> list
     return [*carries, *_at(recurrence.slots(1), [*carries, *segment_inputs(recurrence, operands, 0, 1)], 0)]
 
 
+def trace_mode() -> FakeTensorMode:
+    """Where a segment is traced. Without an environment of shapes inductor keeps no graph on disk; none of its shapes
+    may depend on data."""
+    shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    return FakeTensorMode(shape_env=shapes, static_shapes=True)
+
+
+def trace_inputs(recurrence: Recurrence, mode: FakeTensorMode, steps: int) -> list[torch.Tensor]:
+    """Fake tensors like the carries, the per-step inputs and the constants of a segment, as it is traced."""
+    examples = [fake_of(mode, example) for example in recurrence.examples]
+    inputs = segment_inputs(*_long_enough(recurrence, examples, steps), 0, steps)
+    contiguous = (example.contiguous() for example in examples[: len(recurrence.carries)])
+    return [fake_of(mode, value) for value in [*contiguous, *inputs]]
+
+
 def trace(recurrence: Recurrence, steps: int, *, decompose: bool) -> Traced:
     """The functional joint graph of ``steps`` steps."""
-    mode = FakeTensorMode(shape_env=_static_shapes(), static_shapes=True)
-    carried, slots = len(recurrence.carries), recurrence.slots(steps)
+    mode, carried, slots = trace_mode(), len(recurrence.carries), recurrence.slots(steps)
     with apart_from_dynamo(mode), recurrence.modes():
-        examples = [fake_of(mode, example) for example in recurrence.examples]
-        inputs = segment_inputs(*_long_enough(recurrence, examples, steps), 0, steps)
-        fakes = [fake_of(mode, value) for value in [*(e.contiguous() for e in examples[:carried]), *inputs]]
+        fakes = trace_inputs(recurrence, mode, steps)
         function = _segment_function(recurrence, slots)
         with mode, looked_at(recurrence.step) as look:
             _settle_gradients(recurrence, fakes, slots)
@@ -144,8 +152,14 @@ def trace(recurrence: Recurrence, steps: int, *, decompose: bool) -> Traced:
         frozenset(output for output, leaves in zip(tangents, reached, strict=True) if id(fakes[i]) in leaves)
         for i in inputs_with_grad
     )
+    examples = tuple(value.detach() for value in results)
     sizes = (len(results), tangents, inputs_with_grad, len(fakes))
-    return Traced(steps, graph, mode, *sizes, reaches, tuple(results), carried)
+    return Traced(steps, graph, mode, *sizes, reaches, examples, carried, _facts(graph.graph, carried))
+
+
+def _facts(graph: fx.Graph, carries: int) -> tuple[Fact, ...]:
+    results: Any = graph.output_node().args[0]
+    return infer_carries(graph, graph.find_nodes(op="placeholder")[:carries], results[:carries])
 
 
 def _mark(primals: list[fx.Node], recurrence: Recurrence, slots: Slots) -> None:
@@ -197,11 +211,6 @@ def _leaves_of(result: torch.Tensor) -> set[int]:
         seen |= fresh
         todo += fresh
     return found
-
-
-def _static_shapes() -> ShapeEnv:
-    """Without one, inductor keeps no graph on disk; none of its shapes may depend on data."""
-    return ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
 
 
 def _settle_gradients(recurrence: Recurrence, fakes: list[torch.Tensor], slots: Slots) -> None:

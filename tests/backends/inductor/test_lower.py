@@ -148,7 +148,7 @@ def test_spikes_are_kept_in_bits_and_the_tape_is_small() -> None:
 
 def test_facts_of_the_carry_of_a_spiking_step() -> None:
     recurrence = captured(Mixed(), torch.randn(8, 2, 5))
-    facts = trace(recurrence, 2, decompose=False).facts()
+    facts = trace(recurrence, 2, decompose=False).facts
     assert len(facts) == len(recurrence.carries)
 
 

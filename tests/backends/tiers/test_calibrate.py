@@ -21,7 +21,8 @@ import reroll
 from reroll.backends.tiers import calibrate as calibration
 from reroll.backends.tiers import disk
 from reroll.backends.tiers.available import free_memory, total_memory
-from reroll.backends.tiers.calibrate import cache_folder, fit, path_of, recall, remember, seconds_of
+from reroll.backends.cache.folder import cache_folder
+from reroll.backends.tiers.calibrate import fit, path_of, recall, remember, seconds_of
 from reroll.errors import OptionError, RerollWarning
 from reroll.schedules.machine import Machine
 

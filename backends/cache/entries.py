@@ -1,0 +1,122 @@
+"""Entries: bytes on disk, each under a text of everything that they depend on.
+
+A file holds a line of JSON (digests of the text and of the bytes), then the bytes. It is read by the user who wrote it,
+and where both digests agree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import warnings
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from reroll.backends.cache.folder import cache_folder, is_anothers, write_whole
+from reroll.errors import RerollWarning
+
+MOST_NBYTES = 1 << 30
+"""Of all entries together; those that were used longest ago go first."""
+
+_MANY = 64  # entries after which a process looks at how much there is
+
+
+class Unkept(Exception):  # noqa: N818  # no error: what it is about is made anew
+    """Says that something is not kept on disk, and why."""
+
+
+@dataclass(slots=True)
+class _Said:
+    """What is told once in a process."""
+
+    unwritable: bool = False
+
+
+USES: Counter[str] = Counter()
+"""How often something was ``found``, ``missing``, ``kept`` or ``ignored`` in this process."""
+UNKEPT: Counter[str] = Counter()
+"""Why something was not kept, and how often."""
+_SAID = _Said()
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _path(kind: str, key: str) -> Path:
+    return cache_folder() / kind / _digest(key.encode())
+
+
+def unkept(reason: Unkept) -> None:
+    """Note that something is not kept, and why."""
+    UNKEPT[str(reason)] += 1
+
+
+def find(kind: str, key: str) -> bytes | None:
+    """The bytes of an entry, None where there is none. A broken one is ignored with a RerollWarning."""
+    path = _path(kind, key)
+    try:
+        if is_anothers(cache_folder()):
+            return None
+        content, owner = path.read_bytes(), path.stat().st_uid
+    except OSError:
+        USES["missing"] += 1
+        return None
+    payload = content.partition(b"\n")[2]
+    if hasattr(os, "getuid") and owner not in (os.getuid(), 0):
+        return ignore(kind, key, "was written by another user")
+    if content[: len(content) - len(payload)] != _head(key, payload):
+        return ignore(kind, key, "is broken or of another key")
+    USES["found"] += 1
+    with suppress(OSError):
+        os.utime(path)
+    return payload
+
+
+def ignore(kind: str, key: str, why: str) -> None:
+    """Say that an entry is not used, and let it be written anew."""
+    USES["ignored"] += 1
+    warnings.warn(
+        f"reroll's cache: {_path(kind, key)} {why}. It is ignored, and what it was for is made anew.",
+        RerollWarning,
+        stacklevel=2,
+    )
+
+
+def keep(kind: str, key: str, payload: bytes) -> None:
+    """Write an entry. A RerollWarning, once, where the folder cannot be written."""
+    try:
+        write_whole(_path(kind, key), _head(key, payload) + payload)
+    except OSError as error:
+        if not _SAID.unwritable:
+            _SAID.unwritable = True
+            warnings.warn(
+                f"Nothing can be kept in {cache_folder()} ({error.strerror}), so every process traces its segments "
+                "anew. Set REROLL_CACHE_DIR to a folder that can be written.",
+                RerollWarning,
+                stacklevel=2,
+            )
+        return
+    USES["kept"] += 1
+    if USES["kept"] % _MANY == 1:
+        _make_room(cache_folder() / kind)
+
+
+def _head(key: str, payload: bytes) -> bytes:
+    told = {"key": _digest(key.encode()), "sha256": _digest(payload)}
+    return json.dumps(told).encode() + b"\n"
+
+
+def _make_room(folder: Path) -> None:
+    """Remove what was used longest ago, until the rest is small enough."""
+    with suppress(OSError):  # another process may do the same
+        entries = [(each.stat(), each) for each in folder.iterdir()]
+        total = sum(status.st_size for status, _ in entries)
+        for status, each in sorted(entries, key=lambda entry: entry[0].st_mtime):
+            if total <= MOST_NBYTES:
+                return
+            each.unlink(missing_ok=True)
+            total -= status.st_size

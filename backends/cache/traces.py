@@ -1,0 +1,146 @@
+"""Traced segments on disk: the joint graph of a segment, prepared for inductor, from one process to the next.
+
+Private torch API, tried on 2.11 and 2.13: ``GraphPickler`` of ``torch.fx._graph_pickler``, as inductor keeps graphs.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import fx
+
+from reroll.backends.cache.entries import Unkept, find, ignore, keep, unkept
+from reroll.backends.cache.settings import settings
+from reroll.backends.cache.steps import step_text, tensor_text
+from reroll.graph.fakes import apart_from_dynamo
+from reroll.graph.nested import leaves_of
+from reroll.graph.private import is_of_users, is_overload, storage_id
+from reroll.recurrence import Items, Numbers, Recurrence, Slices
+from reroll.segment.trace import Traced, constant_names, trace_inputs, trace_mode
+
+KIND = "traces"
+_LEFT_OUT = ("stack_trace", "nn_module_stack", "source_fn_stack", "fwd_nn_module_stack", "fwd_source_fn_stack")
+_PARTS = tuple(field.name for field in fields(Traced) if field.name not in ("graph", "mode"))
+
+
+def trace_key(recurrence: Recurrence, steps: int) -> str | None:
+    """Everything that the trace of a segment for inductor depends on, as a text; None where no text says all of it."""
+    try:
+        return _key(recurrence, steps)
+    except Unkept as reason:
+        unkept(reason)
+        return None
+
+
+def _key(recurrence: Recurrence, steps: int) -> str:
+    mode = trace_mode()
+    with apart_from_dynamo(mode), recurrence.modes():
+        inputs = [tensor_text(value) for value in trace_inputs(recurrence, mode, steps)]
+    reads = [_read(x) for x in recurrence.xs]
+    sizes = (steps, len(recurrence.carries), len(recurrence.constants), len(recurrence.ys))
+    names = constant_names(recurrence)
+    modes = (recurrence.autocast, recurrence.grad_enabled)
+    devices = {value.device for value in recurrence.examples}
+    return "\n".join([step_text(recurrence.step), repr((sizes, reads, names, inputs, modes)), settings(devices)])
+
+
+def _read(x: Slices | Items | Numbers) -> tuple[Any, ...]:
+    """How a step reads an input out of those of its segment."""
+    if isinstance(x, Slices):
+        return "slices", x.dim, x.stride > 0
+    return ("items",) if isinstance(x, Items) else ("numbers", x.dtype)
+
+
+def recall(key: str) -> Traced | None:
+    """The trace that was kept under a key; None if there is none."""
+    payload = find(KIND, key)
+    if payload is None:
+        return None
+    try:
+        return _read_back(payload)
+    except Exception as error:  # whatever the library that unpickles stumbles on
+        ignore(KIND, key, f"cannot be read ({type(error).__name__}: {error})")
+        return None
+
+
+def remember(key: str, traced: Traced) -> None:
+    """Keep a trace, if it can be written and what is read back is the same."""
+    try:
+        keep(KIND, key, _checked(traced))
+    except Unkept as reason:
+        unkept(reason)
+
+
+def _checked(traced: Traced) -> bytes:
+    for node in traced.graph.graph.nodes:
+        _refuse(node)
+    payload = _written(traced)
+    if told(_read_back(payload)) != told(traced):
+        raise Unkept("a trace that was read back is another one")
+    return payload
+
+
+def _refuse(node: fx.Node) -> None:
+    """Raise Unkept for a node that holds something, or calls what is not torch's own or ours."""
+    if node.op not in ("placeholder", "call_function", "output"):
+        raise Unkept(f"a trace holds {node.target}")
+    own = is_overload(node.target) and (not is_of_users(node.target) or str(node.target).startswith("reroll."))
+    if node.op == "call_function" and not own and getattr(node.target, "__module__", "") != "_operator":
+        raise Unkept(f"a trace calls {node.target}")
+
+
+def _written(traced: Traced) -> bytes:
+    from torch.fx._graph_pickler import GraphPickler, Options
+
+    options = Options(ops_filter=None, node_metadata_key_filter=lambda name: name not in _LEFT_OUT)
+    parts = tuple(getattr(traced, name) for name in _PARTS)
+    try:
+        return GraphPickler.dumps((traced.graph, parts), options)
+    except (pickle.PicklingError, TypeError, AttributeError, NotImplementedError, AssertionError) as error:
+        raise Unkept(f"a trace cannot be written: {error}") from error
+
+
+def _read_back(payload: bytes) -> Traced:
+    from torch.fx._graph_pickler import GraphPickler
+
+    mode = trace_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 about its own code
+        found: Any = GraphPickler.loads(payload, mode)
+    graph, parts = found
+    return Traced(graph=graph, mode=mode, **dict(zip(_PARTS, parts, strict=True)))
+
+
+def told(traced: Traced) -> str:
+    """A trace as text: each node with its operands, its result, and which memory that lies in."""
+    memories: dict[int, int] = {}
+    values = [_values(node.meta.get("val"), memories) for node in traced.graph.graph.nodes]
+    lines = [
+        f"{node.name} {node.op} {node.target} {node.args} {node.kwargs} {value} {sorted(_marks(node))}"
+        for node, value in zip(traced.graph.graph.nodes, values, strict=True)
+    ]
+    numbers = [getattr(traced, name) for name in _PARTS if name != "results"]
+    return "\n".join([*lines, repr(numbers), *map(tensor_text, traced.results)])
+
+
+def _values(value: Any, memories: dict[int, int]) -> str:
+    """Tensors as text, with the number of the memory of each among all that came before."""
+    return repr([_with_memory(leaf, memories) for leaf in leaves_of(value)])
+
+
+def _with_memory(leaf: Any, memories: dict[int, int]) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return tensor_text(leaf), memories.setdefault(storage_id(leaf), len(memories))
+
+
+def _marks(node: fx.Node) -> Iterator[str]:
+    """What else is noted of a node, by name, as text where that says it all."""
+    for name, value in node.meta.items():
+        if name not in ("val", *_LEFT_OUT):
+            yield f"{name}={value}" if isinstance(value, (bool, int, float, str, tuple)) else name
