@@ -1,6 +1,7 @@
 """How long the first training step takes, cold and warm: ``python benchmarks/first_steps.py``.
 
-Cold: in a fresh process with an empty inductor cache. Warm: in another process, with the cache that the cold one left.
+Cold: in a fresh process with empty caches of inductor and of reroll. Warm: in another process, with what the cold one
+left.
 The CPU seconds of first and second steps in a process of one thread on one core, its children's (the C++ compiler)
 included:
 
@@ -91,8 +92,8 @@ def measured(name: str, way: str, core: int, cold: Sequence[int], warm: Sequence
     """Cold, then warm, each in a process of its own, with the lengths of its steps; empty without an answer."""
     found = dict[str, list[float]]()
     with tempfile.TemporaryDirectory(prefix="reroll-bench-") as cache:
-        alone = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": cache}
-        alone |= {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        alone = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        alone |= {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor", "REROLL_CACHE_DIR": f"{cache}/reroll"}
         for kind, lengths in (("cold", cold), ("warm", warm)):
             command = [sys.executable, __file__, "--row", name, way, "--core", str(core), "--lengths"]
             command += map(str, lengths)

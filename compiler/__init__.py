@@ -3,7 +3,7 @@
 ``torch.compile(model, backend="reroll", options={...})`` compiles for one length, ``reroll.compile(model, time_dim=0)``
 for every length; ``explain`` shows the plan; ``check`` compares a call with the plain model's; ``measure`` gives the
 cost of one call, ``breakdown`` what its memory is for, ``gradient_error`` what rounded carries do; ``calibrate`` what
-this machine moves in a second; ``name`` names a value of a step; ``register_pass`` adds a pass of one's own,
+this machine moves in a second; ``cache_info`` what is kept on disk; ``name`` names a value of a step; ``register_pass`` adds a pass of one's own,
 ``register_schedule`` a schedule; ``register_with_accelerate`` lets the Trainer of transformers take the name of the
 backend.
 
@@ -48,6 +48,8 @@ from reroll.schedules.problem import Problem
 from reroll.segment.cut.policy import StepValue
 
 if TYPE_CHECKING:
+    from reroll.backends.cache.info import CacheInfo as CacheInfo
+    from reroll.backends.cache.info import cache_info as cache_info
     from reroll.backends.dynamo.trainers import register_with_accelerate as register_with_accelerate
     from reroll.backends.front.compile import compile as compile  # noqa: A004  # as torch.compile
     from reroll.backends.measure.breakdown import breakdown as breakdown
@@ -65,6 +67,7 @@ __version__ = "0.2.0"
 __all__ = [
     "DEFAULT_PASSES",
     "BudgetError",
+    "CacheInfo",
     "CaptureError",
     "CompilerMissingError",
     "Context",
@@ -90,6 +93,7 @@ __all__ = [
     "StorageError",
     "UnsupportedError",
     "breakdown",
+    "cache_info",
     "calibrate",
     "check",
     "compile",
@@ -103,10 +107,12 @@ __all__ = [
 ]
 
 _LAZY = {
+    "CacheInfo": "reroll.backends.cache.info",
     "DEFAULT_PASSES": "reroll.passes",
     "Plan": "reroll.planning.plan",
     "Report": "reroll.report.report",
     "breakdown": "reroll.backends.measure.breakdown",
+    "cache_info": "reroll.backends.cache.info",
     "calibrate": "reroll.backends.tiers.calibrate",
     "check": "reroll.backends.measure.check",
     "compile": "reroll.backends.front.compile",

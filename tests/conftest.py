@@ -1,6 +1,9 @@
 """What every test starts from: one thread, a fixed seed, nothing compiled."""
 
 import gc
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,6 +39,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if "REROLL_CACHE_DIR" not in os.environ:  # workers take the folder of the run that started them
+        os.environ["REROLL_CACHE_DIR"] = folder = tempfile.mkdtemp(prefix="reroll-tests-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     if device := config.getoption("--device"):
         torch.set_default_device(device)
 

@@ -58,7 +58,12 @@ def _sources() -> str:
     """A digest of the sources of this package."""
     digest = hashlib.sha256()
     places = [place for name in _PACKAGES for place in importlib.import_module(name).__path__]
-    files = {Path(at, name).resolve() for place in places for at, _, names in os.walk(place, followlinks=True) for name in names}
+    files = {
+        Path(at, name).resolve()
+        for place in places
+        for at, _, names in os.walk(place, followlinks=True)
+        for name in names
+    }
     for path in sorted(path for path in files if path.suffix == ".py"):
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -25,6 +25,7 @@ PRIVATE_TORCH = (
     "compiler/graph/fakes.py",
     "compiler/segment/joint.py",
     "compiler/segment/trace.py",
+    "backends/cache/*.py",
     "backends/measure/history.py",
     "backends/inductor/*.py",
     "backends/inductor/*/*.py",

@@ -24,6 +24,7 @@ ORDER = (
     ("formulas", "program", "codecs"),
     ("passes", "planning"),
     ("report",),
+    ("cache",),
     ("inductor", "tiers"),
     ("processes",),
     ("runtime",),
