@@ -108,7 +108,7 @@ def fresh_compilation(steps: int, options: argparse.Namespace) -> Result:
     """``compile_cost.py`` in a process and an inductor cache of its own."""
     with tempfile.TemporaryDirectory(prefix="reroll-bench-") as cache:
         command = [sys.executable, HERE / "compile_cost.py", str(steps), str(options.batch), options.lowerings[-1]]
-        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache}
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "REROLL_CACHE_DIR": cache}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"compile_cost.py at T={steps} failed:\n{done.stderr}")

@@ -93,7 +93,7 @@ def measured(name: str, way: str, core: int, cold: Sequence[int], warm: Sequence
     found = dict[str, list[float]]()
     with tempfile.TemporaryDirectory(prefix="reroll-bench-") as cache:
         alone = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        alone |= {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor", "REROLL_CACHE_DIR": f"{cache}/reroll"}
+        alone |= {"TORCHINDUCTOR_CACHE_DIR": cache, "REROLL_CACHE_DIR": cache}
         for kind, lengths in (("cold", cold), ("warm", warm)):
             command = [sys.executable, __file__, "--row", name, way, "--core", str(core), "--lengths"]
             command += map(str, lengths)

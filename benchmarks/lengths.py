@@ -127,7 +127,7 @@ def fresh(name: str, steps: int, options: Result) -> Result:
             "--one-options",
             json.dumps(options),
         ]
-        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache}
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "REROLL_CACHE_DIR": cache}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{name} at T={steps} failed:\n{done.stderr}")

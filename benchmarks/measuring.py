@@ -61,7 +61,12 @@ def cpu_seconds() -> float:
 def alone(command: list[str], limit: float) -> subprocess.CompletedProcess[str]:
     """Run a command with one thread and an empty inductor cache. Raises TimeoutExpired after ``limit`` seconds."""
     with tempfile.TemporaryDirectory(prefix="reroll-bench-") as cache:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": cache}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TORCHINDUCTOR_CACHE_DIR": cache,
+            "REROLL_CACHE_DIR": cache,
+        }
         environment |= {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=limit)
 

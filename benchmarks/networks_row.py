@@ -173,7 +173,7 @@ def anew() -> Iterator[None]:
     forget()
     with (
         tempfile.TemporaryDirectory(prefix="reroll-bench-") as cache,
-        mock.patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": cache}),
+        mock.patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": cache, "REROLL_CACHE_DIR": cache}),
     ):
         yield
 

@@ -113,7 +113,12 @@ def measured(name: str, options: argparse.Namespace) -> Result:
     command = [sys.executable, __file__, "--row", name, "--rounds", str(options.rounds), "--core", str(options.core)]
     command += ["--jax", options.jax] if options.jax else []
     with tempfile.TemporaryDirectory(prefix="reroll-bench-") as cache:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": cache}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TORCHINDUCTOR_CACHE_DIR": cache,
+            "REROLL_CACHE_DIR": cache,
+        }
         before = os.getloadavg()
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -1,6 +1,6 @@
 """What other sizes of a batch cost: ``python benchmarks/start.py``.
 
-For the networks of ``speed.py``, at 100 steps, in a process of one thread on one core with an empty inductor cache: the
+For the networks of ``speed.py``, at 100 steps, in a process of one thread on one core with empty caches: the
 CPU seconds of the first training step at each of several batch sizes, the C++ compiler's included, and of a second one
 at the last size. ``dynamic=True`` is torch's own way to compile for all sizes at once. Beside it, what code that takes
 sizes as operands costs in time: the network at its usual length and the second batch size, by that code and by code for

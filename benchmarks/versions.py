@@ -68,6 +68,7 @@ class Version:
         command = [sys.executable, __file__, "--serve", name, options, str(self.gradients), "--core", str(core)]
         paths = os.pathsep.join([str(package.parent), os.environ.get("PYTHONPATH", "")])
         environment = os.environ | {"PYTHONPATH": paths, "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+        environment |= {"REROLL_CACHE_DIR": str(folder / "reroll")}
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )

@@ -24,7 +24,7 @@ MOST_NBYTES = 1 << 30
 _MANY = 64  # entries after which a process looks at how much there is
 
 
-class Unkept(Exception):  # noqa: N818  # no error: what it is about is made anew
+class Unkept(Exception):  # no error: what it is about is made anew
     """Says that something is not kept on disk, and why."""
 
 
@@ -67,9 +67,11 @@ def find(kind: str, key: str) -> bytes | None:
         return None
     payload = content.partition(b"\n")[2]
     if hasattr(os, "getuid") and owner not in (os.getuid(), 0):
-        return ignore(kind, key, "was written by another user")
+        ignore(kind, key, "was written by another user")
+        return None
     if content[: len(content) - len(payload)] != _head(key, payload):
-        return ignore(kind, key, "is broken or of another key")
+        ignore(kind, key, "is broken or of another key")
+        return None
     USES["found"] += 1
     with suppress(OSError):
         os.utime(path)

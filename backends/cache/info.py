@@ -53,5 +53,5 @@ def cache_info() -> CacheInfo:
         for entry in (folder / "traces").iterdir():
             with suppress(OSError):  # another process may remove it
                 sizes.append(entry.stat().st_size)
-    uses = (USES[name] for name in ("found", "missing", "kept", "ignored"))
-    return CacheInfo(folder, len(sizes), sum(sizes), *uses, Path(cache_dir()), dict(UNKEPT))
+    uses = {name: USES[name] for name in ("found", "missing", "kept", "ignored")}
+    return CacheInfo(folder, len(sizes), sum(sizes), **uses, compiled=Path(cache_dir()), unkept=dict(UNKEPT))

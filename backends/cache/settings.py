@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-import reroll
 from reroll.backends.cache.entries import Unkept
 
 _PASSES = ("joint_custom_pre_pass", "joint_custom_post_pass")
@@ -41,7 +40,7 @@ def settings(devices: Iterable[torch.device]) -> str:
     _refuse_rules()
     kinds = sorted({device.type for device in devices})
     parts = {
-        "reroll": (reroll.__version__, _sources()),
+        "reroll": _sources(),
         "torch": (torch.__version__, torch.version.git_version, torch.version.cuda, torch.version.hip),
         "python": sys.version_info[:3],
         "machine": (platform.machine(), torch.backends.cpu.get_cpu_capability()),

@@ -1,7 +1,7 @@
 """A text of a step that is the same in every process where the step is the same, and in none where it is not.
 
 Private torch API, tried on 2.11 and 2.13: ``_get_qualified_name`` of ``torch.fx.node``, ``OpOverload``,
-``OpOverloadPacket`` and ``HigherOrderOperator`` of ``torch._ops``.
+``OpOverloadPacket`` and ``HigherOrderOperator`` of ``torch._ops``, ``FakeTensor``.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import _get_qualified_name
 
 from reroll.backends.cache.entries import Unkept
-from reroll.graph.editing import attribute
+from reroll.graph.effects import attribute
 from reroll.graph.private import is_of_users
 
 _PLAIN = (
@@ -24,6 +25,7 @@ _PLAIN = (
 )
 _ROOTS = ("torch", "_operator", "operator", "builtins", "math", "reroll")
 _HIGHER = ("autograd_function_apply", "tag_activation_checkpoint", "cond")  # whose operands say all that they do
+_TENSORS = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 _SMALL = 256  # elements of a tensor that is spelled out
 
 
@@ -94,9 +96,6 @@ def tensor_text(value: torch.Tensor) -> str:
         raise Unkept(f"{type(value).__name__} is no plain tensor")
     sizes = (tuple(value.shape), value.stride(), value.storage_offset())
     return repr((*sizes, value.dtype, value.device, value.requires_grad, value.is_conj(), value.is_neg()))
-
-
-_TENSORS = (torch.Tensor, torch.nn.Parameter, torch._subclasses.fake_tensor.FakeTensor)
 
 
 def _text(value: Any, names: dict[fx.Node, str]) -> str:

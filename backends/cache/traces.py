@@ -63,7 +63,7 @@ def recall(key: str) -> Traced | None:
         return None
     try:
         return _read_back(payload)
-    except Exception as error:  # whatever the library that unpickles stumbles on
+    except Exception as error:  # noqa: BLE001  # what is unpickled may call anything
         ignore(KIND, key, f"cannot be read ({type(error).__name__}: {error})")
         return None
 

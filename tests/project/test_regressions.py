@@ -75,7 +75,7 @@ def test_roundings_are_not_decided_again_in_the_backward(decide: Any, replay: bo
     values = torch.randn(3, 4, 4).unbind()
     graph = make_fx(joint, tracing_mode="fake")(*values)
     list(graph.graph.find_nodes(op="placeholder"))[-1].target = "tangents_1"
-    traced = Traced(1, graph, FakeTensorMode(), 1, (0,), (), 2, (), (), 0)
+    traced = Traced(1, graph, FakeTensorMode(), 1, (0,), (), 2, (), (), 0, ())
     _, backward, _ = _halves(traced, pack=False, replay=replay)
     assert backward is not None
     again = {str(node.target).split(".")[1] for node in _made(backward)}

@@ -59,7 +59,8 @@ class Decays(torch.nn.Module):
 
 def leaky(x: Tensor | None = None, **how: Any) -> Recurrence:
     torch.compiler.reset()  # of one function Dynamo compiles eight variants, no more
-    return captured(Decays(**how), torch.randn(12, 3, 4) if x is None else x)
+    found: Recurrence = captured(Decays(**how), torch.randn(12, 3, 4) if x is None else x)
+    return found
 
 
 def key_of(recurrence: Recurrence, steps: int = 4) -> str | None:
@@ -145,7 +146,7 @@ def double_by_default() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
-def unfused() -> AbstractContextManager[Any]:
+def unfused() -> Any:
     return inductor.patch(pattern_matcher=False)
 
 
@@ -195,11 +196,11 @@ def own_rule() -> AbstractContextManager[Any]:
     return mock.patch.dict(table.decompositions, {torch.ops.aten.tanh.default: lambda value: value})
 
 
-def own_pass() -> AbstractContextManager[Any]:
+def own_pass() -> Any:
     return inductor.patch(joint_custom_pre_pass=lambda graph: None)
 
 
-def no_caches() -> AbstractContextManager[Any]:
+def no_caches() -> Any:
     return inductor.patch(force_disable_caches=True)
 
 

@@ -18,10 +18,10 @@ import pytest
 import torch
 
 import reroll
+from reroll.backends.cache.folder import cache_folder
 from reroll.backends.tiers import calibrate as calibration
 from reroll.backends.tiers import disk
 from reroll.backends.tiers.available import free_memory, total_memory
-from reroll.backends.cache.folder import cache_folder
 from reroll.backends.tiers.calibrate import fit, path_of, recall, remember, seconds_of
 from reroll.errors import OptionError, RerollWarning
 from reroll.schedules.machine import Machine
