@@ -159,7 +159,7 @@ def candidates(
         found = _cheapest(optimal, problem, waiting, max(waiting - carry, 0))
         if thin:
             found = [replace(each, alone=thin.alone) for each in found] + _thinner(problem, thin)
-        yield from sorted(found, key=_cost)
+        yield from sorted(found, key=cost)
     else:
         numbered = list(_numbered(Choice(schedule, problem), options))
         yield from numbered
@@ -235,7 +235,8 @@ def _cheapest(schedules: Sequence[str], problem: Problem, waiting: int, unread: 
     return found
 
 
-def _cost(choice: Choice) -> float:
+def cost(choice: Choice) -> float:
+    """Runs of a step, with what transfers cost that are not hidden."""
     return steps_run(choice) * (1 if choice.ahead else _UNHIDDEN)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
 
 from reroll.errors import BudgetError
-from reroll.planning.choice import Choice, candidates, lowest, may_move, preferred
+from reroll.planning.choice import Choice, candidates, cost, lowest, may_move, preferred
 from reroll.planning.options import Options, parse_budget
 from reroll.planning.plan import Demand, Plan
 from reroll.program.memory import NOTHING, Around, Prediction
@@ -78,16 +78,27 @@ def choose(demand: Demand, options: Options, beside: Beside = ALONE) -> Plan:
 
 def _offered(first: Choice, demand: Demand, options: Options, beside: Beside, budget: int) -> Iterator[Choice]:
     """Choices in the order of their cost, made for what is left while the recurrence is reversed, where most is needed;
-    then for what is left at any time; last those for the least memory, whatever is left."""
+    then for what is left at any time. Before those that cost more, and last, come those for the least memory, whatever
+    is left: what is left is an estimate, and they may fit all the same."""
     around, seen = beside.around, set[Choice]()
     held = dict.fromkeys((around.reversing, max(around.running, around.turned, around.reversing)))
     left = (budget - beside.others - each - demand.needs.scratch for each in held)
     numbers = demand.waiting, demand.carry, demand.thinning
     usual = (candidates(first, options, memory, *numbers) for memory in left)
-    for choice in chain(chain.from_iterable(usual), lowest(first, options)):
+    for choice in _merged(chain.from_iterable(usual), list(lowest(first, options))):
         if choice not in seen:
             seen.add(choice)
             yield choice
+
+
+def _merged(usual: Iterable[Choice], least: Sequence[Choice]) -> Iterator[Choice]:
+    """The usual choices, each behind those of ``least`` that cost less; then all of these."""
+    costs = [(cost(each), each) for each in least]
+    for choice in usual:
+        own = cost(choice) if costs else 0.0
+        yield from (each for of_each, each in costs if of_each < own)
+        yield choice
+    yield from least
 
 
 def _first_within(choices: Iterable[Choice], budget: int, demand: Demand, beside: Beside) -> Plan:
