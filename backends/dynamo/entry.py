@@ -30,6 +30,7 @@ from reroll.backends.construct.plan import Built
 from reroll.backends.construct.replan import Plans
 from reroll.backends.construct.share import build_all
 from reroll.backends.dynamo.around import Outside, bytes_around, outside_of
+from reroll.backends.dynamo.garbage import SELDOM_FULL
 from reroll.backends.dynamo.pieces import broken, pieces
 from reroll.backends.dynamo.surroundings import compile_surroundings, run_by_torch
 from reroll.backends.inductor.whole import compile_whole, refused_by_inductor
@@ -146,7 +147,8 @@ def reroll(
     mode: "reduce-overhead" asks for CUDA graphs, which segments are recorded as anyway; others are an OptionError.
     """
     try:
-        return _compile(gm, example_inputs, mode, options)
+        with SELDOM_FULL:
+            return _compile(gm, example_inputs, mode, options)
     except RerollError as error:
         raise _unwrapped(error) from error.__cause__
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from reroll.backends.dynamo.entry import dynamo_settings
+from reroll.backends.dynamo.garbage import SELDOM_FULL
 
 
 def _nothing() -> None:
@@ -31,6 +32,7 @@ _lock = threading.Lock()
 
 def _begin() -> None:
     _lock.acquire()
+    SELDOM_FULL.begin()
     _mine.put_back = dynamo_settings()()
 
 
@@ -39,6 +41,7 @@ def _end() -> None:
         _mine.put_back()
     finally:
         _mine.put_back = _nothing
+        SELDOM_FULL.end()
         _lock.release()
 
 
