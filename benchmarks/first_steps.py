@@ -17,17 +17,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import cpu_seconds, machine, pinned, training_step
+from measuring import alone, cpu_seconds, empty_caches, machine, pinned, training_step
 from rich.console import Console
 from rich.table import Table
 from speed_networks import MORE, NETWORKS, Network
@@ -91,14 +89,12 @@ def row(name: str, way: str, core: int, lengths: Sequence[int]) -> list[float]:
 def measured(name: str, way: str, core: int, cold: Sequence[int], warm: Sequence[int]) -> dict[str, list[float]]:
     """Cold, then warm, each in a process of its own, with the lengths of its steps; empty without an answer."""
     found = dict[str, list[float]]()
-    with tempfile.TemporaryDirectory(prefix="reroll-bench-") as cache:
-        alone = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        alone |= {"TORCHINDUCTOR_CACHE_DIR": cache, "REROLL_CACHE_DIR": cache}
+    with empty_caches() as caches:
         for kind, lengths in (("cold", cold), ("warm", warm)):
             command = [sys.executable, __file__, "--row", name, way, "--core", str(core), "--lengths"]
             command += map(str, lengths)
             try:
-                done = subprocess.run(command, env=alone, capture_output=True, text=True, check=True, timeout=LIMIT)
+                done = alone(command, LIMIT, caches)
             except subprocess.TimeoutExpired:
                 return {}
             found[kind] = json.loads(done.stdout.splitlines()[-1])

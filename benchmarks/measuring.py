@@ -58,17 +58,20 @@ def cpu_seconds() -> float:
     return sum(os.times()[:4])
 
 
-def alone(command: list[str], limit: float) -> subprocess.CompletedProcess[str]:
-    """Run a command with one thread and an empty inductor cache. Raises TimeoutExpired after ``limit`` seconds."""
-    with tempfile.TemporaryDirectory(prefix="reroll-bench-") as cache:
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "TORCHINDUCTOR_CACHE_DIR": cache,
-            "REROLL_CACHE_DIR": cache,
-        }
-        environment |= {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=limit)
+@contextmanager
+def empty_caches() -> Iterator[dict[str, str]]:
+    """Variables of a process whose caches, inductor's and reroll's, are empty at first, and gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="reroll-bench-") as folder:
+        yield {"TORCHINDUCTOR_CACHE_DIR": folder, "REROLL_CACHE_DIR": folder}
+
+
+def alone(command: list[str], limit: float, caches: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command with one thread, in ``caches`` or empty ones. Raises TimeoutExpired after ``limit`` seconds."""
+    if caches is None:
+        with empty_caches() as empty:
+            return alone(command, limit, empty)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"} | caches
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=limit)
 
 
 @contextmanager

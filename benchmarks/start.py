@@ -1,11 +1,12 @@
 """What other sizes of a batch cost: ``python benchmarks/start.py``.
 
-For the networks of ``speed.py``, at 100 steps, in a process of one thread on one core with empty caches: the
-CPU seconds of the first training step at each of several batch sizes, the C++ compiler's included, and of a second one
-at the last size. ``dynamic=True`` is torch's own way to compile for all sizes at once. Beside it, what code that takes
-sizes as operands costs in time: the network at its usual length and the second batch size, by that code and by code for
-this size alone, in turns. The result goes to ``results/start.json``; a row that is there is left alone without
-``--again``.
+For ten networks, at 100 steps, in a process of one thread on one core with empty caches: the CPU seconds of the first
+training step at each of several batch sizes, the C++ compiler's included, and of a second one at the last size;
+``next``: of a first step in the next process, with what the first one left in the caches. ``dynamic=True`` is torch's
+own way to compile for all sizes at once. With ``--jax`` a process of JAX for each size: wall seconds, one thread.
+Beside it, what code that takes sizes as operands costs in time: the network at its usual length and the second batch
+size, by that code and by code for this size alone, in turns. The result goes to ``results/start.json``; a row that is
+there is left alone without ``--again``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import torch
 from measuring import (
     alone,
     cpu_seconds,
+    empty_caches,
     gradients,
     interleaved,
     machine,
@@ -33,7 +35,8 @@ from measuring import (
 )
 from rich.console import Console
 from rich.table import Table
-from speed_networks import NETWORKS
+from speed_networks import MORE, NETWORKS
+from speed_peers import Peers
 from torch import Tensor
 
 import reroll
@@ -41,10 +44,14 @@ from reroll.backends.inductor.sizes.family import forget
 
 RESULT = Path(__file__).resolve().parent / "results" / "start.json"
 STEPS, ROUNDS = 100, 20
-LIMIT = 1800  # seconds for one row
+SCAN = "JAX lax.scan"
+TEN = NETWORKS | {name: MORE[name] for name in ("nn.LSTM", "nn.GRU")}
+LIMIT = 900  # seconds for one row
 PARTS = (1, 0.75, 0.5, 0.875, 0.625)  # of a network's batch: its size, and four more
 Way = Callable[[Any], Any]
+KINDLESS = ("nn.LSTM", "nn.GRU")  # those of which speed_jax.py has no step
 WAYS: dict[str, Way] = {
+    "eager": lambda network: network,
     "reroll.compile": partial(reroll.compile, time_dim=0),
     "backend": partial(torch.compile, backend="reroll"),
     "torch.compile": torch.compile,
@@ -59,7 +66,7 @@ def sized(x: Tensor, part: float) -> Tensor:
 
 def row(name: str, way: str, steps: int, core: int | None) -> dict[str, Any]:
     """First steps at all sizes, here, in a process that has done nothing else."""
-    make, inputs, _ = NETWORKS[name]
+    make, inputs, _ = TEN[name]
     torch.manual_seed(0)
     network, x = make(), inputs(steps)
     compiled, first, errors = WAYS[way](network), [], []
@@ -75,9 +82,25 @@ def row(name: str, way: str, steps: int, core: int | None) -> dict[str, Any]:
     return {"sizes": sizes, "first_s": first[:-1], "again_s": first[-1], "error": max(errors)}
 
 
+def of_jax(name: str, steps: int, core: int | None, python: str) -> dict[str, Any]:
+    """First steps of JAX's scan at all sizes, each in a process that has done nothing else."""
+    make, inputs, _ = TEN[name]
+    torch.manual_seed(0)
+    network, x, first, errors = make(), inputs(steps), [], []
+    with pinned(core):
+        for part in PARTS:
+            given = sized(x, part)
+            expected = gradients(training_step(network, network, given), network)
+            with Peers(python, network, given, expected, ways=[SCAN]) as peers:
+                told = peers.told[SCAN]
+            first.append(told["first_step_wall_s"])
+            errors.append(told["relative_error"])
+    return {"sizes": [sized(x, part).shape[1] for part in PARTS], "first_s": first, "error": max(errors)}
+
+
 def shared(name: str, rounds: int, core: int | None) -> dict[str, Any]:
     """The time of a step by code that takes sizes as operands, and by code for these sizes alone."""
-    make, inputs, steps = NETWORKS[name]
+    make, inputs, steps = TEN[name]
     torch.manual_seed(0)
     network, x = make(), inputs(steps)
     given = sized(x, PARTS[1])
@@ -92,52 +115,76 @@ def shared(name: str, rounds: int, core: int | None) -> dict[str, Any]:
         return summary(interleaved(ways, rounds), "this size")
 
 
-def measured(*arguments: str, core: int) -> dict[str, Any]:
-    """What this file prints in a process of its own."""
-    command = [sys.executable, __file__, "--core", str(core), *arguments]
+def measured(*arguments: str, core: int, again: bool = False) -> dict[str, Any]:
+    """What this file prints in a process of its own; ``again``: and in the next one the first step."""
+    command, lines = [sys.executable, __file__, "--core", str(core), *arguments], list[str]()
     try:
-        done = alone(command, LIMIT)
+        with empty_caches() as caches:
+            for _ in range(1 + again):
+                done = alone(command, LIMIT, caches)
+                if done.returncode:
+                    raise RuntimeError(done.stderr[-2000:])
+                lines.append(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         return {"no answer within_s": LIMIT}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    found: dict[str, Any] = json.loads(lines[0])
+    return found | ({"next_s": json.loads(lines[1])["first_s"][0]} if again else {})
 
 
 def show(result: dict[str, Any], console: Console) -> None:
     """A row for each network and way."""
-    table = Table("network", "way", *(f"size {n}" for n in range(1, len(PARTS) + 1)), "again", title="CPU seconds")
+    numbers = [f"size {n}" for n in range(1, len(PARTS) + 1)]
+    table = Table("network", "way", *numbers, "again", "next process", title="CPU seconds")
     for name, ways in result["networks"].items():
-        for way in (way for way in WAYS if "first_s" in ways.get(way, {})):
-            cells = (f"{each:.2f}" for each in (*ways[way]["first_s"], ways[way]["again_s"]))
-            table.add_row(name, way, *cells)
+        for way in (way for way in (*WAYS, SCAN) if "first_s" in ways.get(way, {})):
+            found = (*ways[way]["first_s"], ways[way].get("again_s"), ways[way].get("next_s"))
+            table.add_row(name, way, *("-" if each is None else f"{each:.2f}" for each in found))
         if "any size" in ways.get("shared", {}):
             table.add_row(name, f"any size / this size: {ways['shared']['any size']['median_ratio']:.2f}")
     console.print(table)
+
+
+def fill(made: dict[str, Any], name: str, core: int, jax: str | None) -> Iterator[None]:
+    """Measure what is not there of a network's rows."""
+    for way in (*WAYS, "shared"):
+        if way not in made:
+            made[way] = measured("--row", name, way, core=core, again=way in ("eager", "reroll.compile", "backend"))
+            yield
+    if jax is not None and SCAN not in made and name not in KINDLESS:
+        made[SCAN] = measured("--row", name, SCAN, "--jax", jax, core=core)
+        yield
+
+
+def one(name: str, way: str, core: int | None, jax: str | None) -> dict[str, Any]:
+    """One row, here."""
+    if way == SCAN:
+        assert jax is not None
+        return of_jax(name, STEPS, core, jax)
+    return shared(name, ROUNDS, core) if way == "shared" else row(name, way, STEPS, core)
 
 
 def main() -> None:
     """Measure, save and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--row", nargs=2, metavar=("NETWORK", "WAY"), help="one row here, as JSON")
-    parser.add_argument("--only", nargs="*", default=list(NETWORKS), choices=list(NETWORKS), help="networks to measure")
+    parser.add_argument("--only", nargs="*", default=list(TEN), choices=list(TEN), help="networks to measure")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--core", type=int, default=1)
+    parser.add_argument("--jax", metavar="PYTHON", help="an interpreter that has JAX and equinox")
     given = parser.parse_args()
     if given.row:
         name, way = given.row
-        found = shared(name, ROUNDS, given.core) if way == "shared" else row(name, way, STEPS, given.core)
-        print(json.dumps(found))
+        print(json.dumps(one(name, way, given.core, given.jax)))
         return
     result: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {"steps": STEPS, "networks": {}}
     for name in given.only:
         before = result["networks"].get(name, {})
-        where = machine(f"python benchmarks/start.py --only {name!r} --core {given.core}") | {"threads": 1}
+        jax = " --jax PYTHON" if given.jax else ""
+        where = machine(f"python benchmarks/start.py --only {name!r} --core {given.core}{jax}") | {"threads": 1}
         made = {"environment": where} if given.again else before or {"environment": where}
-        for way in (*WAYS, "shared"):
-            if way not in made:
-                made[way] = measured("--row", name, way, core=given.core)
-                result["networks"][name] = made
-                RESULT.write_text(json.dumps(result, indent=1) + "\n")
+        for _ in fill(made, name, given.core, given.jax):
+            result["networks"][name] = made
+            RESULT.write_text(json.dumps(result, indent=1) + "\n")
     show(result, Console(width=130))
 
 

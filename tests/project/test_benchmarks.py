@@ -183,12 +183,11 @@ def test_truncated_steps_at_a_small_size(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_other_batch_sizes_at_a_small_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     start = importlib.import_module("start")
-    monkeypatch.setitem(start.WAYS, "eager", lambda network: network)
     found = start.row("GRU cell", "eager", steps=8, core=0)
     assert found["sizes"] == [32, 24, 16, 28, 20]
     assert len(found["first_s"]) == 5
     assert found["error"] == 0
-    monkeypatch.setitem(start.NETWORKS, "GRU cell", (*start.NETWORKS["GRU cell"][:2], 8))
+    monkeypatch.setitem(start.TEN, "GRU cell", (*start.TEN["GRU cell"][:2], 8))
     assert start.shared("GRU cell", rounds=2, core=0)["any size"]["median_s"] > 0
 
 

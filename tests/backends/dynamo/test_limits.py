@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import Unsupported
 
+import reroll
 from pairs import DOUBLE, B, H, I, T, data, loss_of, pair, same, same_grads
+from reroll.backends.dynamo.garbage import Collections
 from reroll.errors import RerollWarning, UnsupportedError
 
 
@@ -107,3 +110,64 @@ def test_training_with_an_optimizer_follows_plain_training() -> None:
             optimizer.step()
     for a, b in zip(twin.parameters(), plain.parameters(), strict=True):
         assert float((a - b).abs().max()) < 1e-10
+
+
+@pytest.fixture
+def usual_collections() -> Iterator[None]:
+    """Python's thresholds of its cycle collector, whatever these tests set."""
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    yield
+    gc.set_threshold(*before)
+
+
+@pytest.mark.usefixtures("usual_collections")
+def test_the_threshold_is_put_back_behind_the_last_compilation() -> None:
+    found, seen = Collections(), []
+    with found:
+        seen.append(gc.get_threshold())
+        with found:
+            pass
+        seen.append(gc.get_threshold())
+    assert seen == [(700, 10, 200)] * 2
+    assert gc.get_threshold() == (700, 10, 10)
+
+
+@pytest.mark.parametrize("own", [(700, 10, 1_000), (0, 0, 0)])
+@pytest.mark.usefixtures("usual_collections")
+def test_what_the_user_set_is_not_set_back(own: tuple[int, int, int]) -> None:
+    with Collections():
+        gc.set_threshold(*own)
+    assert gc.get_threshold() == own
+
+
+@pytest.mark.usefixtures("usual_collections")
+def test_collections_that_wait_longer_go_on_waiting() -> None:
+    gc.set_threshold(700, 10, 1_000)
+    with Collections():
+        assert gc.get_threshold() == (700, 10, 1_000)
+
+
+@pytest.mark.parametrize("door", ["compile", "backend"])
+@pytest.mark.usefixtures("usual_collections")
+def test_a_compiled_model_leaves_the_threshold(door: str) -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        h = x.new_zeros(3)
+        for row in x.unbind():
+            h = torch.tanh(h + row)
+        return h
+
+    by_backend = torch.compile(model, backend="reroll", options={"lowering": "eager"})
+    compiled = by_backend if door == "backend" else reroll.compile(model, time_dim=0, lowering="eager")
+    x = torch.randn(20, 3, requires_grad=True)
+    for _ in range(2):
+        compiled(x).sum().backward()
+        assert gc.get_threshold() == (700, 10, 10)
+
+
+@pytest.mark.usefixtures("usual_collections")
+def test_an_error_puts_it_back() -> None:
+    compiled = torch.compile(lambda x: x.cumsum(0), backend="reroll", options={"schedule": "nonsense"})
+    with pytest.raises(reroll.OptionError):
+        compiled(torch.randn(4))
+    assert gc.get_threshold() == (700, 10, 10)
