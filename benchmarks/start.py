@@ -15,7 +15,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,9 @@ WAYS: dict[str, Way] = {
     "torch.compile": torch.compile,
     "torch.compile, dynamic=True": partial(torch.compile, dynamic=True),
 }
+
+NEXT = ("eager", "reroll.compile", "backend")  # ways whose next process is measured, too
+EVERY = (*WAYS, SCAN, "shared")
 
 
 def sized(x: Tensor, part: float) -> Tensor:
@@ -144,14 +147,12 @@ def show(result: dict[str, Any], console: Console) -> None:
     console.print(table)
 
 
-def fill(made: dict[str, Any], name: str, core: int, jax: str | None) -> Iterator[None]:
+def fill(made: dict[str, Any], name: str, ways: Sequence[str], core: int, jax: str | None) -> Iterator[None]:
     """Measure what is not there of a network's rows."""
-    for way in (*WAYS, "shared"):
-        if way not in made:
-            made[way] = measured("--row", name, way, core=core, again=way in ("eager", "reroll.compile", "backend"))
-            yield
-    if jax is not None and SCAN not in made and name not in KINDLESS:
-        made[SCAN] = measured("--row", name, SCAN, "--jax", jax, core=core)
+    there = [way for way in ways if way != SCAN or (jax is not None and name not in KINDLESS)]
+    for way in (way for way in there if way not in made):
+        more = ("--jax", str(jax)) if way == SCAN else ()
+        made[way] = measured("--row", name, way, *more, core=core, again=way in NEXT)
         yield
 
 
@@ -168,6 +169,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--row", nargs=2, metavar=("NETWORK", "WAY"), help="one row here, as JSON")
     parser.add_argument("--only", nargs="*", default=list(TEN), choices=list(TEN), help="networks to measure")
+    parser.add_argument("--ways", nargs="*", default=list(EVERY), choices=list(EVERY), help="rows to measure")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--core", type=int, default=1)
     parser.add_argument("--jax", metavar="PYTHON", help="an interpreter that has JAX and equinox")
@@ -182,7 +184,7 @@ def main() -> None:
         jax = " --jax PYTHON" if given.jax else ""
         where = machine(f"python benchmarks/start.py --only {name!r} --core {given.core}{jax}") | {"threads": 1}
         made = {"environment": where} if given.again else before or {"environment": where}
-        for _ in fill(made, name, given.core, given.jax):
+        for _ in fill(made, name, given.ways, given.core, given.jax):
             result["networks"][name] = made
             RESULT.write_text(json.dumps(result, indent=1) + "\n")
     show(result, Console(width=130))
