@@ -26,7 +26,7 @@ COSTS = {"part": st.floats(0.1, 0.7), "repeats": st.floats(0.05, 0.95), "alone":
 LARGE_CARRY: dict[str, float] = {"steps": 2, "segment": 1, "carry": 25, "tape": 20, "scratch": 0}
 LARGE_CARRY |= {"part": 0.5, "repeats": 0.5, "alone": 1.0}
 SMALL_CARRY = LARGE_CARRY | {"carry": 2, "tape": 22}
-"""Revolve in the least memory fits where the estimate of what is left is below that. Thin tapes, which fit, cost more."""
+"""Revolve in the least memory fits, which the estimate of what is left denies. Thin tapes, which fit, cost more."""
 
 
 def demands(
