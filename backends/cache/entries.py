@@ -21,6 +21,8 @@ from reroll.errors import RerollWarning
 MOST_NBYTES = 1 << 30
 """Of all entries together; those that were used longest ago go first."""
 
+DIGITS = 64
+"""Of the name of an entry; what is being written has a shorter one."""
 _MANY = 64  # entries after which a process looks at how much there is
 
 
@@ -60,7 +62,7 @@ def find(kind: str, key: str) -> bytes | None:
     path = _path(kind, key)
     try:
         if is_anothers(cache_folder()):
-            return None
+            raise PermissionError
         content, owner = path.read_bytes(), path.stat().st_uid
     except OSError:
         USES["missing"] += 1

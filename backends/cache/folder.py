@@ -47,10 +47,10 @@ def write_whole(path: Path, content: bytes) -> None:
         raise PermissionError(errno.EPERM, "it is not this user's alone")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("wb", dir=path.parent, delete=False) as file:
+        written = Path(file.name)
         try:
             file.write(content)
             file.flush()
-            Path(file.name).replace(path)
-        except OSError:
-            Path(file.name).unlink()
-            raise
+            written.replace(path)
+        finally:
+            written.unlink(missing_ok=True)  # nothing, if it has its name

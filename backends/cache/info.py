@@ -10,8 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from reroll.backends.cache.entries import UNKEPT, USES
+from reroll.backends.cache.entries import DIGITS, UNKEPT, USES
 from reroll.backends.cache.folder import cache_folder
+from reroll.backends.cache.traces import KIND
 from reroll.words.units import nbytes_text
 
 
@@ -50,7 +51,7 @@ def cache_info() -> CacheInfo:
 
     folder, sizes = cache_folder(), list[int]()
     with suppress(OSError):
-        for entry in (folder / "traces").iterdir():
+        for entry in (folder / KIND).glob("?" * DIGITS):
             with suppress(OSError):  # another process may remove it
                 sizes.append(entry.stat().st_size)
     uses = {name: USES[name] for name in ("found", "missing", "kept", "ignored")}

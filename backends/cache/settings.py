@@ -1,7 +1,7 @@
 """What tracing depends on beside the step: versions, our own sources, the machine, settings of torch.
 
 Private torch API, tried on 2.11 and 2.13: ``config`` of ``torch._inductor`` and of ``torch._functorch`` (their settings
-as they are, and ``force_disable_caches``), ``_impls`` of ``torch.library`` (what Python code gave to operators).
+as they are, and ``force_disable_caches``), ``_get_sdp_priority_order``.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ import os
 import platform
 import sys
 from collections.abc import Iterable
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from reroll.backends.cache.entries import Unkept
+from reroll.backends.cache.patches import refuse_changed_torch
+from reroll.graph.private import autocast_dtypes
 
 _PASSES = ("joint_custom_pre_pass", "joint_custom_post_pass")
 _PACKAGES = ("reroll", "reroll.backends", "reroll.passes")
-_TABLES = (("torch._decomp", "decomposition_table"), ("torch._inductor.decomposition", "decompositions"))
-_ABOVE = ("Autograd", "Composite", "Functionalize", "ADInplaceOrView")  # dispatch keys that tracing sees
 
 
 def settings(devices: Iterable[torch.device]) -> str:
@@ -37,7 +36,7 @@ def settings(devices: Iterable[torch.device]) -> str:
     passes = [name for name in _PASSES if getattr(inductor, name, None) is not None]
     if passes:
         raise Unkept(f"torch._inductor.config.{passes[0]} is set")
-    _refuse_rules()
+    refuse_changed_torch()
     kinds = sorted({device.type for device in devices})
     parts = {
         "reroll": _sources(),
@@ -69,35 +68,28 @@ def _sources() -> str:
 
 
 def _card() -> tuple[Any, ...]:
-    cuda = torch.backends.cuda
-    return (
-        torch.cuda.get_device_name(),
-        torch.cuda.get_device_capability(),
-        cuda.flash_sdp_enabled(),
-        cuda.mem_efficient_sdp_enabled(),
-        cuda.math_sdp_enabled(),
-        cuda.cudnn_sdp_enabled(),
-        torch.backends.cudnn.enabled,
-        torch.backends.cudnn.deterministic,
-        torch.backends.cudnn.benchmark,
-        torch.backends.cudnn.version(),
-    )
+    cudnn = torch.backends.cudnn
+    named = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
+    return (*named, cudnn.enabled, cudnn.deterministic, cudnn.benchmark, cudnn.version())
 
 
 def _flags() -> tuple[Any, ...]:
+    """Settings of torch that its Python code reads while a step is traced."""
     backends: Any = torch.backends
+    kinds = ("cpu", "cuda")
     return (
         torch.get_default_dtype(),
         torch.get_default_device(),
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
         torch.get_float32_matmul_precision(),
-        torch.get_flush_denormal() if hasattr(torch, "get_flush_denormal") else None,
-        backends.cuda.matmul.allow_tf32,
-        backends.cudnn.allow_tf32,
+        (autocast_dtypes(), [torch.get_autocast_dtype(kind) for kind in kinds], torch.is_autocast_cache_enabled()),
+        (backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32),
         backends.mkldnn.is_available() and backends.mkldnn.enabled,
         backends.mha.get_fastpath_enabled(),
         backends.opt_einsum.is_available() and (backends.opt_einsum.enabled, backends.opt_einsum.strategy),
+        [getattr(backends.cuda, f"{name}_sdp_enabled")() for name in ("flash", "mem_efficient", "math", "cudnn")],
+        (backends.cuda.fp16_bf16_reduction_math_sdp_allowed(), torch._C._get_sdp_priority_order()),
     )
 
 
@@ -108,15 +100,3 @@ def _stable(found: dict[str, Any]) -> list[tuple[str, str]]:
     if strange:
         raise Unkept(f"the setting {strange[0]} of torch is an object")
     return told
-
-
-def _refuse_rules() -> None:
-    """Raise Unkept where a decomposition or a gradient of one of torch's operators is not torch's own."""
-    tables = [getattr(sys.modules.get(module), name, {}) for module, name in _TABLES]
-    for target, rule in chain.from_iterable(table.items() for table in tables):
-        if not str(getattr(getattr(rule, "func", rule), "__module__", "")).startswith("torch"):
-            raise Unkept(f"the decomposition of {target} is not torch's own")
-    for name in torch.library._impls:
-        namespace, _, rest = name.partition("/")
-        if namespace == "aten" and rest.rpartition("/")[2].startswith(_ABOVE):
-            raise Unkept(f"{name} is not torch's own")

@@ -16,7 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import _get_qualified_name
 
 from reroll.backends.cache.entries import Unkept
+from reroll.backends.cache.patches import is_own
 from reroll.graph.effects import attribute
+from reroll.graph.inplace import resolved
 from reroll.graph.private import is_of_users
 
 _PLAIN = (
@@ -26,6 +28,7 @@ _PLAIN = (
 _ROOTS = ("torch", "_operator", "operator", "builtins", "math", "reroll")
 _HIGHER = ("autograd_function_apply", "tag_activation_checkpoint", "cond")  # whose operands say all that they do
 _TENSORS = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+_SPELLED = "function:"
 _SMALL = 256  # elements of a tensor that is spelled out
 
 
@@ -50,8 +53,7 @@ def _called(step: fx.GraphModule, node: fx.Node) -> str:
 def _function(target: Any) -> str:
     """The name of an operator or function of torch's, Python's or ours, which it is found under."""
     if isinstance(target, (OpOverload, OpOverloadPacket)):
-        if is_of_users(target) and not str(target).startswith("reroll."):
-            raise Unkept(f"{target} is an operator of the user's")
+        refuse_users_operator(target)
         return f"operator {target}"
     if isinstance(target, HigherOrderOperator):
         if target.name() not in _HIGHER:
@@ -59,9 +61,17 @@ def _function(target: Any) -> str:
         return f"higher {target.name()}"
     name = _qualified(target)
     module, _, last = name.rpartition(".")
-    if name.partition(".")[0] not in _ROOTS or _found(module or "builtins", last) is not target:
+    if name.partition(".")[0] not in _ROOTS or _found(module or "builtins", last) is not target or not is_own(target):
         raise Unkept(f"{name} is a function of the user's")
     return f"function {name}"
+
+
+def refuse_users_operator(target: Any) -> None:
+    """Raise Unkept for an operator of ``torch.ops`` that is a user's, or to which Python code gave a kernel."""
+    if is_of_users(target) and not str(target).startswith("reroll."):
+        raise Unkept(f"{target} is an operator of the user's")
+    if not all(is_own(kernel) for kernel in getattr(target, "py_kernels", {}).values()):
+        raise Unkept(f"a kernel of {target} is the user's")
 
 
 def _qualified(target: Any) -> str:
@@ -84,7 +94,8 @@ def _attribute(value: Any) -> str:
     """What a step holds: the text of a graph, or a small tensor to the last bit."""
     if isinstance(value, fx.GraphModule):
         return step_text(value)
-    if type(value) is not torch.Tensor or value.numel() > _SMALL or value.layout is not torch.strided:
+    plain = type(value) is torch.Tensor and value.layout is torch.strided and value.device.type in ("cpu", "cuda")
+    if not plain or value.numel() > _SMALL or value.is_conj() or value.is_neg():
         raise Unkept(f"a step holds {type(value).__name__}")
     entries = value.detach().cpu().contiguous().flatten().view(torch.uint8) if value.numel() else value
     return repr((tensor_text(value), entries.tolist()))
@@ -98,6 +109,14 @@ def tensor_text(value: torch.Tensor) -> str:
     return repr((*sizes, value.dtype, value.device, value.requires_grad, value.is_conj(), value.is_neg()))
 
 
+def _spelled(name: str) -> Any:
+    """What updates in place call, which they have as a text (``graph.inplace.spell``)."""
+    try:
+        return resolved(name)
+    except (AttributeError, ImportError, ValueError) as error:
+        raise Unkept(f"{name} is not found") from error
+
+
 def _text(value: Any, names: dict[fx.Node, str]) -> str:
     """An operand. Raises Unkept for an object whose text does not say all of it."""
     if isinstance(value, fx.Node):
@@ -108,6 +127,8 @@ def _text(value: Any, names: dict[fx.Node, str]) -> str:
         return "{" + ", ".join(f"{_text(key, names)}: {_text(item, names)}" for key, item in value.items()) + "}"
     if isinstance(value, slice):
         return f"slice{_text((value.start, value.stop, value.step), names)}"
+    if isinstance(value, str) and value.startswith(_SPELLED):
+        _function(_spelled(value.removeprefix(_SPELLED)))
     if type(value) not in _PLAIN:
         raise Unkept(f"an operand is {type(value).__name__}")
     return repr(value)

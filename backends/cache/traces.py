@@ -5,7 +5,7 @@ Private torch API, tried on 2.11 and 2.13: ``GraphPickler`` of ``torch.fx._graph
 
 from __future__ import annotations
 
-import pickle
+import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import fields
@@ -16,14 +16,15 @@ from torch import fx
 
 from reroll.backends.cache.entries import Unkept, find, ignore, keep, unkept
 from reroll.backends.cache.settings import settings
-from reroll.backends.cache.steps import step_text, tensor_text
+from reroll.backends.cache.steps import refuse_users_operator, step_text, tensor_text
 from reroll.graph.fakes import apart_from_dynamo
 from reroll.graph.nested import leaves_of
-from reroll.graph.private import is_of_users, is_overload, storage_id
+from reroll.graph.private import is_overload, storage_id
 from reroll.recurrence import Items, Numbers, Recurrence, Slices
 from reroll.segment.trace import Traced, constant_names, trace_inputs, trace_mode
 
 KIND = "traces"
+_ONE_AT_A_TIME = threading.Lock()
 _LEFT_OUT = ("stack_trace", "nn_module_stack", "source_fn_stack", "fwd_nn_module_stack", "fwd_source_fn_stack")
 _PARTS = tuple(field.name for field in fields(Traced) if field.name not in ("graph", "mode"))
 
@@ -74,6 +75,8 @@ def remember(key: str, traced: Traced) -> None:
         keep(KIND, key, _checked(traced))
     except Unkept as reason:
         unkept(reason)
+    except Exception as error:  # noqa: BLE001  # what is pickled may call anything
+        unkept(Unkept(f"a trace cannot be written: {type(error).__name__}: {error}"))
 
 
 def _checked(traced: Traced) -> bytes:
@@ -89,8 +92,9 @@ def _refuse(node: fx.Node) -> None:
     """Raise Unkept for a node that holds something, or calls what is not torch's own or ours."""
     if node.op not in ("placeholder", "call_function", "output"):
         raise Unkept(f"a trace holds {node.target}")
-    own = is_overload(node.target) and (not is_of_users(node.target) or str(node.target).startswith("reroll."))
-    if node.op == "call_function" and not own and getattr(node.target, "__module__", "") != "_operator":
+    if is_overload(node.target):
+        refuse_users_operator(node.target)
+    elif node.op == "call_function" and getattr(node.target, "__module__", "") != "_operator":
         raise Unkept(f"a trace calls {node.target}")
 
 
@@ -99,17 +103,14 @@ def _written(traced: Traced) -> bytes:
 
     options = Options(ops_filter=None, node_metadata_key_filter=lambda name: name not in _LEFT_OUT)
     parts = tuple(getattr(traced, name) for name in _PARTS)
-    try:
-        return GraphPickler.dumps((traced.graph, parts), options)
-    except (pickle.PicklingError, TypeError, AttributeError, NotImplementedError, AssertionError) as error:
-        raise Unkept(f"a trace cannot be written: {error}") from error
+    return GraphPickler.dumps((traced.graph, parts), options)
 
 
 def _read_back(payload: bytes) -> Traced:
     from torch.fx._graph_pickler import GraphPickler
 
     mode = trace_mode()
-    with warnings.catch_warnings():
+    with _ONE_AT_A_TIME, warnings.catch_warnings():  # which sets filters of the process
         warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 about its own code
         found: Any = GraphPickler.loads(payload, mode)
     graph, parts = found

@@ -134,10 +134,11 @@ def _call(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     kind, _, name = operation.partition(":")
     if kind == "method":
         return getattr(args[0], name)(*args[1:], **kwargs)
-    return _resolve(name)(*args, **kwargs)
+    return resolved(name)(*args, **kwargs)
 
 
-def _resolve(name: str) -> Callable[..., Any]:
+def resolved(name: str) -> Callable[..., Any]:
+    """What ``spell`` named: ``MODULE:PATH``. Raises ImportError or AttributeError where it is not there."""
     module, _, path = name.partition(":")
     found: Any = importlib.import_module(module)
     for part in path.split("."):
@@ -160,7 +161,7 @@ def spell(node: fx.Node) -> str | None:
     path = getattr(target, "__qualname__", target.__name__)
     for candidate in (f"{module}:{path}", f"torch:{target.__name__}", f"torch._C:_nn.{target.__name__}"):
         try:
-            if _resolve(candidate) is target:
+            if resolved(candidate) is target:
                 return f"function:{candidate}"
         except (AttributeError, ImportError):
             continue

@@ -151,6 +151,7 @@ def run_on_step(passes: Sequence[str] | str, step: fx.GraphModule, context: Cont
     for entry in [find(name) for name in pass_names(passes)]:
         if entry.on == "step":
             step = _apply(entry, step, context, fx.GraphModule)
+            step.recompile()  # the graph is what counts: a pass may have left code that is another's
     return step
 
 

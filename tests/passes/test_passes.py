@@ -186,6 +186,18 @@ def test_a_pass_on_the_step_graph() -> None:
 
 
 @pytest.mark.usefixtures("fresh_registry")
+def test_the_code_of_a_step_is_that_of_its_graph_though_a_pass_left_the_old_one() -> None:
+    @register_pass("negate", on="step")
+    def negate(step: fx.GraphModule, _context: Context) -> fx.GraphModule:
+        (result,) = step.graph.output_node().args
+        with step.graph.inserting_before(step.graph.output_node()):
+            step.graph.output_node().args = (step.graph.call_function(torch.neg, (result,)),)
+        return step
+
+    assert run_on_step("negate", fx.symbolic_trace(torch.nn.Identity()), CONTEXT)(torch.tensor(4.0)) == -4
+
+
+@pytest.mark.usefixtures("fresh_registry")
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

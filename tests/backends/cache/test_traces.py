@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ import torch
 import torch._inductor.config as inductor
 import torch._inductor.decomposition as table
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from captured import captured
 from networks import RecurrentLIF, spikes
@@ -31,6 +33,8 @@ from reroll.segment.trace import trace
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 LIBRARY = torch.library.Library("cachetest", "DEF")
 LIBRARY.define("twice(Tensor value) -> Tensor")
+LIBRARY.define("halve_(Tensor(a!) value) -> Tensor(a!)")
+LIBRARY.impl("halve_", lambda value: value.mul_(0.5), "CompositeImplicitAutograd")
 LIBRARY.impl("twice", lambda value: value * 2, "CompositeExplicitAutograd")
 torch.library.register_fake("cachetest::twice", torch.empty_like, lib=LIBRARY)
 torch.library.register_autograd("cachetest::twice", lambda _, grad: grad * 2, lib=LIBRARY)
@@ -146,6 +150,19 @@ def double_by_default() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
+@contextmanager
+def float16_by_autocast() -> Iterator[None]:
+    torch.set_autocast_dtype("cpu", torch.float16)
+    try:
+        yield
+    finally:
+        torch.set_autocast_dtype("cpu", torch.bfloat16)
+
+
+def attention_by_math() -> Any:
+    return torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
+
+
 def unfused() -> Any:
     return inductor.patch(pattern_matcher=False)
 
@@ -165,6 +182,8 @@ OTHERS: dict[str, tuple[Callable[[], Recurrence], Callable[[], AbstractContextMa
     "determinism": (leaky, deterministic, 4),
     "the default dtype": (leaky, double_by_default, 4),
     "a setting of inductor": (leaky, unfused, 4),
+    "a dtype of autocast": (leaky, float16_by_autocast, 4),
+    "attention": (leaky, attention_by_math, 4),
     "no gradients": (lambda: replace(leaky(), grad_enabled=False), nullcontext, 4),
     "autocast": (lambda: replace(leaky(), autocast=(("cpu", torch.bfloat16, True, True),)), nullcontext, 4),
     "a way back": (lambda: backwards(leaky()), nullcontext, 4),
@@ -192,12 +211,62 @@ def test_keys_differ_where_traces_could() -> None:
     assert len(set(found.values())) == len(found)
 
 
+def halved(value: Tensor) -> Tensor:
+    """What an operator of the user's makes of a copy, in place."""
+    return torch.ops.cachetest.halve_.default(value * 1.0)  # type: ignore[no-any-return]
+
+
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
+def allowed(value: Tensor) -> Tensor:
+    """A function that Dynamo does not look into."""
+    return value * 0.5
+
+
 def own_rule() -> AbstractContextManager[Any]:
     return mock.patch.dict(table.decompositions, {torch.ops.aten.tanh.default: lambda value: value})
 
 
 def own_pass() -> Any:
     return inductor.patch(joint_custom_pre_pass=lambda graph: None)
+
+
+class AMode(TorchDispatchMode):
+    """A mode of a user's, which may change any operation."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def own_method() -> Any:
+    return mock.patch.object(torch.Tensor, "relu", lambda value: value * 0.5, create=True)
+
+
+def wrapped_function() -> Any:
+    """A function that says that it is torch's."""
+
+    @functools.wraps(torch.nn.functional.normalize)
+    def normalize(value: Tensor) -> Tensor:
+        return value
+
+    return mock.patch.object(torch.nn.functional, "normalize", normalize)
+
+
+def alike_rule() -> Any:
+    """Of a module whose name only begins as torch's."""
+    space: dict[str, Any] = {"__name__": "torchlab.rules"}
+    exec("def rule(value): return value", space)
+    return mock.patch.dict(table.decompositions, {torch.ops.aten.tanh.default: space["rule"]})
+
+
+def own_kernel() -> Any:
+    kernels = torch.ops.aten.tanh.default.py_kernels
+    return mock.patch.dict(kernels, {torch._C.DispatchKey.AutogradCPU: lambda value: value})
+
+
+def own_pattern() -> Any:
+    joint = __import__("torch._inductor.fx_passes.joint_graph", fromlist=["patterns"])
+    entry = mock.Mock(handler=lambda match: None, extra_check=None)
+    return mock.patch.dict(joint.patterns.patterns, {"tanh": [entry]})
 
 
 def no_caches() -> Any:
@@ -209,6 +278,14 @@ def a_gradient_of_theirs() -> AbstractContextManager[Any]:
 
 
 UNKEPT_ONES: dict[str, tuple[Callable[[], Recurrence], Callable[[], AbstractContextManager[Any]], str]] = {
+    "an update in place": (lambda: leaky(act=halved), nullcontext, "halve_.* is an operator of the user's"),
+    "a function": (lambda: leaky(act=allowed), nullcontext, "allowed is a function of the user's"),
+    "a mode": (leaky, AMode, "AMode is on"),
+    "a method": (leaky, own_method, "torch.Tensor.relu is not torch's"),
+    "a wrapper": (leaky, wrapped_function, "torch.nn.functional.normalize is not torch's"),
+    "a rule of torchlab's": (leaky, alike_rule, "decomposition of aten.tanh"),
+    "a kernel": (lambda: leaky(act=torch.ops.aten.tanh.default), own_kernel, "a kernel of aten.tanh"),
+    "a pattern": (leaky, own_pattern, "a pattern of inductor's"),
     "an operator": (lambda: leaky(act=lambda value: torch.ops.cachetest.twice(value)), nullcontext, "twice.*user's"),
     "a rule": (leaky, own_rule, "decomposition of aten.tanh"),
     "a pass": (leaky, own_pass, "joint_custom_pre_pass is set"),
