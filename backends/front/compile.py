@@ -43,7 +43,15 @@ from reroll.backends.front.entries import (
 from reroll.backends.front.held.names import missing_globals
 from reroll.backends.front.held.state import State
 from reroll.backends.front.modules import CompiledModule, ShardedModule, refuse_no_scalar, with_loss
-from reroll.backends.front.observe import SHORT, Observed, OtherTimeError, observe, refuse_sparse, refuse_unrolled
+from reroll.backends.front.observe import (
+    FEWEST,
+    SHORT,
+    Observed,
+    OtherTimeError,
+    observe,
+    refuse_sparse,
+    refuse_unrolled,
+)
 from reroll.backends.front.outputs import outputs
 from reroll.backends.front.recorded import Recorded
 from reroll.backends.front.turns import turn
@@ -341,7 +349,7 @@ class Caller:
         try:
             return observe(self.model, running.call, (), {})
         except LengthError as error:
-            short = isinstance(error, TooShortError) and running.call.length < SHORT[0][0]
+            short = isinstance(error, TooShortError) and running.call.length < FEWEST
             if short or isinstance(error, OtherTimeError) or not isinstance(refusal, (*UNREADABLE, SkippedError)):
                 error.__context__ = refusal  # it led here
                 raise

@@ -32,7 +32,7 @@ from reroll.graph.nested import Place, leaves_of, places_of, tensors_of, with_le
 from reroll.graph.private import parametrized_anew, version_of
 
 SHORT = ((6, 7, 9), (16, 17, 19), (32, 33, 35))
-_FEWEST = 8  # steps of a sequence that can show a pattern by itself
+FEWEST = 8  # steps of a sequence that can show a pattern by itself
 _LONGEST_GUESS = 64  # steps of a period that is guessed: three runs of up to seven times as many
 _TRIES = 5  # as many as it takes to get to a period of two
 _WHOLE_LOOPS = ("lstm", "gru", "rnn_tanh", "rnn_relu", "while_loop", "scan", "associative_scan")
@@ -167,7 +167,7 @@ def _candidates(length: int) -> Iterator[tuple[tuple[int, ...], tuple[str, ...],
     for free in (("float",), LITERALS):
         for lengths in SHORT:
             yield lengths, free, 1
-        if _FEWEST <= length < SHORT[0][-1]:  # a table may have as many rows as there are steps
+        if FEWEST <= length < SHORT[0][-1]:  # a table may have as many rows as there are steps
             yield (length - 3, length - 2, length), free, 1
         for period, lengths in enumerate(periodic, 2):
             yield lengths, free, 1
