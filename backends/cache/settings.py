@@ -82,7 +82,7 @@ def _flags() -> tuple[Any, ...]:
         torch.get_default_device(),
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.utils.deterministic.fill_uninitialized_memory,
+        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
         (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
         torch.get_float32_matmul_precision(),
         (autocast_dtypes(), [torch.get_autocast_dtype(kind) for kind in kinds], torch.is_autocast_cache_enabled()),
