@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import fx
 
 from reroll.graph.memory import result_nbytes
@@ -11,6 +13,10 @@ from reroll.schedules.machine import pieces
 
 _SEGMENT = {"inductor": 8, "eager": 4}
 _SMALL = ((4096, 32), (8192, 16))  # bytes that a step makes, and steps for which calling a segment no longer counts
+_LARGE, _OF_WEIGHTS = (
+    1 << 22,
+    4,
+)  # bytes that a step makes, and times those of its weights, for which nor products count
 _BLOCK = 1 << 16  # bytes that blocks over depth make for which calling a segment no longer counts
 _MANY, _OPERATIONS = 512, 256  # steps from which on they are worth compiling, operations in one of them at most
 _MOST = 1024  # operations in any segment of several steps: what is compiled together grows with them
@@ -20,8 +26,9 @@ def usual_segment(recurrence: Recurrence, options: Options) -> int:
     """Steps compiled together if nobody says otherwise: more where there are many that take less time than a call.
 
     Not so for schedules that are chosen where every byte counts. Fewer where a step has hundreds of operations, as one
-    has that repeats with a period. Blocks over depth share no weights that products could be brought together for: one
-    is a segment, unless it is tiny.
+    has that repeats with a period. Half as many where a step makes megabytes with small weights, as convolutions do:
+    neither calls nor products of several steps that are brought together count then, and it starts sooner. Blocks over
+    depth share no weights that products could be brought together for: one is a segment, unless it is tiny.
     """
     usual = _SEGMENT[options.lowering]
     if recurrence.blocks:
@@ -30,7 +37,11 @@ def usual_segment(recurrence: Recurrence, options: Options) -> int:
     calls = [node for node in recurrence.step.graph.nodes if node.op.startswith("call")]
     weights = [_operations(node) for node in calls]
     usual = max(1, min(usual, _MOST // max(sum(weights), 1)))
-    if options.lowering == "eager" or options.moves_carries or recurrence.steps < _MANY:
+    if options.lowering == "eager":
+        return usual
+    if _is_large(recurrence, calls, weights):
+        return max(usual // 2, 1)
+    if options.moves_carries or recurrence.steps < _MANY:
         return usual
     values = [node.meta.get("example_value") for node in calls]
     if any(value is None for value in values):
@@ -38,6 +49,14 @@ def usual_segment(recurrence: Recurrence, options: Options) -> int:
     made = sum(weight * result_nbytes(value) for weight, value in zip(weights, values, strict=True))
     fitting = (length for most, length in _SMALL if made <= most and length * sum(weights) <= _OPERATIONS)
     return next(fitting, usual)
+
+
+def _is_large(recurrence: Recurrence, calls: Sequence[fx.Node], weights: Sequence[int]) -> bool:
+    """Whether a step makes so much, of which nothing is known to be small, that neither calls nor its weights count."""
+    values = [node.meta.get("example_value") for node in calls]
+    made = sum(weight * result_nbytes(value) for weight, value in zip(weights, values, strict=True))
+    held = sum(result_nbytes(recurrence.examples[number]) for number in recurrence.constants)
+    return made >= max(_LARGE, _OF_WEIGHTS * held)
 
 
 def _operations(call: fx.Node) -> int:

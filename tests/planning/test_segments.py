@@ -71,6 +71,49 @@ def test_few_steps_and_little_memory_are_not_worth_longer_segments() -> None:
     assert segments(600, 6, schedule="double") == (8, 1)
 
 
+class Frames(nn.Module):
+    """A convolution of frames, which its state fades into."""
+
+    def __init__(self, kernel: int = 3) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 16, kernel, padding=kernel // 2)
+
+    def forward(self, x_TBCHW: Tensor) -> Tensor:
+        v = torch.zeros(())
+        for frame in x_TBCHW.unbind():
+            v = torch.tanh(self.conv(frame) + 0.5 * v)
+        return v
+
+
+@pytest.mark.parametrize(
+    ("batch", "side", "length"), [(2, 16, 8), pytest.param(16, 64, 4, id="large")], ids=lambda value: str(value)
+)
+@pytest.mark.parametrize("schedule", ["auto", "double"])
+def test_segments_of_steps_that_make_much_with_few_weights_are_short(
+    batch: int, side: int, length: int, schedule: str
+) -> None:
+    compiled = reroll.compile(Frames(), time_dim=0, lowering="eager", segment=1)
+    found = reroll.explain(compiled, torch.randn(12, batch, 1, side, side)).loops[0].recurrence
+    assert usual_segment(found, Options(lowering="inductor", schedule=schedule)) == length
+
+
+def test_steps_with_large_weights_keep_their_length() -> None:
+    """Their products are brought together over the steps of a segment."""
+    found = recurrence(16, 1_200)
+    large = replace(found, examples=tuple(each.new_empty((0,)) for each in found.examples))
+    wide = [node for node in found.step.graph.nodes if node.op.startswith("call")]
+    before = [node.meta["example_value"] for node in wide]
+    try:
+        for node in wide:
+            node.meta["example_value"] = torch.empty(1 << 20)
+        options = Options(lowering="inductor")
+        assert usual_segment(found, options) == 8, "4 MB for each operation, and weights of 11 MB"
+        assert usual_segment(large, options) == 4
+    finally:
+        for node, value in zip(wide, before, strict=True):
+            node.meta["example_value"] = value
+
+
 class Period(Cell):
     """A step of 20 cells: one in 20 does something else."""
 
