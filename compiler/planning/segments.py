@@ -13,10 +13,8 @@ from reroll.schedules.machine import pieces
 
 _SEGMENT = {"inductor": 8, "eager": 4}
 _SMALL = ((4096, 32), (8192, 16))  # bytes that a step makes, and steps for which calling a segment no longer counts
-_LARGE, _OF_WEIGHTS = (
-    1 << 22,
-    4,
-)  # bytes that a step makes, and times those of its weights, for which nor products count
+_LARGE = 1 << 22  # bytes that a step makes for which neither calls nor products count, if it makes
+_OF_WEIGHTS = 4  # times the bytes of its weights
 _BLOCK = 1 << 16  # bytes that blocks over depth make for which calling a segment no longer counts
 _MANY, _OPERATIONS = 512, 256  # steps from which on they are worth compiling, operations in one of them at most
 _MOST = 1024  # operations in any segment of several steps: what is compiled together grows with them
