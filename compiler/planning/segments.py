@@ -50,7 +50,10 @@ def usual_segment(recurrence: Recurrence, options: Options) -> int:
 
 
 def _is_large(recurrence: Recurrence, calls: Sequence[fx.Node], weights: Sequence[int]) -> bool:
-    """Whether a step makes so much, of which nothing is known to be small, that neither calls nor its weights count."""
+    """Whether a step makes so much that neither calls nor its weights count. On a card, where such a step may take less
+    time than its launches, that was not measured."""
+    if any(example.device.type != "cpu" for example in recurrence.examples):
+        return False
     values = [node.meta.get("example_value") for node in calls]
     made = sum(weight * result_nbytes(value) for weight, value in zip(weights, values, strict=True))
     held = sum(result_nbytes(recurrence.examples[number]) for number in recurrence.constants)
