@@ -13,6 +13,7 @@ import torch._dynamo.guards
 
 import walks
 from reroll.backends.codecs.codec import CODECS
+from reroll.backends.construct import kernels
 from reroll.backends.runtime.executable import Executable
 from reroll.backends.tiers.tier import TIERS
 from reroll.program.registry import PASSES, find
@@ -56,6 +57,13 @@ def _caches() -> Iterator[None]:
     """What a file leaves in torch's caches."""
     yield
     _spare()
+
+
+@pytest.fixture(autouse=True)
+def _no_traces_kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the tests of the cache keep traces: others would write each one, and never read it."""
+    if request.path.parent.name != "cache":
+        monkeypatch.setattr(kernels, "trace_key", lambda *_: None)
 
 
 @pytest.fixture(autouse=True)
