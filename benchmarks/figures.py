@@ -19,7 +19,17 @@ from typing import Any
 
 import torch
 from contenders import CHECKPOINT, EAGER, contenders, named_options
-from measuring import Step, gradients, interleaved, machine, pinned, relative_error, summary, training_step
+from measuring import (
+    Step,
+    empty_caches,
+    gradients,
+    interleaved,
+    machine,
+    pinned,
+    relative_error,
+    summary,
+    training_step,
+)
 from network_d import Checkpointed, NetworkD, inputs
 from tables import draw, show
 from torch import Tensor
@@ -106,10 +116,9 @@ def compile_cost(options: argparse.Namespace) -> Result:
 
 def fresh_compilation(steps: int, options: argparse.Namespace) -> Result:
     """``compile_cost.py`` in a process and an inductor cache of its own."""
-    with tempfile.TemporaryDirectory(prefix="reroll-bench-") as cache:
+    with empty_caches() as caches:
         command = [sys.executable, HERE / "compile_cost.py", str(steps), str(options.batch), options.lowerings[-1]]
-        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "REROLL_CACHE_DIR": cache}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, env=os.environ | caches, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"compile_cost.py at T={steps} failed:\n{done.stderr}")
     found: Result = json.loads(done.stdout.splitlines()[-1])

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import gradients, interleaved, machine, relative_error, resident_growth, training_step
+from measuring import empty_caches, gradients, interleaved, machine, relative_error, resident_growth, training_step
 from network_d import NetworkD, inputs
 from torch import Tensor, nn
 
@@ -116,7 +116,7 @@ def first_calls(name: str, steps: int, options: Result) -> Result:
 
 def fresh(name: str, steps: int, options: Result) -> Result:
     """``first_calls`` in a process and an inductor cache of its own."""
-    with tempfile.TemporaryDirectory(prefix="reroll-bench-") as cache:
+    with empty_caches() as caches:
         command = [
             sys.executable,
             __file__,
@@ -127,8 +127,7 @@ def fresh(name: str, steps: int, options: Result) -> Result:
             "--one-options",
             json.dumps(options),
         ]
-        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "REROLL_CACHE_DIR": cache}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, env=os.environ | caches, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{name} at T={steps} failed:\n{done.stderr}")
     found: Result = json.loads(done.stdout.splitlines()[-1])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from measuring import Step, gradients, interleaved, relative_error, summary
+from measuring import Step, empty_caches, gradients, interleaved, relative_error, summary
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from wider import enlarged, wider
@@ -171,10 +170,7 @@ def anew() -> Iterator[None]:
     """Nothing is compiled yet."""
     torch.compiler.reset()
     forget()
-    with (
-        tempfile.TemporaryDirectory(prefix="reroll-bench-") as cache,
-        mock.patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": cache, "REROLL_CACHE_DIR": cache}),
-    ):
+    with empty_caches() as caches, mock.patch.dict(os.environ, caches):
         yield
 
 

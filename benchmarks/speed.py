@@ -16,7 +16,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -25,7 +24,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from measuring import gradients, interleaved, machine, pinned, relative_error, summary, training_step
+from measuring import empty_caches, gradients, interleaved, machine, pinned, relative_error, summary, training_step
 from rich.console import Console
 from rich.table import Table
 from speed_networks import MORE, NETWORKS, Checkpointed, CompiledSegments
@@ -112,13 +111,8 @@ def measured(name: str, options: argparse.Namespace) -> Result:
     """A row, in a process and an inductor cache of its own."""
     command = [sys.executable, __file__, "--row", name, "--rounds", str(options.rounds), "--core", str(options.core)]
     command += ["--jax", options.jax] if options.jax else []
-    with tempfile.TemporaryDirectory(prefix="reroll-bench-") as cache:
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "TORCHINDUCTOR_CACHE_DIR": cache,
-            "REROLL_CACHE_DIR": cache,
-        }
+    with empty_caches() as caches:
+        environment = os.environ | {"OMP_NUM_THREADS": "1"} | caches
         before = os.getloadavg()
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:

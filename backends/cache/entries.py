@@ -12,7 +12,6 @@ import os
 import warnings
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from reroll.backends.cache.folder import cache_folder, is_anothers, write_whole
@@ -30,18 +29,10 @@ class Unkept(Exception):  # no error: what it is about is made anew
     """Says that something is not kept on disk, and why."""
 
 
-@dataclass(slots=True)
-class _Said:
-    """What is told once in a process."""
-
-    unwritable: bool = False
-
-
 USES: Counter[str] = Counter()
-"""How often something was ``found``, ``missing``, ``kept`` or ``ignored`` in this process."""
+"""How often something was ``found``, ``missing``, ``kept``, ``ignored`` or ``unwritable`` in this process."""
 UNKEPT: Counter[str] = Counter()
 """Why something was not kept, and how often."""
-_SAID = _Said()
 
 
 def _digest(content: bytes) -> str:
@@ -95,8 +86,8 @@ def keep(kind: str, key: str, payload: bytes) -> None:
     try:
         write_whole(_path(kind, key), _head(key, payload) + payload)
     except OSError as error:
-        if not _SAID.unwritable:
-            _SAID.unwritable = True
+        USES["unwritable"] += 1
+        if USES["unwritable"] == 1:
             warnings.warn(
                 f"Nothing can be kept in {cache_folder()} ({error.strerror}), so every process traces its segments "
                 "anew. Set REROLL_CACHE_DIR to a folder that can be written.",

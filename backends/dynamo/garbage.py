@@ -21,19 +21,25 @@ class Collections:
     usual: tuple[int, int, int] = (0, 0, 0)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
+    @property
+    def seldom(self) -> tuple[int, int, int]:
+        """The thresholds while something is compiled."""
+        young, middle, old = self.usual
+        return young, middle, max(old, _SELDOM)
+
     def begin(self) -> None:
         """Let full collections wait; where the user has them wait longer, as the user has it."""
         with self.lock:
             self.running += 1
             if self.running == 1:
                 self.usual = gc.get_threshold()
-                gc.set_threshold(*self.usual[:2], max(self.usual[2], _SELDOM))
+                gc.set_threshold(*self.seldom)
 
     def end(self) -> None:
         """Put the threshold back, unless it was changed inside."""
         with self.lock:
             self.running -= 1
-            if self.running == 0 and gc.get_threshold() == (*self.usual[:2], max(self.usual[2], _SELDOM)):
+            if self.running == 0 and gc.get_threshold() == self.seldom:
                 gc.set_threshold(*self.usual)
 
     def __enter__(self) -> None:

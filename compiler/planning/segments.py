@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import fx
 
 from reroll.graph.memory import result_nbytes
@@ -37,25 +35,23 @@ def usual_segment(recurrence: Recurrence, options: Options) -> int:
     usual = max(1, min(usual, _MOST // max(sum(weights), 1)))
     if options.lowering == "eager":
         return usual
-    if _is_large(recurrence, calls, weights):
+    values = [node.meta.get("example_value") for node in calls]
+    made = sum(weight * result_nbytes(value) for weight, value in zip(weights, values, strict=True))
+    if _is_large(recurrence, made):
         return max(usual // 2, 1)
     if options.moves_carries or recurrence.steps < _MANY:
         return usual
-    values = [node.meta.get("example_value") for node in calls]
     if any(value is None for value in values):
         return usual
-    made = sum(weight * result_nbytes(value) for weight, value in zip(weights, values, strict=True))
     fitting = (length for most, length in _SMALL if made <= most and length * sum(weights) <= _OPERATIONS)
     return next(fitting, usual)
 
 
-def _is_large(recurrence: Recurrence, calls: Sequence[fx.Node], weights: Sequence[int]) -> bool:
+def _is_large(recurrence: Recurrence, made: int) -> bool:
     """Whether a step makes so much that neither calls nor its weights count. On a card, where such a step may take less
     time than its launches, that was not measured."""
     if any(example.device.type != "cpu" for example in recurrence.examples):
         return False
-    values = [node.meta.get("example_value") for node in calls]
-    made = sum(weight * result_nbytes(value) for weight, value in zip(weights, values, strict=True))
     held = sum(result_nbytes(recurrence.examples[number]) for number in recurrence.constants)
     return made >= max(_LARGE, _OF_WEIGHTS * held)
 

@@ -23,7 +23,6 @@ from six_inputs import six_inputs
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache that nobody has written to, in a process that has not used one."""
     monkeypatch.setenv("REROLL_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(entries, "_SAID", entries._Said())
     USES.clear()
     return tmp_path / "cache"
 
@@ -91,7 +90,7 @@ def test_another_users_entry_is_not_read(folder: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("REROLL_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    monkeypatch.setattr(entries, "_SAID", entries._Said())
+    USES.clear()
     with pytest.warns(RerollWarning, match="Nothing can be kept in .*Set REROLL_CACHE_DIR"):
         keep(KIND, "a key", b"")
     with warnings.catch_warnings():
