@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -160,9 +161,11 @@ def test_a_compiled_model_leaves_the_threshold(door: str) -> None:
     by_backend = torch.compile(model, backend="reroll", options={"lowering": "eager"})
     compiled = by_backend if door == "backend" else reroll.compile(model, time_dim=0, lowering="eager")
     x = torch.randn(20, 3, requires_grad=True)
-    for _ in range(2):
-        compiled(x).sum().backward()
-        assert gc.get_threshold() == (700, 10, 10)
+    with mock.patch.object(gc, "set_threshold", wraps=gc.set_threshold) as found:
+        for _ in range(2):
+            compiled(x).sum().backward()
+            assert gc.get_threshold() == (700, 10, 10)
+    assert found.call_args_list[0] == mock.call(700, 10, 200), "it waited while the model was compiled"
 
 
 @pytest.mark.usefixtures("usual_collections")
