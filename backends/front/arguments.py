@@ -22,9 +22,10 @@ from reroll.backends.front.counter import Counter, find_counter
 from reroll.backends.progress import LONG
 from reroll.errors import OptionError, UnsupportedError
 from reroll.graph.nested import Place, leaves_of, mapped, places_of, tensors_of
-from reroll.segment.trace import dense
+from reroll.segment.trace import dense, packed
 
 TimeDim = int | Mapping[str, Any]
+_LEAST = 2  # the size that no other one of 2 or more is a half of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,10 +64,30 @@ class Call:
         """
         sequences = {id(value): value for value in self._sequences()}
         made = {old: change(value, self.dims[old], length) for old, value in sequences.items()}
+        return self._with(made, length), {id(made[old]): sequences[old] for old in made}
+
+    def _with(self, made: Mapping[int, Tensor], length: int) -> Call:
+        """The call of ``length`` steps with what was made in place of tensors, by their identity."""
         each = partial(_in_place_of, made)
         args, kwargs = tuple(map(each, self.args)), {name: each(value) for name, value in self.kwargs.items()}
-        dims = {id(made[old]): dim for old, dim in self.dims.items()}
-        return Call(args, kwargs, dims, length, self.counter), {id(made[old]): sequences[old] for old in made}
+        dims = {id(made[old]) if old in made else old: dim for old, dim in self.dims.items()}
+        return Call(args, kwargs, dims, length, self.counter)
+
+    def other_sizes(self) -> Iterator[Call]:
+        """Calls with about half of the size in a dimension beside time, such as that of a batch: first of the tensors
+        with time alone, then of all that have a dimension of that size. Sizes stay 2 or more."""
+        sequences, times = self._sequences(), {*self.dims.values()}
+        tensors = [each for each in tensors_of((self.args, self.kwargs)) if not isinstance(each, torch.nn.Parameter)]
+        others = [each for each in tensors if id(each) not in self.dims]
+        leading = (sequences or tensors)[:1]
+        for dim, size in ((dim, size) for value in leading for dim, size in enumerate(value.shape)):
+            if dim in times or size <= _LEAST:
+                continue
+            found = {id(each): _half_of(each, dim) for each in sequences if each.shape[dim : dim + 1] == (size,)}
+            beside = {
+                id(each): _half_of(each, each.shape.index(size), own=True) for each in others if size in each.shape
+            }
+            yield from (self._with(made, self.length) for made in (found, found | beside if beside else {}) if made)
 
     def along(self, dim: int) -> Call | None:
         """The same arguments with time in another dimension, if all that have time have that, of one length."""
@@ -212,6 +233,14 @@ def first_steps(value: Tensor, dim: int, length: int) -> Tensor:
         index = torch.arange(length, device=value.device) % max(value.shape[dim], 1)
         taken = value.detach().index_select(dim, index)
     return taken.requires_grad_(value.requires_grad)
+
+
+def _half_of(value: Tensor, dim: int, *, own: bool = False) -> Tensor:
+    """About half of the entries along a dimension: a view, or in memory of its ``own``, laid out as the whole is."""
+    with torch.no_grad():
+        made = value.detach().narrow(dim, 0, value.shape[dim] // 2 + 1)
+        made = packed(made).clone() if own else made
+    return made.requires_grad_(value.requires_grad)
 
 
 def repeated(value: Tensor) -> list[int]:

@@ -6,6 +6,7 @@ A call attempts to run the model on tokens. What an attempt ends in says what fo
             ─► Misfit      take tokens of the length of the call's pattern ─► attempt
             ─► Untraced    trace its other lengths; where they give no template, drop the pattern ─► attempt
             ─► Refused     take tokens of that length; where they were, record the model ─► attempt, or Dynamo's error
+            ─► Sampled     nothing: it was only to show another size (``dynamic=True``) ─► done
             ─► Unrecorded  have Dynamo read the model ─► attempt; where it has refused ─► Dynamo's error
 
 The model is observed within an attempt, when a graph of it would run, or else when Dynamo refuses it. A call has two
@@ -35,6 +36,7 @@ from reroll.backends.front.entries import (
     Ran,
     Refused,
     Running,
+    Sampled,
     SkippedError,
     Unrecorded,
     Untraced,
@@ -49,6 +51,7 @@ from reroll.backends.front.observe import (
     Observed,
     OtherTimeError,
     observe,
+    other_size,
     refuse_sparse,
     refuse_unrolled,
 )
@@ -61,6 +64,7 @@ from reroll.capture.lengths.align import NeverError, TransformError
 from reroll.capture.lengths.instantiate import TooShortError
 from reroll.capture.recorder.ragged import LONGEST
 from reroll.errors import LengthError, OptionError, RerollWarning, UnsupportedError
+from reroll.graph.nested import tensors_of
 from reroll.planning.options import Options
 
 _WITHIN = (
@@ -77,6 +81,7 @@ def compile(  # noqa: A001  # as torch.compile
     time_dim: TimeDim | None = None,
     steps: str | None = None,
     loss: Callable[[Any, Any], Any] | None = None,
+    dynamic: bool = False,
     **options: Any,
 ) -> Any:
     """Compile a model whose compile cost does not grow with the number of steps T; also a decorator.
@@ -96,6 +101,9 @@ def compile(  # noqa: A001  # as torch.compile
     one number. What comes back is a function then, ``compiled(*arguments, target=...)``, of that number. Where the loss
     is a sum or mean over time, each step adds its part, so neither what the model gives nor its gradient is held for
     all steps, and a budget covers the loss. The same goes for a loss within a model or function of yours.
+    dynamic: whether other sizes, such as other batch sizes, will come: the model is looked at once more, at about half
+    of the first batch, so that the first segments are compiled for any size. Without it the second size is compiled so.
+    On a GPU each size is compiled by itself.
     options: those of ``reroll.Options``.
 
     With ``time_dim``, the first call runs the model without gradients on a few short pieces of its sequence, has Dynamo
@@ -119,10 +127,11 @@ def compile(  # noqa: A001  # as torch.compile
     """
     parsed = Options.of(options)
     if model is None:
-        return lambda target: compile(target, time_dim=time_dim, steps=steps, loss=loss, **options)
+        return lambda target: compile(target, time_dim=time_dim, steps=steps, loss=loss, dynamic=dynamic, **options)
     if loss is not None:
-        return _with_loss(model, loss, {"time_dim": time_dim, "steps": steps, **options})
+        return _with_loss(model, loss, {"time_dim": time_dim, "steps": steps, "dynamic": dynamic, **options})
     if time_dim is None and steps is None:
+        _refuse_dynamic(dynamic)
         return _over_depth(model, options)
     if "depth" in options:
         raise OptionError(
@@ -140,10 +149,10 @@ def compile(  # noqa: A001  # as torch.compile
         )
     time = Time(time_dim, steps)
     if isinstance(model, nn.Module):
-        return AnyLengthModule(model, time, parsed)
+        return AnyLengthModule(model, time, parsed, dynamic=dynamic)
     if not callable(model):
         raise OptionError(f"reroll.compile was given {type(model).__name__}, which cannot be called.")
-    caller = Caller(model, time, parsed)
+    caller = Caller(model, time, parsed, dynamic=dynamic)
 
     @functools.wraps(model)
     def compiled(*args: Any, **kwargs: Any) -> Any:
@@ -151,6 +160,14 @@ def compile(  # noqa: A001  # as torch.compile
 
     compiled.reroll_caller = caller  # type: ignore[attr-defined]
     return compiled
+
+
+def _refuse_dynamic(dynamic: Any) -> None:
+    if dynamic:
+        raise OptionError(
+            f"reroll.compile: dynamic={dynamic!r} is for loops over time, with time_dim or steps. Leave it out over "
+            "depth."
+        )
 
 
 def _with_loss(model: Any, loss: Any, how: Mapping[str, Any]) -> Any:
@@ -186,8 +203,8 @@ def _over_depth(model: Any, options: Mapping[str, Any]) -> Any:
 class Caller:
     """Calls a model on sequences of any length."""
 
-    def __init__(self, model: Callable[..., Any], time: Time, options: Options) -> None:
-        self.model, self.time, self.options = model, time, options
+    def __init__(self, model: Callable[..., Any], time: Time, options: Options, *, dynamic: bool) -> None:
+        self.model, self.time, self.options, self.dynamic = model, time, options, dynamic
         # By keyword: Lightning's torch.compile leaves on a module what it is given beside it, and this backend is no
         # part of the user's model, which may be pickled.
         with hooks_inside():
@@ -195,7 +212,7 @@ class Caller:
         self.front = self.read = Front(model, traced, options)
         self.signature = _signature(model)
         self.steps = SHORT[0][-1]
-        self.looked = False
+        self.looked = self.sampled = False
         self.short = set[tuple[int, int]]()  # lengths that are too short, with ``steps`` when that was seen
 
     @torch.compiler.disable(reason=_WITHIN)  # type: ignore[untyped-decorator]
@@ -208,6 +225,8 @@ class Caller:
             running = Running(self.front, call, steps=self.steps)
             if not self.looked:
                 self._look(call)
+            if self.dynamic and not self.sampled:
+                self._sample(call)
             short = (call.length, self.steps) in self.short or not self._settled(running)
         if short:
             self._refuse_untruncated(call)
@@ -244,6 +263,20 @@ class Caller:
         except LengthError as error:
             raise self._with_numbers(error) from None
         self.looked = True
+
+    def _sample(self, call: Call) -> None:
+        """Look at the model at another size, so that what is compiled first serves any."""
+        self.sampled = True
+        if self.options.lowering == "eager":
+            return  # which serves any size
+        devices = {value.device.type for value in tensors_of((call.args, call.kwargs))}
+        other = other_size(self.model, call) if devices == {"cpu"} else None
+        if other is not None:
+            self._settled(Running(self.front, other, steps=self.steps, sampling=True))
+            return
+        where = "the model runs at no other size that was tried (half of each dimension beside time, of 3 or more)"
+        reason = where if devices == {"cpu"} else f"code for any size is made for CPUs, and here is {sorted(devices)}"
+        warnings.warn(f"dynamic=True: {reason}. Each size is compiled when it comes.", RerollWarning, stacklevel=6)
 
     def _settled(self, running: Running) -> bool:
         """Run the call; whether its sequence is long enough. One that is not is remembered, and looked at no more."""
@@ -288,7 +321,7 @@ class Caller:
     def _followed(self, running: Running, outcome: Outcome) -> bool:
         """Do what an attempt asks for; whether it ran. If not, another one comes next."""
         match outcome:
-            case Ran():
+            case Ran() | Sampled():
                 self.steps = running.steps  # the next call is most often alike
                 return True
             case Misfit(steps):
@@ -384,15 +417,15 @@ def _signature(model: Callable[..., Any]) -> inspect.Signature | None:
 class AnyLengthModule(CompiledModule):
     """A module compiled for every number of steps. Attributes are those of the module that it was made from."""
 
-    def __init__(self, module: nn.Module, time: Time, options: Options) -> None:
+    def __init__(self, module: nn.Module, time: Time, options: Options, *, dynamic: bool) -> None:
         super().__init__(module)
-        self._set_caller(time, options)
+        self._set_caller(time, options, dynamic)
 
-    def _set_caller(self, time: Time, options: Options) -> None:
+    def _set_caller(self, time: Time, options: Options, dynamic: bool) -> None:
         inside = spoken_around(self._orig_mod)
         model = self._orig_mod if inside is None else inside.forward
         object.__setattr__(self, "_inside", inside)
-        object.__setattr__(self, "reroll_caller", Caller(model, time, options))
+        object.__setattr__(self, "reroll_caller", Caller(model, time, options, dynamic=dynamic))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's result. Raises UnsupportedError if it was sharded since it was compiled."""
@@ -410,9 +443,9 @@ class AnyLengthModule(CompiledModule):
         state = dict(self.__dict__)
         caller: Caller = state.pop("reroll_caller")
         del state["_inside"]
-        return state | {"_compiled_with": (caller.time, caller.options)}
+        return state | {"_compiled_with": (caller.time, caller.options, caller.dynamic)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        time, options = state.pop("_compiled_with")
+        time, options, dynamic = state.pop("_compiled_with")
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._set_caller(time, options)
+        self._set_caller(time, options, dynamic)

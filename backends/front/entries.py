@@ -77,7 +77,12 @@ class Unrecorded:
     error: Unrecordable
 
 
-Outcome = Ran | Misfit | Untraced | Refused | Unrecorded
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The sizes of the call are noted, for code that serves any. Nothing has run, and nothing was compiled."""
+
+
+Outcome = Ran | Misfit | Untraced | Refused | Unrecorded | Sampled
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -93,16 +98,17 @@ class Row:
 class Running:
     """One call of a compiled model: its arguments, the tokens in their place, and what is known of its length.
 
-    probing: whether the graph is only looked at. unusable: lengths whose traces gave no template, and why. failed: the
-    way to a graph, Dynamo's or a record, that this call has tried in vain. returned: what came of it, a few steps long,
-    with ``Row`` s. It is held here and in no frame: what was tried in vain holds its frames, and a ``Row`` that is held
-    by somebody else is an error.
+    probing: whether the graph is only looked at. sampling: whether only its sizes are. unusable: lengths whose traces
+    gave no template, and why. failed: the way to a graph, Dynamo's or a record, that this call has tried in vain.
+    returned: what came of it, a few steps long, with ``Row`` s. It is held here and in no frame: what was tried in vain
+    holds its frames, and a ``Row`` that is held by somebody else is an error.
     """
 
     front: Front
     call: Call
     observed: Observed | None = None
     probing: bool = False
+    sampling: bool = False
     steps: int = 0
     sequences: dict[int, Tensor] = field(default_factory=dict)
     runs: list[Sequence[Any]] = field(default_factory=list)
@@ -152,7 +158,7 @@ RUNNING: ContextVar[Running | None] = ContextVar("RUNNING", default=None)
 class Unwound(BaseException):
     """Raised in place of running a graph; no ``except Exception`` of a model catches it."""
 
-    def __init__(self, state: Misfit | Untraced) -> None:
+    def __init__(self, state: Misfit | Untraced | Sampled) -> None:
         super().__init__()
         self.state = state
 
@@ -230,6 +236,9 @@ class Entry:
         family = self.families.get((lengths, running.call.places))
         if family is None:
             raise Unwound(Untraced(self))
+        if running.sampling:
+            family.sample(running.observed, operands, running.sequences)
+            raise Unwound(Sampled())
         graph, outputs = family.program(running.observed, operands, running.sequences)
         graph.plans.follow()
         asked = EXPLAINING.get()

@@ -17,6 +17,7 @@ from reroll.backends.construct.share import fitting_all
 from reroll.backends.dynamo.around import bytes_around
 from reroll.backends.dynamo.entry import Graph, assemble
 from reroll.backends.front.observe import Observed
+from reroll.backends.inductor.sizes.family import sampling
 from reroll.backends.runtime.node import Idle
 from reroll.capture.capture import capture
 from reroll.capture.fusion.fuse import fuse
@@ -61,14 +62,27 @@ class Family:
         """
         if observed not in self.programs:
             self._say_sized()
-            instance = instantiate(self.template, observed.check)
-            detach_behind(instance.outer, instance.recurrences, self.options.truncate)
-            _show_sizes(instance, operands, sequences)
+            instance = self._instance(observed, operands, sequences)
             tokens = sum(each.nbytes for each in operands if id(each) in sequences)
             self.programs[observed] = self._compiled(instance, tokens), instance.outputs
             forget(self.programs, LENGTHS)
         self.programs.move_to_end(observed)
         return self.programs[observed]
+
+    def sample(self, observed: Observed, operands: Sequence[Any], sequences: Mapping[int, Tensor]) -> None:
+        """Note the sizes of a call, for code that serves any: what is compiled for other sizes has them as symbols."""
+        recurrences = self._instance(observed, operands, sequences).recurrences
+        with sampling():
+            for each in (self._of_one_length(*found) for found in enumerate(recurrences)):
+                if each.steps:
+                    lengths = lengths_of(each, segment_length(each, self.options), self.options)
+                    compile_kernels(each, self.options, lengths)
+
+    def _instance(self, observed: Observed, operands: Sequence[Any], sequences: Mapping[int, Tensor]) -> Instance:
+        instance = instantiate(self.template, observed.check)
+        detach_behind(instance.outer, instance.recurrences, self.options.truncate)
+        _show_sizes(instance, operands, sequences)
+        return instance
 
     def _say_sized(self) -> None:
         """Warn at the second length, once, that each is made by itself."""

@@ -301,6 +301,16 @@ def _run_plainly(model: Callable[..., Any], call: Call) -> None:
         call.run(model)
 
 
+def other_size(model: Callable[..., Any], call: Call) -> Call | None:
+    """The call with another size in a dimension beside time, if the model runs at one: a few steps of it are run."""
+    for other in call.other_sizes():
+        short, _ = other.resized(SHORT[0][0], first_steps)
+        with suppress(Exception), looked_at(model, short, frozenset(), parameters=True), torch.no_grad():
+            short.run(model)
+            return other
+    return None
+
+
 def _follow(model: Callable[..., Any], call: Call, pattern: Pattern) -> Observed:
     check = Check(pattern, call.length, user_line)
     if not check.possible:

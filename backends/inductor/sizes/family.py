@@ -13,6 +13,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,12 +92,25 @@ class Family:
 
 
 FAMILIES: OrderedDict[Hashable, Family] = OrderedDict()
+_SAMPLING: ContextVar[bool] = ContextVar("_SAMPLING", default=False)
+
+
+@contextmanager
+def sampling() -> Iterator[None]:
+    """Inside, the numbers of graphs are noted, and nothing is compiled: code cannot be called."""
+    mark = _SAMPLING.set(True)
+    try:
+        yield
+    finally:
+        _SAMPLING.reset(mark)
 
 
 def compiled(graph: fx.GraphModule, mode: FakeTensorMode, *, backward: bool) -> Code:
     """A compiled half: one that was compiled before, one whose sizes are symbols, or one for these sizes alone."""
     with _ONE_AT_A_TIME:
         found = numbered(graph.graph) if _on_cpu(graph) else None
+        if _SAMPLING.get():
+            return _noted(found, backward=backward)
         if found is None:
             return compile_half(graph, mode, backward=backward)
         family = _family((found.structure, backward, _settings()))
@@ -105,6 +119,17 @@ def compiled(graph: fx.GraphModule, mode: FakeTensorMode, *, backward: bool) -> 
             there = compile_half(graph, mode, backward=backward)
             family.put(found.numbers, there)
         return there
+
+
+def _noted(found: Numbered | None, *, backward: bool) -> Code:
+    if found is not None:
+        family = _family((found.structure, backward, _settings()))
+        family.samples = [*family.samples[-(_SAMPLES - 1) :], found.numbers]
+    return Code(_uncallable, "", ())
+
+
+def _uncallable(_: list[Any]) -> Any:
+    raise AssertionError("the sizes of this code were only looked at")
 
 
 def forget() -> None:

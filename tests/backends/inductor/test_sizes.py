@@ -383,3 +383,82 @@ def test_sizes_that_cannot_be_symbols_are_compiled_one_by_one(monkeypatch: pytes
     said = [str(each.message) for each in caught if issubclass(each.category, reroll.RerollWarning)]
     assert len(said) == 1
     assert "no symbols today" in said[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_dynamic_model_builds_nothing_from_the_second_batch_size_on(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a run of a few steps at another size does to the model is undone."""
+    asked = counted(monkeypatch)
+    torch.manual_seed(0)
+    model, plain = Cell(kind).double(), Cell(kind).double()
+    plain.load_state_dict(model.state_dict())
+    fast, before = reroll.compile(model, time_dim=0, segment=3, dynamic=True), set[str]()
+    for number, batch in enumerate((16, 12, 7)):
+        asked.clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", reroll.RerollWarning)
+            compare(model, fast, plain, torch.randn(14, batch, 3, dtype=torch.float64))
+        before |= set(asked) if number == 0 else set()
+        assert number == 0 or set(asked) <= before - {"inductor"}, batch
+    for found, expected in zip(model.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def started(x: Tensor, h: Tensor, weight: Tensor, wanted: Tensor) -> Tensor:
+    """A loop of which the first state and what is wanted have the batch in a dimension of their own."""
+    h = h[0]
+    for t in range(x.shape[1]):
+        h = torch.tanh(x[:, t] @ weight + h)
+    return (h - wanted).square().sum()
+
+
+def test_a_dynamic_function_finds_the_batch_in_all_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = counted(monkeypatch)
+    weight = torch.randn(3, 16, dtype=torch.float64, requires_grad=True)
+    fast = reroll.compile(started, time_dim={"x": 1}, segment=3, dynamic=True)
+    for number, batch in enumerate((8, 6, 11)):
+        asked.clear()
+        sizes = ((batch, 14, 3), (1, batch, 16), (batch, 16))
+        x, h, wanted = (torch.randn(*each, dtype=torch.float64, requires_grad=True) for each in sizes)
+        found, expected = (
+            torch.autograd.grad(run(x, h, weight, wanted), (x, h, weight, wanted)) for run in (fast, started)
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+        assert ("inductor" in asked) == (number == 0)
+
+
+class Narrow(nn.Module):
+    """It runs at one batch size alone, and draws random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rec = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.new_zeros(8, 16)
+        for t in range(x.shape[0]):
+            h = torch.tanh(self.rec(h) + x[t].view(8, 16) * torch.rand_like(h))
+        return h
+
+
+def test_a_dynamic_model_of_one_size_is_compiled_for_it_and_says_so() -> None:
+    torch.manual_seed(0)
+    model = Narrow().double()
+    fast, x = reroll.compile(model, time_dim=0, segment=3, dynamic=True), torch.randn(14, 8, 16, dtype=torch.float64)
+    torch.manual_seed(1)
+    with pytest.warns(reroll.RerollWarning, match="dynamic=True: the model runs at no other size"):
+        found = gradients(model, fast, x)
+    torch.manual_seed(1)
+    expected = gradients(model, reroll.compile(model, time_dim=0, segment=3), x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", reroll.RerollWarning)
+        fast(x)  # it is said once
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_dynamic_is_refused_without_time() -> None:
+    with pytest.raises(reroll.OptionError, match="dynamic=True is for loops over time"):
+        reroll.compile(nn.Linear(2, 2), dynamic=True)
