@@ -25,6 +25,7 @@ from reroll.capture.lengths.instantiate import TooShortError
 from reroll.capture.lengths.pattern import EventTrace, Pattern, find_pattern
 from reroll.capture.recorder.events import LITERALS, Numbers, Recorder, Sink, recording
 from reroll.capture.recorder.identity import holds_tensors
+from reroll.capture.recorder.valueless import NeedsValues, Valueless, serves
 from reroll.capture.steps.runs import LONGEST_PERIOD
 from reroll.errors import LengthError, OptionError, UnsupportedError
 from reroll.graph.lines import user_line
@@ -312,6 +313,15 @@ def other_size(model: Callable[..., Any], call: Call) -> Call | None:
 
 
 def _follow(model: Callable[..., Any], call: Call, pattern: Pattern) -> Observed:
+    """Run a call along a pattern: without values where none is asked for, which takes a part of the time. What is found
+    to be wrong in such a run is looked at with values."""
+    if serves(pattern.palette):
+        with suppress(Exception, NeedsValues):
+            return _run_along(model, call, pattern, Valueless())
+    return _run_along(model, call, pattern, None)
+
+
+def _run_along(model: Callable[..., Any], call: Call, pattern: Pattern, valueless: Valueless | None) -> Observed:
     check = Check(pattern, call.length, user_line)
     if not check.possible:
         raise TooShortError(f"{call.length} steps are fewer than the first and last ones that differ from the others.")
@@ -319,7 +329,7 @@ def _follow(model: Callable[..., Any], call: Call, pattern: Pattern) -> Observed
         if pattern.changes_inputs:
             call, _ = call.resized(call.length, lambda value, dim, length: value.detach().clone())
         with looked_at(model, call, frozenset(call.dims), parameters=False) as state:
-            result, *_ = _run(model, call, check.see, state)
+            result, *_ = _run(model, call, check.see, state, valueless=valueless)
         check.finish()
     except Departure as departure:
         error = (LengthError if call.length > pattern.lengths[0] else TooShortError)(str(departure))
@@ -329,10 +339,16 @@ def _follow(model: Callable[..., Any], call: Call, pattern: Pattern) -> Observed
 
 
 def _run(
-    model: Callable[..., Any], call: Call, sink: Sink, state: State, short: bool = False
+    model: Callable[..., Any],
+    call: Call,
+    sink: Sink,
+    state: State,
+    *,
+    short: bool = False,
+    valueless: Valueless | None = None,
 ) -> tuple[Any, dict[tuple[Any, ...], int | None], Recorder]:
     """What the model returns, the event that made each of the tensors in it, by their place, and what recorded it."""
-    recorder = Recorder(sink, tensor_names(state) | call.names(), short)
+    recorder = Recorder(sink, tensor_names(state) | call.names(), short, valueless)
     with recording(recorder):
         result = call.run(model)
         _refuse_objects(result)

@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 
 from reroll.capture.recorder.identity import Same, fingerprint
 from reroll.capture.recorder.ragged import LONGEST, PACK, steps_of, whole
+from reroll.capture.recorder.valueless import Valueless
 from reroll.capture.steps.runs import Item, longest, slopes
 from reroll.errors import UnsupportedError
 from reroll.graph.names import LABEL
@@ -57,11 +58,14 @@ class Recorder(TorchFunctionMode):
 
     inputs: names of the tensors that are passed to the model. Other tensors from outside are known by their identity.
     short: whether the run is on the first steps of sequences alone. ``sizes`` are those of what each event made first.
+    valueless: what gives results without their values.
     """
 
-    def __init__(self, sink: Sink, inputs: Mapping[int, str], short: bool = False) -> None:
+    def __init__(
+        self, sink: Sink, inputs: Mapping[int, str], short: bool = False, valueless: Valueless | None = None
+    ) -> None:
         super().__init__()
-        self.sink, self.inputs, self.short = sink, inputs, short
+        self.sink, self.inputs, self.short, self.valueless = sink, inputs, short, valueless
         self.sizes = list[Any]()
         self.made: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
         self.history = History()
@@ -82,7 +86,10 @@ class Recorder(TorchFunctionMode):
         if _updates(func) or "out" in kwargs:  # told of before it happens, so that a departure comes before any harm
             self._tell(colour, numbers)
             return self._made(self._muted(func, args, kwargs))
-        result = self._muted(func, args, kwargs)
+        if self.valueless is None:
+            result = self._muted(func, args, kwargs)
+        else:
+            result = self._muted(self.valueless, (func, args, kwargs, colour[1]), {})
         if isinstance(result, Tensor) or not _is_plain(result) or result is None:
             self._tell(colour, numbers)
             self._made(result)
