@@ -5,20 +5,24 @@ training step at each of several batch sizes, the C++ compiler's included, and o
 ``next``: of a first step in the next process, with what the first one left in the caches. ``dynamic=True`` is torch's
 own way to compile for all sizes at once. With ``--jax`` a process of JAX for each size: wall seconds, one thread.
 Beside it, what code that takes sizes as operands costs in time: the network at its usual length and the second batch
-size, by that code and by code for this size alone, in turns. The result goes to ``results/start.json``; a row that is
-there is left alone without ``--again``.
+size, by that code and by code for this size alone, in turns. And what new lengths cost: the first step at each of ten,
+a second one there, and in the first one the run that checks the length, with eager's forward. The
+result goes to ``results/start.json``; a row that is there is left alone without ``--again``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from measuring import (
@@ -40,6 +44,7 @@ from speed_peers import Peers
 from torch import Tensor
 
 import reroll
+from reroll.backends.front import observe
 from reroll.backends.inductor.sizes.family import forget
 
 RESULT = Path(__file__).resolve().parent / "results" / "start.json"
@@ -48,18 +53,20 @@ SCAN = "JAX lax.scan"
 TEN = NETWORKS | {name: MORE[name] for name in ("nn.LSTM", "nn.GRU")}
 LIMIT = 900  # seconds for one row
 PARTS = (1, 0.75, 0.5, 0.875, 0.625)  # of a network's batch: its size, and four more
-Way = Callable[[Any], Any]
+Way = Callable[..., Any]
 KINDLESS = ("nn.LSTM", "nn.GRU")  # those of which speed_jax.py has no step
 WAYS: dict[str, Way] = {
     "eager": lambda network: network,
     "reroll.compile": partial(reroll.compile, time_dim=0),
+    "reroll.compile, dynamic=True": partial(reroll.compile, time_dim=0, dynamic=True),
     "backend": partial(torch.compile, backend="reroll"),
     "torch.compile": torch.compile,
     "torch.compile, dynamic=True": partial(torch.compile, dynamic=True),
 }
 
 NEXT = ("eager", "reroll.compile", "backend")  # ways whose next process is measured, too
-EVERY = (*WAYS, SCAN, "shared")
+EVERY = (*WAYS, SCAN, "shared", "new lengths")
+NEW = 10  # lengths
 
 
 def sized(x: Tensor, part: float) -> Tensor:
@@ -118,6 +125,34 @@ def shared(name: str, rounds: int, core: int | None) -> dict[str, Any]:
         return summary(interleaved(ways, rounds), "this size")
 
 
+def of_lengths(name: str, core: int | None) -> dict[str, Any]:
+    """First and second steps at new lengths, the runs that check these, and eager's forward, in CPU seconds."""
+    make, inputs, steps = TEN[name]
+    torch.manual_seed(0)
+    network, x, follow = make(), inputs(steps), observe._follow
+    compiled, errors = reroll.compile(network, time_dim=0), []
+    told: dict[str, list[float]] = {"first_s": [], "again_s": [], "check_s": [], "eager_forward_s": []}
+
+    def timed(kind: str, function: Way, *arguments: Any, clock: Callable[[], float] = time.process_time) -> Any:
+        begin = clock()
+        found = function(*arguments)
+        told[kind].append(clock() - begin)
+        return found
+
+    lengths = random.Random(0).sample(range(steps // 2, steps), NEW)
+    with pinned(core), patch.object(observe, "_follow", partial(timed, "check_s", follow)):
+        training_step(compiled, network, x)()
+        told["check_s"].clear()
+        for given in (x[:length] for length in lengths):
+            step = training_step(compiled, network, given)
+            timed("first_s", step, clock=cpu_seconds)  # the C++ compiler's included
+            timed("again_s", step)
+            found = [each.grad.clone() for each in network.parameters() if each.grad is not None]
+            errors.append(relative_error(found, gradients(training_step(network, network, given), network)))
+            timed("eager_forward_s", network, given)
+    return {"lengths": lengths, **told, "error": max(errors)}
+
+
 def measured(*arguments: str, core: int, again: bool = False) -> dict[str, Any]:
     """What this file prints in a process of its own; ``again``: and in the next one the first step."""
     command, lines = [sys.executable, __file__, "--core", str(core), *arguments], list[str]()
@@ -144,6 +179,8 @@ def show(result: dict[str, Any], console: Console) -> None:
             table.add_row(name, way, *("-" if each is None else f"{each:.2f}" for each in found))
         if "any size" in ways.get("shared", {}):
             table.add_row(name, f"any size / this size: {ways['shared']['any size']['median_ratio']:.2f}")
+        if "check_s" in (found := ways.get("new lengths", {})):
+            table.add_row(name, f"check / eager's forward: {sum(found['check_s']) / sum(found['eager_forward_s']):.2f}")
     console.print(table)
 
 
@@ -161,6 +198,8 @@ def one(name: str, way: str, core: int | None, jax: str | None) -> dict[str, Any
     if way == SCAN:
         assert jax is not None
         return of_jax(name, STEPS, core, jax)
+    if way == "new lengths":
+        return of_lengths(name, core)
     return shared(name, ROUNDS, core) if way == "shared" else row(name, way, STEPS, core)
 
 
