@@ -125,14 +125,32 @@ def compile(  # noqa: A001  # as torch.compile
 
     Raises LengthError, with the line, if what the model does at T steps cannot be told from a few steps.
     """
-    parsed = Options.of(options)
+    parsed, how = Options.of(options), {"time_dim": time_dim, "steps": steps, "dynamic": dynamic, **options}
     if model is None:
-        return lambda target: compile(target, time_dim=time_dim, steps=steps, loss=loss, dynamic=dynamic, **options)
+        return lambda target: compile(target, loss=loss, **how)
     if loss is not None:
-        return _with_loss(model, loss, {"time_dim": time_dim, "steps": steps, "dynamic": dynamic, **options})
+        return _with_loss(model, loss, how)
     if time_dim is None and steps is None:
         _refuse_dynamic(dynamic)
         return _over_depth(model, options)
+    _check_time(time_dim, steps, options)
+    time = Time(time_dim, steps)
+    if isinstance(model, nn.Module):
+        return AnyLengthModule(model, time, parsed, dynamic=dynamic)
+    if not callable(model):
+        raise OptionError(f"reroll.compile was given {type(model).__name__}, which cannot be called.")
+    caller = Caller(model, time, parsed, dynamic=dynamic)
+
+    @functools.wraps(model)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        return caller(*args, **kwargs)
+
+    compiled.reroll_caller = caller  # type: ignore[attr-defined]
+    return compiled
+
+
+def _check_time(time_dim: Any, steps: Any, options: Mapping[str, Any]) -> None:
+    """Raise OptionError for where time cannot be."""
     if "depth" in options:
         raise OptionError(
             "reroll.compile with time_dim or steps rolls loops over time, and depth is no option of it. Blocks over "
@@ -147,19 +165,6 @@ def compile(  # noqa: A001  # as torch.compile
             f"reroll.compile: steps={steps!r} must be the name of the model's number of steps, such as 'num_steps', "
             "not the number."
         )
-    time = Time(time_dim, steps)
-    if isinstance(model, nn.Module):
-        return AnyLengthModule(model, time, parsed, dynamic=dynamic)
-    if not callable(model):
-        raise OptionError(f"reroll.compile was given {type(model).__name__}, which cannot be called.")
-    caller = Caller(model, time, parsed, dynamic=dynamic)
-
-    @functools.wraps(model)
-    def compiled(*args: Any, **kwargs: Any) -> Any:
-        return caller(*args, **kwargs)
-
-    compiled.reroll_caller = caller  # type: ignore[attr-defined]
-    return compiled
 
 
 def _refuse_dynamic(dynamic: Any) -> None:

@@ -125,7 +125,7 @@ def _noted(found: Numbered | None, *, backward: bool) -> Code:
     if found is not None:
         family = _family((found.structure, backward, _settings()))
         family.samples = [*family.samples[-(_SAMPLES - 1) :], found.numbers]
-    return Code(_uncallable, "", ())
+    return Code(_uncallable, "", {})
 
 
 def _uncallable(_: list[Any]) -> Any:

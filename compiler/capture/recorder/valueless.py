@@ -6,8 +6,7 @@ gives a tensor that is like the earlier result in all but its values. Views, num
 updates in place are computed. What shows Python a value raises ``NeedsValues``.
 
 Private torch API, tried on 2.11 and 2.13: ``_C._functions.DelayedError`` gives another tensor of the same memory
-that is no view for autograd, in a microsecond, with a history if the first one requires a gradient; ``_C._nn`` has the
-operations of ``torch.nn.functional`` that are not written in Python.
+that is no view for autograd, in a microsecond, with a history if the first one requires a gradient.
 """
 
 from __future__ import annotations
@@ -129,7 +128,7 @@ def _kinds() -> Mapping[Any, str]:
         (_SHAPED.split(), "shaped"),
         (_WHOLE.split(), "whole"),
     ):
-        owners = (torch, torch.nn.functional, Tensor, torch._C._nn)
+        owners = (torch, torch.nn.functional, Tensor)
         functions = (getattr(owner, name, None) for name in names for owner in owners)
         found |= {each: kind for each in functions if callable(each) and not isinstance(each, type)}
     found |= {getattr(Tensor, name).__get__: "computed" for name in _GETTERS}

@@ -48,6 +48,11 @@ class Source:
     def tokens(self) -> tuple[tokenize.TokenInfo, ...]:
         return tuple(tokenize.generate_tokens(io.StringIO(self.text).readline))
 
+    @cached_property
+    def with_code(self) -> frozenset[int]:
+        """The numbers of the lines that are not blank, nor comments alone."""
+        return frozenset(n for t in self.tokens if t.type not in LAYOUT for n in range(t.start[0], t.end[0] + 1))
+
     @property
     def functions(self) -> Iterator[Function]:
         return (node for node in self.nodes if isinstance(node, Function))
@@ -69,9 +74,8 @@ class Source:
 
     def code_lines(self, function: Function) -> int:
         """Lines of code of a function: docstrings, comments and blank lines are free."""
-        code = {n for t in self.tokens if t.type not in LAYOUT for n in range(t.start[0], t.end[0] + 1)}
         inside = set(range(function.lineno, (function.end_lineno or function.lineno) + 1))
-        return len(code & inside - docstring_lines(function))
+        return len(self.with_code & inside - docstring_lines(function))
 
 
 def docstring_lines(node: ast.AST) -> set[int]:

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import reroll
 from reroll.backends.front import observe
 from reroll.backends.front.arguments import Time, find_time
+from reroll.capture.recorder import valueless
 from reroll.capture.recorder.events import Recorder, recording
 from reroll.capture.recorder.valueless import NeedsValues, Valueless
 from reroll.graph.private import TorchDispatchMode
@@ -123,7 +124,7 @@ class Counted(TorchDispatchMode):
     """Counts products and activations that are computed."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.done = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -193,7 +194,7 @@ def test_values_that_are_asked_for_late_are_asked_of_values(name: str, monkeypat
     """The run without values ends there, and what is said is what was said with values alone."""
     call = find_time(late, inspect.signature(late), Time({"x": 0}), (torch.randn(60, 3, 4), ASKS[name]), {})
     pattern, told = observe.probe(late, call, (6, 7, 9), ("float",), 1), list[str]()
-    for serves in (observe.serves, lambda _: False):
+    for serves in (valueless.serves, lambda _: False):
         monkeypatch.setattr(observe, "serves", serves)
         with pytest.raises(reroll.LengthError) as error:
             observe._follow(late, call, pattern)
@@ -233,6 +234,7 @@ class Kept(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm, self.count = nn.BatchNorm1d(6), 0
+        self.total: Tensor
         self.register_buffer("total", torch.zeros(6))
 
     def forward(self, x: Tensor) -> Tensor:
