@@ -38,6 +38,7 @@ def test_benchmark_at_a_small_size(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     }
 
 
+@pytest.mark.campaign
 def test_table_of_networks_at_a_small_size(tmp_path: Path) -> None:
     out = tmp_path / "networks.json"
     command = [sys.executable, str(FOLDER / "networks_table.py"), "--fast", "--only", "torch-gru_cell"]
@@ -189,6 +190,10 @@ def test_other_batch_sizes_at_a_small_size(monkeypatch: pytest.MonkeyPatch) -> N
     assert found["error"] == 0
     monkeypatch.setitem(start.TEN, "GRU cell", (*start.TEN["GRU cell"][:2], 8))
     assert start.shared("GRU cell", rounds=2, core=0)["any size"]["median_s"] > 0
+    monkeypatch.setitem(start.TEN, "GRU cell", (*start.TEN["GRU cell"][:2], 40))
+    told = start.of_lengths("GRU cell", core=0)
+    assert [len(told[each]) for each in ("first_s", "again_s", "check_s", "eager_forward_s")] == [10] * 4
+    assert 0 < told["error"] < 1e-4
 
 
 def test_what_demos_print_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -294,6 +294,7 @@ def test_the_page_of_limits_tells_how_many_tests_ran_on_a_card() -> None:
     assert told["run 3"]["failed"] == 0
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", ["card_layers", "card_profile"])
 def test_short_measurements_run_to_their_end(name: str, tmp_path: Path) -> None:
     module = importlib.import_module(name)

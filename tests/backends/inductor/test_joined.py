@@ -58,7 +58,7 @@ class Adaptive(nn.Module):
 
 
 @pytest.mark.inductor
-@pytest.mark.parametrize("segment", [6, pytest.param(7, marks=pytest.mark.campaign), 8])
+@pytest.mark.parametrize("segment", [6, *(pytest.param(each, marks=pytest.mark.campaign) for each in (7, 8))])
 def test_nothing_is_written_over_a_part_of_a_joined_buffer(segment: int) -> None:
     torch.manual_seed(0)
     model = Adaptive(40, 60).to(D)

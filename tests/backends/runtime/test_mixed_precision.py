@@ -61,7 +61,9 @@ def test_autocast_is_as_exact_as_eager(door: Any, make: Any, dtype: torch.dtype)
 
 @pytest.mark.slow
 @pytest.mark.inductor
-@pytest.mark.parametrize(("make", "dtype"), [(GatedReader, torch.bfloat16), (spiking, torch.float16)])
+@pytest.mark.parametrize(
+    ("make", "dtype"), [pytest.param(GatedReader, torch.bfloat16, marks=pytest.mark.campaign), (spiking, torch.float16)]
+)
 def test_autocast_with_inductor(make: Any, dtype: torch.dtype) -> None:
     model = make()
     as_exact_as_eager(through_front(model, lowering="inductor"), model, dtype)

@@ -134,7 +134,9 @@ def test_all_kinds_of_blocks_keep_to_eager(name: str, budget: float) -> None:
 
 
 @pytest.mark.inductor
-@pytest.mark.parametrize("name", [pytest.param("transformer", marks=pytest.mark.campaign), "with dropout", "ResNet"])
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(each, marks=pytest.mark.campaign) for each in ("transformer", "with dropout")), "ResNet"]
+)
 def test_inductor_repeats_what_thin_tapes_leave_out(name: str) -> None:
     torch.manual_seed(0)
     plain, x = transformer(0.0) if name == "with dropout" else NETWORKS[name]()  # inductor draws other numbers

@@ -218,7 +218,7 @@ def test_a_training_step_that_cannot_pin_leaves_nothing(double_precision: None) 
         assert not compare(RecurrentLIF(6, 8, 3), [spikes], schedule="remote", remote="host")[0]
 
 
-@pytest.mark.parametrize("room", ["less", "none"])
+@pytest.mark.parametrize("room", [pytest.param("less", marks=pytest.mark.campaign), "none"])
 def test_where_the_device_has_no_room_for_what_comes_back(room: str, double_precision: None) -> None:
     spikes = (torch.rand(40, 4, 6) < 0.4).double() * 2
     options: dict[str, Any] = {"schedule": "double", "chunk": 16, "slots": 8, "remote": "host"}

@@ -35,6 +35,8 @@ USES: dict[str, Use] = {
     "behind arithmetic": lambda logits_BTC, _: _updated(logits_BTC * 1),
 }
 
+LAYERED = ("given", "viewed behind arithmetic", "drawn in place", "the same memory")  # also behind a layer of torch's
+
 
 def _updated(value: Tensor) -> Tensor:
     value.contiguous().add_(1)
@@ -74,8 +76,14 @@ def data(steps: int = T) -> tuple[Tensor, Tensor]:
     return torch.randn(B, steps, WIDTH), torch.randint(0, CLASSES, (B, steps))
 
 
-@pytest.mark.parametrize("layer", [False, True])
-@pytest.mark.parametrize("name", USES)
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        *((name, False) for name in USES),
+        *((name, True) for name in LAYERED),
+        *(pytest.param(name, True, marks=pytest.mark.campaign) for name in USES if name not in LAYERED),
+    ],
+)
 def test_readouts_lie_as_in_eager(name: str, layer: bool) -> None:
     torch.manual_seed(0)
     model = Readout(USES[name], layer)
