@@ -22,6 +22,7 @@ from reroll.backends.construct.several import Share, share_out
 from reroll.backends.tiers.available import free_bytes, total_bytes
 from reroll.backends.tiers.device import home_of
 from reroll.errors import BudgetError, OptionError, RerollWarning
+from reroll.passes import DEFAULT_PASSES
 from reroll.planning.choice import Choice, steps_run
 from reroll.planning.choose import ALONE, Beside
 from reroll.planning.options import Options, parse_budget
@@ -34,39 +35,33 @@ BytesAround = Callable[[Mapping[str, Results]], Mapping[str, Around]]
 """From what recurrences give, by their names, to the bytes that their graph holds around each of them."""
 SHARE = 0.8  # of what is free, for an automatic budget: gradients and the optimizer's state come later
 _WORTHWHILE = 0.9  # of the steps that are run now: shorter segments are compiled if they may come below
+_PACKING = "pack-weights"
+_UNPACKED = 1.2  # times the steps that are run, where products read weights as they lie
+KernelsOf = Callable[[int, Options], Kernels]
+"""Segments of which most have a length, by the passes of some options."""
 
 
 def build_all(recurrences: Sequence[Recurrence], options: Options, around: BytesAround) -> list[Built]:
     """Compile recurrences as the options say, each kind of kernel once."""
     known: dict[Any, Kernels] = {}
 
-    def kernels(recurrence: Recurrence, lengths: tuple[int, ...]) -> Kernels:
-        key = (kind(recurrence), lengths)
+    def kernels(recurrence: Recurrence, length: int, way: Options) -> Kernels:
+        lengths = lengths_of(recurrence, length, way)
+        key = (kind(recurrence), lengths, way.passes)
         if key not in known:
-            known[key] = compiling.compile_kernels(recurrence, options, lengths)
+            known[key] = compiling.compile_kernels(recurrence, way, lengths)
         return known[key]
 
-    kernels_of = [partial(_kernels_of_length, kernels, each, options) for each in recurrences]
-    return fitting_all(kernels_of, recurrences, options, around)
-
-
-def _kernels_of_length(
-    kernels: Callable[[Recurrence, tuple[int, ...]], Kernels], recurrence: Recurrence, options: Options, length: int
-) -> Kernels:
-    return kernels(recurrence, lengths_of(recurrence, length, options))
+    return fitting_all([partial(kernels, each) for each in recurrences], recurrences, options, around)
 
 
 def build(recurrence: Recurrence, options: Options) -> Built:
     """Compile a recurrence as the options say. Raises BudgetError if no length of segments fits the memory budget."""
-
-    def kernels(length: int) -> Kernels:
-        return compiling.compile_kernels(recurrence, options, lengths_of(recurrence, length, options))
-
-    return fitting_all([kernels], [recurrence], options, lambda _: {})[0]
+    return build_all([recurrence], options, lambda _: {})[0]
 
 
 def fitting_all(
-    kernels_of: Sequence[Callable[[int], Kernels]],
+    kernels_of: Sequence[KernelsOf],
     recurrences: Sequence[Recurrence],
     options: Options,
     around: BytesAround,
@@ -82,7 +77,7 @@ def fitting_all(
     results = {}
     for kernels, each in pairs:
         length = segment_lengths(each, options)[0]
-        results[each.name] = results_of(kernels(length).compiled.segments[length], each)
+        results[each.name] = results_of(kernels(length, options).compiled.segments[length], each)
     held, own = around(results), None
     if options.automatic_budget and torch.is_grad_enabled():  # else nothing is kept, whatever the plan
         own = automatic_budget(recurrences[0])
@@ -91,12 +86,33 @@ def fitting_all(
         return [
             _fitting(kernels, each, options, Beside(held.get(each.name, NOTHING), 0, own)) for kernels, each in pairs
         ]
-    return share_out([_share(*pair, options, held.get(pair[1].name, NOTHING)) for pair in pairs], options, budget)
+    return _shared_out(pairs, options, budget, held)
 
 
-def _share(kernels_of: Callable[[int], Kernels], recurrence: Recurrence, options: Options, around: Around) -> Share:
+def _shared_out(
+    pairs: Sequence[tuple[KernelsOf, Recurrence]], options: Options, budget: int | float, held: Mapping[str, Around]
+) -> list[Built]:
+    """The plans of several recurrences: with packed weights, or if these do not fit without. Raises BudgetError."""
+    refusals = []
+    packs = any(_packed(kernels_of, each, options) for kernels_of, each in pairs)
+    for way in _ways(options) if packs else [options]:
+        try:
+            return share_out([_share(*pair, way, held.get(pair[1].name, NOTHING)) for pair in pairs], way, budget)
+        except BudgetError as error:
+            refusals.append(error)
+    raise min(refusals, key=lambda error: error.nbytes)
+
+
+def _ways(options: Options) -> list[Options]:
+    """The options, and where memory is bounded and no passes were asked for, those without packed weights."""
+    if options.passes is not None or options.memory_budget is None or options.lowering != "inductor":
+        return [options]
+    return [options, replace(options, passes=tuple(each for each in DEFAULT_PASSES if each != _PACKING))]
+
+
+def _share(kernels_of: KernelsOf, recurrence: Recurrence, options: Options, around: Around) -> Share:
     def within(length: int, nbytes: int) -> Built:
-        return plan(kernels_of(length), recurrence, options, Beside(budget=nbytes))
+        return plan(kernels_of(length, options), recurrence, options, Beside(budget=nbytes))
 
     return Share(segment_lengths(recurrence, options), around, within)
 
@@ -115,47 +131,69 @@ def automatic_budget(recurrence: Recurrence) -> int:
     return max(int(SHARE * free), 1)
 
 
-def _fitting(kernels_of: Callable[[int], Kernels], recurrence: Recurrence, options: Options, beside: Beside) -> Built:
+def _fitting(kernels_of: KernelsOf, recurrence: Recurrence, options: Options, beside: Beside) -> Built:
     """The fastest plan within the budget, of which what is ``beside`` the recurrence takes its share.
 
-    Segments of the usual length are compiled first, and shorter ones where nothing fits, or where they may run a tenth
-    less. Raises BudgetError if no length fits.
+    Segments of the usual length with packed weights are compiled first. Weights that are not packed, and shorter
+    segments, come where nothing fits, or where they may run a tenth less. Raises BudgetError if nothing fits.
     """
     best: Built | None = None
     refusals = []
-    for length in segment_lengths(recurrence, options):
-        if best is not None and not _may_be_faster(best, length, options):
+    lengths, packed = segment_lengths(recurrence, options), _packed(kernels_of, recurrence, options)
+    for length, way in ((length, way) for length in lengths for way in (_ways(options) if packed else [options])):
+        if best is not None and not _may_be_faster(best, length, way, packed):
             continue
         try:
-            built = plan(kernels_of(length), recurrence, options, beside)
+            built = plan(kernels_of(length, way), recurrence, way, beside)
         except BudgetError as error:
             refusals.append(error)
             continue
-        if best is None or steps_run(built.choice) < steps_run(best.choice):
+        if best is None or _cost(built.choice, way) < _cost(best.choice, best.options):
             best = built
     if best is None:
         raise min(refusals, key=lambda error: error.nbytes)
     return best
 
 
-def _may_be_faster(built: Built, length: int, options: Options) -> bool:
-    """Whether segments of ``length`` steps, if their tapes and scratch are as much smaller, run a tenth less."""
+def _cost(choice: Choice, way: Options) -> float:
+    """The time of a choice, in runs of a step with packed weights."""
+    return steps_run(choice) * (1 if _packs(way) else _UNPACKED)
+
+
+def _packed(kernels_of: KernelsOf, recurrence: Recurrence, options: Options) -> int:
+    """Bytes of the packed weights of a recurrence, if they may be left out."""
+    if len(_ways(options)) == 1:
+        return 0
+    return kernels_of(segment_lengths(recurrence, options)[0], options).compiled.once.packed
+
+
+def _packs(way: Options) -> bool:
+    return way.passes is None or _PACKING in way.passes
+
+
+def _may_be_faster(built: Built, length: int, way: Options, packed: int) -> bool:
+    """Whether segments of ``length`` steps, if their tapes and scratch are as much smaller, run a tenth less, or those
+    that hold no ``packed`` bytes of weights do."""
     choice, needs = built.choice, built.demand.needs
-    if options.schedule == "auto" and choice.schedule == "remote":
+    if built.options.schedule == "auto" and choice.schedule == "remote":
         return True  # there was next to no room to keep carries
     if choice.problem.memory is None or choice.extra_runs == 0:
         return False
     shorter = length / choice.segment
     scratch = needs.scratch - needs.handed - needs.grads
+    freed = packed * (_packs(built.options) - _packs(way))
     problem = replace(
         choice.problem,
         segment=length,
         tape=max(int(choice.problem.tape * shorter), 1),
-        memory=choice.problem.memory + int(scratch * (1 - shorter)),
+        memory=choice.problem.memory + int((scratch - packed * _packs(built.options)) * (1 - shorter)) + freed,
         write=choice.problem.write / shorter,
         read=choice.problem.read / shorter,
     )
-    return steps_run(Choice(choice.schedule, problem)) < _WORTHWHILE * steps_run(choice)
+    try:
+        return _cost(Choice(choice.schedule, problem), way) < _WORTHWHILE * _cost(choice, built.options)
+    except BudgetError:  # so little would be left for carries
+        return False
 
 
 def within_machine(options: Options, device: torch.device) -> Options:

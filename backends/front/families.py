@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 
 from reroll.backends.construct.kernels import Kernels, Results, check_policy, compile_kernels
 from reroll.backends.construct.replan import Plans
-from reroll.backends.construct.share import fitting_all
+from reroll.backends.construct.share import KernelsOf, fitting_all
 from reroll.backends.dynamo.around import bytes_around
 from reroll.backends.dynamo.entry import Graph, assemble
 from reroll.backends.front.observe import Observed
@@ -100,13 +100,13 @@ class Family:
 
     def _compiled(self, instance: Instance, tokens: int) -> Graph:
         modules = dict[str, nn.Module]()
-        kernels, running = list[Callable[[int], Kernels]](), list[Recurrence]()
+        kernels, running = list[KernelsOf](), list[Recurrence]()
         for at, each in enumerate(instance.recurrences):
             recurrence = self._of_one_length(at, each)
             if recurrence.steps == 0:
                 one = replace(recurrence, steps=1)
                 length = segment_length(one, self.options)
-                modules[recurrence.name] = Idle(recurrence, self._kernels(at, one, length).traced.results)
+                modules[recurrence.name] = Idle(recurrence, self._kernels(at, one, length, self.options).traced.results)
                 continue
             kernels.append(partial(self._kernels, at, recurrence))
             running.append(recurrence)
@@ -127,15 +127,15 @@ class Family:
             segment = self.segments[key] = segment_length(recurrence, self.options)
         return replace(recurrence, segment=segment)
 
-    def _kernels(self, at: int, recurrence: Recurrence, length: int) -> Kernels:
-        """Segments of a loop of which most have a length, and of such shorter ones as its steps leave; those that were
-        compiled for another number of steps, where they do."""
+    def _kernels(self, at: int, recurrence: Recurrence, length: int, way: Options) -> Kernels:
+        """Segments of a loop of which most have a length, and of such shorter ones as its steps leave, by the passes of
+        some options; those that were compiled for another number of steps, where they do."""
         lengths = lengths_of(recurrence, length, self.options)
         numbers = tuple(x.dtype for x in recurrence.xs if isinstance(x, Numbers))
-        kind = at, length, numbers, tuple(each.shape for each in recurrence.examples)
+        kind = at, length, way.passes, numbers, tuple(each.shape for each in recurrence.examples)
         key = next((key for key in self.kernels if key[0] == kind and set(lengths) <= set(key[1])), (kind, lengths))
         if key not in self.kernels:
-            self.kernels[key] = compile_kernels(recurrence, self.options, lengths)
+            self.kernels[key] = compile_kernels(recurrence, way, lengths)
             forget(self.kernels, _KERNELS)
         self.kernels.move_to_end(key)
         return self.kernels[key]

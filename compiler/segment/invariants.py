@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from reroll.graph.editing import repeatable
+from reroll.segment.ops import PACK
 
 
 class Once:
@@ -64,6 +65,11 @@ class Once:
     def nbytes(self) -> int:
         """Bytes of all values together."""
         return sum(int(node.meta["val"].nbytes) for node in self._values)
+
+    @property
+    def packed(self) -> int:
+        """Bytes of the weights among them that are laid out as products read them."""
+        return sum(int(node.meta["val"].nbytes) for node in self._values if node.target is PACK)
 
     def values(self, constants: Sequence[Tensor]) -> list[Tensor]:
         """The invariants, of the constants of a call."""

@@ -305,15 +305,19 @@ def test_other_batch_sizes_take_what_was_measured() -> None:
     sizes = [f"{place} size" for place in ("first", "second", "third", "fourth", "fifth")]
     assert f"| network | way | {' | '.join(sizes)} | next process |" in text
     ways = {
-        name: {way: row for way, row in each.items() if way not in ("environment", "shared")}
+        name: {way: row for way, row in each.items() if way not in ("environment", "shared", "new lengths")}
         for name, each in found.items()
     }
     assert rows(text)[1:] == [_sizes(name, way, row) for name, each in ways.items() for way, row in each.items()]
     ours, backend = ([each[way]["first_s"] for each in found.values()] for way in ("reroll.compile", "backend"))
+    dynamic = [each["reroll.compile, dynamic=True"]["first_s"] for each in found.values()]
+    later = [one[0] - other[0] for one, other in zip(dynamic, ours, strict=True)]
     over = [each["reroll.compile"]["next_s"] - each["eager"]["next_s"] for each in found.values()]
     ratios = [each["shared"]["any size"]["median_ratio"] for each in found.values()]
     flat = " ".join(text.split())
     assert f"the second size takes {_range([each[1] for each in ours])} s" in flat
+    at_once = f"takes {_range(later)} s longer, and the second size takes {_range(each[1] for each in dynamic)} s"
+    assert at_once in flat
     assert (
         f"From the third size on a first step takes {_range(chain.from_iterable(each[2:] for each in ours))} s" in flat
     )
@@ -324,6 +328,23 @@ def test_other_batch_sizes_take_what_was_measured() -> None:
     assert f"JAX starts fastest, in {_range(jax)} s" in flat
     assert f"was measured for {sum('torch.compile' in each for each in found.values())} of the networks" in flat
     assert max(each[way]["error"] for each in found.values() for way in ("reroll.compile", "backend")) < 1e-4
+
+
+def test_new_lengths_take_what_was_measured() -> None:
+    text, found = section("docs/measured.md", "New lengths"), result("start")["networks"]
+    told, checks = list[str](), dict[str, float]()
+    for name, row in ((name, each["new lengths"]) for name, each in found.items()):
+        checks[name] = sum(row["check_s"]) / sum(row["eager_forward_s"])
+        first, again = (sum(row[kind][1:]) / len(row[kind][1:]) for kind in ("first_s", "again_s"))
+        told.append(f"| {name} | {row['first_s'][0]:.1f} | {first:.2f} | {again:.2f} | {checks[name]:.2f} |")
+        assert row["error"] < 1e-4
+    assert rows(text)[1:] == told
+    assert len(told) == 10
+    spiking = [checks.pop(name) for name in list(checks) if "LIF" in name or "spiking" in name]
+    small = checks.pop("tanh RNN, 32 neurons")
+    flat = " ".join(text.split())
+    assert f"{min(checks.values()):.2f} to {max(checks.values()):.2f} of eager's forward where products" in flat
+    assert f"{min(spiking):.2f} to {max(spiking):.2f} with spikes, {small:.2f} for 32 neurons" in flat
 
 
 def _range(seconds: Iterable[float]) -> str:
