@@ -177,7 +177,7 @@ def _may_be_faster(built: Built, length: int, way: Options, packed: int) -> bool
     choice, needs = built.choice, built.demand.needs
     if built.options.schedule == "auto" and choice.schedule == "remote":
         return True  # there was next to no room to keep carries
-    if choice.problem.memory is None or choice.extra_runs == 0:
+    if choice.problem.memory is None or (choice.extra_runs == 0 and _packs(built.options) >= _packs(way)):
         return False
     shorter = length / choice.segment
     scratch = needs.scratch - needs.handed - needs.grads

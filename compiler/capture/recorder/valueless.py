@@ -22,24 +22,25 @@ from torch import Tensor
 from reroll.graph.private import base_of, in_transform, storage_id
 
 _POINTWISE = (
-    "add sub rsub mul div truediv true_divide divide multiply subtract pow neg abs exp expm1 log log1p sqrt rsqrt"
-    " reciprocal square sign sin cos tan erf sigmoid tanh relu relu6 leaky_relu elu selu celu gelu silu mish softplus"
-    " softsign logsigmoid hardtanh hardsigmoid hardswish clamp clip clamp_min clamp_max where maximum minimum floor"
-    " ceil round trunc frac fmod remainder masked_fill addcmul addcdiv lerp heaviside atan2 float double dropout"
+    "add sub rsub mul div truediv true_divide divide multiply subtract pow neg abs exp expm1 log log1p log2 log10 sqrt"
+    " rsqrt reciprocal square sign sin cos tan erf sigmoid tanh relu relu6 leaky_relu elu selu celu gelu silu mish"
+    " softplus softsign logsigmoid hardtanh hardsigmoid hardswish clamp clip clamp_min clamp_max where maximum minimum"
+    " floor ceil round trunc frac fmod remainder masked_fill addcmul addcdiv lerp heaviside atan2 float double dropout"
 )
 _SHAPED = (
     "matmul mm bmm mv dot outer addmm addmv baddbmm addbmm einsum linear bilinear conv1d conv2d conv3d conv_transpose1d"
     " conv_transpose2d conv_transpose3d max_pool1d max_pool2d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d"
     " adaptive_avg_pool2d lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell softmax log_softmax"
-    " layer_norm rms_norm group_norm batch_norm glu sum mean amax amin prod logsumexp norm var std cumsum cumprod cat"
-    " concat stack flip roll tril triu pad interpolate scaled_dot_product_attention mse_loss l1_loss clone contiguous"
-    " to type_as half bfloat16 reshape flatten normalize repeat cosine_similarity"
+    " layer_norm rms_norm group_norm batch_norm glu sum mean amax amin prod logsumexp norm var std cumsum cumprod diff"
+    " cat concat stack flip roll tril triu pad interpolate scaled_dot_product_attention mse_loss l1_loss clone"
+    " contiguous to type_as half bfloat16 reshape flatten normalize repeat cosine_similarity"
 )
 _COMPUTED = (
     "getitem setitem select narrow view unflatten squeeze unsqueeze transpose permute movedim swapaxes t expand"
     " expand_as view_as unbind chunk split detach diagonal zeros ones full empty tensor arange zeros_like ones_like"
     " empty_like full_like new_zeros new_ones new_full new_empty eye rand randn rand_like randn_like all any argmax"
-    " argmin gt lt ge le eq ne logical_and logical_or logical_not logical_xor long int bool copy_ zero_ fill_ detach_"
+    " argmin max min sort topk cpu as_tensor type linspace broadcast_tensors gather index_select scatter scatter_"
+    " gt lt ge le eq ne logical_and logical_or logical_not logical_xor long int bool copy_ zero_ fill_ detach_"
     " requires_grad_ uniform_ normal_ embedding cross_entropy nll_loss"
 )
 _WHOLE = "lstm gru rnn_tanh rnn_relu"
@@ -132,6 +133,7 @@ def _kinds() -> Mapping[Any, str]:
         functions = (getattr(owner, name, None) for name in names for owner in owners)
         found |= {each: kind for each in functions if callable(each) and not isinstance(each, type)}
     found |= {getattr(Tensor, name).__get__: "computed" for name in _GETTERS}
+    found[Tensor.requires_grad.__set__] = "computed"  # type: ignore[attr-defined]
     return found | {Tensor.__getitem__: "getitem", torch.where: "where", Tensor.where: "where"}
 
 

@@ -1,7 +1,8 @@
-"""Which segments are compiled under a budget: shorter ones where they run less, or where nothing else fits."""
+"""What is compiled under a budget: shorter segments, and weights that are not packed, where that runs less or fits."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -31,28 +32,52 @@ class Cautious(Demand):
 
 
 class Loop:
-    """A recurrence whose segments are numbers: ``tape`` and ``scratch`` units for each of their steps."""
+    """A recurrence whose segments are numbers: ``tape`` and ``scratch`` units for each of their steps, ``packed`` for
+    all of them."""
 
-    def __init__(self, steps: int, carry: int, tape: int, scratch: int) -> None:
-        self.steps, self.carry, self.tape, self.scratch = steps, carry, tape, scratch
-        self.compiled: list[int] = []
+    def __init__(self, steps: int, carry: int, tape: int, scratch: int, packed: int = 0) -> None:
+        self.steps, self.carry, self.tape, self.scratch, self.packed = steps, carry, tape, scratch, packed
+        self.compiled: list[tuple[int, bool]] = []
 
-    def plan(self, length: Any, _: Any, options: Options, beside: Beside) -> Built:
+    def plan(self, kernels: Any, _: Any, options: Options, beside: Beside) -> Built:
         """What ``build.plan`` does for segments of this length."""
-        self.compiled.append(length)
-        known = demand_of(self.steps, needs(length, self.carry, self.tape * length, self.scratch * length))
+        self.compiled.append((kernels.length, options.passes is None))
+        scratch = self.scratch * kernels.length + (self.packed if options.passes is None else 0)
+        known = demand_of(self.steps, needs(kernels.length, self.carry, self.tape * kernels.length, scratch))
         demand = Cautious(known.context, known.needs, known.passes)
-        return cast(Built, SimpleNamespace(choice=choose(demand, options, beside).choice, demand=demand))
+        choice = choose(demand, options, beside).choice
+        return cast(Built, SimpleNamespace(choice=choice, demand=demand, options=options))
 
-    def fitted(self, budget: int, lengths: list[int]) -> Choice:
-        """The choice within a budget."""
-        self.compiled = []
+    def kernels(self, length: int, _: Options) -> Any:
+        """Segments of a length."""
+        return SimpleNamespace(length=length, compiled=SimpleNamespace(once=SimpleNamespace(packed=self.packed)))
+
+    def built(self, budget: int, lengths: list[int], ways: list[Options] | None = None) -> Built:
+        """The plan within a budget, of segments of these lengths, by these ways if not by all."""
+        self.compiled, options = [], Options(memory_budget=budget)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(fitting, "plan", self.plan)
             patch.setattr(fitting, "segment_lengths", lambda recurrence, options: lengths)
-            kernels: Any = lambda length: length  # noqa: E731
-            options = Options(memory_budget=budget)
-            return fitting._fitting(kernels, cast(Recurrence, None), options, Beside()).choice
+            if ways is not None:
+                patch.setattr(fitting, "_ways", lambda options: ways)
+                options = ways[0]
+            return fitting._fitting(self.kernels, cast(Recurrence, None), options, Beside())
+
+    def fitted(self, budget: int, lengths: list[int]) -> Choice:
+        """The choice within a budget."""
+        return self.built(budget, lengths).choice
+
+    def each(self, budget: int) -> list[float]:
+        """The cost of each length by each way, alone, where it fits."""
+        found, ways = list[float](), fitting._ways(Options(memory_budget=budget))
+        for length, way in ((length, way) for length in LENGTHS for way in ways):
+            with suppress(BudgetError):
+                found.append(cost(self.built(budget, [length], [way])))
+        return found
+
+
+def cost(built: Built) -> float:
+    return fitting._cost(built.choice, built.options)
 
 
 SIZES = {
@@ -60,6 +85,7 @@ SIZES = {
     "carry": st.integers(1, 40),
     "tape": st.integers(1, 60),
     "scratch": st.integers(0, 30),
+    "packed": st.sampled_from([0, 0, 50, 400, 3_000]),
     "budgets": st.lists(st.integers(100, 12_000), min_size=2, max_size=5),
 }
 LENGTHS = [8, 4, 2, 1]
@@ -68,36 +94,44 @@ LENGTHS = [8, 4, 2, 1]
 @given(**SIZES)
 @settings(max_examples=40, deadline=None)
 def test_more_bytes_are_never_slower_by_a_tenth(
-    steps: int, carry: int, tape: int, scratch: int, budgets: list[int]
+    steps: int, carry: int, tape: int, scratch: int, packed: int, budgets: list[int]
 ) -> None:
-    """Whatever lengths are compiled: each is examined unless it cannot run a tenth less."""
-    loop, work = Loop(-(-steps // 8) * 8, carry, tape, scratch), list[float]()
+    """Whatever is compiled: each length, with packed weights or without, is examined unless it cannot run a tenth
+    less."""
+    loop, work = Loop(-(-steps // 8) * 8, carry, tape, scratch, packed), list[float]()
     for budget in sorted(budgets):
         try:
-            choice = loop.fitted(budget, LENGTHS)
+            found = cost(loop.built(budget, LENGTHS))
         except BudgetError:
             assert not work, "a larger budget was refused"
+            assert not loop.each(budget), "a plan would have fit"
             continue
-        best = min(steps_run(each) for length in LENGTHS for each in alone(loop, budget, length))
-        assert best <= steps_run(choice) <= best / 0.9
-        work.append(steps_run(choice))
+        best = min(loop.each(budget))
+        assert best <= found <= best / 0.9
+        work.append(found)
     assert all(later <= earlier / 0.9 for at, earlier in enumerate(work) for later in work[at:])
 
 
-def alone(loop: Loop, budget: int, length: int) -> list[Choice]:
-    try:
-        return [loop.fitted(budget, [length])]
-    except BudgetError:
-        return []
+def test_weights_are_packed_unless_that_takes_the_memory_of_a_faster_plan() -> None:
+    loop = Loop(steps=160, carry=4, tape=20, scratch=2, packed=3_000)
+    assert loop.built(10_000, LENGTHS).options.passes is None
+    assert loop.compiled == [(8, True)]
+    assert loop.built(4_000, LENGTHS).options.passes is not None, "there is room to tape all steps without"
+    small = Loop(steps=160, carry=4, tape=20, scratch=2, packed=100)
+    assert small.built(3_300, LENGTHS).options.passes is None, "a step is a fifth slower without"
+    assert small.compiled == [(8, True)]
+    none = Loop(steps=160, carry=4, tape=20, scratch=2)
+    assert none.built(900, LENGTHS).options.passes is None
+    assert all(packs for _, packs in none.compiled)
 
 
 def test_shorter_segments_are_compiled_only_where_they_may_run_less() -> None:
     loop = Loop(steps=160, carry=4, tape=20, scratch=2)
     assert loop.fitted(10_000, LENGTHS).schedule == "store_all"
-    assert loop.compiled == [8]
+    assert loop.compiled == [(8, True)]
     assert loop.fitted(2_000, LENGTHS).segment == 8, "half of the steps are taped, so little can be gained"
-    assert loop.compiled == [8]
+    assert loop.compiled == [(8, True)]
     tight = Loop(steps=480, carry=100, tape=20, scratch=2)
     assert tight.fitted(640, LENGTHS).segment == 2
-    assert tight.compiled == [8, 4, 2], "eight steps do not fit"
+    assert [length for length, _ in tight.compiled] == [8, 4, 2], "eight steps do not fit"
     assert steps_run(tight.fitted(640, LENGTHS)) < 0.95 * steps_run(tight.fitted(640, [4]))
