@@ -41,12 +41,12 @@ _COMPUTED = (
     " empty_like full_like new_zeros new_ones new_full new_empty eye rand randn rand_like randn_like all any argmax"
     " argmin max min sort topk cpu as_tensor type linspace broadcast_tensors gather index_select scatter scatter_"
     " gt lt ge le eq ne logical_and logical_or logical_not logical_xor long int bool copy_ zero_ fill_ detach_"
-    " requires_grad_ uniform_ normal_ embedding cross_entropy nll_loss"
+    " is_complex element_size get_device result_type promote_types requires_grad_ uniform_ normal_ embedding cross_entropy nll_loss"
 )
 _WHOLE = "lstm gru rnn_tanh rnn_relu"
 _OPERATORS = "add sub mul truediv div floordiv mod pow neg pos abs"  # ``__add__``, ``__radd__``, ``__iadd__``
 _OTHERS = "getitem setitem len and or xor rand ror rxor iand ior ixor invert gt lt ge le eq ne"
-_GETTERS = ("T", "mT", "data", "grad_fn")
+_GETTERS = "T mT data grad_fn is_sparse is_cuda is_cpu is_meta is_quantized is_nested itemsize nbytes"
 _PASSED_ON: Callable[[Tensor], Tensor] = torch._C._functions.DelayedError(
     "reroll.compile: a run that looks at a model without its values has none to go backward with.", 1
 )
@@ -132,7 +132,7 @@ def _kinds() -> Mapping[Any, str]:
         owners = (torch, torch.nn.functional, Tensor)
         functions = (getattr(owner, name, None) for name in names for owner in owners)
         found |= {each: kind for each in functions if callable(each) and not isinstance(each, type)}
-    found |= {getattr(Tensor, name).__get__: "computed" for name in _GETTERS}
+    found |= {getattr(Tensor, name).__get__: "computed" for name in _GETTERS.split()}
     found[Tensor.requires_grad.__set__] = "computed"  # type: ignore[attr-defined]
     return found | {Tensor.__getitem__: "getitem", torch.where: "where", Tensor.where: "where"}
 
