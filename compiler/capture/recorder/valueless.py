@@ -41,7 +41,8 @@ _COMPUTED = (
     " empty_like full_like new_zeros new_ones new_full new_empty eye rand randn rand_like randn_like all any argmax"
     " argmin max min sort topk cpu as_tensor type linspace broadcast_tensors gather index_select scatter scatter_"
     " gt lt ge le eq ne logical_and logical_or logical_not logical_xor long int bool copy_ zero_ fill_ detach_"
-    " is_complex element_size get_device result_type promote_types requires_grad_ uniform_ normal_ embedding cross_entropy nll_loss"
+    " is_complex element_size get_device result_type promote_types requires_grad_ uniform_ normal_ embedding"
+    " cross_entropy nll_loss"
 )
 _WHOLE = "lstm gru rnn_tanh rnn_relu"
 _OPERATORS = "add sub mul truediv div floordiv mod pow neg pos abs"  # ``__add__``, ``__radd__``, ``__iadd__``
