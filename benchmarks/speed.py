@@ -17,7 +17,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ import torch
 from measuring import empty_caches, gradients, interleaved, machine, pinned, relative_error, summary, training_step
 from rich.console import Console
 from rich.table import Table
-from speed_networks import MORE, NETWORKS, Checkpointed, CompiledSegments
+from speed_networks import MORE, NETWORKS, Checkpointed, CompiledSegments, Network
 from speed_peers import Peers
 from speed_plot import draw
 from speed_profile import profile
@@ -68,8 +68,19 @@ def row(name: str, rounds: int, core: int | None, jax: str | None) -> Result:
     """Everything about one network."""
     torch.manual_seed(0)
     make, inputs, steps = (NETWORKS | MORE)[name]
-    network, x = make(), inputs(steps)
-    ours = OURS | VARIANTS if name in NETWORKS else OURS
+    found = contend(make(), inputs(steps), OURS | VARIANTS if name in NETWORKS else OURS, rounds, core, jax)
+    return {"steps": steps, **found}
+
+
+def contend(
+    network: Network,
+    x: torch.Tensor,
+    ours: Mapping[str, dict[str, Any]],
+    rounds: int,
+    core: int | None,
+    jax: str | None,
+) -> Result:
+    """All contenders on one network, those of ``ours`` with their options, in turns."""
     models: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         EAGER: network,
         "torch.utils.checkpoint": Checkpointed(network),
@@ -99,17 +110,18 @@ def row(name: str, rounds: int, core: int | None, jax: str | None) -> Result:
             found.update(peers.told)
             times = summary(interleaved({**training, **peers.steps}, rounds), EAGER)
         where = {"profile": profile(training[SINGLE])} if SINGLE in training else {}
-    return {"steps": steps, **where, "contenders": {each: {**found[each], **times[each]} for each in found}}
+    return {**where, "contenders": {each: {**found[each], **times[each]} for each in found}}
 
 
-def _command(name: str, options: argparse.Namespace) -> str:
-    asked = f"{'--more ' if options.more else ''}--only '{name}' --rounds {options.rounds} --core {options.core}"
-    return f"python benchmarks/speed.py {asked}{' --jax PYTHON' if options.jax else ''}"
+def _command(name: str, options: argparse.Namespace, script: str) -> str:
+    more = "--more " if getattr(options, "more", False) else ""
+    asked = f"{more}--only '{name}' --rounds {options.rounds} --core {options.core}"
+    return f"python benchmarks/{script} {asked}{' --jax PYTHON' if options.jax else ''}"
 
 
-def measured(name: str, options: argparse.Namespace) -> Result:
-    """A row, in a process and an inductor cache of its own."""
-    command = [sys.executable, __file__, "--row", name, "--rounds", str(options.rounds), "--core", str(options.core)]
+def measured(name: str, options: argparse.Namespace, script: str = __file__) -> Result:
+    """A row of a script, in a process and an inductor cache of its own."""
+    command = [sys.executable, script, "--row", name, "--rounds", str(options.rounds), "--core", str(options.core)]
     command += ["--jax", options.jax] if options.jax else []
     with empty_caches() as caches:
         environment = os.environ | {"OMP_NUM_THREADS": "1"} | caches
@@ -120,7 +132,10 @@ def measured(name: str, options: argparse.Namespace) -> Result:
     found: Result = json.loads(done.stdout.splitlines()[-1])
     return {
         **found,
-        "environment": {**machine(_command(name, options)), "load_average": [before, os.getloadavg()]},
+        "environment": {
+            **machine(_command(name, options, Path(script).name)),
+            "load_average": [before, os.getloadavg()],
+        },
     }
 
 

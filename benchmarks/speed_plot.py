@@ -21,10 +21,13 @@ SHOWN: Styles = {
 }
 
 
-def draw(result: dict[str, Any], path: Path, shown: Styles = SHOWN, time: str = "CPU time, eager = 1") -> None:
+def draw(
+    result: dict[str, Any], path: Path, shown: Styles = SHOWN, time: str = "CPU time, eager = 1", within: str = ""
+) -> None:
     """One panel a network: local peak (MB, logarithmic) and time; lower left is better.
 
     shown: colour and marker by contender; each has ``local_peak_bytes`` and ``median_ratio``. time: what the ratio is.
+    within: where it is given, time is logarithmic, too, and a curve goes through the contenders whose names begin so.
     """
     import matplotlib as mpl
 
@@ -43,10 +46,16 @@ def draw(result: dict[str, Any], path: Path, shown: Styles = SHOWN, time: str = 
             if who in each["contenders"]:
                 of = each["contenders"][who]
                 axis.scatter(of["local_peak_bytes"] / 1e6, of["median_ratio"], color=colour, marker=marker, label=who)
+        if within:
+            points = [of for who, of in each["contenders"].items() if who.startswith(within) or who == "reroll"]
+            places = sorted((of["local_peak_bytes"] / 1e6, of["median_ratio"]) for of in points)
+            axis.plot(*zip(*places, strict=True), color="tab:blue", marker=".", label="reroll, by budget")
+            axis.set_yscale("log")
         axis.set_xscale("log")
         axis.xaxis.set_minor_formatter(NullFormatter())
         axis.axhline(1, color="black", linewidth=0.5)
-        axis.set_ylim(bottom=0)
+        if not within:
+            axis.set_ylim(bottom=0)
         axis.set_title(f"{name}, T={each['steps']:,}", fontsize=9)
         axis.set_xlabel("local peak, MB")
         axis.set_ylabel(time)

@@ -1,0 +1,76 @@
+"""Memory against time, what budgets allow beside every contender: ``python benchmarks/frontier.py --jax PYTHON``.
+
+For each network of ``speed.py``, at its usual length: reroll without a budget, within the least that it can do with,
+and within several budgets between the two, each some times as large as the one before. Beside it the contenders of
+``speed.py``. All take turns on one core; CPU seconds, medians of the rounds, and the allocator's peak above inputs,
+parameters and their gradients. A row is saved in ``results/frontier.json`` as soon as it is measured; ``--plot`` draws
+``results/frontier.png``, memory and time with logarithmic axes: a mark for each contender, a curve for reroll.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from speed import OURS, Result, contend, measured, show
+from speed_networks import NETWORKS, Network
+from speed_plot import draw
+from torch import Tensor
+
+import reroll
+
+RESULT = Path(__file__).resolve().parent / "results" / "frontier.json"
+BETWEEN = 4  # budgets between the least and what is held without one
+WITHIN = "reroll within"
+
+
+def ladder(network: Network, x: Tensor) -> list[int]:
+    """The least budget, and those up to what is held without one, in bytes."""
+    try:
+        reroll.compile(network, time_dim=0, memory_budget=1)(x)
+    except reroll.BudgetError as error:
+        least = error.nbytes
+    else:
+        raise AssertionError("one byte is enough")
+    most = reroll.explain(reroll.compile(network, time_dim=0), x).predicted_peak
+    assert most is not None
+    return [round(least * (most / least) ** (rung / (BETWEEN + 1))) for rung in range(BETWEEN + 1)]
+
+
+def row(name: str, rounds: int, core: int | None, jax: str | None) -> Result:
+    """Everything about one network."""
+    torch.manual_seed(0)
+    make, inputs, steps = NETWORKS[name]
+    network, x = make(), inputs(steps)
+    budgets = {f"{WITHIN} {budget / 1e6:.2f} MB": {"memory_budget": budget} for budget in ladder(network, x)}
+    return {"steps": steps, **contend(network, x, OURS | budgets, rounds, core, jax)}
+
+
+def main() -> None:
+    """Parse the options and measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=list(NETWORKS), help="names of networks")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--core", type=int, default=1)
+    parser.add_argument("--jax", help="a Python that has jax and equinox")
+    parser.add_argument("--row", help="measure one network here, and print it as JSON")
+    parser.add_argument("--plot", action="store_true", help="draw memory against time beside the result (matplotlib)")
+    parser.add_argument("--show", action="store_true", help="print what was measured before")
+    options = parser.parse_args()
+    if options.row:
+        print(json.dumps(row(options.row, options.rounds, options.core, options.jax)))
+        return
+    result: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    for name in [] if options.show else options.only:
+        result[name] = measured(name, options, __file__)
+        RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    show(result)
+    if options.plot:
+        draw(result, RESULT.with_suffix(".png"), within=WITHIN)
+
+
+if __name__ == "__main__":
+    main()
