@@ -46,6 +46,28 @@ PerStep = Slices | Items | Numbers
 
 
 @dataclass(frozen=True, slots=True)
+class RowSteps:
+    """Of which steps a stacked output has rows: of every ``every``-th one from step ``first`` on; of all by default."""
+
+    first: int = 0
+    every: int = 1
+
+    @property
+    def whole(self) -> bool:
+        """Whether there is a row of every step."""
+        return self == RowSteps()
+
+    def rows(self, steps: int) -> int:
+        """How many rows there are of so many first steps."""
+        return len(range(self.first, steps, self.every))
+
+    def among(self, start: int, steps: int) -> tuple[slice, slice]:
+        """The rows of steps [start, start + steps): where they are in the output, and which of those steps they are."""
+        begin, end = self.rows(start), self.rows(start + steps)
+        return slice(begin, end), slice(self.first + self.every * begin - start, steps, self.every)
+
+
+@dataclass(frozen=True, slots=True)
 class Slots:
     """The places of the inputs of a segment of ``steps`` steps: carries, then what its steps read, then constants.
 
@@ -82,6 +104,7 @@ class Recurrence:
 
     It is called on operands ``(initial carry..., operands of xs..., constants...)`` and gives ``(last carry...,
     ys...)``, each of ``ys`` stacked along a new first dimension of ``steps``. ``constants`` are operand numbers.
+    ``kept``: for each of ``ys`` the steps whose rows it has, those of all steps where nothing is said.
     ``autocast`` holds the arguments of the autocast regions around the loop, ``grad_enabled`` whether it runs with
     gradients, ``random`` whether a step draws random numbers, ``where`` the line of the user's code.
     ``blocks``: its steps are blocks over depth, which read weights of their own; ``modules`` names for each of them the
@@ -108,11 +131,22 @@ class Recurrence:
     any_length: bool = False
     segment: int = 0
     peeled: tuple[Peeled | None, ...] = ()
+    kept: tuple[RowSteps, ...] = ()
 
     @property
     def operands(self) -> int:
         """Number of operands."""
         return len(self.examples)
+
+    @property
+    def kept_rows(self) -> tuple[RowSteps, ...]:
+        """For each of ``ys`` the steps whose rows it has."""
+        return self.kept + (RowSteps(),) * (len(self.ys) - len(self.kept))
+
+    def rows_of(self, number: int) -> RowSteps:
+        """The steps whose rows a result has, by its number; of a last carry, whose rows are something else, all."""
+        at = number - len(self.carries)
+        return self.kept_rows[at] if at >= 0 else RowSteps()
 
     @property
     def loose(self) -> frozenset[int]:

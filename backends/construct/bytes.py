@@ -58,7 +58,7 @@ def needs_of(kernels: Kernels, recurrence: Recurrence, *, device: Device | None)
         sizes=Sizes(carry=plain, packed=packed, taped=taped, first=0, thin=thinly_taped),
         carry=plain,
         grads=carry_gradients(segments[length], traced.carries),
-        output_grads=output_gradients(segments[length], traced.carries, recurrence.steps),
+        output_grads=output_gradients(segments[length], recurrence),
         staged=STAGING,
         thin=thin,
     )
@@ -161,10 +161,16 @@ def carry_gradients(segment: Segment, carries: int) -> int:
     return sum(storage_nbytes(segment.output_examples[index]) for index in segment.tangents if index < carries)
 
 
-def output_gradients(segment: Segment, carries: int, steps: int) -> int:
-    """Bytes of the gradients with respect to the stacked outputs of all steps."""
-    found = (segment.output_examples[index] for index in segment.tangents if index >= carries)
-    return sum(storage_nbytes(like) // like.shape[0] * steps for like in found)
+def output_gradients(segment: Segment, recurrence: Recurrence) -> int:
+    """Bytes of the gradients with respect to the stacked outputs; where these have no row of some steps, those of all
+    steps of a segment besides, as its backward is given zeros for these."""
+    carries, nbytes = len(recurrence.carries), 0
+    for index in segment.tangents:
+        if index >= carries:
+            like, kept = segment.output_examples[index], recurrence.kept_rows[index - carries]
+            rows = kept.rows(recurrence.steps) + (0 if kept.whole else segment.steps)
+            nbytes += storage_nbytes(like) // like.shape[0] * rows
+    return nbytes
 
 
 def _peak(compiled: Any, graph: fx.Graph, owned: Owned) -> int:

@@ -49,8 +49,8 @@ def check_policy(recurrences: Sequence[Recurrence], options: Options) -> None:
 
 
 class Results(NamedTuple):
-    """Examples of what a recurrence gives: the last carry, and the outputs of all steps, stacked; they require a
-    gradient where one goes through them."""
+    """Examples of what a recurrence gives: the last carry, and its outputs, stacked, with the rows that are kept; they
+    require a gradient where one goes through them."""
 
     last: tuple[Tensor, ...]
     rows: tuple[Tensor, ...]
@@ -59,7 +59,8 @@ class Results(NamedTuple):
 def results_of(segment: Segment, recurrence: Recurrence) -> Results:
     """What a recurrence gives."""
     carries = len(recurrence.carries)
-    rows = [like.new_empty((recurrence.steps, *like.shape[1:])) for like in segment.output_examples[carries:]]
+    outputs = zip(segment.output_examples[carries:], recurrence.kept_rows, strict=True)
+    rows = [like.new_empty((kept.rows(recurrence.steps), *like.shape[1:])) for like, kept in outputs]
     examples = enumerate((*segment.output_examples[:carries], *rows))
     made = tuple(like.detach().requires_grad_(index in segment.tangents) for index, like in examples)
     return Results(made[:carries], made[carries:])

@@ -196,10 +196,10 @@ class Executable:
 
     def empty_outputs(self) -> list[Tensor]:
         """Buffers for the stacked outputs, of the shapes that the first segment gives."""
-        segment, carried = next(iter(self.compiled.segments.values())), len(self.recurrence.carries)
-        rows = segment.output_examples[carried:]
-        sizes = ((self.recurrence.steps, *like.shape[1:]) for like in rows)
-        return [torch.empty(size, dtype=like.dtype, device=like.device) for size, like in zip(sizes, rows, strict=True)]
+        segment, recurrence = next(iter(self.compiled.segments.values())), self.recurrence
+        rows = zip(segment.output_examples[len(recurrence.carries) :], recurrence.kept_rows, strict=True)
+        sizes = ((like, (kept.rows(recurrence.steps), *like.shape[1:])) for like, kept in rows)
+        return [torch.empty(size, dtype=like.dtype, device=like.device) for like, size in sizes]
 
 
 def _instructions(graph: fx.Graph) -> tuple[Instruction, ...]:

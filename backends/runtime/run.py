@@ -41,7 +41,7 @@ from reroll.backends.tiers.mapped import forbid_cut_files
 from reroll.errors import UnsupportedError
 from reroll.program.program import Node, advance, backward, offload, recompute, reload, reverse, save, tape, turn
 from reroll.program.writing import name_at
-from reroll.recurrence import Slices
+from reroll.recurrence import RowSteps, Slices
 from reroll.segment.trace import step_inputs
 
 _FIRST, _AGAIN, _REVERSED = "forward of steps {} to {}", "replay of steps {} to {}", "backward of steps {} to {}"
@@ -273,8 +273,9 @@ class Run:
         return Carry(tensors, made=True)
 
     def _emit(self, start: int, steps: int, rows: Sequence[Tensor]) -> None:
-        for buffer, row in zip(self.ys, rows, strict=True):
-            buffer[start : start + steps].copy_(row)
+        for buffer, row, kept in zip(self.ys, rows, self.executable.recurrence.kept_rows, strict=True):
+            places, taken = kept.among(start, steps)
+            buffer[places].copy_(row[taken])
         self.frontier = start + steps
 
     def _backward(self, node: Node, source: Node, grad: Node) -> list[Tensor | None]:
@@ -300,18 +301,27 @@ class Run:
         return carried
 
     def _tangents(self, segment: Segment, carried: Sequence[Tensor | None], start: int, steps: int) -> list[Tensor]:
-        found = []
+        found, width, rows = [], len(carried), self.executable.recurrence.kept_rows
         for index in segment.tangents:
-            if index < len(carried):
-                grad = carried[index]
-            else:
-                whole = self.output_grads[index - len(carried)]
-                grad = None if whole is None else whole[start : start + steps]
+            grad = carried[index] if index < width else self.output_grads[index - width]
             like = segment.output_examples[index]
+            if grad is not None and index >= width:
+                grad = _of_steps(grad, like, rows[index - width], start, steps)
             found.append(
                 torch.zeros(like.shape, dtype=like.dtype, device=like.device) if grad is None else grad.contiguous()
             )
         return found
+
+
+def _of_steps(grad: Tensor, like: Tensor, kept: RowSteps, start: int, steps: int) -> Tensor:
+    """The gradient of the rows of some steps: zeros for those that are not kept, as the slice of all rows gives them in
+    eager, too."""
+    places, taken = kept.among(start, steps)
+    if kept.whole:
+        return grad[places]
+    made = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+    made[taken] = grad[places]
+    return made
 
 
 _HANDLERS: Mapping[Callable[..., Any], Callable[..., Any]] = {

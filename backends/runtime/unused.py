@@ -95,6 +95,7 @@ class Unused:
         are used at some steps alone. Gives the operands that are read at unused steps alone. Steps that speak with
         other processes are not looked at.
         """
+        partly = _of_all_steps(executable.recurrence, partly)
         if executable.together or not (self.own or (self.items and _is_unused(executable, grads, partly))):
             return frozenset()
         reached = self._reached(executable, plain, grads, partly)
@@ -133,6 +134,13 @@ class Unused:
                 break
             live = before
         return found[::-1]
+
+
+def _of_all_steps(recurrence: Recurrence, partly: Rows) -> Rows:
+    """What is known of outputs that have a row of every step. Others are slices of these in eager, which give all rows
+    a gradient, if only zeros, whichever of theirs is used."""
+    width, kept = len(recurrence.carries), recurrence.kept_rows
+    return {number: used for number, used in partly.items() if kept[number - width].whole}
 
 
 def _is_unused(executable: Executable, grads: Sequence[Tensor | None], partly: Rows) -> bool:

@@ -15,6 +15,7 @@ from torch import fx
 from reroll.capture.fusion.behind.add_up import add_up
 from reroll.capture.fusion.behind.fold_readouts import fold
 from reroll.capture.fusion.behind.take_last import take_last
+from reroll.capture.fusion.behind.take_rows import take_rows
 from reroll.capture.fusion.feed_inputs import feed
 from reroll.capture.fusion.hoist import add_examples, copy_with_examples, hoist, row_read, settle_fills
 from reroll.capture.fusion.peel import outer_emitter, peel
@@ -51,7 +52,8 @@ def fuse(found: Capture) -> Capture:
         settle_fills(settled.outer)
         while (fused := _first(settled, refused)) is not None:
             found = settled = fused
-    return feed(fold(add_up(take_last(replace(found, notes=(*found.notes, *_refusals(settled, refused)))))))
+    found = replace(found, notes=(*found.notes, *_refusals(settled, refused)))
+    return take_rows(feed(fold(add_up(take_last(found)))))
 
 
 def _first(found: Capture, refused: Refused) -> Capture | None:

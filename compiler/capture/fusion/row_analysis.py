@@ -29,8 +29,13 @@ def rows_of(graph: fx.Graph, call: fx.Node, recurrence: Recurrence) -> dict[fx.N
     found: dict[fx.Node, Rows | str] = {call: ""}
     carried, steps = len(recurrence.carries), recurrence.steps
     for pick in call.users:
-        stacked = pick.args[1] >= carried  # type: ignore[operator]
-        found[pick] = Rows(0, 1, steps, 0, 0, steps) if stacked else "it needs the last state of the first"
+        number: Any = pick.args[1]
+        if number < carried:
+            found[pick] = "it needs the last state of the first"
+        elif recurrence.kept_rows[number - carried].whole:
+            found[pick] = Rows(0, 1, steps, 0, 0, steps)
+        else:
+            found[pick] = "of the first not all rows are kept"
     return follow(graph, call, found)
 
 

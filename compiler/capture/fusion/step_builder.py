@@ -193,6 +193,7 @@ def merge(
         peeled=first.peeled + second.peeled,
         random=first.random or second.random,
         where=f"{first.where}; {second.where}",
+        kept=first.kept_rows + second.kept_rows,
     )
     after.graph.erase_node(after)
     fused = step.extend(before, both, [*carries[0].values(), *carries[1].values()], [*ends, *ys])
@@ -227,7 +228,8 @@ def prune(call: fx.Node, recurrence: Recurrence) -> Recurrence:
     output.args = (tuple(results[i] for i in kept),)
     recurrence.step.graph.eliminate_dead_code(has_effect)
     recurrence.step.recompile()
-    return replace(recurrence, ys=tuple(results[i].name for i in kept[carried:]))
+    rows = tuple(recurrence.kept_rows[i - carried] for i in kept[carried:])
+    return replace(recurrence, ys=tuple(results[i].name for i in kept[carried:]), kept=rows)
 
 
 def _stands_for_random(node: fx.Node, recurrence: Recurrence) -> bool:

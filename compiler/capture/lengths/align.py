@@ -201,7 +201,7 @@ def _loop(lengths: Sequence[int], found: tuple[Recurrence, ...]) -> LoopTemplate
     alike = len({each.peeled for each in found}) == 1
     last = found[-1] if alike else replace(found[-1], peeled=())
     kinds = {
-        (r.name, len(r.carries), r.constants, len(r.ys), r.autocast, r.grad_enabled, r.random, len(r.xs), r.operands)
+        (r.name, len(r.carries), r.constants, r.kept_rows, r.autocast, r.grad_enabled, r.random, len(r.xs), r.operands)
         for r in found
     }
     if len(kinds) > 1:

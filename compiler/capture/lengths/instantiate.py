@@ -147,8 +147,9 @@ class _Builder:
         loop = _loop_behind(unbound, self.loops)
         if loop is None or not rows:
             return
-        steps = self.whole(loop.steps, line)
-        if min(rows) < -steps or max(rows) >= steps:
+        steps, stacked = self.whole(loop.steps, line), unbound.args[0]
+        kept = loop.recurrence.rows_of(stacked.args[1]).rows(steps)  # type: ignore[union-attr,arg-type]
+        if min(rows) < -kept or max(rows) >= kept:
             raise TooShortError(
                 f"{self.check.length} steps leave {steps} for the loop at {loop.recurrence.where}, of which {line} "
                 "reads more."

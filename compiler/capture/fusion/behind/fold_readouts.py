@@ -20,6 +20,7 @@ from reroll.capture.fusion.row_rules import Rows
 from reroll.capture.fusion.shown_layouts import as_it_lay
 from reroll.capture.fusion.step_builder import StepBuilder
 from reroll.graph.effects import example
+from reroll.graph.fakes import resized
 from reroll.recurrence import Capture, Recurrence
 
 
@@ -83,6 +84,8 @@ def _restored(graph: fx.Graph, call: fx.Node, end: fx.Node, index: int, rows: Ma
     around = outer_emitter(graph, rows)
     with graph.inserting_before(end.next):
         made = graph.call_function(operator.getitem, (call, index))
+        row = (*value.shape[: at.dim], *(() if at.inner == 1 else (at.inner,)), *value.shape[at.dim + 1 :])
+        made.meta["example_value"] = resized(value, (at.last - at.first, *row))
         made = graph.call_function(torch.movedim, (made, 0, at.dim)) if at.dim else made
         made = made if at.inner == 1 else graph.call_function(torch.flatten, (made, at.dim, at.dim + 1))
         head = [around.emit(end, r) for r in range(at.first)]
