@@ -85,9 +85,13 @@ def _restored(graph: fx.Graph, call: fx.Node, end: fx.Node, index: int, rows: Ma
     with graph.inserting_before(end.next):
         made = graph.call_function(operator.getitem, (call, index))
         row = (*value.shape[: at.dim], *(() if at.inner == 1 else (at.inner,)), *value.shape[at.dim + 1 :])
-        made.meta["example_value"] = resized(value, (at.last - at.first, *row))
-        made = graph.call_function(torch.movedim, (made, 0, at.dim)) if at.dim else made
-        made = made if at.inner == 1 else graph.call_function(torch.flatten, (made, at.dim, at.dim + 1))
+        stacked = made.meta["example_value"] = resized(value, (at.last - at.first, *row))
+        if at.dim:
+            made = graph.call_function(torch.movedim, (made, 0, at.dim))
+            stacked = made.meta["example_value"] = stacked.movedim(0, at.dim)
+        if at.inner > 1:
+            made = graph.call_function(torch.flatten, (made, at.dim, at.dim + 1))
+            made.meta["example_value"] = resized(value, stacked.flatten(at.dim, at.dim + 1).shape)
         head = [around.emit(end, r) for r in range(at.first)]
         tail = [around.emit(end, r) for r in range(at.last, at.length)]
         made = graph.call_function(torch.cat, ([*head, made, *tail], at.dim)) if head or tail else made
