@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import reroll
+from reroll.backends.runtime import node
 from reroll.backends.runtime.executable import Executable
 from reroll.errors import UnsupportedError
 from reroll.recurrence import RowSteps
@@ -222,6 +223,33 @@ def test_a_second_loop_at_half_the_rate() -> None:
     assert (0, 2) in rows_kept(HalfRate(), torch.randn(B, T, N, requires_grad=True), "backend")
 
 
+def test_a_second_loop_behind_a_beginning_that_is_dropped() -> None:
+    class Later(Net):
+        def __init__(self) -> None:
+            super().__init__(lambda s, y, x: s.second(y[3:].tanh())[0].square().mean())
+            self.second = nn.GRU(N, N)
+
+    fast = run(Later(), "any length")
+    for steps in (22, 40, 9):
+        same(fast, sequence(steps))
+    loops = reroll.explain(fast, sequence()).loops
+    assert [(each.first, each.every) for loop in loops for each in loop.recurrence.kept_rows] == [(3, 1)]
+
+
+def test_rows_are_read_as_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slice of all rows has gaps; what has no others is not copied into such a layout for the second loop."""
+    copied, conform = list[tuple[int, ...]](), node.conform
+
+    def noted(value: Tensor, like: Tensor) -> Tensor:
+        made = conform(value, like)
+        copied.extend([tuple(value.shape)] * (made is not value))
+        return made
+
+    monkeypatch.setattr(node, "conform", noted)
+    run(HalfRate(), "backend")(torch.randn(B, T, N))
+    assert copied == []
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -231,7 +259,9 @@ def test_a_second_loop_at_half_the_rate() -> None:
         {"schedule": "revolve", "segment": 2},
         {"schedule": "remote", "remote": "host", "segment": 3},
         {"memory_budget": 0.5},
-        pytest.param({"schedule": "double", "lowering": "inductor"}, marks=pytest.mark.inductor),
+        pytest.param(
+            {"schedule": "double", "lowering": "inductor"}, marks=[pytest.mark.inductor, pytest.mark.campaign]
+        ),
         pytest.param({"lowering": "inductor"}, marks=pytest.mark.inductor),
     ],
     ids=lambda options: "-".join(map(str, options.values())),

@@ -24,7 +24,8 @@ def where_legal(
 
     ``look`` comes first, on the graph itself: a copy takes as long as all else.
     """
-    for recurrence in found.recurrences:
+    for name in [each.name for each in found.recurrences]:
+        recurrence = next(each for each in found.recurrences if each.name == name)
         try:
             look(found.outer, recurrence)
             found = rewrite(found, recurrence)

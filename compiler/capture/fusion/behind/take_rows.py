@@ -12,7 +12,7 @@ is no number, where y is 0 in a row that is left out. Here the gradient stays ze
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,12 +25,13 @@ from reroll.capture.fusion.row_analysis import Illegal, is_pick, rows_of, timed
 from reroll.capture.fusion.row_rules import Rows, argument, shape
 from reroll.capture.normal.selects import as_tuple
 from reroll.graph.effects import example, modes, spelled
-from reroll.graph.fakes import resized
 from reroll.graph.inplace import out_of_place
 from reroll.graph.lines import take_line
-from reroll.recurrence import Capture, Recurrence, RowSteps
+from reroll.recurrence import Capture, Items, Recurrence, RowSteps
 
 _NEVER_EMPTY = ("pixel_shuffle", "pixel_unshuffle")  # torch 2.13 does not reverse these on no rows
+
+_VIEWS = ("getitem", "select", "unsqueeze", "squeeze", "transpose", "swapaxes", "permute", "movedim", "t")
 
 
 def take_rows(found: Capture) -> Capture:
@@ -153,16 +154,44 @@ def _taken(found: Capture, recurrence: Recurrence) -> Capture:
     graph = copy_with_examples(found.outer)
     fewer, kept = _look(graph, recurrence), list(recurrence.kept_rows)
     operands = _Operands(fewer)
-    for node in list(graph.nodes):
-        if node in fewer.reads:
-            _pass_on(node, fewer.reads[node])
-        elif is_pick(node, fewer.call) and node in fewer.moved:
+    for node in [node for node in graph.nodes if node in fewer.moved]:
+        if is_pick(node, fewer.call):
             kept[node.args[1] - len(recurrence.carries)] = fewer.moved[node]
-        elif node in fewer.moved:
+        else:
             operands.put(node)
     for node, each in fewer.moved.items():
         _shrink(node, fewer.rows[node].dim, each)
-    return rewritten(found, graph, fewer.call, recurrence, replace(recurrence, kept=tuple(kept)))
+    changed = {*fewer.moved, *(_pass_on(node, read) for node, read in fewer.reads.items())}
+    for node in graph.nodes:
+        if node not in changed and node.all_input_nodes and node.all_input_nodes[0] in changed and _view(node):
+            changed.add(node)
+    others = tuple(each if each is recurrence else _as_it_lies(graph, each, changed) for each in found.recurrences)
+    made = replace(recurrence, kept=tuple(kept))
+    return rewritten(replace(found, recurrences=others), graph, fewer.call, recurrence, made)
+
+
+def _view(node: fx.Node) -> bool:
+    """Give a node that only views a value an example that lies as that does now; whether it is such a node."""
+    value, old, name = example(node.args[0]) if node.args else None, example(node), spelled(node)
+    if value is None or old is None or name not in _VIEWS:
+        return False
+    function: Any = getattr(torch.Tensor, name) if isinstance(node.target, str) else node.target
+    made = function(value.detach(), *node.args[1:], **node.kwargs)
+    node.meta["example_value"] = made.requires_grad_(old.requires_grad)
+    return True
+
+
+def _as_it_lies(graph: fx.Graph, recurrence: Recurrence, changed: Container[fx.Node]) -> Recurrence:
+    """A recurrence with examples like those of its operands that were changed: into the layout of a slice of all rows,
+    which has gaps, they would be copied. Carries, and the items of lists, are contiguous in any case."""
+    call, examples = next(node for node in graph.nodes if node.target == recurrence.name), [*recurrence.examples]
+    as_it_is = {*range(len(recurrence.carries))}.union(*(x.operands for x in recurrence.xs if isinstance(x, Items)))
+    for number, node in enumerate(call.args):
+        if node in changed and number not in as_it_is:
+            value = example(node)
+            assert value is not None
+            examples[number] = value.detach().requires_grad_(examples[number].requires_grad)
+    return replace(recurrence, examples=tuple(examples))
 
 
 @dataclass(slots=True)
@@ -203,7 +232,7 @@ class _Operands:
         with node.graph.inserting_before(node):
             made = node.graph.call_function(rows_from, (item, dim, offset, kept.first, kept.every))
         there = RowSteps(first_from(offset, kept.first, kept.every), kept.every)
-        return self._like(made, item, node, _sizes(shape(item), dim, there))
+        return self._like(made, item, node, dim, there)
 
     def _sliced(self, source: fx.Node, dim: int, reader: fx.Node) -> fx.Node:
         kept = self.fewer.moved[reader]
@@ -212,13 +241,13 @@ class _Operands:
             index = (slice(None),) * dim + (slice(kept.first, None, kept.every),)
             with reader.graph.inserting_before(reader):
                 made = reader.graph.call_function(operator.getitem, (source, index))
-            self.made[key] = self._like(made, source, reader, _sizes(shape(source), dim, kept))
+            self.made[key] = self._like(made, source, reader, dim, kept)
         return self.made[key]
 
-    def _like(self, made: fx.Node, source: fx.Node, reader: fx.Node, sizes: Sequence[int]) -> fx.Node:
+    def _like(self, made: fx.Node, source: fx.Node, reader: fx.Node, dim: int, kept: RowSteps) -> fx.Node:
         value = example(source)
         assert value is not None
-        made.meta["example_value"] = resized(value, sizes)
+        made.meta["example_value"] = _with_rows(value, dim, kept)
         take_line(made, reader)
         return made
 
@@ -235,22 +264,30 @@ def first_from(offset: int, first: int, every: int) -> int:
     return first - offset if first >= offset else (first - offset) % every
 
 
-def _sizes(sizes: Sequence[int], dim: int, kept: RowSteps) -> tuple[int, ...]:
-    return (*sizes[:dim], kept.rows(sizes[dim]), *sizes[dim + 1 :])
-
-
 def _shrink(node: fx.Node, dim: int, kept: RowSteps) -> None:
     """Give a node an example with fewer rows."""
     value = example(node)
     if value is not None:
-        node.meta["example_value"] = resized(value, _sizes(value.shape, dim, kept))
+        node.meta["example_value"] = _with_rows(value, dim, kept)
 
 
-def _pass_on(node: fx.Node, read: _Read) -> None:
-    """Give the readers of a slice what it was taken of, now that this has no other rows."""
+def _with_rows(value: torch.Tensor, dim: int, kept: RowSteps) -> torch.Tensor:
+    """An example with fewer rows, which lie as what is made of fewer rows does."""
+    steps, rows, step = value.shape[dim], kept.rows(value.shape[dim]), value.stride(dim)
+    sizes = (*value.shape[:dim], rows, *value.shape[dim + 1 :])
+    strides = [each // steps * max(rows, 1) if each > step else each for each in value.stride()]
+    return value.new_empty_strided(sizes, strides).requires_grad_(value.requires_grad)
+
+
+def _pass_on(node: fx.Node, read: _Read) -> fx.Node:
+    """Give the readers of a slice what it was taken of, now that this has no other rows; what they are given."""
     made: Any = node.args[0]
     if any(item != slice(None) for item in read.rest):
+        value = example(made)
+        assert value is not None
         with node.graph.inserting_before(node):
             made = node.graph.call_function(operator.getitem, (made, read.rest))
         made.meta = dict(node.meta)
+        made.meta["example_value"] = value[read.rest].detach().requires_grad_(value.requires_grad)
     node.replace_all_uses_with(made)
+    return made  # type: ignore[no-any-return]
