@@ -112,7 +112,7 @@ def peel(graph: fx.Graph, call: fx.Node, recurrence: Recurrence, head: int, tail
     if not head and not tail:
         return recurrence
     if not all(each.whole for each in recurrence.kept_rows):
-        raise Illegal("rows of steps that are taken off may not be kept")
+        raise Illegal("one of the two keeps the rows of some steps alone")
     carried, stop = len(recurrence.carries), recurrence.steps - tail
     found = [node for node in call.users if node.target is operator.getitem]
     picks = [node for node in found if node.users]

@@ -35,7 +35,7 @@ def rows_of(graph: fx.Graph, call: fx.Node, recurrence: Recurrence) -> dict[fx.N
         elif recurrence.kept_rows[number - carried].whole:
             found[pick] = Rows(0, 1, steps, 0, 0, steps)
         else:
-            found[pick] = "of the first not all rows are kept"
+            found[pick] = "the first keeps the rows of some steps alone"
     return follow(graph, call, found)
 
 

@@ -30,7 +30,6 @@ from reroll.graph.lines import take_line
 from reroll.recurrence import Capture, Items, Recurrence, RowSteps
 
 _NEVER_EMPTY = ("pixel_shuffle", "pixel_unshuffle")  # torch 2.13 does not reverse these on no rows
-
 _VIEWS = ("getitem", "select", "unsqueeze", "squeeze", "transpose", "swapaxes", "permute", "movedim", "t")
 
 
@@ -91,12 +90,13 @@ def _look(graph: fx.Graph, recurrence: Recurrence) -> _Fewer:
 def _read(node: fx.Node, rows: Mapping[fx.Node, Rows], steps: int) -> _Read | None:
     """What a slice over time that is open at its end reads of a value with a row of each step."""
     source: Any = node.args[0] if node.target is operator.getitem else None
-    if source not in rows or example(source) is None or not _of_each_step(rows[source], steps):
+    found = rows.get(source) if isinstance(source, fx.Node) and example(source) is not None else None
+    if found is None or not _of_each_step(found, steps):
         return None
     items = as_tuple(node.args[1], len(shape(source)))
     if items is None:
         return None
-    at = [place for place, item in enumerate(items) if item is not None][rows[source].dim]
+    at = [place for place, item in enumerate(items) if item is not None][found.dim]
     item = items[at]
     if not isinstance(item, slice) or item.stop is not None:
         return None
@@ -104,7 +104,7 @@ def _read(node: fx.Node, rows: Mapping[fx.Node, Rows], steps: int) -> _Read | No
     if first < 0 or every < 1 or RowSteps(first, every).whole:
         return None
     rest = (*items[:at], slice(None), *items[at + 1 :])
-    return _Read(first - rows[source].shift, every, rest)
+    return _Read(first - found.shift, every, rest)
 
 
 def _kept(rows: Rows, first: int, every: int) -> RowSteps:
@@ -163,7 +163,8 @@ def _taken(found: Capture, recurrence: Recurrence) -> Capture:
         _shrink(node, fewer.rows[node].dim, each)
     changed = {*fewer.moved, *(_pass_on(node, read) for node, read in fewer.reads.items())}
     for node in graph.nodes:
-        if node not in changed and node.all_input_nodes and node.all_input_nodes[0] in changed and _view(node):
+        sources = node.all_input_nodes
+        if sources and [*node.args[:1]] == sources and sources[0] in changed and node not in changed and _view(node):
             changed.add(node)
     others = tuple(each if each is recurrence else _as_it_lies(graph, each, changed) for each in found.recurrences)
     made = replace(recurrence, kept=tuple(kept))
@@ -172,7 +173,7 @@ def _taken(found: Capture, recurrence: Recurrence) -> Capture:
 
 def _view(node: fx.Node) -> bool:
     """Give a node that only views a value an example that lies as that does now; whether it is such a node."""
-    value, old, name = example(node.args[0]) if node.args else None, example(node), spelled(node)
+    value, old, name = example(node.args[0]), example(node), spelled(node)
     if value is None or old is None or name not in _VIEWS:
         return False
     function: Any = getattr(torch.Tensor, name) if isinstance(node.target, str) else node.target
@@ -275,7 +276,7 @@ def _with_rows(value: torch.Tensor, dim: int, kept: RowSteps) -> torch.Tensor:
     """An example with fewer rows, which lie as what is made of fewer rows does."""
     steps, rows, step = value.shape[dim], kept.rows(value.shape[dim]), value.stride(dim)
     sizes = (*value.shape[:dim], rows, *value.shape[dim + 1 :])
-    strides = [each // steps * max(rows, 1) if each > step else each for each in value.stride()]
+    strides = [each // max(steps, 1) * max(rows, 1) if each > step else each for each in value.stride()]
     return value.new_empty_strided(sizes, strides).requires_grad_(value.requires_grad)
 
 
