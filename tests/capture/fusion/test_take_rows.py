@@ -254,10 +254,15 @@ def test_rows_are_read_as_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     "options",
     [
         {"schedule": "store_all"},
-        {"schedule": "standard", "segment": 3},
         {"schedule": "double", "segment": 4},
-        {"schedule": "revolve", "segment": 2},
-        {"schedule": "remote", "remote": "host", "segment": 3},
+        *(
+            pytest.param(each, marks=pytest.mark.campaign)
+            for each in (
+                {"schedule": "standard", "segment": 3},
+                {"schedule": "revolve", "segment": 2},
+                {"schedule": "remote", "remote": "host", "segment": 3},
+            )
+        ),
         {"memory_budget": 0.5},
         pytest.param(
             {"schedule": "double", "lowering": "inductor"}, marks=[pytest.mark.inductor, pytest.mark.campaign]
