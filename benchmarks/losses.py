@@ -3,7 +3,7 @@
 - *language model*: an embedding, ``nn.GRU`` of two layers and a readout, trained on the next token; *large vocabulary*:
   the same with one layer and 5,000 tokens. *outside*: the loss is no part of what is compiled, *inside*: it is
   (``reroll.compile(model, loss=...)``)
-- *last state*: ``nn.LSTM`` of which a readout reads the last state alone
+- *last state*: ``nn.LSTM`` of which a readout reads the last state alone; *every 4th state*: one of four states
 
 Local peaks and CPU seconds of a training step, one thread, ways in turns in a process of their own for each length;
 median of the rounds, eager = 1. The result goes to ``results/losses.json``.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import inspect
 import json
 import subprocess
 import sys
@@ -48,16 +49,28 @@ class LanguageModel(nn.Module):
         return self.readout(self.rnn(self.table(x_TB))[0])  # type: ignore[no-any-return]
 
 
-class Last(nn.Module):
-    """A class for each sequence."""
+class Read(nn.Module):
+    """A class for each state that is read."""
 
-    def __init__(self) -> None:
+    def __init__(self, which: int | slice) -> None:
         super().__init__()
-        self.rnn, self.readout = nn.LSTM(64, 256), nn.Linear(256, 10)
+        self.which, self.rnn, self.readout = which, nn.LSTM(64, 256), nn.Linear(256, 10)
 
     def forward(self, x_TBI: Tensor) -> Tensor:
-        """Scores (B, 10)."""
-        return self.readout(self.rnn(x_TBI)[0][-1])  # type: ignore[no-any-return]
+        """Scores (B, 10), or (rows, B, 10)."""
+        return self.readout(self.rnn(x_TBI)[0][self.which])  # type: ignore[no-any-return]
+
+
+def classes(y: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(y.flatten(0, -2), target.flatten())
+
+
+def of_every_4th(y: Tensor, target_TB: Tensor) -> Tensor:
+    return classes(y, target_TB[::4])
+
+
+def read(steps: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(steps, 32, 64), torch.randint(10, (steps, 32))
 
 
 def next_token(y_TBV: Tensor, target_TB: Tensor) -> Tensor:
@@ -72,10 +85,8 @@ def language(tokens: int, neurons: int, layers: int, batch: int, steps: int) -> 
 CASES: dict[str, tuple[Callable[[int], Case], tuple[int, ...]]] = {
     "language model": (lambda steps: language(128, 128, 2, 16, steps), (512, 1024, 2048)),
     "large vocabulary": (lambda steps: language(5_000, 256, 1, 16, steps), (128,)),
-    "last state": (
-        lambda steps: (Last(), F.cross_entropy, (torch.randn(steps, 32, 64), torch.randint(10, (32,)))),
-        (1000,),
-    ),
+    "last state": (lambda steps: (Read(-1), classes, (read(steps)[0], torch.randint(10, (32,)))), (1000,)),
+    "every 4th state": (lambda steps: (Read(slice(None, None, 4)), of_every_4th, read(steps)), (1000,)),
 }
 WAYS: dict[str, tuple[bool, dict[str, Any]]] = {
     "outside, auto": (False, {}),
@@ -89,12 +100,12 @@ def row(name: str, steps: int, rounds: int, core: int | None) -> dict[str, Any]:
     """All ways of a case at one length, here."""
     torch.manual_seed(0)
     model, loss, (x, target) = CASES[name][0](steps)
-    over: dict[str, Any] = {"time_dim": {"x_TB" if name != "last state" else "x_TBI": 0}}
+    over: dict[str, Any] = {"time_dim": {next(iter(inspect.signature(model.forward).parameters)): 0}}
     networks, runs = {"eager": model}, {"eager": lambda: loss(model(x), target)}
     for way, (inside, options) in WAYS.items():
         twin = copy.deepcopy(model)
         if inside:
-            dims = over["time_dim"] | {"target": None if name == "last state" else 0}
+            dims = over["time_dim"] | {"target": 0 if len(target) == steps else None}
             fast = reroll.compile(twin, loss=loss, time_dim=dims, **options)
             runs[way] = lambda fast=fast: fast(x, target=target)  # type: ignore[misc]
         else:
@@ -124,6 +135,7 @@ def main() -> None:
     """Measure, save and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--row", nargs=2, metavar=("CASE", "STEPS"), help="one row here, as JSON")
+    parser.add_argument("--only", nargs="*", default=list(CASES), choices=list(CASES), help="cases to measure")
     parser.add_argument("--show", action="store_true", help="print what is saved")
     parser.add_argument("--core", type=int, default=1)
     given = parser.parse_args()
@@ -131,8 +143,8 @@ def main() -> None:
         print(json.dumps(row(given.row[0], int(given.row[1]), ROUNDS, given.core)))
         return
     result: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {"cases": {}}
-    for name, (_, lengths) in CASES.items() if not given.show else ():
-        for steps in lengths:
+    for name in given.only if not given.show else ():
+        for steps in CASES[name][1]:
             command = [sys.executable, __file__, "--row", name, str(steps), "--core", str(given.core)]
             told = subprocess.run(command, capture_output=True, text=True, check=True)
             where = machine(f"python benchmarks/losses.py --core {given.core}") | {"threads": 1}
