@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import reroll
 import reroll.backends.construct.kernels as build
 from rnns import DOUBLE, B, H, I, Model, P, T, check, needs_final_states_of_lstm, sequence, state
 
@@ -139,3 +140,33 @@ def test_equal_chunks_share_their_kernels() -> None:
         check(Model(chunks, nn.GRU(I, H)), sequence(10))  # the last chunk has one step, and is no loop
         check(Model(chunks, nn.GRU(I, H)), sequence(11))
     assert len(made) == 4
+
+
+class Cells(nn.Module):
+    """Layers of cells of which nobody reads the last one's second state."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.cells = nn.ModuleList(nn.LSTMCell(I, I) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = [(x.new_zeros(x.shape[1], I), x.new_zeros(x.shape[1], I)) for _ in self.cells]
+        value = x[0]
+        for t in range(x.shape[0]):
+            value = x[t]
+            for number, cell in enumerate(self.cells):
+                states[number] = cell(value, states[number])
+                value = states[number][0]
+        return value
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_state_that_nobody_reads_at_last_leaves_the_last_step_in_the_loop(layers: int) -> None:
+    model, x = Cells(layers), torch.randn(12, 3, I, requires_grad=True)
+    for run in (
+        reroll.compile(model, time_dim=0, lowering="eager"),
+        torch.compile(model, backend="reroll", options={"lowering": "eager"}),
+    ):
+        found, expected = (torch.autograd.grad(each(x).sum(), [x, *model.parameters()]) for each in (run, model))
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        assert [loop.choice.steps for loop in reroll.explain(run, x).loops] == [12]

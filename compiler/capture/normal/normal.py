@@ -7,6 +7,11 @@ neither have users nor effects are gone. Common subexpressions stay: merging the
 
 from __future__ import annotations
 
+import operator
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import fx
 
@@ -16,6 +21,7 @@ from reroll.capture.normal.selects import open_windows, to_select
 from reroll.capture.normal.sequence_operators import show_loops
 from reroll.graph.editing import drop_dead
 from reroll.graph.effects import mark_random
+from reroll.graph.lines import take_line
 from reroll.graph.names import take_names
 
 
@@ -38,8 +44,44 @@ def normalise(module: fx.GraphModule, graph: fx.Graph) -> fx.Graph:
         collect_cat(new, node)
     _sink_selects(new)
     drop_dead(new)
+    _read_all_results(new)
     new.lint()
     return new
+
+
+def _read_all_results(graph: fx.Graph) -> None:
+    """Where an operation that gives several values is done many times, each of its results is read that is read most
+    often: nobody needs the cell of an LSTM's last step, and without it that step would be another one."""
+    calls = defaultdict[Any, list[fx.Node]](list)
+    for node in graph.nodes:
+        if node.op == "call_function" and node.users and all(map(_is_result, node.users)):
+            calls[node.target].append(node)
+    for alike in calls.values():
+        read = [tuple(user.args[1] for user in node.users) for node in alike]
+        usual, often = Counter(read).most_common(1)[0]
+        if 2 * often > len(alike) > 2:
+            for node, mine in zip(alike, read, strict=True):
+                if mine != usual and set(mine) < set(usual):
+                    _read(graph, node, usual)
+
+
+def _is_result(node: fx.Node) -> bool:
+    return node.target is operator.getitem and isinstance(node.args[1], int)
+
+
+def _read(graph: fx.Graph, call: fx.Node, numbers: Sequence[Any]) -> None:
+    """Read results of a call in this order, right behind it, where somebody read fewer."""
+    there = {user.args[1]: user for user in call.users}
+    values, before = call.meta.get("example_value"), call
+    for number in numbers:
+        with graph.inserting_after(before):
+            before = graph.call_function(operator.getitem, (call, number))
+        before.meta = {} if values is None else {"example_value": values[number]}
+        take_line(before, call)
+        if (old := there.get(number)) is not None:
+            before.meta = dict(old.meta)
+            old.replace_all_uses_with(before)
+            graph.erase_node(old)
 
 
 def _sink_selects(graph: fx.Graph) -> None:
