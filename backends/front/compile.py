@@ -20,6 +20,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -275,12 +276,14 @@ class Caller:
         if self.options.lowering == "eager":
             return  # which serves any size
         devices = {value.device.type for value in tensors_of((call.args, call.kwargs))}
-        other = other_size(self.model, call) if devices == {"cpu"} else None
-        if other is not None:
-            self._settled(Running(self.front, other, steps=self.steps, sampling=True))
-            return
-        where = "the model runs at no other size that was tried (half of each dimension beside time, of 3 or more)"
-        reason = where if devices == {"cpu"} else f"code for any size is made for CPUs, and here is {sorted(devices)}"
+        reason = f"code for any size is made for CPUs, and here is {', '.join(sorted(devices))}"
+        if devices == {"cpu"}:
+            other = other_size(self.model, call)
+            reason = "the model runs at no other size that was tried (half of each dimension beside time, of 3 or more)"
+            with suppress(Exception):  # of a size that it is not made for later in the sequence
+                if other is not None:
+                    self._settle(Running(self.front, other, steps=self.steps, sampling=True))
+                    return
         warnings.warn(f"dynamic=True: {reason}. Each size is compiled when it comes.", RerollWarning, stacklevel=6)
 
     def _settled(self, running: Running) -> bool:

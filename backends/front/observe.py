@@ -5,6 +5,7 @@ The model, its arguments, its Python state and the random numbers are afterwards
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ from reroll.capture.steps.runs import LONGEST_PERIOD
 from reroll.errors import LengthError, OptionError, UnsupportedError
 from reroll.graph.lines import user_line
 from reroll.graph.nested import Place, leaves_of, places_of, tensors_of, with_leaves
-from reroll.graph.private import parametrized_anew, version_of
+from reroll.graph.private import parametrized_anew, storage_id, version_of
 
 SHORT = ((6, 7, 9), (16, 17, 19), (32, 33, 35))
 FEWEST = 8  # steps of a sequence that can show a pattern by itself
@@ -317,11 +318,11 @@ def _follow(model: Callable[..., Any], call: Call, pattern: Pattern) -> Observed
     to be wrong in such a run is looked at with values."""
     if serves(pattern.palette):
         with suppress(Exception, NeedsValues):
-            return _run_along(model, call, pattern, Valueless())
-    return _run_along(model, call, pattern, None)
+            return _run_along(model, call, pattern, valueless=True)
+    return _run_along(model, call, pattern, valueless=False)
 
 
-def _run_along(model: Callable[..., Any], call: Call, pattern: Pattern, valueless: Valueless | None) -> Observed:
+def _run_along(model: Callable[..., Any], call: Call, pattern: Pattern, *, valueless: bool) -> Observed:
     check = Check(pattern, call.length, user_line)
     if not check.possible:
         raise TooShortError(f"{call.length} steps are fewer than the first and last ones that differ from the others.")
@@ -329,13 +330,37 @@ def _run_along(model: Callable[..., Any], call: Call, pattern: Pattern, valueles
         if pattern.changes_inputs:
             call, _ = call.resized(call.length, lambda value, dim, length: value.detach().clone())
         with looked_at(model, call, frozenset(call.dims), parameters=False) as state:
-            result, *_ = _run(model, call, check.see, state, valueless=valueless)
+            without = _without_values(state, call) if valueless else None
+            result, *_ = _run(model, call, check.see, state, valueless=without)
         check.finish()
+        if without is not None and without.asked:
+            raise NeedsValues
     except Departure as departure:
         error = (LengthError if call.length > pattern.lengths[0] else TooShortError)(str(departure))
         error.steps = check.run
         raise error from None
     return Observed(pattern, check, with_leaves(lambda leaf: None if isinstance(leaf, torch.Tensor) else leaf, result))
+
+
+def _named(state: State) -> Iterator[Any]:
+    """What objects and variables of functions hold, and what functions name, as it is or in a module."""
+    yield from (each for owner, held in state.objects for each in (owner, *held.values()))
+    yield from (content for _, content in state.cells)
+    for function in (each for each in state.code if isinstance(each, types.FunctionType)):
+        names = function.__code__.co_names
+        for value in (function.__globals__.get(name) for name in names):
+            yield value
+            if isinstance(value, types.ModuleType):
+                yield from (vars(value).get(name) for name in names)
+
+
+def _without_values(state: State, call: Call) -> Valueless:
+    """What gives results without values, in a run of a model in some state. Raises NeedsValues where that calls
+    functions of TorchScript: these are no operations, and may read values unseen."""
+    if any(isinstance(each, torch.jit.ScriptFunction | torch.jit.ScriptModule) for each in _named(state)):
+        raise NeedsValues
+    tensors = [*(value for value, _, _ in state.tensors), *tensors_of((call.args, call.kwargs))]
+    return Valueless(frozenset(storage_id(each) for each in tensors if each.layout == torch.strided))
 
 
 def _run(

@@ -85,11 +85,8 @@ class Recorder(TorchFunctionMode):
             args = self._packed(*args)
         if _updates(func) or "out" in kwargs:  # told of before it happens, so that a departure comes before any harm
             self._tell(colour, numbers)
-            return self._made(self._muted(func, args, kwargs))
-        if self.valueless is None:
-            result = self._muted(func, args, kwargs)
-        else:
-            result = self._muted(self.valueless, (func, args, kwargs, colour[1]), {})
+            return self._made(self._value(func, args, kwargs, colour))
+        result = self._value(func, args, kwargs, colour)
         if isinstance(result, Tensor) or not _is_plain(result) or result is None:
             self._tell(colour, numbers)
             self._made(result)
@@ -105,6 +102,12 @@ class Recorder(TorchFunctionMode):
             raise UnsupportedError(f"The model {LONGEST}.")
         return value, lengths, batch_first
 
+    def _value(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], colour: list[Any]) -> Any:
+        """What an operation gives, with its values or without."""
+        if self.valueless is None:
+            return self._muted(func, args, kwargs)
+        return self._muted(self.valueless, (func, args, kwargs, colour[1]), {})
+
     def _muted(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What an operation gives; those inside of it are no events."""
         self.muted = True
@@ -119,7 +122,7 @@ class Recorder(TorchFunctionMode):
             return inner(*args, **kwargs)
         self._tell(*self._operands(fingerprint(function), args, kwargs))
         result = inner(*args, **kwargs)
-        noted = next((vars(t.grad_fn) for t in _tensors(result) if hasattr(t.grad_fn, "__dict__")), {})
+        noted = self._muted(_noted, (result,), {})
         self._tell(*self._operands("noted for backward", (noted,), {}))
         return self._muted(self._made, (result,), {})
 
@@ -247,6 +250,11 @@ def markers(colour: tuple[Any, ...]) -> list[str]:
     return found
 
 
+def _noted(result: Any) -> dict[str, Any]:
+    """What an ``autograd.Function`` has noted for its backward."""
+    return next((vars(t.grad_fn) for t in _tensors(result) if hasattr(t.grad_fn, "__dict__")), {})
+
+
 def _tensors(result: Any) -> list[Tensor]:
     items = result if isinstance(result, tuple | list) else (result,)
     return [item for item in items if isinstance(item, Tensor)]
@@ -267,11 +275,18 @@ def _is_plain(value: Any) -> bool:
 
 @contextmanager
 def recording(recorder: Recorder) -> Iterator[None]:
-    """Record what runs inside: with gradients if they are on, as models ask for that, but without a tape."""
+    """Record what runs inside: with gradients if they are on, as models ask for that, but without a tape.
+
+    Whether they are on is afterwards as before: a block of ``no_grad`` in which a run ends may never have begun.
+    """
     eager = torch.compiler.set_stance("force_eager")  # torch.scan compiles itself
     no_tape = torch.autograd.graph.saved_tensors_hooks(lambda _: None, _no_backward)
-    with applied_functions(recorder.apply), eager, no_tape, recorder:
-        yield
+    before = torch.is_grad_enabled()
+    try:
+        with applied_functions(recorder.apply), eager, no_tape, recorder:
+            yield
+    finally:
+        torch.set_grad_enabled(before)
 
 
 def _no_backward(_: None) -> Tensor:

@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reroll.graph.private import base_of, in_transform, storage_id
+from reroll.graph.private import base_of, in_transform, set_grad_enabled, storage_id
 
 _POINTWISE = (
     "add sub rsub mul div truediv true_divide divide multiply subtract pow neg abs exp expm1 log log1p log2 log10 sqrt"
     " rsqrt reciprocal square sign sin cos tan erf sigmoid tanh relu relu6 leaky_relu elu selu celu gelu silu mish"
     " softplus softsign logsigmoid hardtanh hardsigmoid hardswish clamp clip clamp_min clamp_max where maximum minimum"
-    " floor ceil round trunc frac fmod remainder masked_fill addcmul addcdiv lerp heaviside atan2 float double dropout"
+    " floor ceil round trunc frac fmod remainder masked_fill addcmul addcdiv lerp heaviside atan2 float double"
 )
 _SHAPED = (
     "matmul mm bmm mv dot outer addmm addmv baddbmm addbmm einsum linear bilinear conv1d conv2d conv3d conv_transpose1d"
@@ -33,25 +33,30 @@ _SHAPED = (
     " adaptive_avg_pool2d lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell softmax log_softmax"
     " layer_norm rms_norm group_norm batch_norm glu sum mean amax amin prod logsumexp norm var std cumsum cumprod diff"
     " cat concat stack flip roll tril triu pad interpolate scaled_dot_product_attention mse_loss l1_loss clone"
-    " contiguous to type_as half bfloat16 reshape flatten normalize repeat cosine_similarity"
+    " contiguous to type_as half bfloat16 reshape flatten normalize repeat cosine_similarity dropout"
 )
 _COMPUTED = (
     "getitem setitem select narrow view unflatten squeeze unsqueeze transpose permute movedim swapaxes t expand"
     " expand_as view_as unbind chunk split detach diagonal zeros ones full empty tensor arange zeros_like ones_like"
     " empty_like full_like new_zeros new_ones new_full new_empty eye rand randn rand_like randn_like all any argmax"
-    " argmin max min sort topk cpu as_tensor type linspace broadcast_tensors gather index_select scatter scatter_"
-    " gt lt ge le eq ne logical_and logical_or logical_not logical_xor long int bool copy_ zero_ fill_ detach_"
-    " is_complex element_size get_device result_type promote_types requires_grad_ uniform_ normal_ embedding"
+    " argmin max min sort topk cpu as_tensor type linspace broadcast_tensors gather index_select scatter"
+    " gt lt ge le eq ne logical_and logical_or logical_not logical_xor long int bool detach_"
+    " is_complex element_size get_device result_type promote_types requires_grad_ embedding"
     " cross_entropy nll_loss"
 )
 _WHOLE = "lstm gru rnn_tanh rnn_relu"
 _OPERATORS = "add sub mul truediv div floordiv mod pow neg pos abs"  # ``__add__``, ``__radd__``, ``__iadd__``
-_OTHERS = "getitem setitem len and or xor rand ror rxor iand ior ixor invert gt lt ge le eq ne"
-_GETTERS = "T mT data grad_fn is_sparse is_cuda is_cpu is_meta is_quantized is_nested itemsize nbytes"
+_WRITES = "copy zero fill uniform normal scatter"  # with an underscore behind
+_OTHERS = "len and or xor rand ror rxor iand ior ixor invert gt lt ge le eq ne"
+_GETTERS = "T mT data is_sparse is_cuda is_cpu is_meta is_quantized is_nested itemsize nbytes"
 _PASSED_ON: Callable[[Tensor], Tensor] = torch._C._functions.DelayedError(
     "reroll.compile: a run that looks at a model without its values has none to go backward with.", 1
 )
+_LIKE = ("pointwise", "shaped", "where")
+_MADE = "zeros ones full empty arange linspace eye rand randn"  # of numbers alone: a tensor there would be one of these
+_SIZES = "select narrow view unflatten expand chunk split diagonal topk repeat roll reshape flatten new_zeros"
 _BATCHED, _FEW = 3, 2  # dimensions of the input of a whole loop that is not packed, steps of it that are computed
+_SMALL = 1 << 16  # entries of results of which the first is copied
 _MOST = 4_096  # kinds of operands that are kept in mind
 
 
@@ -61,7 +66,8 @@ class NeedsValues(BaseException):
 
 @dataclass(slots=True)
 class Like:
-    """Tensors of one size, layout and type; ``made`` is the first of them, once one is asked for."""
+    """Tensors of one size, layout and type. All share the memory of ``made``: a copy of the first one if that is small,
+    so that whoever reads one unseen finds a value that it could have, or zeros."""
 
     sizes: torch.Size
     strides: tuple[int, ...]
@@ -72,15 +78,19 @@ class Like:
     @classmethod
     def of(cls, value: Tensor) -> Like:
         """Those like a tensor."""
-        return cls(value.shape, value.stride(), value.dtype, value.requires_grad)
+        found = cls(value.shape, value.stride(), value.dtype, value.requires_grad)
+        if value.numel() <= _SMALL:
+            found.made = found._empty().copy_(value.detach()).requires_grad_(value.requires_grad)
+        return found
 
     def __call__(self) -> Tensor:
         """One more of them."""
         if self.made is None:
-            with torch.no_grad():
-                self.made = torch.empty_strided(self.sizes, self.strides, dtype=self.dtype, device="cpu").zero_()
-            self.made.requires_grad_(self.requires_grad)
+            self.made = self._empty().zero_().requires_grad_(self.requires_grad)
         return _PASSED_ON(self.made)
+
+    def _empty(self) -> Tensor:
+        return torch.empty_strided(self.sizes, self.strides, dtype=self.dtype, device="cpu")
 
 
 Found = Like | tuple[Like, ...] | None
@@ -88,19 +98,23 @@ Found = Like | tuple[Like, ...] | None
 
 @dataclass(slots=True, eq=False)
 class Valueless:
-    """Gives results in place of operations. ``known``: by operation and operands, what results are like; None for those
-    that must be computed."""
+    """Gives results in place of operations. ``given``: identities of the memory that the model is given or holds, which
+    is seen from elsewhere, too. ``known``: by operation and operands, what results are like; None for those that must
+    be computed. ``asked``: whether a value was needed, which a model may hide from whoever runs it."""
 
+    given: frozenset[int] = frozenset()
     known: dict[Any, Found] = field(default_factory=dict)
+    asked: bool = False
 
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], modes: Any) -> Any:
         """What an operation gives in some modes. Raises NeedsValues for one that may show values or depend on them."""
         kind = _kinds().get(func)
-        if kind is None or _sized_by_values(kind, args) or in_transform():
+        if self.asked or kind is None or in_transform() or self._depends(kind, func, args, kwargs):
+            self.asked = True
             raise NeedsValues
         if kind == "whole":
             return _whole(func, args, kwargs)
-        key = None if kind in ("computed", "getitem") else _key(func, args, kwargs, modes, literal=kind == "shaped")
+        key = _key(func, args, kwargs, modes, literal=kind == "shaped") if kind in _LIKE else None
         like = self.known.get(key)
         if like is not None:
             return like() if isinstance(like, Like) else tuple(each() for each in like)
@@ -108,6 +122,17 @@ class Valueless:
         if key is not None and key not in self.known and len(self.known) < _MOST:
             self.known[key] = _like(result, args, kwargs)
         return result
+
+    def _depends(self, kind: str, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether the size of a result depends on values, such as with a mask as an index, or others may see it."""
+        if kind == "updates":
+            return args[0].is_floating_point() and storage_id(args[0]) in self.given
+        if kind == "getitem":
+            return any(isinstance(each, list) or _tensors([each]) for each in _items(args[1]))
+        if kind == "where":
+            return len(args) + len(kwargs) == 1
+        first = _sized().get(func)
+        return first is not None and bool(_tensors((*args[first:], *kwargs.values())))
 
 
 def serves(colours: Iterable[tuple[Any, ...]]) -> bool:
@@ -118,34 +143,36 @@ def serves(colours: Iterable[tuple[Any, ...]]) -> bool:
 @functools.cache
 def _kinds() -> Mapping[Any, str]:
     """What is known of operations, by the functions that a mode is told of."""
-    operators, found = _OPERATORS.split(), dict[Any, str]()
-    for names, kind in (
-        ([f"{name}_" for name in _POINTWISE.split()], "computed"),
-        ([f"__i{name}__" for name in operators], "computed"),
-        ([f"__{name}__" for name in _OTHERS.split()], "computed"),
-        (_COMPUTED.split(), "computed"),
-        ([f"__{side}{name}__" for name in operators for side in ("", "r")], "pointwise"),
-        (_POINTWISE.split(), "pointwise"),
-        (["__matmul__", "__rmatmul__"], "shaped"),
-        (_SHAPED.split(), "shaped"),
-        (_WHOLE.split(), "whole"),
-    ):
-        owners = (torch, torch.nn.functional, Tensor)
-        functions = (getattr(owner, name, None) for name in names for owner in owners)
-        found |= {each: kind for each in functions if callable(each) and not isinstance(each, type)}
+    operators = _OPERATORS.split()
+    found = dict.fromkeys(_functions(_COMPUTED.split()), "computed")
+    found |= dict.fromkeys(_functions(f"__{name}__" for name in _OTHERS.split()), "computed")
+    found |= dict.fromkeys(_functions(f"{name}_" for name in f"{_POINTWISE} {_WRITES}".split()), "updates")
+    found |= dict.fromkeys(_functions(f"__i{name}__" for name in operators), "updates")
+    found |= dict.fromkeys(_functions(f"__{side}{name}__" for name in operators for side in ("", "r")), "pointwise")
+    found |= dict.fromkeys(_functions(_POINTWISE.split()), "pointwise")
+    found |= dict.fromkeys(_functions(_SHAPED.split()), "shaped")
+    found |= dict.fromkeys(_functions(_WHOLE.split()), "whole")
     found |= {getattr(Tensor, name).__get__: "computed" for name in _GETTERS.split()}
-    found[Tensor.requires_grad.__set__] = "computed"  # type: ignore[attr-defined]
+    found |= {Tensor.requires_grad.__set__: "computed", set_grad_enabled: "computed"}  # type: ignore[attr-defined]
+    found |= {Tensor.__matmul__: "shaped", Tensor.__rmatmul__: "shaped", Tensor.__setitem__: "updates"}
     return found | {Tensor.__getitem__: "getitem", torch.where: "where", Tensor.where: "where"}
 
 
-def _sized_by_values(kind: str, args: tuple[Any, ...]) -> bool:
-    """Whether an operation that most often is not gives as many entries as values say: a mask as an index."""
-    if kind == "getitem":
-        return any(isinstance(each, Tensor | list) for each in _items(args[1]))
-    return kind == "where" and len(args) == 1
+@functools.cache
+def _sized() -> Mapping[Any, int]:
+    """Operations that are given sizes or places, and the number of operands before these."""
+    return dict.fromkeys(_functions(_SIZES.split()), 1) | dict.fromkeys(_functions(_MADE.split()), 0)
+
+
+def _functions(names: Iterable[str]) -> list[Any]:
+    owners = (torch, torch.nn.functional, Tensor)
+    functions = (getattr(owner, name, None) for name in names for owner in owners)
+    return [each for each in functions if callable(each) and not isinstance(each, type)]
 
 
 def _items(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, slice):
+        return value.start, value.stop, value.step
     return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
@@ -211,4 +238,5 @@ def _plain(value: Any) -> bool:
 
 
 def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    """The tensors in some operands, in lists of them and in slices."""
     return [each for value in values for item in _items(value) for each in _items(item) if isinstance(each, Tensor)]

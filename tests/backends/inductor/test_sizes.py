@@ -459,6 +459,22 @@ def test_a_dynamic_model_of_one_size_is_compiled_for_it_and_says_so() -> None:
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
+def test_a_dynamic_model_that_fails_late_at_another_size_is_compiled_for_its_own() -> None:
+    def model(x: Tensor) -> Tensor:
+        h = x.new_zeros(x.shape[1], 6)
+        for t in range(x.shape[0]):
+            h = torch.tanh(x[t] + 0.5 * h)
+            if x.shape[1] == 3 and t > 10:
+                raise ValueError("three")
+        return h
+
+    x = torch.randn(20, 4, 6)
+    fast = reroll.compile(model, time_dim=0, dynamic=True, segment=2)
+    with pytest.warns(reroll.RerollWarning, match="dynamic=True"):
+        torch.testing.assert_close(fast(x), model(x))
+    torch.testing.assert_close(fast(x), model(x))
+
+
 def test_dynamic_is_refused_without_time() -> None:
     with pytest.raises(reroll.OptionError, match="dynamic=True is for loops over time"):
         reroll.compile(nn.Linear(2, 2), dynamic=True)

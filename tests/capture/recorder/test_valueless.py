@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import Unsupported, UserError
 from torch.nn import functional as F
 
 import reroll
@@ -19,7 +21,7 @@ from reroll.backends.front.arguments import Time, find_time
 from reroll.capture.recorder import valueless
 from reroll.capture.recorder.events import Recorder, recording
 from reroll.capture.recorder.valueless import NeedsValues, Valueless
-from reroll.graph.private import TorchDispatchMode
+from reroll.graph.private import TorchDispatchMode, storage_id
 
 X, Y, W = torch.randn(4, 6), torch.rand(4, 6), torch.randn(6, 6)
 IMAGE, KERNEL, ROWS = torch.randn(2, 3, 8, 8), torch.randn(5, 3, 3, 3), torch.randn(9, 4, 6)
@@ -259,3 +261,124 @@ def test_state_is_that_of_one_run_with_values() -> None:
 def test_transforms_are_run_with_values() -> None:
     with pytest.raises(NeedsValues), recording(Recorder(lambda *_: None, {}, valueless=Valueless())):
         torch.vmap(torch.tanh)(X)
+
+
+@torch.jit.script
+def positive(value: Tensor) -> bool:
+    return bool(value > 1e-6)
+
+
+def caught(value: Tensor) -> bool:
+    try:
+        return float(value) > 1e-6
+    except BaseException:  # noqa: BLE001  # as a model may
+        return False
+
+
+def elsewhere(value: Tensor) -> bool:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: float(value)).result() > 1e-6
+
+
+def unseen(value: Tensor) -> bool:
+    with torch._C.DisableTorchFunction():
+        return float(value) > 1e-6
+
+
+class Hidden(nn.Module):
+    """From step 50 on it doubles its state where a value is positive, which it always is; it asks in secret."""
+
+    def __init__(self, ask: Callable[[Tensor], bool] | None) -> None:
+        super().__init__()
+        self.linear, self.ask = nn.Linear(4, 4), ask
+        self.seen: Tensor
+        self.register_buffer("seen", torch.zeros(1))
+        self.memory = memoryview(self.seen.numpy())
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.new_zeros(x.shape[1], 4) + 0.1
+        for t in range(x.shape[0]):
+            h = torch.tanh(x[t] + self.linear(h))
+            total = h.detach().abs().sum()
+            self.seen.copy_(total)
+            if t > 50 and (self.memory[0] > 1e-6 if self.ask is None else self.ask(total)):
+                h = h * 2
+        return h
+
+
+@pytest.mark.parametrize("ask", [caught, positive, elsewhere, unseen, None])
+def test_values_that_are_read_in_secret_are_no_zeros(ask: Any) -> None:
+    """What is not seen either where values are computed is as likely to be right without."""
+    torch.manual_seed(0)
+    model, x = Hidden(ask), torch.randn(80, 3, 4)
+    expected = torch.autograd.grad(model(x).sum(), model.linear.weight)[0]
+    try:
+        found = torch.autograd.grad(reroll.compile(model, time_dim=0, lowering="eager")(x).sum(), model.linear.weight)[
+            0
+        ]
+    except (reroll.RerollError, UserError, Unsupported):
+        return
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_value_that_was_asked_for_and_caught_is_not_forgotten() -> None:
+    valueless = Valueless()
+    with recording(Recorder(lambda *_: None, {}, valueless=valueless)):
+        assert not caught(X.abs().sum())
+        with pytest.raises(NeedsValues):
+            X + 1
+    assert valueless.asked
+
+
+def test_updates_of_what_others_see_are_made_with_values() -> None:
+    with recording(Recorder(lambda *_: None, {}, valueless=Valueless(frozenset({storage_id(X)})))):
+        X.clone().add_(1)
+        with pytest.raises(NeedsValues):
+            X[0].add_(1)
+
+
+@pytest.mark.parametrize("name", ["zeros", "a bound", "where", "narrow", "arange", "view"])
+def test_numbers_of_tensors_are_no_sizes(name: str) -> None:
+    n: Any = torch.tensor(3)
+    asks: dict[str, Callable[[], Any]] = {
+        "zeros": lambda: torch.zeros(n),
+        "a bound": lambda: X[: (X > 0).sum()],
+        "where": lambda: torch.where(condition=X > 0),
+        "narrow": lambda: X.narrow(0, 0, n),
+        "arange": lambda: torch.arange(n),
+        "view": lambda: X.view(n, 8),
+    }
+    with pytest.raises(NeedsValues), recording(Recorder(lambda *_: None, {}, valueless=Valueless())):
+        asks[name]()
+
+
+def test_a_run_that_ends_in_a_block_without_gradients_leaves_them_on() -> None:
+    def model(x: Tensor) -> Tensor:
+        h = x.new_zeros(x.shape[1:])
+        for t in range(x.shape[0]):
+            h = torch.tanh(0.5 * h + x[t])
+            if t == 50:
+                with torch.no_grad():
+                    h *= 1.5
+        return h
+
+    call = find_time(model, inspect.signature(model), Time(0), (torch.randn(60, 3, 4),), {})
+    pattern = observe.probe(model, call, (6, 7, 9), ("float",), 1)
+    with pytest.raises(reroll.LengthError):
+        observe._follow(model, call, pattern)
+    assert torch.is_grad_enabled()
+
+
+def test_blocks_without_gradients_are_run_without_values() -> None:
+    def model(x: Tensor) -> Tensor:
+        h = x.new_zeros(x.shape[1:])
+        for t in range(x.shape[0]):
+            with torch.no_grad():
+                scale = h.abs().mean()
+            h = torch.tanh(0.5 * h + x[t]) * scale
+        return h
+
+    call = find_time(model, inspect.signature(model), Time(0), (torch.randn(60, 3, 4),), {})
+    pattern = observe.probe(model, call, (6, 7, 9), ("float",), 1)
+    assert valueless.serves(pattern.palette)
+    observe._run_along(model, call, pattern, valueless=True)
