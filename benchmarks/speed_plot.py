@@ -33,8 +33,9 @@ def draw(
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
-    from matplotlib.ticker import NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+    plainly = FuncFormatter(lambda number, _: f"{number:g}")
     columns = min(len(result), 4)
     rows = math.ceil(len(result) / columns)
     figure, axes = plt.subplots(rows, columns, figsize=(4 * columns, 3.4 * rows + 0.6), squeeze=False)
@@ -51,7 +52,12 @@ def draw(
             places = sorted((of["local_peak_bytes"] / 1e6, of["median_ratio"]) for of in points)
             axis.plot(*zip(*places, strict=True), color="tab:blue", marker=".", label="reroll, by budget")
             axis.set_yscale("log")
+            axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.yaxis.set_major_formatter(plainly)
+            axis.yaxis.set_minor_formatter(NullFormatter())
         axis.set_xscale("log")
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+        axis.xaxis.set_major_formatter(plainly)
         axis.xaxis.set_minor_formatter(NullFormatter())
         axis.axhline(1, color="black", linewidth=0.5)
         if not within:

@@ -330,6 +330,39 @@ def test_other_batch_sizes_take_what_was_measured() -> None:
     assert max(each[way]["error"] for each in found.values() for way in ("reroll.compile", "backend")) < 1e-4
 
 
+PEERS = (
+    *("torch.utils.checkpoint", "inductor segments, checkpoint"),
+    *("JAX lax.scan", "JAX nested remat", "equinox, 8 checkpoints"),
+)
+
+
+def test_memory_against_time_is_what_was_measured() -> None:
+    text, found, told = section("docs/measured.md", "Memory against time"), result("frontier"), list[str]()
+    faster, longest = dict[str, list[str]](), list[float]()
+    for name, contenders in ((name, each["contenders"]) for name, each in found.items()):
+        ours = [(of["local_peak_bytes"], of["median_ratio"]) for who, of in contenders.items() if "reroll" in who]
+        cells, times = [f"{min(ours)[0] / 1e6:.2f} MB, {min(ours)[1]:.2f}"], list[float]()
+        for who, peak, time in (
+            (who, contenders[who]["local_peak_bytes"], contenders[who]["median_ratio"]) for who in PEERS
+        ):
+            times = [each for held, each in ours if held <= peak]
+            cells.append(f"{peak / 1e6:.2f} MB, {time:.2f}: {f'{min(times):.2f}' if times else '-'}")
+            if not times or time < min(times):
+                faster.setdefault(who, []).append(name)
+        told.append(f"| {name} | {' | '.join(cells)} |")
+        longest.append(min(ours)[1])
+        assert max(of["relative_error"] for who, of in contenders.items() if "reroll" in who) < 1e-4
+    assert rows(text)[1:] == told
+    assert len(told) == 8
+    smallest, lif = "tanh RNN, 32 neurons", ["recurrent LIF (D2r)", "recurrent LIF, sparse (D)"]
+    assert faster == {
+        "JAX nested remat": [smallest],
+        "equinox, 8 checkpoints": [smallest, lif[0], "feed-forward LIF", lif[1]],
+    }
+    flat = " ".join(text.split())
+    assert f"step, which takes {min(longest):.1f} to {max(longest):.1f} times eager's time" in flat
+
+
 def test_new_lengths_take_what_was_measured() -> None:
     text, found = section("docs/measured.md", "New lengths"), result("start")["networks"]
     told, checks = list[str](), dict[str, float]()
