@@ -53,6 +53,16 @@ def _draws(module: torch.nn.Module, node: fx.Node) -> bool:
     return any(mark_random(each, each.graph) for each in inner if isinstance(each, fx.GraphModule))
 
 
+def gives_operand(node: fx.Node) -> bool:
+    """Whether a node is a dropout that drops nothing: in eager it gives its operand itself, which fake tensors do not
+    tell, as torch makes those in another way."""
+    name = spelled(node).split(".")[0]
+    if node.op not in ("call_function", "call_method") or name not in DROPOUTS:
+        return False
+    rate = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
+    return _switched_off(node, name) or (isinstance(rate, int | float) and rate == 0)
+
+
 def _switched_off(node: fx.Node, name: str) -> bool:
     """Whether a dropout is not training, or an attention has none, so that it draws nothing."""
     operands = node.args[3:] if node.target is out_of_place else node.args

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+import reroll
 from reroll.capture.normal.functional import functionalise
 from reroll.errors import CaptureError
 from reroll.graph.inplace import out_of_place, updated_places
@@ -167,3 +168,35 @@ def test_memory_that_is_shared_in_a_hidden_way_is_refused() -> None:
     second.meta["example_value"] = first.meta["example_value"].view(4, 2)
     with pytest.raises(CaptureError, match="shares memory with one that is updated in place"):
         functionalise(module.graph)
+
+
+DROPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "in evaluation": lambda h: F.dropout(h, 0.5, training=False),
+    "of none": lambda h: F.dropout(h, 0.0, training=True),
+    "twice": lambda h: F.dropout(F.dropout(h, 0.5, False), p=0.0),
+    "of whole rows": lambda h: F.alpha_dropout(h, 0.3, training=False),
+    "a view of it": lambda h: F.dropout(h, 0.5, False)[:, 1:],
+}
+
+
+@pytest.mark.parametrize("which", ["what it gives", "its operand"])
+@pytest.mark.parametrize("name", DROPS)
+def test_a_dropout_that_drops_nothing_gives_its_operand_itself(name: str, which: str) -> None:
+    """torch's own trace loses that: what updates one updates both."""
+
+    def model(x: Tensor) -> Tensor:
+        h = x.new_zeros(x.shape[1:])
+        for t in range(x.shape[0]):
+            h = torch.tanh(x[t] + 0.5 * h) * 2
+            d = DROPS[name](h)
+            (d if which == "what it gives" else h).add_(1)
+            h = h * 0.5 + d.sum()
+        return h
+
+    x = torch.randn(12, 3, 4, requires_grad=True)
+    expected = torch.autograd.grad(model(x).sum(), x)[0]
+    for run in (
+        reroll.compile(model, time_dim=0, lowering="eager"),
+        torch.compile(model, backend="reroll", options={"lowering": "eager"}),
+    ):
+        torch.testing.assert_close(torch.autograd.grad(run(x).sum(), x)[0], expected)

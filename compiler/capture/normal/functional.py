@@ -8,6 +8,7 @@ stale views are taken again from the new root. Graph inputs that were updated ar
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import fx
 
 from reroll.errors import CaptureError
+from reroll.graph.effects import example, gives_operand
 from reroll.graph.inplace import Place, operand, out_of_place, spell, storage_of, updated_places
 from reroll.graph.lines import where
 from reroll.graph.private import map_aggregate, set_grad_enabled, storage_id
@@ -22,13 +24,53 @@ from reroll.graph.private import map_aggregate, set_grad_enabled, storage_id
 
 def functionalise(graph: fx.Graph) -> fx.Graph:
     """A graph in which no node changes another one's value, but for final write-backs to inputs."""
+    if any(map(gives_operand, graph.nodes)):
+        graph = _with_aliases(graph)
     updates = {node: places for node in graph.nodes if (places := updated_places(node))}
-    touched = {storage_of(operand(node, place)) for node, places in updates.items() for place in places}
+    touched = _touched(updates)
     if not touched:
         new = fx.Graph()
         new.output(new.graph_copy(graph, {}))
         return new
     return _Rewriter(touched - {None}).run(graph, updates)
+
+
+def _touched(updates: Mapping[fx.Node, tuple[Place, ...]]) -> set[int | None]:
+    """The memory that is updated."""
+    return {storage_of(operand(node, place)) for node, places in updates.items() for place in places}
+
+
+def _with_aliases(graph: fx.Graph) -> fx.Graph:
+    """A copy of a graph in which dropouts that give their operand itself are that, where one of the two is updated, as
+    that is seen in the other. Raises CaptureError where the examples of both lie otherwise."""
+    new = fx.Graph()
+    new.output(new.graph_copy(graph, {}))
+    idle = dict.fromkeys(node for node in new.nodes if gives_operand(node))
+    while True:
+        touched = _touched({node: places for node in new.nodes if (places := updated_places(node))}) - {None}
+        shared = (node for node in idle if touched & {storage_of(node), storage_of(node.all_input_nodes[0])})
+        node = next(shared, None)
+        if node is None:
+            return new
+        _share(new, node, node.all_input_nodes[0])
+        del idle[node]
+
+
+def _share(graph: fx.Graph, node: fx.Node, source: fx.Node) -> None:
+    """Put the operand of a node in its place: what shares the node's memory shares that of the operand then."""
+    value, made, storage = example(source), example(node), storage_of(node)
+    if value is None or made is None or value.stride() != made.stride():
+        raise CaptureError(
+            f"{where(node)}: a dropout that drops nothing gives its operand itself. One of the two is updated in "
+            "place, and they may lie otherwise. Write the update out of place."
+        )
+    for other in (each for each in graph.nodes if storage is not None and storage_of(each) == storage):
+        old: torch.Tensor = other.meta["example_value"]
+        offset = value.storage_offset() + old.storage_offset() - made.storage_offset()
+        viewed = value.detach().as_strided(old.shape, old.stride(), offset)
+        other.meta["example_value"] = viewed.requires_grad_(old.requires_grad)
+    node.replace_all_uses_with(source)
+    graph.erase_node(node)
 
 
 @dataclass
