@@ -33,9 +33,7 @@ def draw(
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    plainly = FuncFormatter(lambda number, _: f"{number:g}")
     columns = min(len(result), 4)
     rows = math.ceil(len(result) / columns)
     figure, axes = plt.subplots(rows, columns, figsize=(4 * columns, 3.4 * rows + 0.6), squeeze=False)
@@ -47,18 +45,14 @@ def draw(
             if who in each["contenders"]:
                 of = each["contenders"][who]
                 axis.scatter(of["local_peak_bytes"] / 1e6, of["median_ratio"], color=colour, marker=marker, label=who)
+        axis.set_xscale("log")
+        _label_plainly(axis.xaxis, (1, 3))
         if within:
             points = [of for who, of in each["contenders"].items() if who.startswith(within) or who == "reroll"]
             places = sorted((of["local_peak_bytes"] / 1e6, of["median_ratio"]) for of in points)
             axis.plot(*zip(*places, strict=True), color="tab:blue", marker=".", label="reroll, by budget")
             axis.set_yscale("log")
-            axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axis.yaxis.set_major_formatter(plainly)
-            axis.yaxis.set_minor_formatter(NullFormatter())
-        axis.set_xscale("log")
-        axis.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
-        axis.xaxis.set_major_formatter(plainly)
-        axis.xaxis.set_minor_formatter(NullFormatter())
+            _label_plainly(axis.yaxis, (1, 2, 5))
         axis.axhline(1, color="black", linewidth=0.5)
         if not within:
             axis.set_ylim(bottom=0)
@@ -72,3 +66,12 @@ def draw(
     figure.tight_layout(rect=(0, below / (3.4 * rows + below), 1, 1))
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def _label_plainly(axis: Any, at: tuple[int, ...]) -> None:
+    """Write the numbers of a logarithmic axis as they are read, at some multiples of powers of ten."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=at))
+    axis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:g}"))
+    axis.set_minor_formatter(NullFormatter())
