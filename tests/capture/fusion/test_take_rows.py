@@ -273,7 +273,7 @@ def test_rows_are_read_as_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=lambda options: "-".join(map(str, options.values())),
 )
 def test_every_schedule(options: dict[str, Any]) -> None:
-    for door in DOORS:
+    for door in DOORS[-1:] if options.get("lowering") == "inductor" else DOORS:
         assert rows_kept(Net(READS["scores"][0]), sequence(83), door, **options) == [(1, 5)]
 
 
@@ -305,8 +305,14 @@ def test_buffers_have_the_rows_that_are_kept(monkeypatch: pytest.MonkeyPatch) ->
         assert {*made} == {(len(range(1, steps, 5)), B, N)}
 
 
-@pytest.mark.parametrize("name", ["every 4th", "from a row on", "a readout"])
-@pytest.mark.parametrize("budget", [1.0, 0.4])
+@pytest.mark.parametrize(
+    ("name", "budget"),
+    [
+        *((name, 1.0) for name in ("every 4th", "from a row on", "a readout")),
+        ("every 4th", 0.4),
+        *(pytest.param(name, 0.4, marks=pytest.mark.campaign) for name in ("from a row on", "a readout")),
+    ],
+)
 def test_what_is_measured_is_below_what_is_predicted(name: str, budget: float) -> None:
     model, x = Net(READS[name][0]), torch.randn(120, 16, N)
     fast = run(model, "any length", memory_budget=budget)
