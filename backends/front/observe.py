@@ -36,6 +36,7 @@ from reroll.graph.private import parametrized_anew, storage_id, version_of
 SHORT = ((6, 7, 9), (16, 17, 19), (32, 33, 35))
 FEWEST = 8  # steps of a sequence that can show a pattern by itself
 _LONGEST_GUESS = 64  # steps of a period that is guessed: three runs of up to seven times as many
+_ROWS = 128  # rows that a slice takes, for which as many steps are looked at
 _TRIES = 5  # as many as it takes to get to a period of two
 _WHOLE_LOOPS = ("lstm", "gru", "rnn_tanh", "rnn_relu", "while_loop", "scan", "associative_scan")
 _SOME = 64  # operations from which on their sizes say whether they are done over time
@@ -185,6 +186,8 @@ def _periodic(length: int, period: int) -> tuple[int, int, int]:
 
 def _guesses(length: int, refusals: Sequence[LengthError]) -> Iterator[tuple[tuple[int, ...], tuple[str, ...], int]]:
     """Candidates with longer periods, of which the steps tell at which the run of the call left a pattern."""
+    for rows in sorted({error.rows for error in refusals if 0 < error.rows <= min(_ROWS, length // 2)}):
+        yield (rows + 2, rows + 3, rows + 5), ("float",), 1  # a slice of so many takes less than all there
     left = {period for error in refusals for period in (error.steps, error.steps + 1)}
     for period in sorted(each for each in left if LONGEST_PERIOD < each <= min(_LONGEST_GUESS, length // 2)):
         for multiple in (1, period):
@@ -331,13 +334,13 @@ def _run_along(model: Callable[..., Any], call: Call, pattern: Pattern, *, value
             call, _ = call.resized(call.length, lambda value, dim, length: value.detach().clone())
         with looked_at(model, call, frozenset(call.dims), parameters=False) as state:
             without = _without_values(state, call) if valueless else None
-            result, *_ = _run(model, call, check.see, state, valueless=without)
+            result, *_ = _run(model, call, check.see, state, valueless=without, sized=check.made)
         check.finish()
         if without is not None and without.asked:
             raise NeedsValues
     except Departure as departure:
         error = (LengthError if call.length > pattern.lengths[0] else TooShortError)(str(departure))
-        error.steps = check.run
+        error.steps, error.rows = check.run, check.rows
         raise error from None
     return Observed(pattern, check, with_leaves(lambda leaf: None if isinstance(leaf, torch.Tensor) else leaf, result))
 
@@ -371,9 +374,10 @@ def _run(
     *,
     short: bool = False,
     valueless: Valueless | None = None,
+    sized: Callable[[Sequence[int]], None] | None = None,
 ) -> tuple[Any, dict[tuple[Any, ...], int | None], Recorder]:
     """What the model returns, the event that made each of the tensors in it, by their place, and what recorded it."""
-    recorder = Recorder(sink, tensor_names(state) | call.names(), short, valueless)
+    recorder = Recorder(sink, tensor_names(state) | call.names(), short, valueless, sized)
     with recording(recorder):
         result = call.run(model)
         _refuse_objects(result)

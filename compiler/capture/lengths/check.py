@@ -26,7 +26,8 @@ class Departure(BaseException):
 class Check:
     """Follows one run of a model at ``length`` steps, and raises ``Departure`` where it leaves the pattern.
 
-    ``line`` gives the user's line that is running. ``values`` collects the numbers of the user's, by literal.
+    ``line`` gives the user's line that is running. ``values`` collects the numbers of the user's, by literal. ``rows``:
+    the size that was another one than predicted.
     """
 
     pattern: Pattern
@@ -37,6 +38,8 @@ class Check:
     run: int = 0
     place: int = 0
     departed: str = ""
+    sizes: tuple[Affine | None, ...] = ()
+    rows: int = 0
 
     def __post_init__(self) -> None:
         self.counts = [stretch.count(self.length) for stretch in self.pattern.stretches]
@@ -46,6 +49,7 @@ class Check:
             [_steady(slot, count, self.length) for slot in stretch.slots]
             for stretch, count in zip(self.pattern.stretches, self.counts, strict=True)
         ]
+        self.predicted = [[slot.sizes for slot in stretch.slots] for stretch in self.pattern.stretches]
         self._skip()
 
     @property
@@ -70,12 +74,21 @@ class Check:
         if numbers != steady or not first <= self.run < last:
             slot = self.pattern.stretches[self.stretch].slots[place]
             self._compare(numbers, *slot.form(self.run, self.counts[self.stretch]))
+        self.sizes = self.predicted[self.stretch][place]
         self.place = place + 1
         if self.place == len(colours):
             self.place, self.run = 0, self.run + 1
             if self.run == self.counts[self.stretch]:
                 self.run, self.stretch = 0, self.stretch + 1
                 self._skip()
+
+    def made(self, sizes: Sequence[int]) -> None:
+        """What the last event has made. Raises Departure where its sizes are others than the pattern predicts: a slice
+        ``[:20]`` takes all of a short sequence."""
+        for size, form in zip(sizes, self.sizes, strict=False):
+            if form is not None and form.a + form.b * self.length != size:
+                self.rows = size
+                self._depart(f"makes a value with {size} entries here, which short sequences do not explain")
 
     def _compare(self, numbers: Numbers, form: Form, run: int) -> None:
         expected = form(run, self.length)
@@ -100,7 +113,7 @@ class Check:
             raise Departure(self.departed)
         if self.stretch != len(self.counts):
             self._depart("has more operations")
-        self.colours, self.steady = [], []  # of no use any more; the rest is kept for each length
+        self.colours, self.steady, self.predicted = [], [], []  # of no use any more; the rest is kept for each length
 
     def values_of(self, literal: Literal) -> tuple[int | float, ...]:
         """The values of a number of the user's at every run of its loop, once the run is over."""

@@ -24,13 +24,17 @@ from reroll.errors import LengthError
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One event of a stretch: its colour, and its numbers in the first runs, the last ones (last first), the others."""
+    """One event of a stretch: its colour, and its numbers in the first runs, the last ones (last first), the others.
+
+    ``sizes``: of what is made outside of loops, as functions of T; None for one that is no affine function.
+    """
 
     colour: int
     kinds: tuple[str, ...]
     head: tuple[Form, ...]
     tail: tuple[Form, ...]
     middle: Form
+    sizes: tuple[Affine | None, ...] = ()
 
     def form(self, run: int, count: int) -> tuple[Form, int]:
         """The form that holds at a run of ``count``, and the run to apply it to."""
@@ -131,7 +135,10 @@ def find_pattern(
                 for trace, starts in zip(traces, parsed, strict=True)
             ]
             head, tail, middle = find_forms(lengths, rows, kinds, free, traces[-1].lines[event])
-            slots.append(Slot(colour, kinds, head, tail, middle))
+            made = [
+                trace.sizes[starts[at][0] + place] for trace, starts in zip(traces, parsed, strict=True) if trace.sizes
+            ]
+            slots.append(Slot(colour, kinds, head, tail, middle, () if repeated else _sizes(lengths, made)))
             line = traces[-1].lines[event]
             read = any(_any_run(found, place, period, *starts[at]) for found, starts in zip(live, parsed, strict=True))
             for column, kind in enumerate(kinds):
@@ -141,6 +148,15 @@ def find_pattern(
         stretches.append(Stretch(tuple(slots), count))
     anchors = dict(_anchors(traces, parsed, [period for _, period, _ in layout]))
     return Pattern(lengths, tuple(stretches), palette, tuple(literals), anchors)
+
+
+def _sizes(lengths: Sequence[int], made: Sequence[Sequence[int] | None]) -> tuple[Affine | None, ...]:
+    """The sizes of what an event makes at each length, as functions of the length; nothing where it makes no tensor, or
+    one of another rank."""
+    found = [each for each in made if each is not None]
+    if len(found) < len(lengths) or len({len(each) for each in found}) > 1:
+        return ()
+    return tuple(Affine.through(lengths, values) for values in zip(*found, strict=True))
 
 
 def _any_run(events: frozenset[int], place: int, period: int, start: int, count: int) -> bool:

@@ -58,14 +58,19 @@ class Recorder(TorchFunctionMode):
 
     inputs: names of the tensors that are passed to the model. Other tensors from outside are known by their identity.
     short: whether the run is on the first steps of sequences alone. ``sizes`` are those of what each event made first.
-    valueless: what gives results without their values.
+    valueless: what gives results without their values. sized: is told the sizes of what each event made first.
     """
 
     def __init__(
-        self, sink: Sink, inputs: Mapping[int, str], short: bool = False, valueless: Valueless | None = None
+        self,
+        sink: Sink,
+        inputs: Mapping[int, str],
+        short: bool = False,
+        valueless: Valueless | None = None,
+        sized: Callable[[Sequence[int]], None] | None = None,
     ) -> None:
         super().__init__()
-        self.sink, self.inputs, self.short, self.valueless = sink, inputs, short, valueless
+        self.sink, self.inputs, self.short, self.valueless, self.sized = sink, inputs, short, valueless, sized
         self.sizes = list[Any]()
         self.made: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
         self.history = History()
@@ -145,8 +150,10 @@ class Recorder(TorchFunctionMode):
         """Note which event made the tensors of a result."""
         for index, item in enumerate((result,) if type(result) is Tensor else _tensors(result)):
             known = weakref.ref(item)
-            if self.short and index == 0 and self.sizes:
+            if index == 0 and self.short and self.sizes:
                 self.sizes[-1] = item.shape
+            if index == 0 and self.sized is not None:
+                self.sized(item.shape)
             self.made[id(item)] = (known, self.count - 1, index)
             self.history.made(item, known)
         return result
