@@ -17,6 +17,7 @@ import numpy as np
 from reroll.capture.lengths.forms import Affine, Form, Rows, find_forms
 from reroll.capture.lengths.liveness import live_events
 from reroll.capture.recorder.events import LITERALS, markers
+from reroll.capture.recorder.ragged import PACK
 from reroll.capture.steps.operands import MIN_STEPS
 from reroll.capture.steps.search import repeats
 from reroll.errors import LengthError
@@ -116,6 +117,7 @@ def find_pattern(
     layout = _only_loops(layout, [_parse(trace, traces[-1].colours, layout) for trace in traces])
     parsed = [_parse(trace, traces[-1].colours, layout) for trace in traces]
     live = [live_events(trace.colours, trace.numbers, names) for trace in traces]
+    packed = any(getattr(colour[0], "__name__", "") == PACK for colour in palette)  # as large as lengths say
     stretches, literals = [], []
     for at, (start, period, repeated) in enumerate(layout):
         counts = [starts[at][1] for starts in parsed]
@@ -138,7 +140,8 @@ def find_pattern(
             made = [
                 trace.sizes[starts[at][0] + place] for trace, starts in zip(traces, parsed, strict=True) if trace.sizes
             ]
-            slots.append(Slot(colour, kinds, head, tail, middle, () if repeated else _sizes(lengths, made)))
+            sizes = () if repeated or packed else _sizes(lengths, made)
+            slots.append(Slot(colour, kinds, head, tail, middle, sizes))
             line = traces[-1].lines[event]
             read = any(_any_run(found, place, period, *starts[at]) for found, starts in zip(live, parsed, strict=True))
             for column, kind in enumerate(kinds):
