@@ -8,7 +8,7 @@ Numbers of the user's that are no such function (``1 / T``, ``0.9 ** t``) are *f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,16 +117,13 @@ def find_pattern(
     layout = _only_loops(layout, [_parse(trace, traces[-1].colours, layout) for trace in traces])
     parsed = [_parse(trace, traces[-1].colours, layout) for trace in traces]
     live = [live_events(trace.colours, trace.numbers, names) for trace in traces]
-    packed = any(getattr(colour[0], "__name__", "") == PACK for colour in palette)  # as large as lengths say
+    sized = [_sized(trace, palette) for trace in traces]
     stretches, literals = [], []
     for at, (start, period, repeated) in enumerate(layout):
         counts = [starts[at][1] for starts in parsed]
         count = Affine.through(lengths, counts)
         if count is None or (not repeated and counts != [1] * len(traces)):
-            raise LengthError(
-                f"The loop at {traces[-1].lines[start]} is run {', '.join(map(str, counts))} times at lengths "
-                f"{', '.join(map(str, lengths))}, which is no affine function of the length."
-            )
+            raise _no_function(traces[-1].lines[start], counts, lengths)
         slots = []
         for place in range(period):
             event = start + place
@@ -137,11 +134,8 @@ def find_pattern(
                 for trace, starts in zip(traces, parsed, strict=True)
             ]
             head, tail, middle = find_forms(lengths, rows, kinds, free, traces[-1].lines[event])
-            made = [
-                trace.sizes[starts[at][0] + place] for trace, starts in zip(traces, parsed, strict=True) if trace.sizes
-            ]
-            sizes = () if repeated or packed else _sizes(lengths, made)
-            slots.append(Slot(colour, kinds, head, tail, middle, sizes))
+            made = [sizes[starts[at][0] + place] for sizes, starts in zip(sized, parsed, strict=True)]
+            slots.append(Slot(colour, kinds, head, tail, middle, () if repeated else _sizes(lengths, made)))
             line = traces[-1].lines[event]
             read = any(_any_run(found, place, period, *starts[at]) for found, starts in zip(live, parsed, strict=True))
             for column, kind in enumerate(kinds):
@@ -151,6 +145,19 @@ def find_pattern(
         stretches.append(Stretch(tuple(slots), count))
     anchors = dict(_anchors(traces, parsed, [period for _, period, _ in layout]))
     return Pattern(lengths, tuple(stretches), palette, tuple(literals), anchors)
+
+
+def _no_function(line: str, counts: Sequence[int], lengths: Sequence[int]) -> LengthError:
+    runs, at = ", ".join(map(str, counts)), ", ".join(map(str, lengths))
+    return LengthError(
+        f"The loop at {line} is run {runs} times at lengths {at}, which is no affine function of the length."
+    )
+
+
+def _sized(trace: EventTrace, palette: Mapping[Any, int]) -> Sequence[Any]:
+    """The sizes of what each event made; nothing of a model that packs sequences, which are as large as lengths say."""
+    packed = any(getattr(colour[0], "__name__", "") == PACK for colour in palette)
+    return trace.sizes if trace.sizes and not packed else [None] * len(trace.colours)
 
 
 def _sizes(lengths: Sequence[int], made: Sequence[Sequence[int] | None]) -> tuple[Affine | None, ...]:
