@@ -35,11 +35,11 @@ class LengthError(CaptureError):
     """What a model does depends on the number of steps in a way that ``reroll.compile`` cannot follow.
 
     ``steps``: after how many steps of a loop the model left what short runs had shown, if that is why; 0 otherwise.
-    ``rows``: the size of a value that short runs had not explained, if that is why; 0 otherwise.
+    ``rows``: the size of a value that short runs had not explained, if that is why; None otherwise.
     """
 
     steps = 0
-    rows = 0
+    rows: int | None = None
 
 
 class NoRecurrenceError(CaptureError):

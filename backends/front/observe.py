@@ -114,13 +114,13 @@ def _followed(
     for pattern_of in chain((partial(_itself, pattern) for pattern in known), fresh):
         try:
             return _follow(model, call, pattern_of())
-        except TooShortError:
-            raise
         except LengthError as error:
+            if isinstance(error, TooShortError) and error.rows is None:
+                raise
             refusals.append(_without_frames(error))
             if sum(isinstance(each, OtherTimeError) for each in refusals) == len(SHORT):
                 break  # more lengths would say the same
-    raise refusals[0]
+    raise next((error for error in refusals if isinstance(error, TooShortError)), refusals[0])
 
 
 def refuse_unrolled(model: Callable[..., Any], call: Call) -> None:
@@ -186,7 +186,7 @@ def _periodic(length: int, period: int) -> tuple[int, int, int]:
 
 def _guesses(length: int, refusals: Sequence[LengthError]) -> Iterator[tuple[tuple[int, ...], tuple[str, ...], int]]:
     """Candidates with longer periods, of which the steps tell at which the run of the call left a pattern."""
-    for rows in sorted({error.rows for error in refusals if 0 < error.rows <= min(_ROWS, length // 2)}):
+    for rows in sorted({error.rows for error in refusals if error.rows and error.rows <= min(_ROWS, length // 2)}):
         yield (rows + 2, rows + 3, rows + 5), ("float",), 1  # a slice of so many takes less than all there
     left = {period for error in refusals for period in (error.steps, error.steps + 1)}
     for period in sorted(each for each in left if LONGEST_PERIOD < each <= min(_LONGEST_GUESS, length // 2)):

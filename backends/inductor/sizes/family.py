@@ -88,6 +88,10 @@ class Family:
         self.made[numbers] = code
         if len(self.made) > _HELD:
             self.made.popitem(last=False)
+        self.note(numbers)
+
+    def note(self, numbers: Numbers) -> None:
+        """Learn from a graph with these numbers."""
         self.samples = [*self.samples[-(_SAMPLES - 1) :], numbers]
 
 
@@ -123,8 +127,7 @@ def compiled(graph: fx.GraphModule, mode: FakeTensorMode, *, backward: bool) -> 
 
 def _noted(found: Numbered | None, *, backward: bool) -> Code:
     if found is not None:
-        family = _family((found.structure, backward, _settings()))
-        family.samples = [*family.samples[-(_SAMPLES - 1) :], found.numbers]
+        _family((found.structure, backward, _settings())).note(found.numbers)
     return Code(_uncallable, "", {})
 
 

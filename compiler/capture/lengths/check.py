@@ -39,7 +39,7 @@ class Check:
     place: int = 0
     departed: str = ""
     sizes: tuple[Affine | None, ...] = ()
-    rows: int = 0
+    rows: int | None = None
 
     def __post_init__(self) -> None:
         self.counts = [stretch.count(self.length) for stretch in self.pattern.stretches]
