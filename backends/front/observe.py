@@ -120,7 +120,8 @@ def _followed(
             refusals.append(_without_frames(error))
             if sum(isinstance(each, OtherTimeError) for each in refusals) == len(SHORT):
                 break  # more lengths would say the same
-    raise next((error for error in refusals if isinstance(error, TooShortError)), refusals[0])
+    few = [error for error in refusals if isinstance(error, TooShortError) and call.length <= SHORT[0][-1]]
+    raise (few or refusals)[0]
 
 
 def refuse_unrolled(model: Callable[..., Any], call: Call) -> None:
