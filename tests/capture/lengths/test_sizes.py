@@ -74,3 +74,22 @@ def test_a_layer_of_every_4th_state_is_refused_by_name_of_its_line() -> None:
 
     with pytest.raises(reroll.LengthError, match=r"test_sizes\.py"):
         reroll.compile(model, time_dim={"x": 0}, lowering="eager")(torch.randn(60, 3, 2))
+
+
+def test_rows_of_which_short_runs_have_as_many_are_found_at_every_length() -> None:
+    """Behind a first row 6, 7 and 9 steps have two of every 5th row; no such length is run uncompiled in silence."""
+
+    def model(x: Tensor) -> Tensor:
+        h = x.new_zeros(x.shape[1:])
+        rows = [h]
+        for t in range(x.shape[0]):
+            h = torch.tanh(x[t] + 0.5 * h)
+            rows.append(h)
+        return torch.stack(rows)[1::5]
+
+    fast = reroll.compile(model, time_dim={"x": 0}, lowering="eager")
+    for steps in (12, 22, 25, 33, 40):
+        x = torch.randn(steps, 3, 2, requires_grad=True)
+        grads = (torch.autograd.grad(each(x).sum(), x)[0] for each in (fast, model))
+        torch.testing.assert_close(*grads)
+        assert reroll.explain(fast, x).loops, steps
