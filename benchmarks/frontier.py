@@ -9,15 +9,12 @@ parameters and their gradients. A row is saved in ``results/frontier.json`` as s
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
-from speed import OURS, Result, contend, measured, show
+from speed import OURS, Result, contend, measure_all, parser_of
 from speed_networks import NETWORKS, Network
-from speed_plot import draw
 from torch import Tensor
 
 import reroll
@@ -51,25 +48,11 @@ def row(name: str, rounds: int, core: int | None, jax: str | None) -> Result:
 
 def main() -> None:
     """Parse the options and measure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", default=list(NETWORKS), help="names of networks")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--core", type=int, default=1)
-    parser.add_argument("--jax", help="a Python that has jax and equinox")
-    parser.add_argument("--row", help="measure one network here, and print it as JSON")
-    parser.add_argument("--plot", action="store_true", help="draw memory against time beside the result (matplotlib)")
-    parser.add_argument("--show", action="store_true", help="print what was measured before")
-    options = parser.parse_args()
+    options = parser_of(__doc__, rounds=9).parse_args()
     if options.row:
         print(json.dumps(row(options.row, options.rounds, options.core, options.jax)))
         return
-    result: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    for name in [] if options.show else options.only:
-        result[name] = measured(name, options, __file__)
-        RESULT.write_text(json.dumps(result, indent=1) + "\n")
-    show(result)
-    if options.plot:
-        draw(result, RESULT.with_suffix(".png"), within=WITHIN)
+    measure_all(options, RESULT, NETWORKS, __file__, WITHIN)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -114,12 +114,12 @@ def contend(
 
 
 def _command(name: str, options: argparse.Namespace, script: str) -> str:
-    more = "--more " if getattr(options, "more", False) else ""
+    more = "--more " if options.more else ""
     asked = f"{more}--only '{name}' --rounds {options.rounds} --core {options.core}"
     return f"python benchmarks/{script} {asked}{' --jax PYTHON' if options.jax else ''}"
 
 
-def measured(name: str, options: argparse.Namespace, script: str = __file__) -> Result:
+def measured(name: str, options: argparse.Namespace, script: str) -> Result:
     """A row of a script, in a process and an inductor cache of its own."""
     command = [sys.executable, script, "--row", name, "--rounds", str(options.rounds), "--core", str(options.core)]
     command += ["--jax", options.jax] if options.jax else []
@@ -159,29 +159,42 @@ def show(result: Result) -> None:
             console.print(f"{SINGLE} spends: {shares}; {limit}")
 
 
-def main() -> None:
-    """Parse the options and measure."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def parser_of(description: str | None, rounds: int) -> argparse.ArgumentParser:
+    """The options of a script that measures networks one by one."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", help="names of networks")
-    parser.add_argument("--more", action="store_true", help="other lengths of network D, and torch's own layers")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--core", type=int, default=1)
     parser.add_argument("--jax", help="a Python that has jax and equinox")
     parser.add_argument("--row", help="measure one network here, and print it as JSON")
     parser.add_argument("--plot", action="store_true", help="draw memory against time beside the result (matplotlib)")
     parser.add_argument("--show", action="store_true", help="print what was measured before")
+    parser.set_defaults(more=False)
+    return parser
+
+
+def measure_all(
+    options: argparse.Namespace, file: Path, networks: Iterable[str], script: str = __file__, within: str = ""
+) -> None:
+    """Measure what is asked for, save each row as it comes, print and draw."""
+    result: Result = json.loads(file.read_text()) if file.exists() else {}
+    for name in [] if options.show else options.only or networks:
+        result[name] = measured(name, options, script)
+        file.write_text(json.dumps(result, indent=1) + "\n")
+    show(result)
+    if options.plot:
+        draw(result, file.with_suffix(".png"), within=within)
+
+
+def main() -> None:
+    """Parse the options and measure."""
+    parser = parser_of(__doc__, rounds=5)
+    parser.add_argument("--more", action="store_true", help="other lengths of network D, and torch's own layers")
     options = parser.parse_args()
     if options.row:
         print(json.dumps(row(options.row, options.rounds, options.core, options.jax)))
         return
-    file = RESULT_MORE if options.more else RESULT
-    result: Result = json.loads(file.read_text()) if file.exists() else {}
-    for name in [] if options.show else options.only or (MORE if options.more else NETWORKS):
-        result[name] = measured(name, options)
-        file.write_text(json.dumps(result, indent=1) + "\n")
-    show(result)
-    if options.plot:
-        draw(result, file.with_suffix(".png"))
+    measure_all(options, *((RESULT_MORE, MORE) if options.more else (RESULT, NETWORKS)))
 
 
 if __name__ == "__main__":

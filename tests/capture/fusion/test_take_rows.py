@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import reroll
+from reroll.backends.construct.bytes import output_gradients
 from reroll.backends.runtime import node
 from reroll.backends.runtime.executable import Executable
 from reroll.errors import UnsupportedError
@@ -366,3 +368,13 @@ def test_rows_of_some_steps(first: int, every: int) -> None:
             some = steps[start : start + count]
             assert torch.equal(rows[places], some[taken])
             assert {*rows[places].tolist()} == {*rows.tolist()} & {*some.tolist()}
+
+
+def test_gradients_of_some_rows_count_with_the_zeros_of_one_segment() -> None:
+    """A backward is given a row for each step of its segment, whichever rows there are."""
+    segment: Any = SimpleNamespace(
+        tangents=(0, 1), output_examples=(torch.empty(3, 2), torch.empty(4, 3, 2).float()), steps=4
+    )
+    for kept, rows in ((RowSteps(), 20), (RowSteps(0, 4), 5 + 4), (RowSteps(18, 1), 2 + 4)):
+        recurrence: Any = SimpleNamespace(carries=("h",), kept_rows=(kept,), steps=20)
+        assert output_gradients(segment, recurrence) == rows * 3 * 2 * 4
