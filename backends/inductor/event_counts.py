@@ -1,6 +1,7 @@
 """Event products on a CPU: their kernels, and what is counted of the products of a recurrence.
 
-Private torch API, tried on 2.11 and 2.13: ``CppCodeCache`` (builds, loads and caches on disk), ``CppCompileError``.
+Private torch API, tried on 2.11 and 2.13: ``CppPythonBindingsCodeCache`` (builds, loads and caches on disk, and starts
+from the headers that it has compiled before), ``CppCompileError``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from reroll.backends.inductor.written.unit import quick_builds
+from reroll.backends.inductor.written.unit import bound, quick_builds
 from reroll.errors import RerollWarning
 from reroll.segment.ops import OUTER, PACKED_EVENTS, PRODUCT, EventCount
 
@@ -44,13 +45,13 @@ def built() -> bool:
 @cache
 def building() -> Callable[[], Any]:
     """Begin to build the kernels, beside what else is compiled; the function that is given waits for them."""
-    from torch._inductor.codecache import CppCodeCache
+    from torch._inductor.codecache import CppPythonBindingsCodeCache as Bindings
 
     source, header = ((_FOLDER / name).read_text("utf-8") for name in ("event_kernels.cpp", "events.h"))
     worker = ThreadPoolExecutor(1)
     with quick_builds():  # built elsewhere, and again if the header changes: it is put in
-        whole = source.replace(_INCLUDED, header)
-        loaded: Callable[[], Any] = CppCodeCache.load_async(whole, submit_fn=worker.submit)
+        whole = "\n".join([source.replace(_INCLUDED, header), bound(Bindings)])
+        loaded: Callable[[], Any] = Bindings.load_async(whole, submit_fn=worker.submit)
     worker.shutdown(wait=False)
     return loaded
 

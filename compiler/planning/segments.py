@@ -14,6 +14,7 @@ _SMALL = ((4096, 32), (8192, 16))  # bytes that a step makes, and steps for whic
 _LARGE = 1 << 22  # bytes that a step makes for which neither calls nor products count, if it makes
 _OF_WEIGHTS = 4  # times the bytes of its weights
 _BLOCK = 1 << 16  # bytes that blocks over depth make for which calling a segment no longer counts
+_SOME, _FEWER = 8, 6  # operations of a step from which on as few steps are as fast, and are compiled sooner
 _MANY, _OPERATIONS = 512, 256  # steps from which on they are worth compiling, operations in one of them at most
 _MOST = 1024  # operations in any segment of several steps: what is compiled together grows with them
 
@@ -39,6 +40,8 @@ def usual_segment(recurrence: Recurrence, options: Options) -> int:
     made = sum(weight * result_nbytes(value) for weight, value in zip(weights, values, strict=True))
     if _is_large(recurrence, made):
         return max(usual // 2, 1)
+    if sum(weights) > _SOME:
+        usual = min(usual, _FEWER)
     if options.moves_carries or recurrence.steps < _MANY:
         return usual
     if any(value is None for value in values):
@@ -87,9 +90,9 @@ def _without_rest(recurrence: Recurrence, usual: int, options: Options) -> int:
     usual one where there is none, of a few steps, which say little of others, and where nothing is compiled."""
     if options.truncate is not None:
         return _dividing(options.truncate, usual)
-    near = range(usual - usual // 4, usual + usual // 4 + 1) if options.lowering == "inductor" else ()
+    near = range(usual - usual // 3, usual + usual // 2 + 1) if options.lowering == "inductor" else ()
     whole = [length for length in near if recurrence.steps % length == 0 and recurrence.steps > 2 * usual]
-    return min(whole, key=lambda length: abs(length - usual), default=usual)
+    return min(whole, key=lambda length: (abs(length - usual), -length), default=usual)
 
 
 def _dividing(every: int, usual: int) -> int:

@@ -22,6 +22,7 @@ from typing import Any
 from unittest import mock
 
 from reroll.backends.inductor.written.chains import KERNEL_NAME, chained, included, within
+from reroll.backends.inductor.written.strides import quick
 from reroll.errors import RerollWarning
 
 _TABLE = "static PyMethodDef py_methods[] = {"
@@ -74,11 +75,16 @@ class Unit:
             bodies.append(within(f"unit{number}", source, f"kernel{number}"))
             calls.append(_binding(number, types))
             rows.append(f'{{"kernel{number}", kernel{number}_py, METH_VARARGS, ""}},')
-        suffix = Bindings.suffix_template.format(
-            arg_len=0, call_entry_func="Py_RETURN_NONE;", entry_func="kernel", extra_parse_arg=""
-        )
-        suffix = suffix.replace(_TABLE, "\n".join([*calls, _TABLE, *rows]))
+        suffix = bound(Bindings).replace(_TABLE, "\n".join([*calls, _TABLE, *rows]))
         return "\n".join([*included(source for _, source in self.kernels), *bodies, suffix])
+
+
+def bound(bindings: Any) -> str:
+    """What makes a translation unit a Python module, with a function ``kernel`` that does nothing."""
+    made: str = bindings.suffix_template.format(
+        arg_len=0, call_entry_func="Py_RETURN_NONE;", entry_func="kernel", extra_parse_arg=""
+    )
+    return made
 
 
 def _binding(number: int, types: tuple[str, ...]) -> str:
@@ -112,6 +118,7 @@ def quick_builds(*, build: bool = True) -> Iterator[None]:
 def _patched(build: bool) -> Iterator[None]:
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.codecache import PyCodeCache
+    from torch._inductor.codegen import cpp
     from torch._inductor.cpu_vec_isa import VecISA
 
     unit, thread = Unit(), threading.get_ident()
@@ -136,6 +143,7 @@ def _patched(build: bool) -> Iterator[None]:
         mock.patch.object(AsyncCompile, "cpp_pybinding", cpp_pybinding),
         mock.patch.object(AsyncCompile, "wait", resolved),
         mock.patch.object(PyCodeCache, "write", written),
+        mock.patch.object(cpp, "stride_at_vec_range", quick(cpp.stride_at_vec_range)),
         mock.patch.object(VecISA, "check_build", _remembered(VecISA.check_build)),
     ):
         yield

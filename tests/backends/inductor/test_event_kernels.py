@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor
-from torch._inductor.codecache import CppCodeCache
+from torch._inductor.codecache import CppPythonBindingsCodeCache
 from torch._inductor.exc import CppCompileError
 
 import reroll
@@ -147,7 +147,7 @@ def test_torch_alone_gives_the_same() -> None:
 
 def test_kernels_that_cannot_be_built_are_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     failing = mock.Mock(side_effect=CppCompileError(["g++"], "no such instruction"))
-    monkeypatch.setattr(CppCodeCache, "load_async", failing)
+    monkeypatch.setattr(CppPythonBindingsCodeCache, "load_async", failing)
     _forget()
     try:
         with pytest.warns(reroll.RerollWarning, match="(?s)dense products.*no such instruction"):
