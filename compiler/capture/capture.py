@@ -7,6 +7,7 @@ from collections.abc import Sequence as Many
 from torch import fx
 
 from reroll.capture.carry_layouts import keep_layouts
+from reroll.capture.ends import even_ends
 from reroll.capture.given.regions import take_given
 from reroll.capture.normal.normal import normalise
 from reroll.capture.normal.sizes import pin
@@ -90,6 +91,12 @@ def _refuse_random_branches(recurrence: Recurrence) -> None:
 
 
 def _steps(module: fx.GraphModule, normal: fx.Graph, maps: bool) -> tuple[Sequence, list[Step]]:
+    """Steps in program order, whose first and last turns are like the others where nothing that matters differs."""
+    sequence, steps = _found(module, normal, maps)
+    return _found(module, normal, maps) if even_ends(sequence, steps) else (sequence, steps)
+
+
+def _found(module: fx.GraphModule, normal: fx.Graph, maps: bool) -> tuple[Sequence, list[Step]]:
     """Steps in program order; numbers that change are looked for only where the plain search finds little."""
     sequence = Sequence(module, normal, maps=maps)
     steps = find_steps(sequence)

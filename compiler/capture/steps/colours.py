@@ -121,14 +121,15 @@ class Sequence:
             nonlocal place
             place += 1
             if isinstance(leaf, fx.Node):
-                return self._operand_colour(leaf)
+                return self.operand_colour(leaf)
             return _MOVING if self._moves(node, place, leaf) else leaf
 
         operands = map_aggregate((node.args, node.kwargs), leaf_colour)
         target = id(node.target) if node.op == "call_function" else node.target
         return (node.op, target, repr(operands), self._kind(node))
 
-    def _operand_colour(self, leaf: fx.Node) -> Any:
+    def operand_colour(self, leaf: fx.Node) -> Any:
+        """What an operand must have in common with another one for their readers to be of one colour."""
         if leaf.op == "get_attr":
             value = attribute(self.module, leaf)
             free = isinstance(value, torch.Tensor) and self._may_differ(isinstance(value, torch.nn.Parameter))

@@ -1,24 +1,33 @@
 """Find the steps that repeat: runs of equal colours in program order whose operands keep one relation.
 
 A run of colours that equals itself shifted by P nodes is a candidate for a step of P nodes. Longest coverage wins, then
-the shortest period; a step starts where the fewest bytes cross from step to step.
+the shortest period; a step starts where the fewest bytes cross from step to step, or nearly so, if it has more turns
+then. Spikes count as bits, as which they are kept.
 """
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import fx
 
 from reroll.capture.steps.colours import Sequence
 from reroll.capture.steps.operands import MIN_STEPS, Region, window
 from reroll.capture.steps.step import Step, analyse
-from reroll.graph.effects import example
+from reroll.graph.effects import attribute, example, spelled
+from reroll.graph.private import is_higher_order
 
 _CANDIDATES = 400
 _MULTIPLES = 16
 _HUGE = 1e12
+_HARDLY_MORE = 1.1
+_COMPARISONS = ("gt", "ge", "lt", "le", "eq", "ne", "greater", "greater_equal", "less", "less_equal")
+_MOVES = ("to", "float", "double", "half", "bfloat16", "type", "type_as", "detach", "clone", "contiguous")
 _PEELED = 5
 _FEW_STEPS = 8
 _TINY = 8
@@ -120,7 +129,8 @@ def repeats(colour: npt.NDArray[np.int32]) -> list[Run]:
 
 
 def rotation(sequence: Sequence, start: int, stop: int, period: int) -> int:
-    """The first node of a step: the fewest bytes cross from step to step, and no ``no_grad`` is open if it can be."""
+    """The first node of a step: the fewest bytes cross from step to step, and no ``no_grad`` is open if it can be. One
+    that leaves fewer nodes to peel is taken where hardly more cross."""
     middle = start + max((stop - start) // period // 2, 1) * period
     low, high = max(start, middle - 2 * period), min(stop, middle + 3 * period)
     live = np.zeros(high - low + 1)
@@ -128,17 +138,42 @@ def rotation(sequence: Sequence, start: int, stop: int, period: int) -> int:
         node = sequence.nodes[at]
         uses = [p for user in node.users if (p := sequence.position.get(user)) is not None and at < p < stop]
         if uses:
-            value = example(node)
-            weight = float(value.numel() * value.element_size()) if value is not None else _HUGE
+            weight = _kept_nbytes(sequence, node)
             live[at + 1 - low] += weight
             live[min(max(uses) + 1, high) - low] -= weight
     crossing = np.cumsum(live)
-    costs = [
-        (crossing[at - low] + _HUGE * _opened(sequence, at), at - middle)
+    costs = {
+        at - middle: crossing[at - low] + _HUGE * _opened(sequence, at)
         for at in range(middle, min(middle + period, high))
         if stop - start - (at - middle) >= MIN_STEPS * period
-    ]
-    return start + (min(costs)[1] if costs else 0)
+    }
+    if not costs:
+        return start
+    best = min(costs, key=lambda at: (costs[at], at))
+    more = [at for at in costs if at <= (stop - start) % period < best and costs[at] <= _HARDLY_MORE * costs[best]]
+    return start + min(more, key=lambda at: (costs[at], at), default=best)
+
+
+def _kept_nbytes(sequence: Sequence, node: fx.Node) -> float:
+    """The bytes of a value where it is kept from step to step."""
+    value = example(node)
+    if value is None:
+        return _HUGE
+    return value.numel() * (1 / 8 if _is_spikes(sequence.module, node) else value.element_size())
+
+
+def _is_spikes(module: torch.nn.Module, node: fx.Node) -> bool:
+    """Whether a value is 0 or 1 as it is a comparison's, also in a function with a gradient of its own."""
+    value, source = example(node), node.args[0] if node.args else None
+    if (value is not None and value.dtype == torch.bool) or spelled(node).strip("_") in _COMPARISONS:
+        return True
+    if not isinstance(source, fx.Node):
+        return False
+    if node.target is operator.getitem and is_higher_order(source.target):
+        body = attribute(module, source.args[0]) if spelled(source) == "autograd_function_apply" else None
+        results: Any = body.graph.output_node().args[0] if isinstance(body, fx.GraphModule) else None
+        return results is not None and _is_spikes(body, results[0][node.args[1]])
+    return spelled(node) in _MOVES and _is_spikes(module, source)
 
 
 def _opened(sequence: Sequence, at: int) -> int:

@@ -1,0 +1,250 @@
+"""First and last turns of a loop that are like the others but for what makes no difference become turns like them.
+
+What differs at the first turn: initial states are made, or read, among its operations; they are inputs; a sum begins
+as the number 0. At the last turn: what nobody reads is not there, as the graph is without what is dead. Here what is
+made or read is moved before the loop, an input goes through a view, the number is a tensor of zeros, and what is
+missing is computed all the same. All of that gives the same values and gradients; whether the turns are then the
+step's, the search says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from reroll.capture.steps.colours import Sequence
+from reroll.capture.steps.operands import Carried, Constant, Inner, Literal
+from reroll.capture.steps.step import Step
+from reroll.graph.effects import example, has_effect, spelled
+from reroll.graph.inplace import out_of_place
+from reroll.graph.layouts import is_plain, memory_order
+from reroll.graph.lines import take_line
+
+_FILLS = {"zeros_like": 0, "new_zeros": 0, "ones_like": 1, "new_ones": 1}
+_FULL = {"full_like": 1, "new_full": 2}  # where the value of a fill stands
+
+
+def even_ends(sequence: Sequence, steps: list[Step]) -> bool:
+    """Rewrite the ends of steps in the graph of a sequence; whether anything was rewritten."""
+    return any([change for step in steps for change in (_First(sequence, step).even(), _last(sequence, step))])
+
+
+@dataclass(slots=True)
+class _First:
+    """The nodes before a step's region, compared with the step from the end on.
+
+    ``moving``: those that come before the loop, ``sums``: those that begin with 0, with the node of the step each,
+    ``given``: those that read inputs where the step reads what it made, and the inputs.
+    """
+
+    sequence: Sequence
+    step: Step
+    moving: list[int] = field(default_factory=list)
+    sums: dict[int, tuple[fx.Node, Any, Any]] = field(default_factory=dict)
+    given: dict[int, list[fx.Node]] = field(default_factory=dict)
+
+    def even(self) -> bool:
+        """Move what can be moved before the first turn, and make numbers tensors; whether there was any of it."""
+        begin = self._compare()
+        self.moving = [at for at in self.moving if at > begin]
+        if not (self.moving or self.sums or self.given) or not all(self._stands_alone(at, begin) for at in self.moving):
+            return False
+        front = self.sequence.nodes[begin]
+        self._read_views(front)
+        for at in sorted(self.moving):
+            node = self.sequence.nodes[at]
+            filled = _filling(node)
+            front.prepend(node)
+            if filled is not None:
+                _replace(node, _filled(node, example(node), filled))
+        for at, (like, zero, other) in self.sums.items():
+            node = self.sequence.nodes[at]
+            zeros = _filled(front, example(node), 0)
+            with node.graph.inserting_before(node):
+                made = node.graph.node_copy(like, {zero: zeros, **other}.__getitem__)
+            made.meta = dict(node.meta)
+            _replace(node, made)
+        return True
+
+    def _read_views(self, front: fx.Node) -> None:
+        """Let the first turn read views of inputs, which are made before a node."""
+        views = dict[fx.Node, fx.Node]()
+        for at, inputs in self.given.items():
+            for each in inputs:
+                if each not in views:
+                    with front.graph.inserting_before(front):
+                        views[each] = front.graph.call_method("view_as", (each, each))
+                    value = example(each)
+                    assert value is not None
+                    views[each].meta["example_value"] = value.detach().requires_grad_(value.requires_grad)
+                    take_line(views[each], front)
+                self.sequence.nodes[at].replace_input_with(each, views[each])
+
+    def _stands_alone(self, at: int, begin: int) -> bool:
+        """Whether nothing that a node reads stays behind where it is moved before another one."""
+        node = self.sequence.nodes[at]
+        read = [] if _filling(node) is not None else [self.sequence.position.get(each) for each in node.all_input_nodes]
+        return all(place is None or place < begin or place in self.moving for place in read)
+
+    def _compare(self) -> int:
+        """The first node that is like one of the step."""
+        sequence, period = self.sequence, self.step.region.period
+        at, begin, matched = self.step.region.start - 1, self.step.region.start, 0
+        while at >= 0 and matched < period:
+            place = -(matched + 1) % period
+            alike = sequence.colour[at] == sequence.colour[self.step.region.start + place]
+            if alike or self._begins(at, place) or self._is_given(at, place):
+                begin, matched = at, matched + 1
+            elif self._can_move(at):
+                self.moving.append(at)
+            else:
+                break
+            at -= 1
+        return begin
+
+    def _begins(self, at: int, place: int) -> bool:
+        """Whether a node adds to the number 0 what one of the step adds to a carry of the same shape."""
+        node, like = self.sequence.nodes[at], self.step.node(place, 1)
+        mine, others, value = _summands(node), _summands(like), example(node)
+        if mine is None or others is None or value is None or not _is_zero(mine[0]):
+            return False
+        carried = [each for each in self.step.operands[place] if isinstance(each, Carried) and each.delay == 1]
+        ago = self.step.node(carried[0].place, 0) if len(carried) == 1 else None
+        if ago is None or ago not in others or not isinstance(mine[1], fx.Node) or not _alike(value, example(ago)):
+            return False
+        other = others[1 - others.index(ago)]
+        if not isinstance(other, fx.Node) or not _alike(example(mine[1]), example(other)):
+            return False
+        self.sums[at] = (like, ago, {other: mine[1]})
+        return True
+
+    def _is_given(self, at: int, place: int) -> bool:
+        """Whether a node is one of the step but for inputs that it reads in the place of what turns before have made."""
+        node, like = self.sequence.nodes[at], self.step.node(place, 0)
+        mine, others = self.sequence.operands[at], self.sequence.operands[self.step.region.start + place]
+        if (node.op, node.target, len(mine)) != (like.op, like.target, len(others)):
+            return False
+        inputs = list[fx.Node]()
+        for leaf, other, operand in zip(mine, others, self.step.operands[place], strict=True):
+            if isinstance(operand, Carried | Inner) and isinstance(leaf, fx.Node) and leaf.op == "placeholder":
+                if not _alike(example(leaf), example(other)):
+                    return False
+                inputs.append(leaf)
+            elif isinstance(leaf, fx.Node) != isinstance(other, fx.Node) or self._differ(leaf, other):
+                return False
+        self.given |= {at: inputs} if inputs else {}
+        return bool(inputs)
+
+    def _differ(self, leaf: Any, other: Any) -> bool:
+        """Whether two operands cannot be the same of two turns."""
+        if isinstance(leaf, fx.Node):
+            return self.sequence.operand_colour(leaf) != self.sequence.operand_colour(other)
+        return bool(leaf != other)
+
+    def _can_move(self, at: int) -> bool:
+        """Whether a node is pure and reads nothing but inputs, and what can be moved, too; fills read nothing."""
+        node, modes = self.sequence.nodes[at], self.sequence.modes
+        if has_effect(node) or modes[at] != modes[self.step.region.start]:
+            return False
+        if _filling(node) is not None:
+            return True
+        places = [self.sequence.position.get(source) for source in node.all_input_nodes]
+        return all(place is None or self._can_move(place) for place in places)
+
+
+def _summands(node: fx.Node) -> tuple[Any, Any] | None:
+    """What a node adds up, a number first."""
+    given = node.args[3:] if node.target is out_of_place else node.args
+    if spelled(node).strip("_") not in ("add", "iadd") or len(given) != 2 or node.kwargs:
+        return None
+    return (given[0], given[1]) if not _is_zero(given[1]) else (given[1], given[0])
+
+
+def _is_zero(given: Any) -> bool:
+    return isinstance(given, int | float) and not isinstance(given, bool) and given == 0
+
+
+def _alike(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    """Whether two values are tensors of one shape and kind."""
+    if one is None or other is None:
+        return False
+    return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+
+
+def _filling(node: fx.Node) -> float | None:
+    """The number that a tensor is filled with which takes after another one in its shape alone."""
+    value, name = example(node), spelled(node)
+    if value is None or value.requires_grad or not is_plain(memory_order(value)):
+        return None
+    if name in _FILLS:
+        return _FILLS[name]
+    given = node.args[_FULL[name]] if name in _FULL and len(node.args) > _FULL[name] else None
+    return given if isinstance(given, int | float) else None
+
+
+def _filled(before: fx.Node, value: torch.Tensor | None, number: float) -> fx.Node:
+    """A tensor like an example, filled with a number, before a node."""
+    assert value is not None
+    with before.graph.inserting_before(before):
+        options: dict[str, Any] = {"dtype": value.dtype, "device": value.device}
+        made = before.graph.call_function(torch.full, (tuple(value.shape), number), options)
+    made.meta["example_value"] = value.detach()
+    take_line(made, before)
+    return made
+
+
+def _replace(node: fx.Node, made: fx.Node) -> None:
+    node.replace_all_uses_with(made)
+    node.graph.erase_node(node)
+
+
+def _last(sequence: Sequence, step: Step) -> bool:
+    """Compute what a last turn lacks because nobody reads it; whether there is such a turn."""
+    region, at = step.region, step.region.stop
+    found, missing = dict[int, fx.Node](), list[int]()
+    for place in range(region.period):
+        if at < len(sequence.nodes) and sequence.colour[at] == sequence.colour[region.stop - region.period + place]:
+            found[place] = sequence.nodes[at]
+            at += 1
+        else:
+            missing.append(place)
+    if not missing or not found or not all(_is_unread(step, place, missing) for place in missing):
+        return False
+    before = step.node(region.period - 1, region.steps - 1)
+    for place in range(region.period):
+        if place in found:
+            before = found[place]
+            continue
+        like = step.node(place, region.steps - 1)
+        values = dict(_moved(step, like, found))
+        with sequence.graph.inserting_after(before):
+            before = found[place] = sequence.graph.node_copy(like, values.__getitem__)
+        before.meta = dict(like.meta)
+    return True
+
+
+def _is_unread(step: Step, place: int, missing: list[int]) -> bool:
+    """Whether nothing that is there reads a value in its own turn, and it can be made of what is there."""
+    node, known = step.node(place, step.region.steps - 2), (Inner, Carried, Constant, Literal)
+    begin = step.region.start + (step.region.steps - 2) * step.region.period
+    inside = range(begin, begin + step.region.period)
+    readers = [step.sequence.position[user] for user in node.users if user in step.sequence.position]
+    unread = all(reader - begin in missing for reader in readers if reader in inside)
+    carried = all(each.delay == 1 for each in step.operands[place] if isinstance(each, Carried))
+    return unread and carried and not has_effect(node) and all(isinstance(o, known) for o in step.operands[place])
+
+
+def _moved(step: Step, node: fx.Node, found: Mapping[int, fx.Node]) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """The operands of a node of the last turn in the region, each with what it is one turn later."""
+    region = step.region
+    for source in node.all_input_nodes:
+        at = step.sequence.position.get(source)
+        if at is None or not region.start <= at < region.stop:
+            yield source, source
+            continue
+        turn, place = divmod(at - region.start, region.period)
+        yield source, found[place] if turn == region.steps - 1 else step.node(place, turn + 1)
