@@ -30,7 +30,11 @@ _FULL = {"full_like": 1, "new_full": 2}  # where the value of a fill stands
 
 def even_ends(sequence: Sequence, steps: list[Step]) -> bool:
     """Rewrite the ends of steps in the graph of a sequence; whether anything was rewritten."""
-    return any([change for step in steps for change in (_First(sequence, step).even(), _last(sequence, step))])
+    changed = False
+    for step in steps:
+        changed |= _First(sequence, step).even()
+        changed |= _last(sequence, step)
+    return changed
 
 
 @dataclass(slots=True)
@@ -60,15 +64,22 @@ class _First:
             filled = _filling(node)
             front.prepend(node)
             if filled is not None:
-                _replace(node, _filled(node, example(node), filled))
+                self._replace(at, _filled(node, example(node), filled))
         for at, (like, zero, other) in self.sums.items():
             node = self.sequence.nodes[at]
             zeros = _filled(front, example(node), 0)
             with node.graph.inserting_before(node):
                 made = node.graph.node_copy(like, {zero: zeros, **other}.__getitem__)
             made.meta = dict(node.meta)
-            _replace(node, made)
+            self._replace(at, made)
         return True
+
+    def _replace(self, at: int, made: fx.Node) -> None:
+        node = self.sequence.nodes[at]
+        node.replace_all_uses_with(made)
+        node.graph.erase_node(node)
+        self.sequence.nodes[at] = made
+        self.sequence.position[made] = self.sequence.position.pop(node)
 
     def _read_views(self, front: fx.Node) -> None:
         """Let the first turn read views of inputs, which are made before a node."""
@@ -123,7 +134,7 @@ class _First:
         return True
 
     def _is_given(self, at: int, place: int) -> bool:
-        """Whether a node is one of the step but for inputs that it reads in the place of what turns before have made."""
+        """Whether a node is one of the step but for inputs that it reads in place of what turns before have made."""
         node, like = self.sequence.nodes[at], self.step.node(place, 0)
         mine, others = self.sequence.operands[at], self.sequence.operands[self.step.region.start + place]
         if (node.op, node.target, len(mine)) != (like.op, like.target, len(others)):
@@ -142,8 +153,9 @@ class _First:
     def _differ(self, leaf: Any, other: Any) -> bool:
         """Whether two operands cannot be the same of two turns."""
         if isinstance(leaf, fx.Node):
-            return self.sequence.operand_colour(leaf) != self.sequence.operand_colour(other)
-        return bool(leaf != other)
+            leaf, other = self.sequence.operand_colour(leaf), self.sequence.operand_colour(other)
+        differ: bool = leaf != other
+        return differ
 
     def _can_move(self, at: int) -> bool:
         """Whether a node is pure and reads nothing but inputs, and what can be moved, too; fills read nothing."""
@@ -195,11 +207,6 @@ def _filled(before: fx.Node, value: torch.Tensor | None, number: float) -> fx.No
     made.meta["example_value"] = value.detach()
     take_line(made, before)
     return made
-
-
-def _replace(node: fx.Node, made: fx.Node) -> None:
-    node.replace_all_uses_with(made)
-    node.graph.erase_node(node)
 
 
 def _last(sequence: Sequence, step: Step) -> bool:

@@ -170,9 +170,12 @@ def _is_spikes(module: torch.nn.Module, node: fx.Node) -> bool:
     if not isinstance(source, fx.Node):
         return False
     if node.target is operator.getitem and is_higher_order(source.target):
-        body = attribute(module, source.args[0]) if spelled(source) == "autograd_function_apply" else None
-        results: Any = body.graph.output_node().args[0] if isinstance(body, fx.GraphModule) else None
-        return results is not None and _is_spikes(body, results[0][node.args[1]])
+        applied: Any = source.args[0]
+        body = attribute(module, applied) if spelled(source) == "autograd_function_apply" else None
+        if not isinstance(body, fx.GraphModule):
+            return False
+        results: Any = body.graph.output_node().args[0]
+        return _is_spikes(body, results[0][node.args[1]])
     return spelled(node) in _MOVES and _is_spikes(module, source)
 
 

@@ -47,28 +47,32 @@ class Cell(nn.Module):
 
 def fills_among_operations(cell: Cell, x: Tensor) -> Tensor:
     """States are made where the first step needs them, like what was made before."""
-    h = v = None
+    h: Tensor | None = None
+    v: Tensor | None = None
     for t in range(len(x)):
         entering = cell.enter(x[t])
         v = torch.full_like(entering, 0.5) if v is None else v
         v = 0.9 * v + entering
         h = v.new_zeros(v.shape) if h is None else h
         h = torch.tanh(cell.again(h) + v)
+    assert h is not None
     return h
 
 
 def reads_among_operations(cell: Cell, x: Tensor) -> Tensor:
     """States are rows of one tensor, read where the first step needs them, with a gradient."""
-    h, v = None, None
+    h: Tensor | None = None
+    v: Tensor | None = None
     for t in range(len(x)):
         v = 0.9 * (cell.start[0].expand(2, 6) if v is None else v) + cell.enter(x[t])
         h = torch.tanh(cell.again(cell.start[1].expand(2, 6) if h is None else h) + v)
+    assert h is not None
     return h
 
 
 def state_that_is_a_parameter(cell: Cell, x: Tensor) -> Tensor:
     """The first state is an input of the graph, with a gradient."""
-    h = cell.start
+    h: Tensor = cell.start
     for t in range(len(x)):
         h = torch.tanh(cell.again(h) + cell.enter(x[t]))
     return h
@@ -76,20 +80,24 @@ def state_that_is_a_parameter(cell: Cell, x: Tensor) -> Tensor:
 
 def sum_from_a_number(cell: Cell, x: Tensor) -> Tensor:
     """A sum begins as 0; the state is read, too."""
-    total, h = 0, x.new_zeros(x.shape[1], 6)
+    total: Any = 0
+    h = x.new_zeros(x.shape[1], 6)
     for t in range(len(x)):
         h = torch.tanh(cell.again(h) + cell.enter(x[t]))
         total = total + h
-    return total / len(x)
+    mean: Tensor = total / len(x)
+    return mean
 
 
 def sum_in_place_from_a_number(cell: Cell, x: Tensor) -> Tensor:
     """As SpikingJelly's tutorials have it."""
-    total, h = 0.0, x.new_zeros(x.shape[1], 6)
+    total: Any = 0.0
+    h = x.new_zeros(x.shape[1], 6)
     for t in range(len(x)):
         h = torch.tanh(cell.again(h) + cell.enter(x[t]))
         total += h
-    return total / len(x)
+    mean: Tensor = total / len(x)
+    return mean
 
 
 def dead_at_the_last_step(cell: Cell, x: Tensor) -> Tensor:
@@ -114,10 +122,18 @@ def spikes_carried(cell: Cell, x: Tensor) -> Tensor:
     return total
 
 
-BODIES = {body.__name__: body for body in (
-    fills_among_operations, reads_among_operations, state_that_is_a_parameter, sum_from_a_number, sum_in_place_from_a_number,
-    dead_at_the_last_step, spikes_carried,
-)}  # fmt: skip
+BODIES = {
+    body.__name__: body
+    for body in (
+        fills_among_operations,
+        reads_among_operations,
+        state_that_is_a_parameter,
+        sum_from_a_number,
+        sum_in_place_from_a_number,
+        dead_at_the_last_step,
+        spikes_carried,
+    )
+}
 
 
 def check(cell: Cell, run: Callable[[Tensor], Tensor], x: Tensor) -> None:
@@ -153,6 +169,7 @@ def test_a_number_that_is_not_zero_stays_one() -> None:
         for t in range(len(x)):
             h = torch.tanh(cell.again(h) + cell.enter(x[t]))
             total = total + h
+        assert isinstance(total, Tensor)
         return total
 
     cell, x = Cell(from_one).double(), torch.randn(STEPS, 2, 4, dtype=torch.float64)
@@ -163,13 +180,14 @@ def test_a_state_that_is_made_without_gradients_stays_there() -> None:
     """What is made in ``no_grad`` is not moved out of it."""
 
     def without(cell: Cell, x: Tensor) -> Tensor:
-        h = None
+        h: Tensor | None = None
         for t in range(len(x)):
             entering = cell.enter(x[t])
             if h is None:
                 with torch.no_grad():
                     h = cell.start * 2
             h = torch.tanh(cell.again(h) + entering)
+        assert h is not None
         return h
 
     cell, x = Cell(without).double(), torch.randn(STEPS, 2, 4, dtype=torch.float64)
