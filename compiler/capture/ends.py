@@ -1,14 +1,16 @@
 """First and last turns of a loop that are like the others but for what makes no difference become turns like them.
 
 What differs at the first turn: initial states are made, or read, among its operations; they are inputs; a sum begins
-as the number 0. At the last turn: what nobody reads is not there, as the graph is without what is dead. Here what is
-made or read is moved before the loop, an input goes through a view, the number is a tensor of zeros, and what is
-missing is computed all the same. All of that gives the same values and gradients; whether the turns are then the
-step's, the search says.
+as the number 0; a function with a gradient of its own stands as its forward, as Dynamo writes it where its operand
+needs no gradient. At the last turn: what nobody reads is not there, as the graph is without what is dead. Here what is
+made or read is moved before the loop, an input goes through a view, the number is a tensor of zeros, the function is
+called, and what is missing is computed all the same. All of that gives the same values and gradients; whether the
+turns are then the step's, the search says.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,21 +21,25 @@ from torch import fx
 from reroll.capture.steps.colours import Sequence
 from reroll.capture.steps.operands import Carried, Constant, Inner, Literal
 from reroll.capture.steps.step import Step
-from reroll.graph.effects import example, has_effect, spelled
+from reroll.graph.effects import attribute, example, has_effect, spelled
 from reroll.graph.inplace import out_of_place
 from reroll.graph.layouts import is_plain, memory_order
 from reroll.graph.lines import take_line
+from reroll.graph.private import set_grad_enabled
 
 _FILLS = {"zeros_like": 0, "new_zeros": 0, "ones_like": 1, "new_ones": 1}
+_MOST_ARE_THERE = 3
 _FULL = {"full_like": 1, "new_full": 2}  # where the value of a fill stands
 
 
 def even_ends(sequence: Sequence, steps: list[Step]) -> bool:
     """Rewrite the ends of steps in the graph of a sequence; whether anything was rewritten."""
-    changed = False
+    changed, dead = False, list[fx.Node]()
     for step in steps:
-        changed |= _First(sequence, step).even()
+        changed |= _First(sequence, step, dead).even()
         changed |= _last(sequence, step)
+    for node in reversed(dead):
+        sequence.graph.erase_node(node)
     return changed
 
 
@@ -42,20 +48,26 @@ class _First:
     """The nodes before a step's region, compared with the step from the end on.
 
     ``moving``: those that come before the loop, ``sums``: those that begin with 0, with the node of the step each,
-    ``given``: those that read inputs where the step reads what it made, and the inputs.
+    ``given``: those that read inputs where the step reads what it made, and the inputs; ``inlined``: the last ones of
+    forwards, each with the function's result in the step, its operand, and how many nodes they are. ``dead``: what
+    nobody reads any more.
     """
 
     sequence: Sequence
     step: Step
+    dead: list[fx.Node]
     moving: list[int] = field(default_factory=list)
     sums: dict[int, tuple[fx.Node, Any, Any]] = field(default_factory=dict)
     given: dict[int, list[fx.Node]] = field(default_factory=dict)
+    inlined: dict[int, tuple[fx.Node, fx.Node, int]] = field(default_factory=dict)
 
     def even(self) -> bool:
         """Move what can be moved before the first turn, and make numbers tensors; whether there was any of it."""
         begin = self._compare()
         self.moving = [at for at in self.moving if at > begin]
-        if not (self.moving or self.sums or self.given) or not all(self._stands_alone(at, begin) for at in self.moving):
+        if not (self.moving or self.sums or self.given or self.inlined) or not all(
+            self._stands_alone(at, begin) for at in self.moving
+        ):
             return False
         front = self.sequence.nodes[begin]
         self._read_views(front)
@@ -72,6 +84,9 @@ class _First:
                 made = node.graph.node_copy(like, {zero: zeros, **other}.__getitem__)
             made.meta = dict(node.meta)
             self._replace(at, made)
+        for at, (like, operand, size) in self.inlined.items():
+            self._replace(at, _called(self.sequence.nodes[at], like, operand))
+            self.dead += self.sequence.nodes[at - size + 1 : at]
         return True
 
     def _replace(self, at: int, made: fx.Node) -> None:
@@ -108,6 +123,9 @@ class _First:
         while at >= 0 and matched < period:
             place = -(matched + 1) % period
             alike = sequence.colour[at] == sequence.colour[self.step.region.start + place]
+            if not alike and (forward := self._inlined(at, place)):
+                begin, matched, at = at - forward + 1, matched + 2, at - forward
+                continue
             if alike or self._begins(at, place) or self._is_given(at, place):
                 begin, matched = at, matched + 1
             elif self._can_move(at):
@@ -150,6 +168,32 @@ class _First:
         self.given |= {at: inputs} if inputs else {}
         return bool(inputs)
 
+    def _inlined(self, at: int, place: int) -> int:
+        """How many nodes up to this one are the forward of the function whose result one of the step is; 0 if none."""
+        like = self.step.node(place, 0)
+        call = like.args[0] if like.target is operator.getitem and like.args[1] == 0 else None
+        if not isinstance(call, fx.Node) or spelled(call) != "autograd_function_apply" or len(call.args) != 3:
+            return 0
+        applied: Any = call.args[0]
+        body = attribute(self.sequence.module, applied).graph
+        own = [node for node in body.nodes if node.op.startswith("call") and node.target is not set_grad_enabled]
+        here = self.sequence.nodes[max(at - len(own) + 1, 0) : at + 1]
+        (source, *more), result = body.find_nodes(op="placeholder"), body.output_node().args[0][0][0]
+        operand = here[0].all_input_nodes[0] if here and here[0].all_input_nodes else None
+        if more or operand is None or len(here) != len(own) or result is not own[-1] or _needs(operand):
+            return 0
+        same = {source: operand, **dict(zip(own, here, strict=True))}
+        if not _alike(example(operand), example(call.args[2])) or not all(
+            (one.op, one.target) == (other.op, other.target)
+            and fx.map_arg((one.args, one.kwargs), same.get) == (other.args, other.kwargs)
+            for one, other in zip(own, here, strict=True)
+        ):
+            return 0
+        if any(user not in here for node in here[:-1] for user in node.users):
+            return 0
+        self.inlined[at] = (like, operand, len(own))
+        return len(own)
+
     def _differ(self, leaf: Any, other: Any) -> bool:
         """Whether two operands cannot be the same of two turns."""
         if isinstance(leaf, fx.Node):
@@ -166,6 +210,24 @@ class _First:
             return True
         places = [self.sequence.position.get(source) for source in node.all_input_nodes]
         return all(place is None or self._can_move(place) for place in places)
+
+
+def _called(before: fx.Node, like: fx.Node, operand: fx.Node) -> fx.Node:
+    """A call of a function of the step with an operand, before a node, and its result."""
+    graph, call = before.graph, like.args[0]
+    assert isinstance(call, fx.Node)
+    with graph.inserting_before(before):
+        values = {each: operand for each in call.all_input_nodes}
+        values |= {each: graph.get_attr(str(each.target)) for each in values if each.op == "get_attr"}
+        applied = graph.node_copy(call, values.__getitem__)
+        made = graph.node_copy(like, {call: applied}.__getitem__)
+    made.meta = dict(before.meta)
+    return made
+
+
+def _needs(node: fx.Node) -> bool:
+    value = example(node)
+    return value is None or value.requires_grad
 
 
 def _summands(node: fx.Node) -> tuple[Any, Any] | None:
@@ -219,7 +281,8 @@ def _last(sequence: Sequence, step: Step) -> bool:
             at += 1
         else:
             missing.append(place)
-    if not missing or not found or not all(_is_unread(step, place, missing) for place in missing):
+    few = 0 < len(missing) * _MOST_ARE_THERE <= len(found)  # else a step would be begun that the user never takes
+    if not few or not all(_is_unread(step, place, missing) for place in missing):
         return False
     before = step.node(region.period - 1, region.steps - 1)
     for place in range(region.period):

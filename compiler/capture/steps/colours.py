@@ -18,9 +18,9 @@ from torch import fx
 
 from reroll.capture.steps.rates import is_rate
 from reroll.graph.editing import content_of, flatten
-from reroll.graph.effects import attribute, example, is_weight, modes
+from reroll.graph.effects import attribute, example, is_weight, modes, spelled
 from reroll.graph.inplace import out_of_place
-from reroll.graph.private import map_aggregate
+from reroll.graph.private import is_higher_order, map_aggregate
 
 Ints = npt.NDArray[np.int64]
 OUTSIDE = 1 << 40
@@ -34,6 +34,8 @@ MOVING_UPDATES = frozenset(
 )
 FILLS: dict[Any, int] = {torch.tensor: 0, torch.full: 1, torch.full_like: 1, "new_full": 2}
 _MOVING = ("moving",)
+_COMPARISONS = ("gt", "ge", "lt", "le", "eq", "ne", "greater", "greater_equal", "less", "less_equal")
+_MOVES = ("to", "float", "double", "half", "bfloat16", "type", "type_as", "detach", "clone", "contiguous")
 
 
 class Likeness(IntEnum):
@@ -176,3 +178,28 @@ def _leaves(operands: tuple[Any, ...]) -> int:
     found: list[Any] = []
     map_aggregate(operands, found.append)
     return len(found)
+
+
+def kept_nbytes(sequence: Sequence, node: fx.Node) -> float | None:
+    """The bytes of a value where it is kept from step to step; None if it is no tensor."""
+    value = example(node)
+    if value is None:
+        return None
+    return value.numel() * (1 / 8 if _is_spikes(sequence.module, node) else value.element_size())
+
+
+def _is_spikes(module: torch.nn.Module, node: fx.Node) -> bool:
+    """Whether a value is 0 or 1 as it is a comparison's, also in a function with a gradient of its own."""
+    value, source = example(node), node.args[0] if node.args else None
+    if (value is not None and value.dtype == torch.bool) or spelled(node).strip("_") in _COMPARISONS:
+        return True
+    if not isinstance(source, fx.Node):
+        return False
+    if node.target is operator.getitem and is_higher_order(source.target):
+        applied: Any = source.args[0]
+        body = attribute(module, applied) if spelled(source) == "autograd_function_apply" else None
+        if not isinstance(body, fx.GraphModule):
+            return False
+        results: Any = body.graph.output_node().args[0]
+        return _is_spikes(body, results[0][node.args[1]])
+    return spelled(node) in _MOVES and _is_spikes(module, source)

@@ -7,27 +7,19 @@ then. Spikes count as bits, as which they are kept.
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import fx
 
-from reroll.capture.steps.colours import Sequence
+from reroll.capture.steps.colours import Sequence, kept_nbytes
 from reroll.capture.steps.operands import MIN_STEPS, Region, window
 from reroll.capture.steps.step import Step, analyse
-from reroll.graph.effects import attribute, example, spelled
-from reroll.graph.private import is_higher_order
 
 _CANDIDATES = 400
 _MULTIPLES = 16
 _HUGE = 1e12
 _HARDLY_MORE = 1.1
-_COMPARISONS = ("gt", "ge", "lt", "le", "eq", "ne", "greater", "greater_equal", "less", "less_equal")
-_MOVES = ("to", "float", "double", "half", "bfloat16", "type", "type_as", "detach", "clone", "contiguous")
 _PEELED = 5
 _FEW_STEPS = 8
 _TINY = 8
@@ -138,7 +130,7 @@ def rotation(sequence: Sequence, start: int, stop: int, period: int) -> int:
         node = sequence.nodes[at]
         uses = [p for user in node.users if (p := sequence.position.get(user)) is not None and at < p < stop]
         if uses:
-            weight = _kept_nbytes(sequence, node)
+            weight = _HUGE if (nbytes := kept_nbytes(sequence, node)) is None else nbytes
             live[at + 1 - low] += weight
             live[min(max(uses) + 1, high) - low] -= weight
     crossing = np.cumsum(live)
@@ -152,31 +144,6 @@ def rotation(sequence: Sequence, start: int, stop: int, period: int) -> int:
     best = min(costs, key=lambda at: (costs[at], at))
     more = [at for at in costs if at <= (stop - start) % period < best and costs[at] <= _HARDLY_MORE * costs[best]]
     return start + min(more, key=lambda at: (costs[at], at), default=best)
-
-
-def _kept_nbytes(sequence: Sequence, node: fx.Node) -> float:
-    """The bytes of a value where it is kept from step to step."""
-    value = example(node)
-    if value is None:
-        return _HUGE
-    return value.numel() * (1 / 8 if _is_spikes(sequence.module, node) else value.element_size())
-
-
-def _is_spikes(module: torch.nn.Module, node: fx.Node) -> bool:
-    """Whether a value is 0 or 1 as it is a comparison's, also in a function with a gradient of its own."""
-    value, source = example(node), node.args[0] if node.args else None
-    if (value is not None and value.dtype == torch.bool) or spelled(node).strip("_") in _COMPARISONS:
-        return True
-    if not isinstance(source, fx.Node):
-        return False
-    if node.target is operator.getitem and is_higher_order(source.target):
-        applied: Any = source.args[0]
-        body = attribute(module, applied) if spelled(source) == "autograd_function_apply" else None
-        if not isinstance(body, fx.GraphModule):
-            return False
-        results: Any = body.graph.output_node().args[0]
-        return _is_spikes(body, results[0][node.args[1]])
-    return spelled(node) in _MOVES and _is_spikes(module, source)
 
 
 def _opened(sequence: Sequence, at: int) -> int:

@@ -39,7 +39,8 @@ def test_strides_are_those_of_inductor(index: Any, variable: sympy.Symbol, lengt
     expected = stride_at_vec_range(index, variable, length)
     found = quick(stride_at_vec_range)(index, variable, length)
     assert sympy.expand(found - expected) == 0
-    assert (found == 0) == (expected == 0) and (found == 1) == (expected == 1)
+    assert (found == 0) == (expected == 0)
+    assert (found == 1) == (expected == 1)
 
 
 def test_nothing_is_asked_where_an_index_is_linear_and_once_for_all_steps_elsewhere() -> None:
