@@ -217,7 +217,7 @@ def _called(before: fx.Node, like: fx.Node, operand: fx.Node) -> fx.Node:
     graph, call = before.graph, like.args[0]
     assert isinstance(call, fx.Node)
     with graph.inserting_before(before):
-        values = {each: operand for each in call.all_input_nodes}
+        values = dict.fromkeys(call.all_input_nodes, operand)
         values |= {each: graph.get_attr(str(each.target)) for each in values if each.op == "get_attr"}
         applied = graph.node_copy(call, values.__getitem__)
         made = graph.node_copy(like, {call: applied}.__getitem__)
