@@ -35,9 +35,10 @@ _FULL = {"full_like": 1, "new_full": 2}  # where the value of a fill stands
 def even_ends(sequence: Sequence, steps: list[Step]) -> bool:
     """Rewrite the ends of steps in the graph of a sequence; whether anything was rewritten."""
     changed, dead = False, list[fx.Node]()
-    for step in steps:
-        changed |= _First(sequence, step, dead).even()
-        changed |= _last(sequence, step)
+    borders = [0, *(at for step in steps for at in (step.region.start, step.region.stop)), len(sequence.nodes)]
+    for step, low, high in zip(steps, borders[:-2:2], borders[3::2], strict=True):
+        changed |= _First(sequence, step, low, dead).even()
+        changed |= _last(sequence, step, high)
     for node in reversed(dead):
         sequence.graph.erase_node(node)
     return changed
@@ -45,7 +46,7 @@ def even_ends(sequence: Sequence, steps: list[Step]) -> bool:
 
 @dataclass(slots=True)
 class _First:
-    """The nodes before a step's region, compared with the step from the end on.
+    """The nodes before a step's region, from ``low`` on, compared with the step from the end on.
 
     ``moving``: those that come before the loop, ``sums``: those that begin with 0, with the node of the step each,
     ``given``: those that read inputs where the step reads what it made, and the inputs; ``inlined``: the last ones of
@@ -55,6 +56,7 @@ class _First:
 
     sequence: Sequence
     step: Step
+    low: int
     dead: list[fx.Node]
     moving: list[int] = field(default_factory=list)
     sums: dict[int, tuple[fx.Node, Any, Any]] = field(default_factory=dict)
@@ -120,7 +122,7 @@ class _First:
         """The first node that is like one of the step."""
         sequence, period = self.sequence, self.step.region.period
         at, begin, matched = self.step.region.start - 1, self.step.region.start, 0
-        while at >= 0 and matched < period:
+        while at >= self.low and matched < period:
             place = -(matched + 1) % period
             alike = sequence.colour[at] == sequence.colour[self.step.region.start + place]
             if not alike and (forward := self._inlined(at, place)):
@@ -177,7 +179,7 @@ class _First:
         applied: Any = call.args[0]
         body = attribute(self.sequence.module, applied).graph
         own = [node for node in body.nodes if node.op.startswith("call") and node.target is not set_grad_enabled]
-        here = self.sequence.nodes[max(at - len(own) + 1, 0) : at + 1]
+        here = self.sequence.nodes[max(at - len(own) + 1, self.low) : at + 1]
         (source, *more), result = body.find_nodes(op="placeholder"), body.output_node().args[0][0][0]
         operand = here[0].all_input_nodes[0] if here and here[0].all_input_nodes else None
         if more or operand is None or len(here) != len(own) or result is not own[-1] or _needs(operand):
@@ -271,12 +273,12 @@ def _filled(before: fx.Node, value: torch.Tensor | None, number: float) -> fx.No
     return made
 
 
-def _last(sequence: Sequence, step: Step) -> bool:
-    """Compute what a last turn lacks because nobody reads it; whether there is such a turn."""
+def _last(sequence: Sequence, step: Step, high: int) -> bool:
+    """Compute what a last turn lacks because nobody reads it; whether there is such a turn before ``high``."""
     region, at = step.region, step.region.stop
     found, missing = dict[int, fx.Node](), list[int]()
     for place in range(region.period):
-        if at < len(sequence.nodes) and sequence.colour[at] == sequence.colour[region.stop - region.period + place]:
+        if at < high and sequence.colour[at] == sequence.colour[region.stop - region.period + place]:
             found[place] = sequence.nodes[at]
             at += 1
         else:

@@ -14,7 +14,7 @@ from torch import Tensor
 from networks_zoo import SIZE, Net, random_spike, spike, zeros, zoo
 
 
-@zoo(found=((8, 1),))
+@zoo(found=((9, 2),))
 def lif(s: Net, x: Tensor) -> Any:
     v = zeros(x)
     z = torch.zeros_like(v)
@@ -26,7 +26,7 @@ def lif(s: Net, x: Tensor) -> Any:
     return torch.stack(o)
 
 
-@zoo(found=((7, 2),))
+@zoo(found=((9, 2),))
 def lif_detach(s: Net, x: Tensor) -> Any:
     v = zeros(x)
     acc = 0
@@ -40,7 +40,7 @@ def lif_detach(s: Net, x: Tensor) -> Any:
     return acc
 
 
-@zoo(found=((8, 2),))
+@zoo(found=((9, 2),))
 def snn_two(s: Net, x: Tensor) -> Any:
     v = zeros(x)
     u = zeros(x, 3)
@@ -66,7 +66,7 @@ def leaky(beta: Tensor, i: Tensor, mem: Any) -> tuple[Tensor, Tensor]:
     return spike(mem - 0.3), mem
 
 
-@zoo(found=((8, 2),))
+@zoo(found=((9, 2),))
 def snntorch(s: Net, x: Tensor) -> Any:
     m1 = m2 = None
     o = []
@@ -154,7 +154,7 @@ def uniform_noise(s: Net, x: Tensor) -> Any:
     return v
 
 
-@zoo(found=((8, 1),))
+@zoo(found=((9, 1),))
 def no_grad_reset(s: Net, x: Tensor) -> Any:
     v = zeros(x)
     o = []
@@ -166,7 +166,7 @@ def no_grad_reset(s: Net, x: Tensor) -> Any:
     return torch.stack(o)
 
 
-@zoo(found=((8, 1),))
+@zoo(found=((9, 1),))
 def data_reset(s: Net, x: Tensor) -> Any:
     v = zeros(x)
     o = []
@@ -213,7 +213,7 @@ def no_grad_step(s: Net, x: Tensor) -> Any:
     return h, torch.stack(o)
 
 
-@zoo(found=((8, 2),))
+@zoo(found=((9, 3),))
 def adaptive_threshold(s: Net, x: Tensor) -> Any:
     v = zeros(x)
     b = zeros(x)
@@ -226,7 +226,7 @@ def adaptive_threshold(s: Net, x: Tensor) -> Any:
     return v, b, z
 
 
-@zoo(found=((8, 3),))
+@zoo(found=((9, 3),))
 def refractory(s: Net, x: Tensor) -> Any:
     v = zeros(x)
     r = torch.zeros(x.shape[1], SIZE, dtype=torch.int32)
