@@ -3,7 +3,7 @@
 Between segments a carry is contiguous. In the user's program it lies as the step before left it, a transposed one for
 example, and that can be told: random numbers are drawn in the order of memory, and a ``view`` wants a layout that it
 can look at. So a step begins by giving its carries the layout that they have there. The first steps may find another
-one, that of the initial values: where the step draws random numbers they are taken off, and stay outside of the loop.
+one, that of the initial values: where the step can tell they are taken off, and stay outside of the loop.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def keep_layouts(outer: fx.Graph, recurrences: Sequence[Recurrence]) -> tuple[fx
     graph, kept = copy_with_examples(outer), []
     for each in recurrences:
         *first, settled = found[each.name]
-        if first and each.random:
+        if first and _may_tell(each):
             call = next(node for node in graph.nodes if node.target == each.name)
             each = peel(graph, call, each, len(first), 0)
         kept.append(replace(each, step=_begun(each.step, settled)))

@@ -122,6 +122,19 @@ def spikes_carried(cell: Cell, x: Tensor) -> Tensor:
     return total
 
 
+def function_of_a_state_without_gradient(cell: Cell, x: Tensor) -> Tensor:
+    """As snnTorch has it: what resets the first state is a function whose operand needs no gradient yet."""
+    v: Tensor | None = None
+    total = x.new_zeros(x.shape[1], 6)
+    for t in range(len(x)):
+        entering = cell.enter(x[t])
+        v = torch.zeros_like(entering) if v is None else v
+        reset = Spike.apply(v - 0.5).detach()  # type: ignore[no-untyped-call]
+        v = 0.9 * v + entering - reset * 0.5
+        total = total + cell.again(Spike.apply(v - 0.5))  # type: ignore[no-untyped-call]
+    return total
+
+
 BODIES = {
     body.__name__: body
     for body in (
@@ -132,6 +145,7 @@ BODIES = {
         sum_in_place_from_a_number,
         dead_at_the_last_step,
         spikes_carried,
+        function_of_a_state_without_gradient,
     )
 }
 
@@ -160,6 +174,49 @@ def test_all_steps_are_the_loops(name: str, door: str) -> None:
     check(cell, run, x)
     (loop,) = reroll.explain(run, x).loops
     assert loop.recurrence.steps == STEPS
+
+
+def last_spikes(cell: Cell, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The last spikes, which no step reads, beside the last state."""
+    v = x.new_zeros(x.shape[1], 6)
+    for t in range(len(x)):
+        z = Spike.apply(v - 0.5)  # type: ignore[no-untyped-call]
+        v = 0.9 * v + cell.enter(x[t]) + cell.again(z)
+    return v, z
+
+
+@pytest.mark.parametrize("schedule", ["standard", "double"])
+def test_last_spikes_are_carried_along(schedule: str) -> None:
+    cell, x = Cell(last_spikes).double(), torch.randn(STEPS, 2, 4, dtype=torch.float64)  # type: ignore[arg-type]
+
+    def summed(run: Callable[..., Any]) -> Callable[[Tensor], Tensor]:
+        return lambda given: torch.cat(run(given))
+
+    run = reroll.compile(cell, time_dim=0, lowering="eager", schedule=schedule, segment=2)
+    found, expected = gradients(cell, summed(run), x), gradients(cell, summed(cell), x)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
+    (loop,) = reroll.explain(run, x).loops
+    assert (loop.recurrence.steps, len(loop.recurrence.carries)) == (STEPS, 2)
+
+
+def two_loops_of_one_cell(cell: Cell, x: Tensor) -> Tensor:
+    """The second loop's first turn is like the last one of the first loop, but for its state."""
+    total: Any = 0
+    for reverse in (False, True):
+        h = x.new_zeros(x.shape[1], 6)
+        for t in reversed(range(len(x))) if reverse else range(len(x)):
+            h = torch.tanh(cell.again(h) + cell.enter(x[t]))
+        total = total + h
+    made: Tensor = total
+    return made
+
+
+def test_ends_are_not_taken_from_another_loop() -> None:
+    cell, x = Cell(two_loops_of_one_cell).double(), torch.randn(STEPS, 2, 4, dtype=torch.float64)
+    run = torch.compile(cell, backend="reroll", options={"lowering": "eager"})
+    check(cell, run, x)
+    assert [loop.recurrence.steps for loop in reroll.explain(run, x).loops] == [STEPS, STEPS]
 
 
 def test_a_number_that_is_not_zero_stays_one() -> None:

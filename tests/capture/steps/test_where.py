@@ -103,4 +103,4 @@ def test_a_graph_without_lines_names_a_node() -> None:
         h.meta["example_value"] = torch.zeros(3)
     graph.output((h,))
     found = capture(torch.fx.GraphModule(nn.Module(), graph))
-    assert [each.where for each in found.recurrences] == ["node tanh_1"]
+    assert [each.where for each in found.recurrences] == ["node tanh"]
