@@ -96,7 +96,7 @@ def one_by_one_batch_first(s: Model, x: Tensor, *states: Tensor) -> Any:
 @pytest.mark.parametrize(
     ("rnn", "found"),
     [
-        (lambda: nn.RNN(I, H, nonlinearity="relu"), (8, 1)),
+        (lambda: nn.RNN(I, H, nonlinearity="relu"), (9, 1)),
         (lambda: nn.GRU(I, H, 2), (9, 1)),
         (lambda: nn.LSTM(I, H, 2, dropout=0.3), (9, 2)),
         (lambda: nn.LSTM(I, H, proj_size=P), (9, 2)),
