@@ -12,20 +12,20 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
-from reroll.capture.steps.colours import Sequence
+from reroll.capture.steps.colours import Sequence, forward_of
 from reroll.capture.steps.operands import Carried, Constant, Inner, Literal
 from reroll.capture.steps.step import Step
-from reroll.graph.effects import attribute, example, has_effect, spelled
+from reroll.graph.effects import example, has_effect, spelled
 from reroll.graph.inplace import out_of_place
 from reroll.graph.layouts import is_plain, memory_order
 from reroll.graph.lines import take_line
-from reroll.graph.private import set_grad_enabled
 
 _FILLS = {"zeros_like": 0, "new_zeros": 0, "ones_like": 1, "new_ones": 1}
 _MOST_ARE_THERE = 3
@@ -67,9 +67,9 @@ class _First:
         """Move what can be moved before the first turn, and make numbers tensors; whether there was any of it."""
         begin = self._compare()
         self.moving = [at for at in self.moving if at > begin]
-        if not (self.moving or self.sums or self.given or self.inlined) or not all(
-            self._stands_alone(at, begin) for at in self.moving
-        ):
+        found = self.moving or self.sums or self.given or self.inlined
+        modes, alone = self.sequence.modes, all(self._stands_alone(at, begin) for at in self.moving)
+        if not found or not alone or modes[begin] != modes[self.step.region.start]:
             return False
         front = self.sequence.nodes[begin]
         self._read_views(front)
@@ -113,7 +113,7 @@ class _First:
                 self.sequence.nodes[at].replace_input_with(each, views[each])
 
     def _stands_alone(self, at: int, begin: int) -> bool:
-        """Whether nothing that a node reads stays behind where it is moved before another one."""
+        """Whether nothing that a node reads stays behind where it is moved before another one; fills read nothing."""
         node = self.sequence.nodes[at]
         read = [] if _filling(node) is not None else [self.sequence.position.get(each) for each in node.all_input_nodes]
         return all(place is None or place < begin or place in self.moving for place in read)
@@ -130,10 +130,10 @@ class _First:
                 continue
             if alike or self._begins(at, place) or self._is_given(at, place):
                 begin, matched = at, matched + 1
-            elif self._can_move(at):
-                self.moving.append(at)
-            else:
+            elif len(self.moving) == period or not self._can_move(at):
                 break
+            else:
+                self.moving.append(at)
             at -= 1
         return begin
 
@@ -148,7 +148,11 @@ class _First:
         if ago is None or ago not in others or not isinstance(mine[1], fx.Node) or not _alike(value, example(ago)):
             return False
         other = others[1 - others.index(ago)]
-        if not isinstance(other, fx.Node) or not _alike(example(mine[1]), example(other)):
+        if (
+            not is_plain(memory_order(value))
+            or not isinstance(other, fx.Node)
+            or not _alike(example(mine[1]), example(other))
+        ):
             return False
         self.sums[at] = (like, ago, {other: mine[1]})
         return True
@@ -174,24 +178,18 @@ class _First:
         """How many nodes up to this one are the forward of the function whose result one of the step is; 0 if none."""
         like = self.step.node(place, 0)
         call = like.args[0] if like.target is operator.getitem and like.args[1] == 0 else None
-        if not isinstance(call, fx.Node) or spelled(call) != "autograd_function_apply" or len(call.args) != 3:
+        if not isinstance(call, fx.Node) or place == 0 or self.step.node(place - 1, 0) is not call:
             return 0
-        applied: Any = call.args[0]
-        body = attribute(self.sequence.module, applied).graph
-        own = [node for node in body.nodes if node.op.startswith("call") and node.target is not set_grad_enabled]
+        forward = forward_of(self.sequence.module, call)
+        if forward is None or len(forward[0]) != 1 or len(call.args) != 3:
+            return 0
+        (source,), own = forward
         here = self.sequence.nodes[max(at - len(own) + 1, self.low) : at + 1]
-        (source, *more), result = body.find_nodes(op="placeholder"), body.output_node().args[0][0][0]
         operand = here[0].all_input_nodes[0] if here and here[0].all_input_nodes else None
-        if more or operand is None or len(here) != len(own) or result is not own[-1] or _needs(operand):
+        if operand is None or _needs(operand) or not _alike(example(operand), example(call.args[2])):
             return 0
-        same = {source: operand, **dict(zip(own, here, strict=True))}
-        if not _alike(example(operand), example(call.args[2])) or not all(
-            (one.op, one.target) == (other.op, other.target)
-            and fx.map_arg((one.args, one.kwargs), same.get) == (other.args, other.kwargs)
-            for one, other in zip(own, here, strict=True)
-        ):
-            return 0
-        if any(user not in here for node in here[:-1] for user in node.users):
+        apart = any(user not in here for node in here[:-1] for user in node.users)
+        if apart or len(here) != len(own) or not _same(own, here, {source: operand}):
             return 0
         self.inlined[at] = (like, operand, len(own))
         return len(own)
@@ -204,14 +202,19 @@ class _First:
         return differ
 
     def _can_move(self, at: int) -> bool:
-        """Whether a node is pure and reads nothing but inputs, and what can be moved, too; fills read nothing."""
-        node, modes = self.sequence.nodes[at], self.sequence.modes
-        if has_effect(node) or modes[at] != modes[self.step.region.start]:
+        """Whether a node is pure, and in the modes of the loop."""
+        modes = self.sequence.modes
+        return not has_effect(self.sequence.nodes[at]) and modes[at] == modes[self.step.region.start]
+
+
+def _same(nodes: Many[fx.Node], others: Many[fx.Node], known: dict[fx.Node, fx.Node]) -> bool:
+    """Whether nodes do one after another what others do, if some values are those of others."""
+    for node, other in zip(nodes, others, strict=True):
+        given = fx.map_arg((node.args, node.kwargs), lambda each: known.get(each))
+        if (node.op, node.target, *given) != (other.op, other.target, other.args, other.kwargs):
             return False
-        if _filling(node) is not None:
-            return True
-        places = [self.sequence.position.get(source) for source in node.all_input_nodes]
-        return all(place is None or self._can_move(place) for place in places)
+        known[node] = other
+    return True
 
 
 def _called(before: fx.Node, like: fx.Node, operand: fx.Node) -> fx.Node:

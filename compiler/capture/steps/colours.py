@@ -20,7 +20,7 @@ from reroll.capture.steps.rates import is_rate
 from reroll.graph.editing import content_of, flatten
 from reroll.graph.effects import attribute, example, is_weight, modes, spelled
 from reroll.graph.inplace import out_of_place
-from reroll.graph.private import is_higher_order, map_aggregate
+from reroll.graph.private import map_aggregate, set_grad_enabled
 
 Ints = npt.NDArray[np.int64]
 OUTSIDE = 1 << 40
@@ -195,11 +195,21 @@ def _is_spikes(module: torch.nn.Module, node: fx.Node) -> bool:
         return True
     if not isinstance(source, fx.Node):
         return False
-    if node.target is operator.getitem and is_higher_order(source.target):
-        applied: Any = source.args[0]
-        body = attribute(module, applied) if spelled(source) == "autograd_function_apply" else None
-        if not isinstance(body, fx.GraphModule):
-            return False
-        results: Any = body.graph.output_node().args[0]
-        return _is_spikes(body, results[0][node.args[1]])
+    forward = forward_of(module, source) if node.target is operator.getitem and node.args[1] == 0 else None
+    if forward is not None:
+        return _is_spikes(module, forward[1][-1])
     return spelled(node) in _MOVES and _is_spikes(module, source)
+
+
+def forward_of(module: torch.nn.Module, call: fx.Node) -> tuple[list[fx.Node], list[fx.Node]] | None:
+    """The operands and the operations of a function with a gradient of its own, the first result of which is the last
+    operation's; None if a call is none of such a function."""
+    applied: Any = call.args[0] if spelled(call) == "autograd_function_apply" and call.args else None
+    body = attribute(module, applied) if isinstance(applied, fx.Node) and applied.op == "get_attr" else None
+    if not isinstance(body, fx.GraphModule):
+        return None
+    operands, found = body.graph.find_nodes(op="placeholder"), body.graph.output_node().args[0]
+    while isinstance(found, tuple | list) and found:
+        found = found[0]
+    own = [node for node in body.graph.nodes if node.op.startswith("call") and node.target is not set_grad_enabled]
+    return (list(operands), own) if own and found is own[-1] else None
