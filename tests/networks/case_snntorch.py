@@ -186,13 +186,13 @@ CASES = {
     "leaky_learned": case(
         lambda: passed(snn.Leaky, beta=torch.rand(1), learn_beta=True, learn_threshold=True, reset_mechanism="zero")
     ),
-    "rleaky": case(Recurrent, loop=4),
+    "rleaky": case(Recurrent, loop=6),
     "synaptic": case(lambda: passed(snn.Synaptic, alpha=0.9, beta=0.8)),
     "alpha": case(lambda: passed(snn.Alpha, alpha=0.9, beta=0.8)),
     "lapicque": case(lambda: passed(snn.Lapicque, R=1, C=1.44)),
     "slstm": case(SpikingLSTM),
     "sconv2dlstm": case(SpikingConvLSTM, lambda steps: (torch.randn(steps, 2, 1, 6, 6),)),
-    "leaky_hidden": case(lambda: hidden(snn.Leaky, beta=0.8), reset=reset_hidden),
+    "leaky_hidden": case(lambda: hidden(snn.Leaky, beta=0.8), loop=7, reset=reset_hidden),
     "leaky_hidden_reset_inside": case(lambda: hidden(snn.Leaky, inside=True, beta=0.8)),
     "synaptic_hidden": case(lambda: hidden(snn.Synaptic, alpha=0.9, beta=0.8), reset=reset_hidden),
     "convolutional_hidden": case(
