@@ -91,7 +91,7 @@ def _remote(name: str, chunk: int, **more: int) -> dict[str, Any]:
 
 def _small(point: Point, index: int) -> Point:
     few = dict(list(point.contenders.items())[:: 3 if len(point.contenders) > len(FEW) else 1])
-    steps = 24 + 8 * (index % 5)
+    steps = 64 + 8 * (index % 5)
     return replace(point, contenders=few, steps=steps, batch=2, neurons=point.neurons // 16, rounds=1)
 
 
