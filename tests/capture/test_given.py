@@ -232,7 +232,7 @@ def regions_of_two_loops(s: Model, x: Tensor) -> Any:
 REGIONS = {
     regions: ((9, 1),),
     updating_regions: ((8 if torch.__version__ >= "2.13" else 9, 6),),  # 2.13 writes the first call out itself
-    spiking_regions: ((9, 2),),
+    spiking_regions: ((8, 1),),
     regions_of_two_loops: ((9, 1), (9, 1)),
 }
 

@@ -19,7 +19,6 @@ from reroll.capture.steps.step import Step, analyse
 _CANDIDATES = 400
 _MULTIPLES = 16
 _HUGE = 1e12
-_HARDLY_MORE = 1.1
 _PEELED = 5
 _FEW_STEPS = 8
 _TINY = 8
@@ -122,7 +121,7 @@ def repeats(colour: npt.NDArray[np.int32]) -> list[Run]:
 
 def rotation(sequence: Sequence, start: int, stop: int, period: int) -> int:
     """The first node of a step: the fewest bytes cross from step to step, and no ``no_grad`` is open if it can be. One
-    that leaves fewer nodes to peel is taken where hardly more cross."""
+    that leaves fewer nodes to peel is taken where as many cross."""
     middle = start + max((stop - start) // period // 2, 1) * period
     low, high = max(start, middle - 2 * period), min(stop, middle + 3 * period)
     live = np.zeros(high - low + 1)
@@ -142,7 +141,7 @@ def rotation(sequence: Sequence, start: int, stop: int, period: int) -> int:
     if not costs:
         return start
     best = min(costs, key=lambda at: (costs[at], at))
-    more = [at for at in costs if at <= (stop - start) % period < best and costs[at] <= _HARDLY_MORE * costs[best]]
+    more = [at for at in costs if at <= (stop - start) % period < best and costs[at] <= costs[best]]
     return start + min(more, key=lambda at: (costs[at], at), default=best)
 
 

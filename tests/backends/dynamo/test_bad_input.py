@@ -72,7 +72,7 @@ def test_explain_needs_inputs() -> None:
 @pytest.mark.parametrize(
     ("schedule", "passes", "sentence"),
     [
-        ("standard", ("recompute",), r"run 0 of 33 steps again instead of \d+.* Left out are: .*save"),
+        ("standard", ("recompute",), r"run 0 of 32 steps again instead of \d+.* Left out are: .*save"),
         ("remote", ("save", "recompute"), r"play remote .* move 0 carries off instead of \d+"),
         ("standard", tuple(reversed(reroll.DEFAULT_PASSES)), "Their order is another one than reroll's"),
     ],

@@ -111,17 +111,6 @@ def dead_at_the_last_step(cell: Cell, x: Tensor) -> Tensor:
     return total
 
 
-def spikes_carried(cell: Cell, x: Tensor) -> Tensor:
-    """Spikes are carried beside the potential: the step begins where the user's does."""
-    v = z = x.new_zeros(x.shape[1], 6)
-    total = x.new_zeros(x.shape[1], 6)
-    for t in range(len(x)):
-        v = 0.9 * v * (1 - z) + cell.enter(x[t]) + cell.again(z)
-        z = Spike.apply(v - 0.5)  # type: ignore[no-untyped-call]
-        total = total + z
-    return total
-
-
 def function_of_a_state_without_gradient(cell: Cell, x: Tensor) -> Tensor:
     """As snnTorch has it: what resets the first state is a function whose operand needs no gradient yet."""
     v: Tensor | None = None
@@ -144,7 +133,6 @@ BODIES = {
         sum_from_a_number,
         sum_in_place_from_a_number,
         dead_at_the_last_step,
-        spikes_carried,
         function_of_a_state_without_gradient,
     )
 }

@@ -14,7 +14,7 @@ from torch import Tensor
 from networks_zoo import SIZE, Net, random_spike, spike, zeros, zoo
 
 
-@zoo(found=((9, 2),))
+@zoo(found=((8, 1),))
 def lif(s: Net, x: Tensor) -> Any:
     v = zeros(x)
     z = torch.zeros_like(v)
@@ -213,7 +213,7 @@ def no_grad_step(s: Net, x: Tensor) -> Any:
     return h, torch.stack(o)
 
 
-@zoo(found=((9, 3),))
+@zoo(found=((8, 2),))
 def adaptive_threshold(s: Net, x: Tensor) -> Any:
     v = zeros(x)
     b = zeros(x)
