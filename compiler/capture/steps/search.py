@@ -1,8 +1,8 @@
 """Find the steps that repeat: runs of equal colours in program order whose operands keep one relation.
 
 A run of colours that equals itself shifted by P nodes is a candidate for a step of P nodes. Longest coverage wins, then
-the shortest period; a step starts where the fewest bytes cross from step to step, or nearly so, if it has more turns
-then. Spikes count as bits, as which they are kept.
+the shortest period; a step starts where the fewest bytes cross from step to step; of several such places, where
+it has the most turns. Spikes count as bits, as which they are kept.
 """
 
 from __future__ import annotations
