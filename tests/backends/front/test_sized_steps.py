@@ -132,13 +132,13 @@ class Masked(Attention):
 
 
 MODELS: dict[str, tuple[type[Attention], list[int]]] = {
-    "dot products": (Attention, [23, 22]),
-    "batch first": (BatchFirst, [23, 22]),
-    "sizes": (Sizes, [23, 22]),
+    "dot products": (Attention, [23, 23]),
+    "batch first": (BatchFirst, [23, 23]),
+    "sizes": (Sizes, [23, 23]),
     "weights that are carried": (Locations, [23, 23]),
-    "as many steps at any length": (Decoded, [23, 11]),
-    "torch's layer": (Heads, [23, 22]),
-    "a mask": (Masked, [23, 22]),
+    "as many steps at any length": (Decoded, [23, 12]),
+    "torch's layer": (Heads, [23, 23]),
+    "a mask": (Masked, [23, 23]),
 }
 
 
