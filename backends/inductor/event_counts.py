@@ -50,7 +50,7 @@ def building() -> Callable[[], Any]:
     source, header = ((_FOLDER / name).read_text("utf-8") for name in ("event_kernels.cpp", "events.h"))
     worker = ThreadPoolExecutor(1)
     with quick_builds():  # built elsewhere, and again if the header changes: it is put in
-        whole = "\n".join([source.replace(_INCLUDED, header), bound(Bindings)])
+        whole = "\n".join([source.replace(_INCLUDED, header), bound()])
         loaded: Callable[[], Any] = Bindings.load_async(whole, submit_fn=worker.submit)
     worker.shutdown(wait=False)
     return loaded

@@ -16,10 +16,10 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import fx
 
-from reroll.capture.steps.colours import Sequence, forward_of
+from reroll.capture.fills import filled, filling
+from reroll.capture.steps.colours import Sequence, alike, forward_of
 from reroll.capture.steps.operands import Carried, Constant, Inner, Literal
 from reroll.capture.steps.step import Step
 from reroll.graph.effects import example, has_effect, spelled
@@ -27,9 +27,7 @@ from reroll.graph.inplace import out_of_place
 from reroll.graph.layouts import is_plain, memory_order
 from reroll.graph.lines import take_line
 
-_FILLS = {"zeros_like": 0, "new_zeros": 0, "ones_like": 1, "new_ones": 1}
 _MOST_ARE_THERE = 3
-_FULL = {"full_like": 1, "new_full": 2}  # where the value of a fill stands
 
 
 def even_ends(sequence: Sequence, steps: list[Step]) -> bool:
@@ -75,13 +73,13 @@ class _First:
         self._read_views(front)
         for at in sorted(self.moving):
             node = self.sequence.nodes[at]
-            filled = _filling(node)
+            number = filling(node)
             front.prepend(node)
-            if filled is not None:
-                self._replace(at, _filled(node, example(node), filled))
+            if number is not None:
+                self._replace(at, _made_like(node, node, number))
         for at, (like, zero, other) in self.sums.items():
             node = self.sequence.nodes[at]
-            zeros = _filled(front, example(node), 0)
+            zeros = _made_like(node, front, 0)
             with node.graph.inserting_before(node):
                 made = node.graph.node_copy(like, {zero: zeros, **other}.__getitem__)
             made.meta = dict(node.meta)
@@ -115,7 +113,7 @@ class _First:
     def _stands_alone(self, at: int, begin: int) -> bool:
         """Whether nothing that a node reads stays behind where it is moved before another one; fills read nothing."""
         node = self.sequence.nodes[at]
-        read = [] if _filling(node) is not None else [self.sequence.position.get(each) for each in node.all_input_nodes]
+        read = [] if filling(node) is not None else [self.sequence.position.get(each) for each in node.all_input_nodes]
         return all(place is None or place < begin or place in self.moving for place in read)
 
     def _compare(self) -> int:
@@ -124,11 +122,11 @@ class _First:
         at, begin, matched = self.step.region.start - 1, self.step.region.start, 0
         while at >= self.low and matched < period:
             place = -(matched + 1) % period
-            alike = sequence.colour[at] == sequence.colour[self.step.region.start + place]
-            if not alike and (forward := self._inlined(at, place)):
+            same = sequence.colour[at] == sequence.colour[self.step.region.start + place]
+            if not same and (forward := self._inlined(at, place)):
                 begin, matched, at = at - forward + 1, matched + 2, at - forward
                 continue
-            if alike or self._begins(at, place) or self._is_given(at, place):
+            if same or self._begins(at, place) or self._is_given(at, place):
                 begin, matched = at, matched + 1
             elif len(self.moving) == period or not self._can_move(at):
                 break
@@ -145,13 +143,13 @@ class _First:
             return False
         carried = [each for each in self.step.operands[place] if isinstance(each, Carried) and each.delay == 1]
         ago = self.step.node(carried[0].place, 0) if len(carried) == 1 else None
-        if ago is None or ago not in others or not isinstance(mine[1], fx.Node) or not _alike(value, example(ago)):
+        if ago is None or ago not in others or not isinstance(mine[1], fx.Node) or not alike(value, example(ago)):
             return False
         other = others[1 - others.index(ago)]
         if (
             not is_plain(memory_order(value))
             or not isinstance(other, fx.Node)
-            or not _alike(example(mine[1]), example(other))
+            or not alike(example(mine[1]), example(other))
         ):
             return False
         self.sums[at] = (like, ago, {other: mine[1]})
@@ -166,7 +164,7 @@ class _First:
         inputs = list[fx.Node]()
         for leaf, other, operand in zip(mine, others, self.step.operands[place], strict=True):
             if isinstance(operand, Carried | Inner) and isinstance(leaf, fx.Node) and leaf.op == "placeholder":
-                if not _alike(example(leaf), example(other)):
+                if not alike(example(leaf), example(other)):
                     return False
                 inputs.append(leaf)
             elif isinstance(leaf, fx.Node) != isinstance(other, fx.Node) or self._differ(leaf, other):
@@ -186,7 +184,8 @@ class _First:
         (source,), own = forward
         here = self.sequence.nodes[max(at - len(own) + 1, self.low) : at + 1]
         operand = here[0].all_input_nodes[0] if here and here[0].all_input_nodes else None
-        if operand is None or _needs(operand) or not _alike(example(operand), example(call.args[2])):
+        value = example(operand)
+        if operand is None or value is None or value.requires_grad or not alike(value, example(call.args[2])):
             return 0
         apart = any(user not in here for node in here[:-1] for user in node.users)
         if apart or len(here) != len(own) or not _same(own, here, {source: operand}):
@@ -230,11 +229,6 @@ def _called(before: fx.Node, like: fx.Node, operand: fx.Node) -> fx.Node:
     return made
 
 
-def _needs(node: fx.Node) -> bool:
-    value = example(node)
-    return value is None or value.requires_grad
-
-
 def _summands(node: fx.Node) -> tuple[Any, Any] | None:
     """What a node adds up, a number first."""
     given = node.args[3:] if node.target is out_of_place else node.args
@@ -247,30 +241,11 @@ def _is_zero(given: Any) -> bool:
     return isinstance(given, int | float) and not isinstance(given, bool) and given == 0
 
 
-def _alike(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    """Whether two values are tensors of one shape and kind."""
-    if one is None or other is None:
-        return False
-    return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
-
-
-def _filling(node: fx.Node) -> float | None:
-    """The number that a tensor is filled with which takes after another one in its shape alone."""
-    value, name = example(node), spelled(node)
-    if value is None or value.requires_grad or not is_plain(memory_order(value)):
-        return None
-    if name in _FILLS:
-        return _FILLS[name]
-    given = node.args[_FULL[name]] if name in _FULL and len(node.args) > _FULL[name] else None
-    return given if isinstance(given, int | float) else None
-
-
-def _filled(before: fx.Node, value: torch.Tensor | None, number: float) -> fx.Node:
-    """A tensor like an example, filled with a number, before a node."""
+def _made_like(node: fx.Node, before: fx.Node, number: float) -> fx.Node:
+    """A tensor like another one, filled with a number, before a node."""
+    value = example(node)
     assert value is not None
-    with before.graph.inserting_before(before):
-        options: dict[str, Any] = {"dtype": value.dtype, "device": value.device}
-        made = before.graph.call_function(torch.full, (tuple(value.shape), number), options)
+    made = filled(before, value, number)
     made.meta["example_value"] = value.detach()
     take_line(made, before)
     return made

@@ -68,20 +68,20 @@ class Unit:
         return self.functions
 
     def _source(self) -> str:
-        from torch._inductor.codecache import CppPythonBindingsCodeCache as Bindings
-
         bodies, calls, rows = list[str](), list[str](), list[str]()
         for (types, source), number in self.kernels.items():
             bodies.append(within(f"unit{number}", source, f"kernel{number}"))
             calls.append(_binding(number, types))
             rows.append(f'{{"kernel{number}", kernel{number}_py, METH_VARARGS, ""}},')
-        suffix = bound(Bindings).replace(_TABLE, "\n".join([*calls, _TABLE, *rows]))
+        suffix = bound().replace(_TABLE, "\n".join([*calls, _TABLE, *rows]))
         return "\n".join([*included(source for _, source in self.kernels), *bodies, suffix])
 
 
-def bound(bindings: Any) -> str:
+def bound() -> str:
     """What makes a translation unit a Python module, with a function ``kernel`` that does nothing."""
-    made: str = bindings.suffix_template.format(
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+    made: str = CppPythonBindingsCodeCache.suffix_template.format(
         arg_len=0, call_entry_func="Py_RETURN_NONE;", entry_func="kernel", extra_parse_arg=""
     )
     return made
@@ -143,7 +143,7 @@ def _patched(build: bool) -> Iterator[None]:
         mock.patch.object(AsyncCompile, "cpp_pybinding", cpp_pybinding),
         mock.patch.object(AsyncCompile, "wait", resolved),
         mock.patch.object(PyCodeCache, "write", written),
-        mock.patch.object(cpp, "stride_at_vec_range", quick(getattr(cpp, "stride_at_vec_range"))),  # noqa: B009
+        mock.patch.object(cpp, "stride_at_vec_range", quick(vars(cpp)["stride_at_vec_range"])),
         mock.patch.object(VecISA, "check_build", _remembered(VecISA.check_build)),
     ):
         yield

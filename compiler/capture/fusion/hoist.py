@@ -8,13 +8,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from reroll.capture.fills import LIKE, filled, filling
 from reroll.capture.fusion.row_analysis import Illegal
 from reroll.capture.fusion.row_rules import Rows
 from reroll.graph.effects import example, has_effect, modes, spelled
-from reroll.graph.layouts import is_plain, memory_order
 from reroll.graph.lines import where
-
-_FILLS = {"new_zeros": 0, "zeros_like": 0, "new_ones": 1, "ones_like": 1}
 
 
 def copy_with_examples(graph: fx.Graph) -> fx.Graph:
@@ -77,23 +75,12 @@ def hoist(
 
 
 def settle_fills(graph: fx.Graph) -> None:
-    """A tensor of zeros or ones that is made like another one depends on its shape only: write the shape out.
-
-    Not where it lies in memory in another order than plain ones, as random numbers may be drawn into it.
-    """
+    """A tensor of zeros or ones that is made like another one depends on its shape only: write the shape out."""
     for node in list(graph.nodes):
-        name, value = spelled(node), example(node)
-        if (
-            name not in _FILLS
-            or value is None
-            or value.requires_grad
-            or not is_plain(memory_order(value))
-            or node.op not in ("call_function", "call_method")
-        ):
+        number, value = filling(node) if spelled(node) in LIKE else None, example(node)
+        if number is None or value is None:
             continue
-        with graph.inserting_before(node):
-            options: dict[str, Any] = {"dtype": value.dtype, "device": value.device}
-            made = graph.call_function(torch.full, (tuple(value.shape), _FILLS[name]), options)
+        made = filled(node, value, number)
         made.meta = dict(node.meta)
         node.replace_all_uses_with(made)
         graph.erase_node(node)

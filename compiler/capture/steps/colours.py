@@ -180,6 +180,13 @@ def _leaves(operands: tuple[Any, ...]) -> int:
     return len(found)
 
 
+def alike(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    """Whether two values are tensors of one shape, dtype and device."""
+    if one is None or other is None:
+        return False
+    return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+
+
 def kept_nbytes(sequence: Sequence, node: fx.Node) -> float | None:
     """The bytes of a value where it is kept from step to step; None if it is no tensor."""
     value = example(node)

@@ -1,8 +1,8 @@
 """Find the steps that repeat: runs of equal colours in program order whose operands keep one relation.
 
 A run of colours that equals itself shifted by P nodes is a candidate for a step of P nodes. Longest coverage wins, then
-the shortest period; a step starts where the fewest bytes cross from step to step; of several such places, where
-it has the most turns. Spikes count as bits, as which they are kept.
+the shortest period; a step starts where the fewest bytes cross from step to step. Spikes count as bits,
+as which they are kept.
 """
 
 from __future__ import annotations
@@ -120,8 +120,7 @@ def repeats(colour: npt.NDArray[np.int32]) -> list[Run]:
 
 
 def rotation(sequence: Sequence, start: int, stop: int, period: int) -> int:
-    """The first node of a step: the fewest bytes cross from step to step, and no ``no_grad`` is open if it can be. One
-    that leaves fewer nodes to peel is taken where as many cross."""
+    """The first node of a step: the fewest bytes cross from step to step, and no ``no_grad`` is open if it can be."""
     middle = start + max((stop - start) // period // 2, 1) * period
     low, high = max(start, middle - 2 * period), min(stop, middle + 3 * period)
     live = np.zeros(high - low + 1)
@@ -133,16 +132,12 @@ def rotation(sequence: Sequence, start: int, stop: int, period: int) -> int:
             live[at + 1 - low] += weight
             live[min(max(uses) + 1, high) - low] -= weight
     crossing = np.cumsum(live)
-    costs = {
-        at - middle: crossing[at - low] + _HUGE * _opened(sequence, at)
+    costs = [
+        (crossing[at - low] + _HUGE * _opened(sequence, at), at - middle)
         for at in range(middle, min(middle + period, high))
         if stop - start - (at - middle) >= MIN_STEPS * period
-    }
-    if not costs:
-        return start
-    best = min(costs, key=lambda at: (costs[at], at))
-    more = [at for at in costs if at <= (stop - start) % period < best and costs[at] <= costs[best]]
-    return start + min(more, key=lambda at: (costs[at], at), default=best)
+    ]
+    return start + (min(costs)[1] if costs else 0)
 
 
 def _opened(sequence: Sequence, at: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.capture.steps.colours import Sequence, kept_nbytes
+from reroll.capture.steps.colours import Sequence, alike, kept_nbytes
 from reroll.capture.steps.operands import (
     MIN_STEPS,
     Carried,
@@ -24,7 +24,7 @@ from reroll.capture.steps.operands import (
 from reroll.graph.effects import attribute, example, has_effect, in_transform, spelled
 
 _TAIL = 3
-_HARDLY = 0.1
+_HARDLY = 0.1  # of the bytes of all carries
 _NOT_IN_A_STEP = ("copy_", "_assert_async", "set_stream", "_enter_inference_mode", "_exit_inference_mode")
 
 
@@ -197,21 +197,18 @@ def _outside_uses(step: Step) -> int:
 def _carried_along(step: Step, place: int, steps: set[int]) -> bool:
     """Carry a value of which only the last is wanted, though no step reads it, where that is hardly more to keep; it
     begins as another carry of its kind does. Whether that is so."""
-    last, sequence = step.region.steps - 1, step.sequence
-    value, nbytes = example(step.node(place, 0)), kept_nbytes(sequence, step.node(place, 0))
-    carried = [kept_nbytes(sequence, step.node(register.place, 0)) or 0.0 for register in step.registers]
-    initial = (example(register.initial[0]) for register in step.registers)
-    alike = [at for at, each in enumerate(initial) if value is not None and _alike(each, value)]
-    if steps != {last} or not alike or nbytes is None or nbytes > _HARDLY * sum(carried):
+    last, node = step.region.steps - 1, step.node(place, 0)
+    initial = next((r.initial[:1] for r in step.registers if alike(example(r.initial[0]), example(node))), None)
+    if steps != {last} or initial is None:
         return False
-    step.registers.append(Register(place, step.registers[alike[0]].initial[:1]))
+    more, *carried = (
+        kept_nbytes(step.sequence, each) or 0.0 for each in (node, *(step.node(r.place, 0) for r in step.registers))
+    )
+    if more > _HARDLY * sum(carried):
+        return False
+    step.registers.append(Register(place, initial))
     step.finals[place, last] = (len(step.registers) - 1, 0)
     return True
-
-
-def _alike(one: torch.Tensor | None, other: torch.Tensor) -> bool:
-    kind = (other.shape, other.dtype, other.device)
-    return one is not None and (one.shape, one.dtype, one.device) == kind
 
 
 def _inside(sequence: Sequence, region: Region, node: fx.Node) -> bool:

@@ -10,24 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import reroll
+from pairs import Spike
 
 STEPS = 12
-
-
-class Spike(torch.autograd.Function):
-    """1 where u is above 0, with a gradient of its own."""
-
-    @staticmethod
-    def forward(ctx: Any, u: Tensor) -> Tensor:
-        """The spikes."""
-        ctx.save_for_backward(u)
-        return (u > 0).to(u.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        """The surrogate's."""
-        made: Tensor = grads[0] / (1 + ctx.saved_tensors[0].square())
-        return made
 
 
 class Cell(nn.Module):
