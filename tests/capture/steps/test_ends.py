@@ -174,15 +174,14 @@ def test_last_spikes_are_carried_along(schedule: str) -> None:
 
 
 def two_loops_of_one_cell(cell: Cell, x: Tensor) -> Tensor:
-    """The second loop's first turn is like the last one of the first loop, but for its state."""
-    total: Any = 0
-    for reverse in (False, True):
-        h = x.new_zeros(x.shape[1], 6)
-        for t in reversed(range(len(x))) if reverse else range(len(x)):
-            h = torch.tanh(cell.again(h) + cell.enter(x[t]))
-        total = total + h
-    made: Tensor = total
-    return made
+    """The second loop's first turn is like the last one of the first loop, with nothing but its state between them."""
+    h = x.new_zeros(x.shape[1], 6)
+    for t in range(len(x)):
+        h = torch.tanh(cell.again(h) + cell.enter(x[t]))
+    back = x.new_zeros(x.shape[1], 6)
+    for t in reversed(range(len(x))):
+        back = torch.tanh(cell.again(back) + cell.enter(x[t]))
+    return h + back
 
 
 def test_ends_are_not_taken_from_another_loop() -> None:
@@ -223,3 +222,20 @@ def test_a_state_that_is_made_without_gradients_stays_there() -> None:
     cell, x = Cell(without).double(), torch.randn(STEPS, 2, 4, dtype=torch.float64)
     check(cell, reroll.compile(cell, time_dim=0, lowering="eager"), x)
     assert cell.start.grad is None
+
+
+def test_a_state_is_not_moved_into_a_block_without_gradients() -> None:
+    def behind(cell: Cell, x: Tensor) -> Tensor:
+        h: Tensor | None = None
+        v: Tensor | None = None
+        for t in range(len(x)):
+            with torch.no_grad():
+                scale = torch.exp(cell.start) if h is None else h.abs() + 0.1
+            v = 0.9 * (cell.start[0].expand(2, 6) if v is None else v) + cell.enter(x[t]) * scale
+            h = torch.tanh(cell.again(cell.start[1].expand(2, 6) if h is None else h) + v)
+        assert h is not None
+        return h
+
+    cell, x = Cell(behind).double(), torch.randn(STEPS, 2, 4, dtype=torch.float64)
+    check(cell, torch.compile(cell, backend="reroll", options={"lowering": "eager"}), x)
+    assert cell.start.grad is not None
