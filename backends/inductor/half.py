@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from reroll.backends.inductor.mended import mended
+from reroll.backends.inductor.written.threads import kernel_threads
 from reroll.backends.inductor.written.unit import quick_builds
 from reroll.graph.fakes import apart_from_dynamo
 
@@ -46,8 +47,8 @@ def compile_half(graph: fx.GraphModule, mode: FakeTensorMode, *, backward: bool,
     there = [number for number, result in enumerate(results) if result is not None]
     output.meta["user_visible_output_idxs"] = there  # laid out as the backward is compiled for
     inputs = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
-    as_given = mended({"layout_optimization": False, "cpp.max_horizontal_fusion_size": 1})
-    with apart_from_dynamo(mode), V.set_fake_mode(mode), torch.no_grad(), quick_builds(build=build), as_given:
+    settings = {"layout_optimization": False, "cpp.max_horizontal_fusion_size": 1, "cpp.threads": kernel_threads()}
+    with apart_from_dynamo(mode), V.set_fake_mode(mode), torch.no_grad(), quick_builds(build=build), mended(settings):
         compiled: Any = compile_fx_inner(graph, inputs, is_backward=backward)
     if not build and getattr(compiled, "constants", None):
         raise ValueError("inductor made constants of parts of the graph")

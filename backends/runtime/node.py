@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from reroll.backends.inductor.written.threads import no_more_threads_than_cores
 from reroll.backends.runtime.executable import Executable
 from reroll.backends.runtime.run import Run, Start, again
 from reroll.backends.runtime.unused import Unused
@@ -196,8 +197,10 @@ def conform(value: Tensor, like: Tensor) -> Tensor:
 
 @contextmanager
 def _as_traced(operands: Sequence[Tensor]) -> Iterator[None]:
-    """Without autocast, on all devices of the operands: what it does is in the segments already."""
+    """Without autocast, on all devices of the operands: what it does is in the segments already. Torch has no more
+    threads than there are cores."""
     with ExitStack() as stack:
+        stack.enter_context(no_more_threads_than_cores())
         for kind in sorted({operand.device.type for operand in operands}):
             stack.enter_context(torch.autocast(kind, enabled=False))
         yield

@@ -27,6 +27,7 @@ from reroll.backends.inductor.sizes.numbers import Numbered, Numbers, numbered
 from reroll.backends.inductor.sizes.symbolic import PREFIX, symbolic
 from reroll.backends.inductor.written.chains import chained
 from reroll.backends.inductor.written.concrete import at_sizes
+from reroll.backends.inductor.written.threads import kernel_threads
 from reroll.backends.inductor.written.unit import quick_builds
 from reroll.errors import RerollWarning
 
@@ -149,7 +150,7 @@ def _settings() -> Hashable:
     """What inductor's code depends on beside the graph."""
     config: Any = torch._inductor.config
     told = sorted((name, repr(value)) for name, value in config.save_config_portable().items())
-    return tuple(told), torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    return tuple(told), kernel_threads(), torch.are_deterministic_algorithms_enabled()
 
 
 def _family(key: Hashable) -> Family:

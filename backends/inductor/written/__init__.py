@@ -7,5 +7,6 @@ Mind: One reader of inductor's wrapper text (`wrapper.py`), for chains and for b
     `chains.py` rewrites the text: runs of calls become one C++ function, their buffers one workspace. What is not
     understood stays as it was. It is no pass, so `speed.py` measures it by a patch. A test runs random wrappers in both
     forms.
+    Kernels are written for no more threads than there are cores (`threads.py`).
     A chain frees behind and allocates ahead, up to 1.3 MB more memory. Gaps between buffers made no difference.
 """
