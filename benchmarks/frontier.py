@@ -1,7 +1,8 @@
 """Memory against time, what budgets allow beside every contender: ``python benchmarks/frontier.py --jax PYTHON``.
 
 For each network of ``speed.py``, at its usual length: reroll without a budget, within the least that it can do with,
-and within several budgets between the two, each some times as large as the one before. Beside it the contenders of
+within several budgets between the two, each some times as large as the one before, and within what the online
+checkpoints of equinox held when this was measured last, to compare at equal memory. Beside it the contenders of
 ``speed.py``. All take turns on one core; CPU seconds, medians of the rounds, and the allocator's peak above inputs,
 parameters and their gradients. A row is saved in ``results/frontier.json`` as soon as it is measured; ``--plot`` draws
 ``results/frontier.png``, memory and time with logarithmic axes: a mark for each contender, a curve for reroll.
@@ -21,11 +22,11 @@ import reroll
 
 RESULT = Path(__file__).resolve().parent / "results" / "frontier.json"
 BETWEEN = 4  # budgets between the least and what is held without one
-WITHIN = "reroll within"
+WITHIN, EQUINOX = "reroll within", "equinox, 8 checkpoints"
 
 
-def ladder(network: Network, x: Tensor) -> list[int]:
-    """The least budget, and those up to what is held without one, in bytes."""
+def ladder(name: str, network: Network, x: Tensor) -> list[int]:
+    """The least budget, those up to what is held without one, and what equinox held last time, in bytes."""
     try:
         reroll.compile(network, time_dim=0, memory_budget=1)(x)
     except reroll.BudgetError as error:
@@ -34,7 +35,15 @@ def ladder(network: Network, x: Tensor) -> list[int]:
         raise AssertionError("one byte is enough")
     most = reroll.explain(reroll.compile(network, time_dim=0), x).predicted_peak
     assert most is not None
-    return [round(least * (most / least) ** (rung / (BETWEEN + 1))) for rung in range(BETWEEN + 1)]
+    rungs = [round(least * (most / least) ** (rung / (BETWEEN + 1))) for rung in range(BETWEEN + 1)]
+    return sorted({*rungs, *(held for held in _held_before(name) if least <= held <= most)})
+
+
+def _held_before(name: str) -> list[int]:
+    """The peak of equinox on this network in the result file, if it is there."""
+    rows = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    before = rows.get(name, {"contenders": {}})["contenders"].get(EQUINOX)
+    return [before["local_peak_bytes"]] if before else []
 
 
 def row(name: str, rounds: int, core: int | None, jax: str | None) -> Result:
@@ -42,7 +51,7 @@ def row(name: str, rounds: int, core: int | None, jax: str | None) -> Result:
     torch.manual_seed(0)
     make, inputs, steps = NETWORKS[name]
     network, x = make(), inputs(steps)
-    budgets = {f"{WITHIN} {budget / 1e6:.2f} MB": {"memory_budget": budget} for budget in ladder(network, x)}
+    budgets = {f"{WITHIN} {budget / 1e6:.2f} MB": {"memory_budget": budget} for budget in ladder(name, network, x)}
     return {"steps": steps, **contend(network, x, OURS | budgets, rounds, core, jax)}
 
 

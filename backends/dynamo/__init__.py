@@ -9,7 +9,7 @@ Mind: The entry point is a plain function: Dynamo sets attributes on it. Two com
     for a peeled step of 0.4 ms.
     Peaks around the loop (`around.py`): the outer graph and its backward run on fake tensors. Autograd adds to the
     gradient that comes first in place if a recurrence gave it, else it makes a sum (`_last_to_use`; both seen on torch
-    2.13). The tokens of `reroll.compile` count.
+    2.13).
     `tag_activation_checkpoint` run as it is does not keep random numbers: torch's own checkpoint is put in its place;
     nested ones still do not keep them.
     Torch registers a backend in two steps, between which another thread may come (`names.py`).

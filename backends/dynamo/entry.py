@@ -100,7 +100,6 @@ class Graph:
     reason: str = ""
     broken: str = ""
     notes: tuple[str, ...] = ()
-    tokens: int = 0
 
     @property
     def built(self) -> tuple[Built, ...]:
@@ -109,7 +108,7 @@ class Graph:
 
     def outside(self) -> Outside:
         """What is held around the recurrences."""
-        return outside_of(self.module, {each.name: each.results() for each in self.built}, self.tokens)
+        return outside_of(self.module, {each.name: each.results() for each in self.built})
 
 
 class Reached(BaseException):

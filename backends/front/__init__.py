@@ -18,5 +18,5 @@ Mind: Calls of compiled models take turns (`turns.py`) but for what is compiled:
     `Caller.__call__` stays disabled for Dynamo, and its warning has `stacklevel=5` for that frame.
     Dynamo comes first, the recorder second: it has no guards. A number that the model counts up at every call makes the
     front look at the model again at every call, as it makes Dynamo compile again.
-    The tokens of a call (9 steps of input) outlive it until Python's collector runs: a measured peak differs by them.
+    The tokens of a call (9 steps of input) outlive it, held by frames, so their memory is freed before a program runs.
 """

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -244,8 +244,10 @@ class Entry:
         asked = EXPLAINING.get()
         if asked is not None:
             asked.reach(graph)
+        given = [running.sequences.get(id(each), each) for each in operands]
+        _empty(each for each in operands if id(each) in running.sequences)
         with running.call.as_it_is(), between_turns():
-            results = graph.run(*(running.sequences.get(id(each), each) for each in operands))
+            results = graph.run(*given)
         return tuple(_given(results, outputs, running))
 
     def trace(self, running: Running) -> bool:
@@ -291,6 +293,12 @@ class Entry:
         if len(self.words) > _WORDS:
             self.words.clear()
         return self.words.setdefault(held, held)
+
+
+def _empty(tokens: Iterable[Tensor]) -> None:
+    """Free the memory of tokens that a program's sequences have replaced: frames of the call hold them longer."""
+    for each in tokens:
+        each.untyped_storage().resize_(0)
 
 
 def _given(results: Sequence[Any], outputs: Sequence[int | None], running: Running) -> Iterator[Any]:
