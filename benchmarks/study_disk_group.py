@@ -30,7 +30,11 @@ def limited(nbytes: int | None) -> Iterator[Callable[[], None] | None]:
             f"No control group with a limit on memory could be made in {GROUPS} ({error.strerror}). It takes root. "
             "Without one, gigabytes on a disk are measured in the page cache."
         ) from error
+
+    def enter() -> None:
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+
     try:
-        yield lambda: (group / "cgroup.procs").write_text(str(os.getpid())) and None  # type: ignore[func-returns-value]
+        yield enter
     finally:
         group.rmdir()
