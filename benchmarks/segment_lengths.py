@@ -3,7 +3,8 @@
 The networks of ``speed.py`` with the schedule ``standard`` and segments of several lengths, beside plain BPTT: CPU
 seconds of a training step in turns on one core, median of the rounds, the allocator's peak, and the CPU seconds of the
 first step, with compilers. Every length is compiled in the same process and cache, shortest first; what one
-shares with another, such as the event kernels, is paid by the first. *itself*: the length that reroll would choose.
+shares with another, such as the event kernels, is paid by the first. *itself*: the length that reroll would choose,
+which is compiled before, so its first step says nothing.
 
 A row is saved in ``results/segment_lengths.json`` as soon as it is measured; ``--only`` names networks, ``--show``
 prints.

@@ -49,8 +49,8 @@ SCHEDULES: Mapping[str, Mapping[str, Any]] = {
     "double": {"schedule": "double"},
     "hrevolve": {"schedule": "hrevolve", "slots": 4},
 }
-STEPS, BATCH, NEURONS = 512, 64, 512
-LARGE_STEPS, LARGE_BATCH, LARGE_NEURONS, LARGE_MEMORY = 16384, 512, 1024, 3 << 30  # carries of 2 MiB, in 3 GiB
+STEPS, BATCH, NEURONS = 256, 64, 512
+LARGE_STEPS, LARGE_BATCH, LARGE_NEURONS, LARGE_MEMORY = 16384, 512, 1024, 3 << 30  # carries of 2 MiB
 Result = dict[str, Any]
 
 

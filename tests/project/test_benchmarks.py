@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from rich.console import Console
 
 import reroll
+from reroll.backends.codecs.codec import decode, encode
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 SMALL = ["--steps", "14", "--batch", "2", "--neurons", "8", "--lowerings", "eager", "--rounds", "1"]
@@ -307,3 +309,63 @@ def test_jax_keeps_less_over_depth_with_remat(monkeypatch: pytest.MonkeyPatch) -
     everything, dots, full = (row["peak"] for row in rows.values())
     assert full < dots < everything
     depth.show({"GPT 8": rows}, Console(file=io.StringIO()))
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("script", ["threads", "segment_lengths"])
+def test_one_network_at_a_small_size(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    module: Any = importlib.import_module(script)
+    make, inputs, _ = module.NETWORKS["GRU cell"]
+    monkeypatch.setattr(module, "NETWORKS", {"GRU cell": (make, inputs, 24)})
+    given: Any = {"threads": ((1, 2),), "segment_lengths": (0, (2, 4))}[script]
+    found = module.row("GRU cell", 1, *given)
+    ways = found["ways" if script == "threads" else "lengths"]
+    assert set(ways) == ({"eager, 1", "reroll, 1", "eager, 2", "reroll, 2"} if script == "threads" else {"2", "4"})
+    assert max(each.get("error", each.get("relative_error")) for each in ways.values()) < 1e-4
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("part", ["pace", "density", "large"])
+def test_slow_disks_at_a_small_size(
+    part: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh_registry: None
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setenv("REROLL_CACHE_DIR", str(tmp_path))
+    study, tables = importlib.import_module("study_disk"), importlib.import_module("study_disk_tables")
+    small = {
+        "STEPS": 64,
+        "BATCH": 4,
+        "NEURONS": 64,
+        "BANDWIDTHS": (5e7,),
+        "LATENCIES": (0.0, 1e-3),
+        "DENSITIES": (0.1,),
+    }
+    small |= {"LARGE_STEPS": 64, "LARGE_BATCH": 4, "LARGE_NEURONS": 16, "PACE": (5e7, 1e-3)}
+    for name, value in small.items():
+        monkeypatch.setattr(study, name, value)
+    found = study.PARTS[part](1)
+    ways = [each for row in found for way, each in row["ways"].items() if way != study.PLAIN]
+    assert max(each["relative_error"] for each in ways) < 1e-4
+    assert max(each["written"] for each in ways) > 0 or part == "large"
+    page = tmp_path / "page.md"
+    page.write_text(f"<!-- disk:{part} -->\n<!-- end -->\n")
+    tables.write({part: {"rows": found}}, page)
+    assert page.read_text().count("\n| ") >= 3
+
+
+def test_a_paced_tier_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    paced: Any = importlib.import_module("paced")
+    tier = paced.PacedTier(paced.Lane(1e6, 0.01), paced.Lane(2e6, 0.0))
+    values = [encode(torch.randn(50, 50), "raw") for _ in range(3)]  # 10,000 bytes each
+    begin = time.perf_counter()
+    blocks = [tier.write([value]) for value in values]
+    tier.drain()
+    assert time.perf_counter() - begin >= 3 * (0.01 + 0.01)
+    begin = time.perf_counter()
+    blocks[0].prefetch()
+    blocks[1].prefetch()
+    assert torch.equal(decode(blocks[1].read()[0]), decode(values[1]))
+    assert time.perf_counter() - begin >= 2 * 0.005
+    assert (tier.traffic.bytes_written, tier.traffic.bytes_read) == (30_000, 20_000)

@@ -336,6 +336,25 @@ PEERS = (
 )
 
 
+def test_lengths_of_segments_are_what_was_measured() -> None:
+    text, found = section("docs/measured.md", "How long a segment is"), result("segment_lengths")
+    told = [
+        f"| {name}, T={row['steps']:,} | {row['itself']} | "
+        + " | ".join(f"{each['median_ratio']:.2f}" for each in row["lengths"].values())
+        + " |"
+        for name, row in found.items()
+    ]
+    assert rows(text)[1:] == told
+    assert len(told) == 8
+    at = {length: [row["lengths"][length] for row in found.values()] for length in ("4", "6", "8", "16")}
+    six = [a["median_ratio"] / b["median_ratio"] for a, b in zip(at["6"], at["8"], strict=True)]
+    first = [a["first_step_s"] / b["first_step_s"] for a, b in zip(at["16"], at["4"], strict=True)]
+    flat = " ".join(text.split())
+    assert f"take {min(six):.2f} to {max(six):.2f} of the time of those of eight" in flat
+    assert f"takes {min(first):.1f} to {max(first):.1f} times as long with sixteen steps as with four" in flat
+    assert max(each["relative_error"] for row in found.values() for each in row["lengths"].values()) < 1e-4
+
+
 def test_memory_against_time_is_what_was_measured() -> None:
     text, found, told = section("docs/measured.md", "Memory against time"), result("frontier"), list[str]()
     faster, longest = dict[str, list[str]](), list[float]()
