@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -31,18 +31,19 @@ class Outside:
     Between forward and backward: ``outputs``, the results of the graph, and ``saved``, all else. ``running`` and
     ``reversing``: by the name of each recurrence what is held while it runs, its results included, and while it is
     reversed, without the gradients of its own results; the gradients that it adds up itself are among it where they
-    become no parameter's gradient as they are.
+    become no parameter's gradient as they are. ``before``: what is freed before the graph runs.
     """
 
     outputs: int = 0
     saved: int = 0
     running: Mapping[str, int] = field(default_factory=dict)
     reversing: Mapping[str, int] = field(default_factory=dict)
+    before: int = 0
 
     def around(self, name: str) -> Around:
         """What is held around a recurrence."""
         turned = self.outputs + self.saved
-        return Around(self.running.get(name, turned), turned, self.reversing.get(name, 0))
+        return Around(self.running.get(name, turned), turned, self.reversing.get(name, 0), self.before)
 
 
 class _Standing(torch.autograd.Function):
@@ -193,14 +194,15 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-def outside_of(module: fx.GraphModule, results: Mapping[str, Results]) -> Outside:
-    """What a graph holds around its recurrences, which give ``results``, by their names."""
+def outside_of(module: fx.GraphModule, results: Mapping[str, Results], before: int = 0) -> Outside:
+    """What a graph holds around its recurrences, which give ``results``, by their names. before: bytes that are held
+    at the start of a call, and freed before the graph runs."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
-        return outside(module, results, partial(fake_of, mode))
+        return replace(outside(module, results, partial(fake_of, mode)), before=before)
 
 
-def bytes_around(module: fx.GraphModule, results: Mapping[str, Results]) -> dict[str, Around]:
-    """What a graph holds around each of its recurrences, which give ``results``, by their names."""
-    held = outside_of(module, results)
+def bytes_around(module: fx.GraphModule, results: Mapping[str, Results], before: int = 0) -> dict[str, Around]:
+    """What a graph holds around each of its recurrences, as ``outside_of`` has it."""
+    held = outside_of(module, results, before)
     return {name: held.around(name) for name in results}

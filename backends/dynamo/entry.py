@@ -91,7 +91,7 @@ class Graph:
     """One graph of Dynamo's, compiled: ``run`` is called in its place, ``module`` is the graph around the recurrences.
 
     ``reason`` says why there is no recurrence, ``broken`` why the model's graph ends here, if Dynamo broke it,
-    ``notes`` which recurrences were not fused.
+    ``notes`` which recurrences were not fused, ``before`` how many bytes a call holds and frees before it runs.
     """
 
     run: Compiled
@@ -100,6 +100,7 @@ class Graph:
     reason: str = ""
     broken: str = ""
     notes: tuple[str, ...] = ()
+    before: int = 0
 
     @property
     def built(self) -> tuple[Built, ...]:
@@ -108,7 +109,7 @@ class Graph:
 
     def outside(self) -> Outside:
         """What is held around the recurrences."""
-        return outside_of(self.module, {each.name: each.results() for each in self.built})
+        return outside_of(self.module, {each.name: each.results() for each in self.built}, self.before)
 
 
 class Reached(BaseException):

@@ -63,7 +63,8 @@ class Family:
         if observed not in self.programs:
             self._say_sized()
             instance = self._instance(observed, operands, sequences)
-            self.programs[observed] = self._compiled(instance), instance.outputs
+            tokens = sum(each.nbytes for each in operands if id(each) in sequences)
+            self.programs[observed] = self._compiled(instance, tokens), instance.outputs
             forget(self.programs, LENGTHS)
         self.programs.move_to_end(observed)
         return self.programs[observed]
@@ -97,7 +98,7 @@ class Family:
         )
         warnings.warn(text, RerollWarning, stacklevel=2)
 
-    def _compiled(self, instance: Instance) -> Graph:
+    def _compiled(self, instance: Instance, tokens: int) -> Graph:
         modules = dict[str, nn.Module]()
         kernels, running = list[KernelsOf](), list[Recurrence]()
         for at, each in enumerate(instance.recurrences):
@@ -112,11 +113,11 @@ class Family:
 
         def held(results: Mapping[str, Results]) -> Mapping[str, Around]:
             standing = {**modules, **{name: nn.Identity() for name in results}}
-            return bytes_around(assemble(self.module, instance.outer, standing), results)
+            return bytes_around(assemble(self.module, instance.outer, standing), results, tokens)
 
         plans = Plans(fitting_all(kernels, running, self.options, held))
         module = assemble(self.module, instance.outer, modules | plans.modules)
-        return Graph(module, module, plans, "", "", self.notes)
+        return Graph(module, module, plans, "", "", self.notes, tokens)
 
     def _of_one_length(self, at: int, recurrence: Recurrence) -> Recurrence:
         """A loop whose segments are as long as for the first number of steps, of those that have one usual length."""

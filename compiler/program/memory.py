@@ -81,11 +81,12 @@ class Prediction:
 @dataclass(frozen=True, slots=True)
 class Around:
     """Local bytes that the graph around a recurrence holds: while it runs, between its forward and its backward, and
-    while it is reversed."""
+    while it is reversed. ``before``: what is held at the start of a call, and freed before the graph runs."""
 
     running: int = 0
     turned: int = 0
     reversing: int = 0
+    before: int = 0
 
     def at_peak(self, prediction: Prediction) -> tuple[Peak, int]:
         """Where a recurrence and what is around it hold most together: the peak of the recurrence, the bytes around."""
@@ -94,9 +95,9 @@ class Around:
         return max(pairs, key=lambda pair: pair[0].nbytes + pair[1])
 
     def needed(self, prediction: Prediction) -> int:
-        """The most bytes that a recurrence and what is around it hold together."""
+        """The most bytes that a recurrence and what is around it hold together, or that are held before it."""
         peak, around = self.at_peak(prediction)
-        return peak.nbytes + around
+        return max(peak.nbytes + around, self.before)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,68 @@
+"""The few steps of input on which a model is looked at take no memory while its program runs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+import reroll
+
+T, B, H, TOKENS = 40, 16, 48, 9
+
+
+class Reader(nn.Module):
+    """A recurrence that reads some of its inputs, and gives them back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.i, self.h = nn.Linear(16, H), nn.Linear(H, H)
+
+    def forward(self, x_TBI: Tensor) -> tuple[Tensor, Tensor]:
+        h_BH = x_TBI.new_zeros(x_TBI.shape[1], H)
+        for t in range(x_TBI.shape[0]):
+            h_BH = torch.tanh(self.i(x_TBI[t, :, :16]) + self.h(h_BH))
+        return h_BH, x_TBI
+
+
+def peaks(inputs: int) -> tuple[int, int, dict[str, int]]:
+    """Measured and predicted peak of a later call with so many inputs a step, and what the second consists of."""
+    model, x = Reader(), torch.randn(T, B, inputs)
+    fast = reroll.compile(model, time_dim=0, lowering="eager", schedule="standard")
+
+    def step() -> None:
+        model.zero_grad(set_to_none=True)
+        fast(x)[0].square().sum().backward()
+
+    step()
+    model.zero_grad(set_to_none=True)
+    measured = reroll.measure(step, [model]).local_peak
+    report = reroll.explain(fast, x)
+    assert report.predicted_peak == sum(report.parts.values())
+    return measured, report.predicted_peak, report.parts
+
+
+def test_they_are_freed_before_the_program_runs() -> None:
+    small, few = peaks(16)[:2]
+    measured, predicted, parts = peaks(64)
+    assert predicted == few, "the program holds no more where a step has four times the inputs"
+    assert "the steps on which the model is looked at" not in parts
+    assert small <= few
+    assert measured <= predicted
+
+
+def test_a_peak_before_the_program_is_predicted() -> None:
+    step = B * 5_000 * 4
+    measured, predicted, parts = peaks(5_000)
+    assert parts == {"the steps on which the model is looked at": TOKENS * step}
+    assert measured == predicted
+
+
+def test_what_a_model_returns_of_its_input_is_the_input() -> None:
+    model, x = Reader(), torch.randn(T, B, 16, requires_grad=True)
+    fast = reroll.compile(model, time_dim=0, lowering="eager")
+    for _ in range(2):
+        h, same = fast(x)
+        assert same is x
+        h.sum().backward()
+    expected = torch.autograd.grad(2 * model(x)[0].sum(), x)[0]
+    torch.testing.assert_close(x.grad, expected)
