@@ -336,6 +336,55 @@ PEERS = (
 )
 
 
+def test_slow_disks_are_what_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    tables: Any = importlib.import_module("study_disk_tables")
+    page = ROOT / "docs" / "background" / "study.md"
+    copied = tmp_path / page.name
+    copied.write_text(page.read_text("utf-8"), "utf-8")
+    found = result("study_disk")
+    tables.write(found, copied)
+    assert copied.read_text("utf-8") == page.read_text("utf-8")
+    flat = " ".join(section("docs/background/study.md", "Slow disks").split())
+
+    def most(way: str, bandwidth: float = 0.0, latency: float = 1.0) -> float:
+        there = (row for row in found["pace"]["rows"] if row["bandwidth"] >= bandwidth and row["latency"] <= latency)
+        return max(row["ways"][way]["least_s"] / row["ways"][tables.LOCAL]["least_s"] for row in there)
+
+    ways = ("remote", "hierarchical", "double", "hrevolve")
+    assert f"every schedule takes at most {max(most(way, 80e6, 5e-3) for way in ways):.2f} times as long" in flat
+    assert f"takes at most {most('hrevolve'):.2f} times as long at any" in flat
+    assert f"`remote` takes up to {most('remote'):.2f}, `double` {most('double'):.2f} and `hierarchical`" in flat
+    assert f"moves most, {most('hierarchical'):.2f}" in flat
+    every = [each for part in found.values() for row in part["rows"] for each in row["ways"].values()]
+    assert max(each.get("relative_error", 0.0) for each in every) < 1e-3
+
+
+def test_threads_are_what_was_measured() -> None:
+    text, found = section("docs/measured.md", "Threads"), result("threads")
+    ways = [f"{who}, {count}" for who in ("eager", "reroll") for count in (1, 2, 4)]
+    told = [
+        f"| {name}, T={row['steps']:,} | "
+        + " | ".join(f"{1e3 * row['ways'][way]['median_s']:.0f}" for way in ways)
+        + " |"
+        for name, row in found.items()
+    ]
+    assert rows(text)[1:] == told
+    assert len(told) == 8
+
+    def over_one(who: str, count: int) -> tuple[float, float]:
+        of = [
+            row["ways"][f"{who}, {count}"]["median_s"] / row["ways"][f"{who}, 1"]["median_s"] for row in found.values()
+        ]
+        return min(of), max(of)
+
+    flat = " ".join(text.split())
+    assert "take {:.2f} to {:.2f} of the time of one in reroll".format(*over_one("reroll", 2)) in flat
+    assert "take {:.1f} to {:.1f} times as long as one in eager".format(*over_one("eager", 4)) in flat
+    assert "there they take {:.1f} to {:.1f} times as long as one".format(*over_one("reroll", 4)) in flat
+    assert max(row["ways"][way]["error"] for row in found.values() for way in ways) < 1e-4
+
+
 def test_lengths_of_segments_are_what_was_measured() -> None:
     text, found = section("docs/measured.md", "How long a segment is"), result("segment_lengths")
     told = [
