@@ -349,7 +349,7 @@ def test_slow_disks_are_what_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_p
 
     def most(way: str, bandwidth: float = 0.0, latency: float = 1.0) -> float:
         there = (row for row in found["pace"]["rows"] if row["bandwidth"] >= bandwidth and row["latency"] <= latency)
-        return max(row["ways"][way]["least_s"] / row["ways"][tables.LOCAL]["least_s"] for row in there)
+        return max(float(row["ways"][way]["least_s"] / row["ways"][tables.LOCAL]["least_s"]) for row in there)
 
     ways = ("remote", "hierarchical", "double", "hrevolve")
     assert f"every schedule takes at most {max(most(way, 80e6, 5e-3) for way in ways):.2f} times as long" in flat
