@@ -1,7 +1,7 @@
 """How many threads of torch are worth having: no more than there are cores.
 
-More threads than cores wait for one another at the end of each small kernel: four on two cores make eager three to
-seven times as slow (``benchmarks/threads.py``). So kernels are written for as many threads as there are cores, and
+More threads than cores wait for one another at the end of each small kernel: four on two cores make eager 1.5 to 8
+times as slow (``benchmarks/threads.py``). So kernels are written for as many threads as there are cores, and
 torch has no more of them while a loop runs.
 
 Private torch API, tried on 2.11 and 2.13: ``_inductor.config`` (inductor's own number of threads).

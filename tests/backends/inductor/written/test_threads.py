@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 import reroll
 from reroll.backends.inductor.written.threads import cores, kernel_threads, no_more_threads_than_cores
+from reroll.backends.runtime.node import Rolled
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system does not pin processes")
 
@@ -63,13 +65,22 @@ class Counted(nn.Module):
 
 
 @pytest.mark.parametrize("threads", [2, 4])
-def test_gradients_with_several_threads(threads: int) -> None:
+def test_gradients_with_several_threads(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model, x = Counted(), torch.randn(24, 64, 32)
     torch.set_num_threads(threads)
+    seen = list[int]()
+    played = Rolled.played
+
+    def watched(*given: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return played(*given)
+
+    monkeypatch.setattr(Rolled, "played", watched)
     fast = reroll.compile(model, time_dim=0, schedule="standard", segment=4)
     found = torch.autograd.grad(fast(x).square().mean(), list(model.parameters()))
     assert torch.get_num_threads() == threads
+    assert set(seen) == {min(threads, cores())}
     expected = torch.autograd.grad(model(x).square().mean(), list(model.parameters()))
     for made, right in zip(found, expected, strict=True):
         torch.testing.assert_close(made, right, rtol=1e-4, atol=1e-6)
