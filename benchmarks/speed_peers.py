@@ -47,7 +47,8 @@ class Peers:
             np.savez(file, **self._arrays())
             kind = type(self.network.cell if isinstance(self.network, Gated) else self.network).__name__
             command = [self.python, script, str(file), kind, self.clock, *self.ways]
-            shared = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # a card, with this process
+            # On a card: its memory is shared with this process, and products are in float32, as ours are, not in TF32.
+            shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_DEFAULT_MATMUL_PRECISION": "highest", **os.environ}
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=shared
             )

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
+_COMPUTER = torch.device("cpu")
+
 
 @dataclass(frozen=True, slots=True)
 class Slices:
@@ -112,6 +114,7 @@ class Recurrence:
     serve other numbers of steps too, so slices of time come in a layout that does not depend on it; they are of
     ``segment`` steps, if that is not 0. ``peeled``: for
     each carry the steps of its loop that are not among these; None, or missing, where that is not known.
+    ``numbers_on``: where numbers lie that differ from step to step.
     """
 
     name: str
@@ -132,6 +135,7 @@ class Recurrence:
     segment: int = 0
     peeled: tuple[Peeled | None, ...] = ()
     kept: tuple[RowSteps, ...] = ()
+    numbers_on: torch.device = _COMPUTER
 
     @property
     def operands(self) -> int:
@@ -180,7 +184,7 @@ class Recurrence:
         xs = list[torch.Tensor]()
         for x in self.xs:
             if isinstance(x, Numbers):
-                xs.append(torch.tensor(x.values[0], dtype=x.dtype))
+                xs.append(torch.tensor(x.values[0], dtype=x.dtype, device=self.numbers_on))
             elif isinstance(x, Items):
                 xs.append(operands[x.operands[0]])
             else:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, fx
 
 from reroll.backends.cache.traces import recall, remember, trace_key
@@ -84,6 +85,12 @@ class Kernels:
         """Whether a step draws random numbers."""
         return self.traced.random
 
+    @property
+    def numbers_on(self) -> torch.device:
+        """Where numbers lie that differ from step to step."""
+        assert self.context.recurrence is not None
+        return self.context.recurrence.numbers_on
+
 
 def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[int]) -> Kernels:
     """Segments of the given lengths, longest first, whatever the number of steps of the recurrence."""
@@ -94,15 +101,17 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
         lowering=options.lowering,
         vectors=has_vectors(options.lowering, home_of(recurrence.examples)),
     )
+    recordable = options.cuda_graphs and not groups_of(recurrence.step)  # collectives are launched one by one
+    device = background_of(recurrence.examples) if recordable else None
+    if device is not None and options.lowering == "inductor":  # eager would round them to the type of the step
+        recurrence = replace(recurrence, numbers_on=device)
     recurrence = replace(recurrence, step=run_on_step(passes_of(options), recurrence.step, context))
     policy = options.policy(recurrence.where)
     shown = replace(recurrence, step=show_names(recurrence.step)) if policy else recurrence
     traced = {k: prepared(shown, k, options.lowering) for k in lengths}
     facts = traced[lengths[0]].facts if options.codec != "none" else ()
     replay, watch = _replays(traced[lengths[0]], options, policy), Watch()
-    recordable = options.cuda_graphs and not groups_of(recurrence.step)  # collectives are launched one by one
-    device = background_of(recurrence.examples) if recordable else None
-    again = device is None and not replay and options.schedule != "store_all"
+    several = not replay and options.schedule != "store_all"  # of the tapes are made again, or are thin
     once = Once(constant_names(recurrence))
     context = replace(context, recurrence=recurrence, facts=facts)
     lowered = partial(
@@ -111,8 +120,8 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
         codec=options.codec,
         policy=policy,
         replay=replay,
-        again=again,
-        thin=again and bool(recurrence.blocks) and options.may_be_thin,
+        again=several and device is None,
+        thin=several and bool(recurrence.blocks) and options.may_be_thin,
         rewrite=partial(run_on_half, passes_of(options), context=context),
         watch=watch,
         once=once,

@@ -89,7 +89,8 @@ def _plan(
     compiled: Compiled,
 ) -> Built:
     cuts = cuts_of(recurrence, options.truncate)
-    recurrence = replace(recurrence, step=kernels.step, random=recurrence.random or kernels.random)
+    random = recurrence.random or kernels.random
+    recurrence = replace(recurrence, step=kernels.step, random=random, numbers_on=kernels.numbers_on)
     demand = _demand(kernels, recurrence, options, earlier, compiled.graphs)
     chosen = choose(demand, options, beside)
     _warn_of_passes(chosen, demand)
@@ -111,7 +112,7 @@ def _demand(
         passes=passes_of(options),
         device=home_of(recurrence.examples).type,
         replay=kernels.replay,
-        thin=_thin(kernels),
+        thin=_thin(kernels) if graphs.device is None else None,  # their reversal is not recorded
         moving=partial(with_transfers_of, known=earlier.choice.problem) if earlier else measure,
     )
 

@@ -145,7 +145,7 @@ class Segment:
         """What a tape holds of all that the forward saves."""
         if self.thin is None:
             return saved
-        return [saved[number] for number in (self.thin.keeps if thin else range(self.thin.whole))]
+        return [saved[number] for number in self.thin.keeps] if thin else saved[: self.thin.whole]
 
 
 def prepare(traced: Traced, lowering: str) -> None:

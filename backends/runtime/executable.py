@@ -25,6 +25,7 @@ from reroll.program.writing import RUNS
 from reroll.recurrence import Recurrence
 from reroll.schedules.machine import pieces
 from reroll.segment.invariants import Once
+from reroll.segment.trace import numbers_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,6 +127,14 @@ class Executable:
     cuts: Cuts | None = None
     ledger: Ledger = field(default_factory=Ledger)
     clock: Clock = field(default_factory=Clock)
+    _numbers: dict[int, Tensor] = field(default_factory=dict, init=False)
+
+    @property
+    def numbers(self) -> Mapping[int, Tensor]:
+        """What steps read that are numbers, of all steps, by the input; made at the first call."""
+        if not self._numbers:
+            self._numbers.update(numbers_of(self.recurrence))
+        return self._numbers
 
     @classmethod
     def of(
@@ -180,7 +189,7 @@ class Executable:
             segment.backward,
             inputs,
             routes.carries.__contains__,
-            lambda: self.compiled.graphs.results(forward)[segment.outputs :],
+            lambda: segment.kept(list(self.compiled.graphs.results(forward)[segment.outputs :]), thin=False),
         )
 
     def lengths(self, start: int, stop: int) -> list[int]:

@@ -251,7 +251,8 @@ class Run:
         del carry
         for steps in self.executable.lengths(start, stop):
             segment = segments[steps]
-            inputs = [*tensors, *step_inputs(self.executable.recurrence, self.operands, start, steps)]
+            numbers = self.executable.numbers
+            inputs = [*tensors, *step_inputs(self.executable.recurrence, self.operands, numbers, start, steps)]
             inputs += self.fixed[steps][0]
             del tensors
             lasting = taped is not None and not taped.passing

@@ -5,7 +5,7 @@ Private torch API, tried on 2.11 and 2.13: ``FakeTensorMode`` (shapes without me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,20 +51,31 @@ class Traced:
 
 def segment_inputs(recurrence: Recurrence, operands: Sequence[Any], start: int, steps: int) -> list[Any]:
     """The per-step inputs and constants of steps [start, start + steps)."""
-    return [*step_inputs(recurrence, operands, start, steps), *(operands[i] for i in recurrence.constants)]
+    read = step_inputs(recurrence, operands, numbers_of(recurrence), start, steps)
+    return [*read, *(operands[i] for i in recurrence.constants)]
 
 
-def step_inputs(recurrence: Recurrence, operands: Sequence[Any], start: int, steps: int) -> list[Any]:
-    """The per-step inputs of steps [start, start + steps): views of the operands, numbers as tensors."""
+def numbers_of(recurrence: Recurrence) -> Mapping[int, torch.Tensor]:
+    """The numbers of all steps, by which of the per-step inputs they are."""
+    where = recurrence.numbers_on
+    read = ((place, x) for place, x in enumerate(recurrence.xs) if isinstance(x, Numbers))
+    with torch.inference_mode(False):
+        return {place: torch.tensor(x.values, dtype=x.dtype, device=where) for place, x in read}
+
+
+def step_inputs(
+    recurrence: Recurrence, operands: Sequence[Any], numbers: Mapping[int, Any], start: int, steps: int
+) -> list[Any]:
+    """The per-step inputs of steps [start, start + steps): views of the operands, and of the numbers of all steps."""
     inputs: list[Any] = []
-    for x in recurrence.xs:
+    for place, x in enumerate(recurrence.xs):
         if isinstance(x, Slices):
             taken = time_slice(operands[x.operand], x, start, steps)
             inputs.append(packed(taken) if recurrence.any_length else taken)
         elif isinstance(x, Items):
             inputs += [operands[i] for i in x.operands[start : start + steps]]
         else:
-            inputs.append(torch.tensor(x.values[start : start + steps], dtype=x.dtype))
+            inputs.append(numbers[place].narrow(0, start, steps))
     return inputs
 
 

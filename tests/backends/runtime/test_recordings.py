@@ -18,12 +18,13 @@ from torch import Tensor, nn
 import reroll
 from agreement import QUICK, Results, compare, differences, results
 from networks import RecurrentLIF
+from reroll.backends.construct import kernels
 from reroll.backends.runtime import recordings as graphs
 from reroll.backends.runtime.recordings import CudaGraph
 from reroll.errors import RerollWarning
 from simulated import SimulatedDevice
 from simulated_streams import Race
-from simulation import executables, simulating
+from simulation import CPU, executables, simulating
 
 T, B, I = 19, 4, 6  # noqa: E741
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -103,6 +104,36 @@ def test_recorded_kernels_of_inductor_give_the_same_bits(schedule: str) -> None:
             found.append(results(run, twin, given, calls=2))
         assert (device.recordings > 0) is recorded
     assert not differences(found[0], found[1], 0.0)
+
+
+class Weighted(nn.Module):
+    """Every step reads a number of its own, and the number of steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.Linear(I, I)
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BI = mean_BI = torch.zeros_like(x_TBI[0])
+        for t in range(x_TBI.shape[0]):
+            h_BI = torch.tanh(self.cell(h_BI) + x_TBI[t] / (t + 1))
+            mean_BI = mean_BI + h_BI / x_TBI.shape[0]
+        return mean_BI
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("lowering", ["inductor", "eager"])
+def test_numbers_of_steps_lie_where_recordings_find_them(lowering: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are on the device where kernels are compiled; eager would round them to the type of a step in half
+    precision, as it does with no number that is on the computer."""
+    device = torch.device("cpu", 0)
+    monkeypatch.setattr(kernels, "background_of", lambda _: device)
+    with simulating() as simulated, executables() as made:
+        found, _ = compare(Weighted(), [spikes()], calls=2, lowering=lowering, schedule="standard", chunk=4)
+    assert not found
+    assert simulated.replays
+    assert {executable.recurrence.numbers_on for executable in made} == {device if lowering == "inductor" else CPU}
+    assert all(executable.numbers for executable in made)
 
 
 @pytest.mark.parametrize("wrong", ["never", "no tapes", "no aliases"])

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import reroll
 from deep_networks import DEEP, WIDTH
+from simulation import simulating
 from training_step import assert_alike, trained
 
 
@@ -154,3 +155,17 @@ def test_a_thin_tape_is_reversed_twice() -> None:
     loss = compiled(model, 0.85, lowering="eager")(x).square().mean()
     first, second = (torch.autograd.grad(loss, list(model.parameters()), retain_graph=keep) for keep in (True, False))
     assert all(map(torch.equal, first, second))
+
+
+@pytest.mark.parametrize("behind", [True, False], ids=["behind its launches", "waiting for launches"])
+def test_a_device_behind_its_launches_has_thin_tapes_and_others_recordings(behind: bool) -> None:
+    torch.manual_seed(0)
+    plain, x = transformer(0.0)
+    plain, x = plain.double(), x.double()
+    with simulating(behind=behind) as device:
+        model = copy.deepcopy(plain)
+        run = compiled(model, 0.7, lowering="eager", verify=True)
+        assert_alike(trained(run, model, x), trained(plain, plain, x), 1e-12)
+        choice = reroll.explain(run, x).loops[0].choice
+    assert bool(choice.thin) is behind
+    assert (device.recordings > 0) is not behind

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
+import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -33,10 +34,13 @@ class SimulatedDevice:
 
     room_for: bytes that it allocates at most for what comes back. pinnable: bytes that can be pinned.
     deaf: the line of ours (its file and number) whose waits do nothing. ``waits``: all lines that waited.
+    behind: it takes much longer for any work than to launch it.
     """
 
-    def __init__(self, *, late: bool = True, room_for: int | None = None, pinnable: int | None = None) -> None:
-        self.late, self.room_for, self.pinnable = late, room_for, pinnable
+    def __init__(
+        self, *, late: bool = True, room_for: int | None = None, pinnable: int | None = None, behind: bool = False
+    ) -> None:
+        self.late, self.room_for, self.pinnable, self.behind = late, room_for, pinnable, behind
         self.deaf: tuple[str, int] | None = None
         self.waits: set[tuple[str, int]] = set()
         self.races: list[str] = []
@@ -95,7 +99,11 @@ class SimulatedDevice:
             self._forbid_races()
 
     def seconds(self, work: Callable[[], object]) -> float:
-        return 0.0
+        if not self.behind:
+            return 0.0
+        begin = time.perf_counter()
+        work()
+        return 100 * (time.perf_counter() - begin)
 
     def workspace(self) -> int:
         return 0
