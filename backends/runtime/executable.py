@@ -127,14 +127,14 @@ class Executable:
     cuts: Cuts | None = None
     ledger: Ledger = field(default_factory=Ledger)
     clock: Clock = field(default_factory=Clock)
-    _numbers: dict[int, Tensor] = field(default_factory=dict, init=False)
+    _numbers: list[Mapping[int, Tensor]] = field(default_factory=list, init=False)
 
     @property
     def numbers(self) -> Mapping[int, Tensor]:
         """What steps read that are numbers, of all steps, by the input; made at the first call."""
         if not self._numbers:
-            self._numbers.update(numbers_of(self.recurrence))
-        return self._numbers
+            self._numbers.append(numbers_of(self.recurrence))
+        return self._numbers[0]
 
     @classmethod
     def of(

@@ -55,26 +55,69 @@ class Half(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CudaGraph:
-    """A half as it was recorded. ``aliases``: results that are memory of an input, and of which.
-    ``fixed``: inputs that are memory of a held value, where nothing else may be copied."""
+class _Place:
+    """Where a recording reads an input, and how it lies there. ``fixed``: it is memory of a held value, where nothing
+    else may be copied. ``dense``: it has neither gaps nor overlaps. All this is asked for once: replays are many."""
 
-    inputs: tuple[Tensor, ...]
+    own: Tensor
+    start: int
+    layout: tuple[Any, ...]
+    fixed: bool
+    dense: bool
+
+    @classmethod
+    def of(cls, own: Tensor, fixed: bool) -> _Place:
+        """The place that an input has."""
+        return cls(own, own.data_ptr(), _layout(own), fixed, is_dense(own))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CudaGraph:
+    """A half as it was recorded. ``aliases``: results that are memory of an input, and of which. ``dense``: those that
+    have neither gaps nor overlaps, which are copied as they are."""
+
+    places: tuple[_Place, ...]
     results: tuple[Tensor | None, ...]
     aliases: dict[int, int]
-    fixed: frozenset[int]
+    dense: frozenset[int]
     again: Callable[[], None]
 
-    def takes(self, inputs: Sequence[Tensor]) -> bool:
-        """Whether it can run on these: they are laid out as those it was recorded with, or even where those were."""
-        pairs = enumerate(zip(self.inputs, inputs, strict=True))
-        return all((_same_place if n in self.fixed else _alike)(own, value) for n, (own, value) in pairs)
+    @classmethod
+    def of(
+        cls,
+        inputs: Sequence[Tensor],
+        results: Sequence[Tensor | None],
+        aliases: dict[int, int],
+        is_held: Callable[[Tensor], bool],
+        again: Callable[[], None],
+    ) -> CudaGraph:
+        """A recording that reads ``inputs``, of which some are memory of held values."""
+        places = tuple(_Place.of(own, is_held(own)) for own in inputs)
+        dense = {
+            number
+            for number, each in enumerate(results)
+            if each is not None and is_dense(each) and not each.is_conj() and not each.is_neg()
+        }
+        return cls(places, tuple(results), aliases, frozenset(dense), again)
 
-    def replay(self, inputs: list[Any], lasts: Lasts) -> list[Any]:
+    def moves(self, inputs: Sequence[Tensor]) -> list[tuple[_Place, Tensor]] | None:
+        """The inputs that must be copied, and where to. None where it cannot run on these, as they are not laid out as
+        those it was recorded with, or not where those were."""
+        found = []
+        for place, value in zip(self.places, inputs, strict=True):
+            if _layout(value) != place.layout:
+                return None
+            if value.data_ptr() != place.start:
+                if place.fixed:
+                    return None
+                found.append((place, value))
+        return found
+
+    def replay(self, inputs: list[Any], moves: Sequence[tuple[_Place, Tensor]], lasts: Lasts) -> list[Any]:
         """Run it on other inputs, which are taken out of the list."""
         given = list(inputs)
         inputs.clear()
-        _copy((own, value) for own, value in zip(self.inputs, given, strict=True) if not _same_place(own, value))
+        _copy((place.own, value, place.dense) for place, value in moves)
         self.again()
         copies = _Copies()
         found = [self._result(number, given, lasts, copies) for number in range(len(self.results))]
@@ -86,29 +129,32 @@ class CudaGraph:
         if result is None:
             return None
         if number in self.aliases:
-            own, value = self.inputs[self.aliases[number]], given[self.aliases[number]]
+            place, value = self.places[self.aliases[number]], given[self.aliases[number]]
+            own = place.own
+            if place.fixed:
+                return result
+            if result.data_ptr() == place.start and _layout(result) == place.layout:
+                return value
             start = result.storage_offset() - own.storage_offset() + value.storage_offset()
             return value.as_strided(result.shape, result.stride(), start)
-        return copies.of(result) if lasts(number) else result
+        return copies.of(result, number in self.dense) if lasts(number) else result
 
 
 @dataclass(slots=True)
 class _Copies:
     """Copies of results, laid out as these are: what reads them is compiled for that. ``pairs``: those that are still
-    to be filled, and from what."""
+    to be filled, from what, and that they are dense."""
 
-    pairs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    pairs: list[tuple[Tensor, Tensor, bool]] = field(default_factory=list)
     shared: dict[Any, Tensor] = field(default_factory=dict)
 
-    def of(self, result: Tensor) -> Tensor:
+    def of(self, result: Tensor, dense: bool) -> Tensor:
         """Results with gaps or overlaps are most often views of one value, whose memory is copied once (``shared``)."""
-        if not is_dense(result):
-            return self._part(result)
-        if result.is_conj() or result.is_neg():
-            return result.clone()
-        made = torch.empty_like(result)
-        self.pairs.append((made, result))
-        return made
+        if dense:
+            made = torch.empty_like(result)
+            self.pairs.append((made, result, True))
+            return made
+        return result.clone() if is_dense(result) else self._part(result)
 
     def _part(self, result: Tensor) -> Tensor:
         storage = result.untyped_storage()
@@ -118,12 +164,12 @@ class _Copies:
         return self.shared[key].as_strided(result.shape, result.stride(), result.storage_offset())
 
 
-def _copy(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Copy the second of each pair to the first: those without gaps by one kernel for each type, as a launch for each
-    takes the host longer than all of them take the card."""
+def _copy(moves: Iterable[tuple[Tensor, Tensor, bool]]) -> None:
+    """Copy the second of each to the first, which is laid out alike: those that are dense by one kernel for each type,
+    as a launch for each takes the host longer than all of them take the card."""
     groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-    for place, value in pairs:
-        if place.stride() == value.stride() and is_dense(value):
+    for place, value, dense in moves:
+        if dense:
             places, values = groups.setdefault(value.dtype, ([], []))
             places.append(place)
             values.append(value)
@@ -195,11 +241,12 @@ class Graphs:
         recording = self._recordings[key]
         if recording is None:
             return list(run(inputs))
-        if not recording.takes(inputs):
+        moves = recording.moves(inputs)
+        if moves is None:
             self._recordings[key] = None
             self._say("they are given operands that are laid out in several ways")
             return list(run(inputs))
-        return recording.replay(inputs, lasts)
+        return recording.replay(inputs, moves, lasts)
 
     def results(self, key: Half) -> Sequence[Any]:
         """The memory of a recorded half's results; those that are memory of its inputs are None."""
@@ -287,14 +334,17 @@ class Graphs:
         agrees = partial(_agrees, exact=key.name == "forward")
         if not all(itertools.starmap(agrees, zip(results, expected, twice, strict=True))):
             return None, "a replay gives other values than its kernels do one by one"
-        fixed = frozenset(number for number, own in enumerate(inputs) if self._is_held(own))
-        return CudaGraph(inputs, tuple(results), aliases, fixed, again), None
+        return CudaGraph.of(inputs, results, aliases, self._is_held, again), None
 
     def _is_slower(self, recorded: CudaGraph, run: Boxed, given: Sequence[Tensor], lasts: Lasts) -> bool:
         """Whether a recording, with its copies, takes longer than its kernels launched one by one."""
         assert self.device is not None
         kernels = min(self.device.seconds(lambda: run(list(given))) for _ in range(_RUNS))
-        return min(self.device.seconds(lambda: recorded.replay(list(given), lasts)) for _ in range(_RUNS)) > kernels
+
+        def replayed() -> None:
+            recorded.replay(list(given), recorded.moves(given) or (), lasts)
+
+        return min(self.device.seconds(replayed) for _ in range(_RUNS)) > kernels
 
     def _is_held(self, value: Tensor) -> bool:
         """Whether it is memory of a held value."""
@@ -323,8 +373,13 @@ def _unrecordable(values: Sequence[Any]) -> str | None:
     return f"its values are on {' and '.join(devices)}" if len(devices) > 1 else None
 
 
+def _layout(value: Tensor) -> tuple[Any, ...]:
+    """How a value lies in memory."""
+    return value.shape, value.stride(), value.dtype
+
+
 def _alike(one: Tensor, other: Tensor) -> bool:
-    return (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
+    return _layout(one) == _layout(other)
 
 
 def _same_place(one: Tensor, other: Tensor) -> bool:

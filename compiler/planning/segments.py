@@ -40,7 +40,7 @@ def usual_segment(recurrence: Recurrence, options: Options) -> int:
     made = sum(weight * result_nbytes(value) for weight, value in zip(weights, values, strict=True))
     if _is_large(recurrence, made):
         return max(usual // 2, 1)
-    if sum(weights) > _SOME:
+    if sum(weights) > _SOME and not _on_a_card(recurrence):  # to which calls take longer
         usual = min(usual, _FEWER)
     if options.moves_carries or recurrence.steps < _MANY:
         return usual
@@ -53,10 +53,14 @@ def usual_segment(recurrence: Recurrence, options: Options) -> int:
 def _is_large(recurrence: Recurrence, made: int) -> bool:
     """Whether a step makes so much that neither calls nor its weights count. On a card, where such a step may take less
     time than its launches, that was not measured."""
-    if any(example.device.type != "cpu" for example in recurrence.examples):
+    if _on_a_card(recurrence):
         return False
     held = sum(result_nbytes(recurrence.examples[number]) for number in recurrence.constants)
     return made >= max(_LARGE, _OF_WEIGHTS * held)
+
+
+def _on_a_card(recurrence: Recurrence) -> bool:
+    return any(example.device.type != "cpu" for example in recurrence.examples)
 
 
 def _operations(call: fx.Node) -> int:

@@ -114,6 +114,13 @@ def test_steps_with_large_weights_keep_their_length() -> None:
             node.meta["example_value"] = value
 
 
+def test_a_card_has_longer_segments() -> None:
+    """A call takes a card longer than a CPU."""
+    found, options = recurrence(16, 0), Options(lowering="inductor")
+    there = replace(found, examples=tuple(each.to("meta") for each in found.examples))
+    assert (usual_segment(found, options), usual_segment(there, options)) == (6, 8)
+
+
 class Period(Cell):
     """A step of 20 cells: one in 20 does something else."""
 
