@@ -157,6 +157,7 @@ def plan(graph: Graph) -> Report:
     outside = graph.outside()
     costs = {built.name: _costs_or_why_not(built) for built in graph.built}
     notes += tuple(each for each in costs.values() if isinstance(each, str))
+    notes += tuple(filter(None, map(_unrecorded, graph.built)))
     loops = tuple(_loop(built, outside.around(built.name), costs[built.name]) for built in graph.built)
     return Report(loops, outer, outside.outputs, outside.saved, notes=notes)
 
@@ -173,6 +174,16 @@ def _costs_or_why_not(built: Built) -> Costs | str:
         return costs_of(built)
     except UnsupportedError as error:
         return f"No times are predicted. {error}"
+
+
+def _unrecorded(built: Built) -> str:
+    """Why the segments of a recurrence are not recorded, if they could be; else nothing."""
+    possible, used = built.kernels.compiled.graphs, built.executable.compiled.graphs
+    if possible.device is None or used.device is not None:
+        return ""
+    why = "what recordings hold leaves too little of the budget" if possible.worthwhile else "the device is behind them"
+    where = built.executable.recurrence.where
+    return f"Kernels of the loop at {where} are launched one by one, and not recorded as CUDA graphs: {why}."
 
 
 def _loop(built: Built, around: Around, costs: Costs | str) -> Loop:

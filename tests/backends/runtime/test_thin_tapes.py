@@ -166,6 +166,7 @@ def test_a_device_behind_its_launches_has_thin_tapes_and_others_recordings(behin
         model = copy.deepcopy(plain)
         run = compiled(model, 0.7, lowering="eager", verify=True)
         assert_alike(trained(run, model, x), trained(plain, plain, x), 1e-12)
-        choice = reroll.explain(run, x).loops[0].choice
-    assert bool(choice.thin) is behind
+        report = reroll.explain(run, x)
+    assert bool(report.loops[0].choice.thin) is behind
+    assert any("launched one by one" in note and "is behind them" in note for note in report.notes) is behind
     assert (device.recordings > 0) is not behind
