@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -70,7 +71,7 @@ def choose(demand: Demand, options: Options, beside: Beside = ALONE) -> Plan:
     refusal = BudgetError(
         f"memory_budget={options.memory_budget!r} ({budget:,} bytes) is below the least that this network needs: "
         f"{needed:,} bytes{around}, with schedule {found.choice.describe()}. "
-        f"{way_out(options, problem, demand.waiting)}"
+        f"{way_out(options, problem, demand.waiting, needed / budget if beside.budget is None else None)}"
     )
     refusal.nbytes = needed
     raise refusal
@@ -133,9 +134,19 @@ def _lesser(found: tuple[int, int, Plan] | None, other: tuple[int, int, Plan]) -
     return other if found is None else min(found, other, key=itemgetter(0, 1))
 
 
-def way_out(options: Options, problem: Problem, waiting: int) -> str:
-    """What to do where no choice meets a budget."""
-    return f"{'Free memory' if options.automatic_budget else 'Raise the budget'}{_further(options, problem, waiting)}."
+def way_out(options: Options, problem: Problem, waiting: int, times: float | None) -> str:
+    """What to do where no choice meets a budget; ``times`` that would be enough, where that is known."""
+    first = "Free memory" if options.automatic_budget else f"Raise the budget{_enough(options, times)}"
+    return f"{first}{_further(options, problem, waiting)}."
+
+
+def _enough(options: Options, times: float | None) -> str:
+    """Which part of plain's memory would do, where the budget is a part: what does not grow with the number of steps is
+    a greater part of few."""
+    part = parse_budget(options.memory_budget)
+    if times is None or not isinstance(part, float):
+        return ""
+    return f" to {min(math.ceil(100 * part * times) / 100, 1.0)} or more (with more steps a smaller part will do)"
 
 
 def _further(options: Options, problem: Problem, waiting: int) -> str:

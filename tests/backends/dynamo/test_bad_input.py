@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -100,6 +101,20 @@ def test_a_budget_below_the_least_says_the_least() -> None:
         compiled(model, memory_budget=10)(inputs(33))
     with pytest.raises(OptionError, match="double"):
         compiled(model, memory_budget=10, schedule="double", remote="disk")(inputs(33))
+
+
+@pytest.mark.parametrize("steps", [12, 60])
+def test_a_part_that_is_too_small_names_one_that_will_do(steps: int) -> None:
+    """With few steps the part has to be greater than with many."""
+    model = Net(ZOO["lif"])
+    with pytest.raises(OptionError, match="with more steps a smaller part will do") as refused:
+        compiled(model, memory_budget=0.05, segment=1)(inputs(steps))
+    (part,) = map(float, re.findall(r"Raise the budget to (\S+) or more", str(refused.value)))
+    torch.compiler.reset()
+    compiled(model, memory_budget=part, segment=1)(inputs(steps))
+    torch.compiler.reset()
+    with pytest.raises(OptionError, match="Raise the budget"):
+        compiled(model, memory_budget=part - 0.02, segment=1)(inputs(steps))
 
 
 def any_length(run: Callable[..., Any], **options: Any) -> Callable[..., Any]:
