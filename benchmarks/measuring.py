@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import json
 import os
 import platform
 import shutil
@@ -72,6 +73,25 @@ def alone(command: list[str], limit: float, caches: dict[str, str] | None = None
             return alone(command, limit, empty)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"} | caches
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=limit)
+
+
+def told_apart(
+    name: str, command: list[str], asked: str, *, threads: str | None = "1", enter: Callable[[], None] | None = None
+) -> tuple[Any, dict[str, Any]]:
+    """What a process with caches of its own prints last, as JSON, and where, when and of which commit that was, with
+    the load of the machine before and after.
+
+    ``asked``: the command that a user would give for it. ``threads``: as many as OpenMP may use, or as it likes.
+    ``enter``: called in the process before it begins. Raises RuntimeError, with what was printed, where it fails.
+    """
+    with empty_caches() as caches:
+        environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"} | caches
+        environment |= {"OMP_NUM_THREADS": threads} if threads else {}
+        before = os.getloadavg()
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, preexec_fn=enter)
+    if done.returncode:
+        raise RuntimeError(f"{name} failed:\n{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1]), {**machine(asked), "load_average": [before, os.getloadavg()]}
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """Where each rewrite of a step pays: ``python benchmarks/rewrites.py``.
 
-A recurrent spiking network (network D) at several widths, batches and densities of spikes: reroll without options, and
-with one rewrite left out at a time, all in turns on one core. A rewrite pays where leaving it out takes longer, or holds
-more. Thresholds are such that the given part of the neurons fires, found by bisection. CPU seconds of a training step,
-median of the rounds, and the allocator's peak; gradients are compared with plain BPTT's.
+A recurrent spiking network (network D) at several widths, batches and densities of spikes: reroll without options,
+and with one rewrite left out at a time, all in turns on one core. A rewrite pays where leaving it out takes longer, or
+holds more. Thresholds are such that the given part of the neurons fires, found by bisection. CPU seconds of a training
+step, median of the rounds, and the allocator's peak; gradients are compared with plain BPTT's.
 
 A row is saved in ``results/rewrites.json`` as soon as it is measured; ``--only`` names rows, ``--show`` prints.
 """

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,7 +22,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from measuring import empty_caches, gradients, interleaved, machine, pinned, relative_error, summary, training_step
+from measuring import gradients, interleaved, pinned, relative_error, summary, told_apart, training_step
 from rich.console import Console
 from rich.table import Table
 from speed_networks import MORE, NETWORKS, Checkpointed, CompiledSegments, Network
@@ -123,20 +121,8 @@ def measured(name: str, options: argparse.Namespace, script: str) -> Result:
     """A row of a script, in a process and an inductor cache of its own."""
     command = [sys.executable, script, "--row", name, "--rounds", str(options.rounds), "--core", str(options.core)]
     command += ["--jax", options.jax] if options.jax else []
-    with empty_caches() as caches:
-        environment = os.environ | {"OMP_NUM_THREADS": "1"} | caches
-        before = os.getloadavg()
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{name} failed:\n{done.stderr}")
-    found: Result = json.loads(done.stdout.splitlines()[-1])
-    return {
-        **found,
-        "environment": {
-            **machine(_command(name, options, Path(script).name)),
-            "load_average": [before, os.getloadavg()],
-        },
-    }
+    found, where = told_apart(name, command, _command(name, options, Path(script).name))
+    return {**found, "environment": where}
 
 
 def show(result: Result) -> None:

@@ -21,8 +21,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -30,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import Step, empty_caches, gradients, machine, pinned, relative_error, training_step
+from measuring import Step, gradients, pinned, relative_error, told_apart, training_step
 from paced import paced, written
 from speed_networks import Network, Recurrent
 from study_disk_group import limited
@@ -164,15 +162,10 @@ PARTS = {"pace": pace, "density": density, "large": large}
 def part(name: str, rounds: int, core: int) -> Result:
     """A part, in a process and caches of its own; the large one in a control group."""
     command = [sys.executable, __file__, "--part", name, "--rounds", str(rounds), "--core", str(core)]
-    with empty_caches() as caches, limited(LARGE_MEMORY if name == "large" else None) as enter:
-        environment = os.environ | {"OMP_NUM_THREADS": "1"} | caches
-        load = os.getloadavg()
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, preexec_fn=enter)
-    if done.returncode:
-        raise RuntimeError(f"{name} failed:\n{done.stderr}")
     asked = f"python benchmarks/study_disk.py --only {name} --rounds {rounds} --core {core}"
-    where = {**machine(asked), "load_average": [load, os.getloadavg()]}
-    return {"rows": json.loads(done.stdout.splitlines()[-1]), "environment": where}
+    with limited(LARGE_MEMORY if name == "large" else None) as enter:
+        rows, where = told_apart(name, command, asked, enter=enter)
+    return {"rows": rows, "environment": where}
 
 
 def main() -> None:

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -22,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import Step, empty_caches, gradients, keep_pages, machine, relative_error, summary, training_step
+from measuring import Step, gradients, keep_pages, relative_error, summary, told_apart, training_step
 from rich.console import Console
 from rich.table import Table
 from speed_networks import NETWORKS
@@ -73,15 +71,9 @@ def row(name: str, rounds: int, threads: tuple[int, ...] = THREADS, **options: A
 def measured(name: str, rounds: int) -> dict[str, Any]:
     """A row, in a process and an inductor cache of its own."""
     command = [sys.executable, __file__, "--row", name, "--rounds", str(rounds)]
-    environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
-    with empty_caches() as caches:
-        before = os.getloadavg()
-        done = subprocess.run(command, env=environment | caches, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{name} failed:\n{done.stderr}")
     asked = f"python benchmarks/threads.py --only '{name}' --rounds {rounds}"
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return {**found, "environment": {**machine(asked), "load_average": [before, os.getloadavg()]}}
+    found, where = told_apart(name, command, asked, threads=None)
+    return {**found, "environment": where}
 
 
 def show(result: dict[str, Any]) -> None:
