@@ -30,6 +30,7 @@ import torch
 
 from reroll.backends.tiers.available import free_disk
 from reroll.backends.tiers.device import background_of
+from reroll.backends.tiers.heap import give_back
 from reroll.backends.tiers.spill_file import PLACES, Place, filesystem
 from reroll.backends.tiers.tier import (
     STAGING,
@@ -243,6 +244,7 @@ class DiskTier:
     def start_read(self, stored: _Stored, reading: _Reading) -> _Reading:
         """Read in the background. Raises what went wrong with earlier writes."""
         self.settle()
+        give_back(stored.nbytes)  # of what was read before
         self.traffic.reads += 1
         self.traffic.bytes_read += stored.nbytes
         reading.done = _THREADS.reader.submit(_read, stored, reading)
@@ -271,6 +273,7 @@ class DiskTier:
             error = self._staged[0].written.exception()
             written = self._staged.popleft()
             written.values, written.parked = (), None
+            give_back(written.nbytes)
             failed = failed or (None if written.is_gone() else error)
         if failed is not None:
             raise failed
