@@ -14,7 +14,7 @@ printf '[torch_dynamo_backends]\nreroll = reroll.backends.dynamo:reroll\n' > bui
 export PYTHONPATH=$PWD/build/lint:$PWD/build/card/dist:${PYTHONPATH:-} PYTHONUNBUFFERED=1 TORCHINDUCTOR_COMPILE_THREADS=4
 export REROLL_CACHE_DIR=$PWD/build/card/reroll TORCHINDUCTOR_CACHE_DIR=$PWD/build/card/inductor
 export JAX_COMPILATION_CACHE_DIR=$PWD/build/card/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
-NETWORKS=("recurrent LIF" "LSTM" "convolutional spiking" "Linear + LIF" "feed-forward LIF")
+NETWORKS=("Linear + LIF" "feed-forward LIF" "recurrent LIF" "LSTM" "convolutional spiking")
 WAYS=("eager BPTT" "torch.utils.checkpoint" "torch.compile segments" "torch.compile segments, checkpoint" store_all standard auto
     "remote (host)" "double (host)" "double (local), as on host" "JAX lax.scan" "JAX nested remat" "equinox, 8 checkpoints"
     "nn.LSTM" "SpikingJelly, Triton")
@@ -23,8 +23,8 @@ WAYS=("eager BPTT" "torch.utils.checkpoint" "torch.compile segments" "torch.comp
 BLOCKS=("each block by torch.compile" "reroll, budget 0.5" "reroll" "eager" "checkpoint of each compiled block" "reroll, budget 0.2")
 WHOLE=("torch.compile, activation budget 0.5")
 CARD=tests/backends/card
-TESTS=($CARD/test_networks.py $CARD/test_depth.py $CARD/test_losses.py $CARD/test_precision.py $CARD/test_memory.py
-    $CARD/test_recordings.py $CARD/test_random.py $CARD/test_schedules.py)
+TESTS=($CARD/test_memory.py $CARD/test_recordings.py $CARD/test_random.py $CARD/test_schedules.py $CARD/test_networks.py
+    $CARD/test_depth.py $CARD/test_losses.py $CARD/test_precision.py)
 mapfile -t PASSED < <(cat "$OUT"/tests*.log 2>/dev/null | sed -n 's/^PASSED /--deselect=/p')
 
 (TORCHINDUCTOR_CACHE_DIR=$PWD/build/card/tests TORCHINDUCTOR_COMPILE_THREADS=1 timeout -s INT "$WARM" \

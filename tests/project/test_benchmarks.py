@@ -326,6 +326,16 @@ def test_one_network_at_a_small_size(script: str, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.campaign
+def test_rewrites_at_a_small_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    rewrites: Any = importlib.import_module("rewrites")
+    found = rewrites.row(rewrites.Point(neurons=32, batch=4, steps=24, density=0.2), 1, 0, lowering="eager")
+    assert 0.15 < found["density"] < 0.25
+    assert set(found["ways"]) == {rewrites.ALL, *rewrites.LEFT_OUT}
+    assert max(each["relative_error"] for each in found["ways"].values()) < 1e-5
+
+
+@pytest.mark.campaign
 @pytest.mark.parametrize("part", ["pace", "density", "large"])
 def test_slow_disks_at_a_small_size(
     part: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh_registry: None

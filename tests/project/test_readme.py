@@ -404,6 +404,21 @@ def test_lengths_of_segments_are_what_was_measured() -> None:
     assert max(each["relative_error"] for row in found.values() for each in row["lengths"].values()) < 1e-4
 
 
+def test_what_rewrites_give_is_what_was_measured() -> None:
+    text, found, told = section("docs/measured.md", "What each rewrite gives"), result("rewrites"), list[str]()
+    for name, row in found.items():
+        ways = dict(row["ways"])
+        whole = ways.pop("all rewrites")
+        cells = [f"{whole['median_ratio']:.2f}, {whole['local_peak_bytes'] / 1e6:.1f} MB"]
+        for each in ways.values():
+            time, peak = (each[key] / whole[key] for key in ("median_s", "local_peak_bytes"))
+            cells.append(f"{time:.2f}, {peak:.2f}")
+        told.append(f"| {name} | {' | '.join(cells)} |")
+    assert rows(text)[1:] == told
+    assert len(told) == 9
+    assert max(each["relative_error"] for row in found.values() for each in row["ways"].values()) < 1e-5
+
+
 def test_memory_against_time_is_what_was_measured() -> None:
     text, found, told = section("docs/measured.md", "Memory against time"), result("frontier"), list[str]()
     faster, longest = dict[str, list[str]](), list[float]()
