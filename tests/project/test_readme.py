@@ -356,6 +356,14 @@ def test_slow_disks_are_what_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert f"takes at most {most('hrevolve'):.2f} times as long at any" in flat
     assert f"`remote` takes up to {most('remote'):.2f}, `double` {most('double'):.2f} and `hierarchical`" in flat
     assert f"moves most, {most('hierarchical'):.2f}" in flat
+    large = found["large"]["rows"][0]["ways"]
+    remote, double = (
+        large[way]["least_s"] / large[tables.LOCAL]["least_s"] for way in ("remote, every segment", "double")
+    )
+    assert f"takes {remote:.2f} of the time of `standard`" in flat
+    assert f"`double` takes {double:.2f}." in flat
+    assert large["double"]["predicted_bytes"] > found["large"]["rows"][0]["limit_bytes"] == 3 << 30
+    assert all(abs(each["predicted_s"] / each["least_s"] - 1) < 0.1 for each in large.values())
     every = [each for part in found.values() for row in part["rows"] for each in row["ways"].values()]
     assert max(each.get("relative_error", 0.0) for each in every) < 1e-3
 
