@@ -132,9 +132,12 @@ class Executable:
     @property
     def numbers(self) -> Mapping[int, Tensor]:
         """What steps read that are numbers, of all steps, by the input; made at the first call."""
-        if not self._numbers:
-            self._numbers.append(numbers_of(self.recurrence))
-        return self._numbers[0]
+        if self._numbers:
+            return self._numbers[0]
+        found = numbers_of(self.recurrence)
+        if all(type(each) is Tensor for each in found.values()):  # not what is only there while a mode is
+            self._numbers.append(found)
+        return found
 
     @classmethod
     def of(

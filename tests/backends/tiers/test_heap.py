@@ -49,12 +49,23 @@ def test_the_process_does_not_grow_by_what_it_moves_to_the_disk() -> None:
     assert int(done.stdout.splitlines()[-1]) < written / 2
 
 
-@pytest.mark.parametrize("missing", [True, False])
-def test_pages_are_given_back_now_and_then(missing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Elsewhere than with glibc nothing happens."""
-    trimmed: list[int] = []
-    monkeypatch.setattr(heap, "_trim", lambda: None if missing else trimmed.append)
-    monkeypatch.setattr(heap._Freed, "nbytes", 0)
-    for _ in range(10):
+@pytest.mark.parametrize(("trim", "times"), [("missing", 0), ("quick", 7), ("slow", 2)])
+def test_pages_are_given_back_now_and_then(trim: str, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere than with glibc nothing happens; where it takes long it is done less often: a call of ten seconds here,
+    of 500 seconds in which memory was freed."""
+    clock, trimmed = [1_000.0], list[float]()
+
+    def slow(_: int) -> None:
+        trimmed.append(clock[0])
+        clock[0] += 10.0 if trim == "slow" else 1e-3
+
+    monkeypatch.setattr(heap, "_trim", lambda: None if trim == "missing" else slow)
+    monkeypatch.setattr(heap.time, "perf_counter", lambda: clock[0])
+    for name, value in (("nbytes", 0), ("ended", 0.0), ("took", 0.0)):
+        monkeypatch.setattr(heap._Freed, name, value)
+    for _ in range(30):
         heap.give_back(1 << 24)
-    assert len(trimmed) == (0 if missing else 2)
+        clock[0] += 30.0
+    assert len(trimmed) == times
+    if trim == "slow":
+        assert trimmed[1] - trimmed[0] >= 500.0
