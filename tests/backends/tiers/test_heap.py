@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,7 @@ def test_pages_are_given_back_now_and_then(trim: str, times: int, monkeypatch: p
         clock[0] += 10.0 if trim == "slow" else 1e-3
 
     monkeypatch.setattr(heap, "_trim", lambda: None if trim == "missing" else slow)
-    monkeypatch.setattr(heap.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     for name, value in (("nbytes", 0), ("ended", 0.0), ("took", 0.0)):
         monkeypatch.setattr(heap._Freed, name, value)
     for _ in range(30):
