@@ -152,7 +152,7 @@ def _refusal(shares: Sequence[Share], plans: Sequence[Sequence[Built]], options:
     around = max(share.around.at_peak(built.plan.prediction)[1] for share, built in zip(shares, found, strict=True))
     schedules = ", ".join(f"{each.choice.describe()} for {each.name}" for each in found)
     problems = ((each.choice.problem, each.demand.waiting) for each in found)
-    advice = max((way_out(options, *each, needed / budget) for each in problems), key=len)
+    advice = max((way_out(options, *each, needed / max(budget, 1)) for each in problems), key=len)
     error = BudgetError(
         f"memory_budget={options.memory_budget!r} ({budget:,} bytes) is below the least that the {len(plans)} loops of "
         f"this network need together: {needed:,} bytes (up to {around:,} of them around the loops), with "

@@ -153,7 +153,8 @@ class _Made:
         own = [_made(node.meta["val"]) for node in inputs[: slots.constants.start]]
         for places, x in slots.xs:
             if isinstance(x, Numbers):
-                own[places.start] = torch.tensor([*islice(cycle(x.values), segment.steps)], dtype=x.dtype)
+                values, device = [*islice(cycle(x.values), segment.steps)], own[places.start].device
+                own[places.start] = torch.tensor(values, dtype=x.dtype, device=device)
 
         def given(half: Given) -> list[Any]:
             return [*counts(half.counts), *(once[place] for place in half.once)]

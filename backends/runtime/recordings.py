@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from reroll.backends.tiers.device import Event
 
 _RUNS = 3  # of which the quickest counts
+_SEVERAL = -1  # in the place of the number of an input
 _SPREAD = 16.0  # how much further from a run than another run a replay may be
 _ROUNDING = {torch.float64: 1e-12, torch.float32: 3e-5}
 """By how much of its largest entry a gradient may differ; of half precision it could be anything."""
@@ -320,9 +321,10 @@ class Graphs:
         places = [*onto, *[None] * (len(given) - len(onto))]
         inputs = tuple(self._place(value, place) for value, place in zip(given, places, strict=True))
         results, again = self.device.record(lambda: list(run(list(inputs))))
-        starts = {own.untyped_storage().data_ptr(): number for number, own in enumerate(inputs) if own.numel()}
-        found = {n: starts.get(each.untyped_storage().data_ptr()) for n, each in enumerate(results) if each is not None}
+        found = {number: _source(each, inputs) for number, each in enumerate(results) if each is not None}
         aliases = {number: of for number, of in found.items() if of is not None}
+        if _SEVERAL in aliases.values():
+            return None, "a result is the memory of several inputs"
         if not all(_same_kind(results[number], inputs[of]) for number, of in aliases.items()):
             return None, "a result is the memory of an input, read as another type"
         for own, value in zip(inputs, given, strict=True):
@@ -358,6 +360,25 @@ class Graphs:
         if place is not None and _alike(place, value):
             return place
         return laid_out_like(value)
+
+
+def _source(result: Tensor, inputs: Sequence[Tensor]) -> int | None:
+    """Of which input a result is memory, of several in one storage that which is just there, else which holds it;
+    ``_SEVERAL`` if none holds all of it, None if it is no input's."""
+    storage = result.untyped_storage().data_ptr()
+    there = [n for n, own in enumerate(inputs) if own.numel() and own.untyped_storage().data_ptr() == storage]
+    if not there or not result.numel():
+        return None
+    begin, end = _extent(result)
+    same = (n for n in there if _same_place(inputs[n], result))
+    around = (n for n in there if _extent(inputs[n])[0] <= begin and end <= _extent(inputs[n])[1])
+    return next(same, next(around, _SEVERAL))
+
+
+def _extent(value: Tensor) -> tuple[int, int]:
+    """The addresses of the first byte of a value, and behind its last."""
+    last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    return value.data_ptr(), value.data_ptr() + (last + 1) * value.itemsize
 
 
 def _nothing() -> None:

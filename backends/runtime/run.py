@@ -122,7 +122,7 @@ class Run:
             run.register, run.output_grads, run.fixed, run.origin = None, (), {}, 0
             set_device_states(devices)
         alive = self.executable.routes[self.executable.program.segment].live_operands(grads)
-        found = [*final, *(run.grads.pop(i) for i in range(carried, len(self.operands)))]
+        found = [*_apart(final, grads), *(run.grads.pop(i) for i in range(carried, len(self.operands)))]
         return [grad if operand in alive else None for operand, grad in enumerate(found)]
 
     def _sequences(self) -> list[Tensor]:
@@ -312,6 +312,19 @@ class Run:
                 torch.zeros(like.shape, dtype=like.dtype, device=like.device) if grad is None else grad.contiguous()
             )
         return found
+
+
+def _apart(found: Sequence[Tensor | None], given: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Gradients of first carries, in memory of their own: where a carry passes through, its gradient is the incoming
+    one, which may be the user's. Autograd would take it for ``grad`` of a leaf, and later add to it."""
+    taken = {grad.untyped_storage().data_ptr() for grad in given if grad is not None}
+    own = list[Tensor | None]()
+    for grad in found:
+        if grad is not None and grad.untyped_storage().data_ptr() in taken:
+            grad = grad.clone()
+        own.append(grad)
+        taken |= set() if grad is None else {grad.untyped_storage().data_ptr()}
+    return own
 
 
 def _of_steps(grad: Tensor, like: Tensor, kept: RowSteps, start: int, steps: int) -> Tensor:

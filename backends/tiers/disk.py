@@ -244,7 +244,8 @@ class DiskTier:
     def start_read(self, stored: _Stored, reading: _Reading) -> _Reading:
         """Read in the background. Raises what went wrong with earlier writes."""
         self.settle()
-        give_back(stored.nbytes)  # of what was read before
+        if reading.landing is None:
+            give_back(stored.nbytes)  # of what was read before
         self.traffic.reads += 1
         self.traffic.bytes_read += stored.nbytes
         reading.done = _THREADS.reader.submit(_read, stored, reading)
@@ -272,8 +273,9 @@ class DiskTier:
         while self._staged and (failed or len(self._staged) > limit or self._staged[0].written.done()):
             error = self._staged[0].written.exception()
             written = self._staged.popleft()
+            if written.parked is None:  # else its payloads were pinned memory, which is kept
+                give_back(written.nbytes)
             written.values, written.parked = (), None
-            give_back(written.nbytes)
             failed = failed or (None if written.is_gone() else error)
         if failed is not None:
             raise failed

@@ -71,7 +71,7 @@ def choose(demand: Demand, options: Options, beside: Beside = ALONE) -> Plan:
     refusal = BudgetError(
         f"memory_budget={options.memory_budget!r} ({budget:,} bytes) is below the least that this network needs: "
         f"{needed:,} bytes{around}, with schedule {found.choice.describe()}. "
-        f"{way_out(options, problem, demand.waiting, needed / budget if beside.budget is None else None)}"
+        f"{way_out(options, problem, demand.waiting, None if beside.budget else needed / max(budget, 1))}"
     )
     refusal.nbytes = needed
     raise refusal
@@ -146,7 +146,10 @@ def _enough(options: Options, times: float | None) -> str:
     part = parse_budget(options.memory_budget)
     if times is None or not isinstance(part, float):
         return ""
-    return f" to {min(math.ceil(100 * part * times) / 100, 1.0)} or more (with more steps a smaller part will do)"
+    enough = math.ceil(100 * part * times) / 100
+    if enough > 1:
+        return " (in bytes: with this schedule no part of plain's is enough)"
+    return f" to {enough} or more (with more steps a smaller part will do)"
 
 
 def _further(options: Options, problem: Problem, waiting: int) -> str:

@@ -117,6 +117,30 @@ def test_a_part_that_is_too_small_names_one_that_will_do(steps: int) -> None:
         compiled(model, memory_budget=part - 0.02, segment=1)(inputs(steps))
 
 
+def test_a_part_of_nothing_and_a_part_that_never_does_are_told_of() -> None:
+    model = Net(ZOO["lif"])
+    with pytest.raises(OptionError, match=r"\(0 bytes\) is below the least"):
+        compiled(model, memory_budget=1e-9, segment=1)(inputs(33))
+    torch.compiler.reset()
+    schedule = {"schedule": "remote", "remote": "disk", "segment": 1, "chunk": 4}
+    with pytest.raises(OptionError, match="no part of plain's is enough"):
+        compiled(Summed(), memory_budget=1.0, **schedule)(inputs(4))
+
+
+class Summed(nn.Module):
+    """Its tape is all that it holds, and small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(SIZE, SIZE)
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BI = torch.zeros_like(x_TBI[0])
+        for t in range(x_TBI.shape[0]):
+            h_BI = torch.tanh(self.layer(h_BI) + x_TBI[t])
+        return h_BI
+
+
 def any_length(run: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     made: Callable[..., Any] = reroll.compile(run, time_dim=0, **{**QUICK, **options})
     return made

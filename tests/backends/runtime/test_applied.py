@@ -80,3 +80,38 @@ def test_nothing_of_a_step_is_held_behind_it(door: Callable[[nn.Module], Any]) -
         assert [held() for _ in range(4)] == [first] * 4
     finally:
         gc.enable()
+
+
+class Passing(nn.Module):
+    """Two carries that pass through each step, but for what is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x_TBI: Tensor, c_BI: Tensor, d_BI: Tensor) -> tuple[Tensor, Tensor]:
+        h_BI = torch.zeros_like(c_BI)
+        for t in range(x_TBI.shape[0]):
+            h_BI = torch.tanh(self.layer(h_BI) + x_TBI[t])
+            c_BI, d_BI = c_BI + h_BI, d_BI + h_BI
+        return c_BI, c_BI + d_BI
+
+
+@pytest.mark.parametrize("lowering", ["eager", pytest.param("inductor", marks=pytest.mark.inductor)])
+@pytest.mark.parametrize("schedule", ["store_all", "revolve"])
+def test_the_gradient_of_a_carry_that_passes_through_is_not_the_incoming_one(schedule: str, lowering: str) -> None:
+    """Autograd makes the first gradient of a leaf its own, and adds the next ones to it."""
+    torch.manual_seed(0)
+    model, x_TBI = Passing().double(), torch.randn(9, 2, 4, dtype=torch.float64)
+    options = {"schedule": schedule, "lowering": lowering, "segment": 2}
+    found = []
+    for run in (model, torch.compile(model, backend="reroll", options=options)):
+        first = [torch.zeros(2, 4, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+        given = [torch.ones(2, 4, dtype=torch.float64) for _ in range(2)]
+        model.zero_grad()
+        for _ in range(3):
+            torch.autograd.backward(run(x_TBI, *first), given)
+        assert all(bool((each == 1).all()) for each in given)
+        found.append([each.grad for each in (*first, *model.parameters())])
+    for expected, own in zip(*found, strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-12, atol=1e-12)

@@ -136,6 +136,29 @@ def test_numbers_of_steps_lie_where_recordings_find_them(lowering: str, monkeypa
     assert all(executable.numbers for executable in made)
 
 
+class Halves(nn.Module):
+    """Saved values that are halves of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both, self.one, self.other = (nn.Linear(I, I) for _ in range(3))
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BI = torch.zeros_like(x_TBI[0])
+        for t in range(x_TBI.shape[0]):
+            one, other = self.both(h_BI).chunk(2)
+            h_BI = torch.tanh(torch.cat([self.one(one), self.other(other)]) + x_TBI[t])
+        return h_BI
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_result_is_the_memory_of_the_input_that_holds_it(schedule: str) -> None:
+    with simulating() as device:
+        found, _ = compare(Halves(), [spikes()], calls=3, schedule=schedule, **SCHEDULES[schedule], segment=2)
+    assert not found
+    assert device.replays
+
+
 @pytest.mark.parametrize("wrong", ["never", "no tapes", "no aliases"])
 def test_what_lasts_is_copied_and_must_be(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the tests above would see if it were not."""
