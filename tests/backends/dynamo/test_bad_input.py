@@ -122,7 +122,7 @@ def test_a_part_of_nothing_and_a_part_that_never_does_are_told_of() -> None:
     with pytest.raises(OptionError, match=r"\(0 bytes\) is below the least"):
         compiled(model, memory_budget=1e-9, segment=1)(inputs(33))
     torch.compiler.reset()
-    schedule = {"schedule": "remote", "remote": "disk", "segment": 1, "chunk": 4}
+    schedule: dict[str, Any] = {"schedule": "remote", "remote": "disk", "segment": 1, "chunk": 4}
     with pytest.raises(OptionError, match="no part of plain's is enough"):
         compiled(Summed(), memory_budget=1.0, **schedule)(inputs(4))
 

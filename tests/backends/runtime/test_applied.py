@@ -103,7 +103,7 @@ def test_the_gradient_of_a_carry_that_passes_through_is_not_the_incoming_one(sch
     """Autograd makes the first gradient of a leaf its own, and adds the next ones to it."""
     torch.manual_seed(0)
     model, x_TBI = Passing().double(), torch.randn(9, 2, 4, dtype=torch.float64)
-    options = {"schedule": schedule, "lowering": lowering, "segment": 2}
+    options: dict[str, Any] = {"schedule": schedule, "lowering": lowering, "segment": 2}
     found = []
     for run in (model, torch.compile(model, backend="reroll", options=options)):
         first = [torch.zeros(2, 4, dtype=torch.float64, requires_grad=True) for _ in range(2)]
