@@ -6,7 +6,8 @@ Nouns: Run, Executable, Compiled, Carry, Tape, Kept, Stored, Reloaded, CudaGraph
 Mind: There is one forward kernel per segment length. First run, re-run and taping call it, so decisions are
     bit-identical by construction. A second, tape-free forward would be faster to run and wrong to trust.
     Carries at borders are contiguous, and operands are laid out as segments were compiled for (`node.conform`).
-    Operands that no incoming gradient reaches get None (`gradients.Routes.live_operands`).
+    Operands that no incoming gradient reaches get None (`gradients.Routes.live_operands`). No gradient that is given is
+    memory of an incoming one: autograd would take it for a leaf's own, and add to the user's (`run._apart`).
     `_Reversible` is told whether gradients are wanted: `ctx.needs_input_grad` is true under `no_grad` too, and all was
     taped there.
     After a failed allocation a call is played again from its operands (`run.again`), so gradients are whole.

@@ -10,6 +10,7 @@ Mind: Whatever goes wrong in a tier is a StorageError before a wrong gradient.
     Reading behind the end of a mapped file ends the process: `mapped.py` looks at the user's files before each half of
     a run.
     `_let_go(0)` at a read makes predicted peaks true on a device too.
+    The allocator's counters do not see what the process holds as holes in its heap: `heap.py` gives their pages back.
     Nothing waits to be written when the backward begins (`Tier.settle`): the predicted peak relies on it. On a device
     that is a wait of the present stream; `drain` waits on the CPU.
     `device.py` is a protocol so that tests can simulate a device (`tests/support/device`). Every line of ours that
