@@ -11,8 +11,6 @@ A row is saved in ``results/rewrites.json`` as soon as it is measured; ``--only`
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,13 +21,12 @@ from measuring import Step, gradients, interleaved, pinned, relative_error, summ
 from network_d import Spike
 from rich.console import Console
 from rich.table import Table
-from speed import EAGER, HERE, measured
+from speed import EAGER, measure_rows
 from speed_networks import Recurrent, State
 from torch import Tensor
 
 import reroll
 
-RESULT = HERE / "results" / "rewrites.json"
 ALL = "all rewrites"
 OPTIONAL = ("merge-gradients", "batch-products", "event-products", "split-biases", "pack-weights")
 LEFT_OUT: Mapping[str, Mapping[str, Any]] = {
@@ -143,25 +140,5 @@ def show(result: dict[str, Any]) -> None:
     Console(width=180).print(table)
 
 
-def main() -> None:
-    """Parse the options, measure, save and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", choices=list(POINTS), help="rows")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--core", type=int, default=0)
-    parser.add_argument("--row", choices=list(POINTS), help="measure one row here, and print it as JSON")
-    parser.add_argument("--show", action="store_true", help="print what was measured before")
-    parser.set_defaults(more=False, jax=None)
-    options = parser.parse_args()
-    if options.row:
-        print(json.dumps(row(POINTS[options.row], options.rounds, options.core)))
-        return
-    result: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    for name in [] if options.show else options.only or POINTS:
-        result[name] = measured(name, options, __file__)
-        RESULT.write_text(json.dumps(result, indent=1) + "\n")
-    show(result)
-
-
 if __name__ == "__main__":
-    main()
+    measure_rows(__file__, __doc__, list(POINTS), lambda name, *how: row(POINTS[name], *how), show, core=0)

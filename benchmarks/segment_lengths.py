@@ -12,20 +12,17 @@ prints.
 
 from __future__ import annotations
 
-import argparse
-import json
 from typing import Any
 
 import torch
 from measuring import cpu_seconds, gradients, interleaved, pinned, relative_error, summary, training_step
 from rich.console import Console
 from rich.table import Table
-from speed import EAGER, HERE, measured
+from speed import EAGER, measure_rows
 from speed_networks import NETWORKS
 
 import reroll
 
-RESULT = HERE / "results" / "segment_lengths.json"
 LENGTHS = (2, 4, 5, 6, 8, 10, 12, 16)
 
 
@@ -62,25 +59,5 @@ def show(result: dict[str, Any]) -> None:
     Console(width=180).print(table)
 
 
-def main() -> None:
-    """Parse the options, measure, save and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", help="names of networks")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--core", type=int, default=1)
-    parser.add_argument("--row", help="measure one network here, and print it as JSON")
-    parser.add_argument("--show", action="store_true", help="print what was measured before")
-    parser.set_defaults(more=False, jax=None)
-    options = parser.parse_args()
-    if options.row:
-        print(json.dumps(row(options.row, options.rounds, options.core)))
-        return
-    result: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    for name in [] if options.show else options.only or NETWORKS:
-        result[name] = measured(name, options, __file__)
-        RESULT.write_text(json.dumps(result, indent=1) + "\n")
-    show(result)
-
-
 if __name__ == "__main__":
-    main()
+    measure_rows(__file__, __doc__, list(NETWORKS), row, show, core=1)

@@ -15,7 +15,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -123,6 +123,36 @@ def measured(name: str, options: argparse.Namespace, script: str) -> Result:
     command += ["--jax", options.jax] if options.jax else []
     found, where = told_apart(name, command, _command(name, options, Path(script).name))
     return {**found, "environment": where}
+
+
+def measure_rows(
+    script: str,
+    doc: str | None,
+    names: Collection[str],
+    row: Callable[[str, int, int | None], Result],
+    show: Callable[[Result], None],
+    core: int,
+) -> None:
+    """The command of a script of one table: measure its rows, each in a process of its own, save them in the file of
+    the script's name, and print them. ``row``: of a name, with so many rounds on a core; ``core``: if none is asked
+    for."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", choices=names, help="rows")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--core", type=int, default=core)
+    parser.add_argument("--row", choices=names, help="measure one row here, and print it as JSON")
+    parser.add_argument("--show", action="store_true", help="print what was measured before")
+    parser.set_defaults(more=False, jax=None)
+    options = parser.parse_args()
+    if options.row:
+        print(json.dumps(row(options.row, options.rounds, options.core)))
+        return
+    path = HERE / "results" / f"{Path(script).stem}.json"
+    result: Result = json.loads(path.read_text()) if path.exists() else {}
+    for name in [] if options.show else options.only or names:
+        result[name] = measured(name, options, script)
+        path.write_text(json.dumps(result, indent=1) + "\n")
+    show(result)
 
 
 def show(result: Result) -> None:

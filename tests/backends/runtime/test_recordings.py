@@ -7,6 +7,7 @@ import inspect
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,10 +19,12 @@ from torch import Tensor, nn
 import reroll
 from agreement import QUICK, Results, compare, differences, results
 from networks import RecurrentLIF
-from reroll.backends.construct import kernels
+from reroll.backends.construct import kernels, timing
 from reroll.backends.runtime import recordings as graphs
 from reroll.backends.runtime.recordings import CudaGraph
 from reroll.errors import RerollWarning
+from reroll.planning.options import Options
+from reroll.recurrence import Numbers
 from simulated import SimulatedDevice
 from simulated_streams import Race
 from simulation import CPU, executables, simulating
@@ -134,6 +137,18 @@ def test_numbers_of_steps_lie_where_recordings_find_them(lowering: str, monkeypa
     assert simulated.replays
     assert {executable.recurrence.numbers_on for executable in made} == {device if lowering == "inductor" else CPU}
     assert all(executable.numbers for executable in made)
+
+
+def test_segments_are_timed_on_numbers_where_they_lie() -> None:
+    with executables() as made:
+        compare(Weighted(), [spikes()], schedule="store_all")
+    there = torch.device("meta")
+    examples = tuple(each.detach().to(there).requires_grad_(each.requires_grad) for each in made[0].recurrence.examples)
+    recurrence = replace(made[0].recurrence, numbers_on=there, examples=examples)
+    compiled = kernels.compile_kernels(recurrence, Options(lowering="eager", cuda_graphs=False), [2]).compiled
+    own = timing._Made.of(compiled, recurrence, compiled.segments[2]).own
+    assert [places.start for places, x in recurrence.slots(2).xs if isinstance(x, Numbers)]
+    assert {each.device for each in own} == {there}
 
 
 class Halves(nn.Module):
