@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 _EVERY = 1 << 26  # bytes freed between two returns
-_SHARE = 0.02  # of the time that returns may take
+_SHARE = 0.05  # of the time that returns may take
 
 
 @cache

@@ -16,7 +16,10 @@ STATUS = Path("/proc/self/status")
 PROGRAM = """
 from pathlib import Path
 import torch, reroll
+from reroll.backends.tiers import heap
 from torch import nn
+
+heap._SHARE = float("inf")  # however slow the machine is while this runs
 
 class Leaky(nn.Module):
     def __init__(self):
@@ -50,10 +53,10 @@ def test_the_process_does_not_grow_by_what_it_moves_to_the_disk() -> None:
     assert int(done.stdout.splitlines()[-1]) < written / 2
 
 
-@pytest.mark.parametrize(("trim", "times"), [("missing", 0), ("quick", 7), ("slow", 2)])
+@pytest.mark.parametrize(("trim", "times"), [("missing", 0), ("quick", 7), ("slow", 4)])
 def test_pages_are_given_back_now_and_then(trim: str, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Elsewhere than with glibc nothing happens; where it takes long it is done less often: a call of ten seconds here,
-    of 500 seconds in which memory was freed."""
+    of 200 seconds in which memory was freed."""
     clock, trimmed = [1_000.0], list[float]()
 
     def slow(_: int) -> None:
@@ -69,4 +72,4 @@ def test_pages_are_given_back_now_and_then(trim: str, times: int, monkeypatch: p
         clock[0] += 30.0
     assert len(trimmed) == times
     if trim == "slow":
-        assert trimmed[1] - trimmed[0] >= 500.0
+        assert trimmed[1] - trimmed[0] >= 200.0
