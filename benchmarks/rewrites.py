@@ -4,7 +4,8 @@ A recurrent spiking network (network D) at several widths, batches and densities
 and with one rewrite left out at a time, all in turns on one core. A rewrite pays where leaving it out takes longer, or
 holds more. Thresholds are such that the given part of the neurons fires, found by bisection. CPU seconds of a training
 step, median of the rounds, each right behind another of the same kind: such steps are short, and would pay for caches
-that the one before has filled. The allocator's peak; gradients are compared with plain BPTT's.
+that the one before has filled. The allocator's peak; gradients are compared with plain BPTT's. The networks of
+``speed.py`` stand below, as they are there.
 
 A row is saved in ``results/rewrites.json`` as soon as it is measured; ``--only`` names rows, ``--show`` prints.
 """
@@ -22,7 +23,7 @@ from network_d import Spike
 from rich.console import Console
 from rich.table import Table
 from speed import EAGER, measure_rows
-from speed_networks import Recurrent, State
+from speed_networks import NETWORKS, Network, Recurrent, State
 from torch import Tensor
 
 import reroll
@@ -51,7 +52,10 @@ POINTS: Mapping[str, Point] = {
     "1,024 neurons": Point(neurons=1024, steps=50),
     "2,048 neurons": Point(neurons=2048, steps=25),
     "batch 1": Point(batch=1),
+    "batch 64": Point(batch=64),
+    "batch 128": Point(batch=128),
     "batch 256": Point(batch=256, steps=50),
+    "1,024 neurons, batch 128": Point(neurons=1024, batch=128, steps=25),
     "density 0.01": Point(density=0.01),
     "density 0.05": Point(density=0.05),
     "density 0.3": Point(density=0.3),
@@ -97,11 +101,20 @@ def firing(point: Point, x_TBI: Tensor) -> Firing:
     return network
 
 
-def row(point: Point, rounds: int, core: int | None, **options: Any) -> dict[str, Any]:
-    """One size with all rewrites and with each left out; ``options`` are those of ``reroll.compile``."""
+def subject(point: Point | str) -> tuple[Network, Tensor]:
+    """A network with its input: of a size, or the one of ``speed.py`` with a name."""
+    torch.manual_seed(0)
+    if isinstance(point, str):
+        make, inputs, steps = NETWORKS[point]
+        return make(), inputs(steps)
     x = torch.randn(point.steps, point.batch, 64, generator=torch.Generator().manual_seed(1))
+    return firing(point, x), x
+
+
+def row(point: Point | str, rounds: int, core: int | None, **options: Any) -> dict[str, Any]:
+    """One network with all rewrites and with each left out; ``options`` are those of ``reroll.compile``."""
     with pinned(core):
-        network = firing(point, x)
+        network, x = subject(point)
         training, found = {EAGER: training_step(network, network, x)}, {}
         expected = gradients(training[EAGER], network)
         for way, given in {ALL: {}, **LEFT_OUT}.items():
@@ -111,7 +124,8 @@ def row(point: Point, rounds: int, core: int | None, **options: Any) -> dict[str
             network.zero_grad(set_to_none=True)
             found[way] = {"relative_error": error, "local_peak_bytes": reroll.measure(step, [network]).local_peak}
         times = summary(interleaved({way: _second(step) for way, step in training.items()}, rounds), EAGER)
-    return {"density": density_of(network, x), "ways": {each: {**found[each], **times[each]} for each in found}}
+    density = density_of(network, x) if isinstance(network, Firing) else None
+    return {"density": density, "ways": {each: {**found[each], **times[each]} for each in found}}
 
 
 def _second(step: Step) -> Step:
@@ -136,9 +150,10 @@ def show(result: dict[str, Any]) -> None:
         for way in LEFT_OUT:
             time = ways[way]["median_s"] / whole["median_s"]
             told.append(f"{time:.2f}; {ways[way]['local_peak_bytes'] / whole['local_peak_bytes']:.2f}")
-        table.add_row(name, f"{each['density']:.3f}", *told)
+        table.add_row(name, "" if each["density"] is None else f"{each['density']:.3f}", *told)
     Console(width=180).print(table)
 
 
 if __name__ == "__main__":
-    measure_rows(__file__, __doc__, list(POINTS), lambda name, *how: row(POINTS[name], *how), show, core=0)
+    names = [*POINTS, *NETWORKS]
+    measure_rows(__file__, __doc__, names, lambda name, *how: row(POINTS.get(name, name), *how), show, core=0)

@@ -53,13 +53,14 @@ def step_seconds(caller: Caller, inputs: Sequence[Any], kwargs: Mapping[str, Any
 
 
 def _continued(model: Callable[..., Any], run: Callable[..., Any], call: Call) -> float | None:
-    """Seconds of ``run``, which is the model, or does as it does."""
+    """Seconds of ``run``, which is the model, or does as it does. None where more steps took less time, as on a machine
+    that is busy with other work."""
     few, more = (min(length, call.length // part) for length, part in zip(_LENGTHS, _PARTS, strict=True))
     quiet = redirect_stdout(io.StringIO()), warnings.catch_warnings()
     with suppress(Exception), quiet[0], quiet[1]:  # errors of lengths that the model is not made for
         warnings.simplefilter("ignore")
         short, longer = (_seconds(model, run, call, length) for length in (few, more))
-        if short is not None and longer is not None:
+        if short is not None and longer is not None and longer >= short:
             return longer + (call.length - more) * (longer - short) / (more - few)
     return None
 

@@ -51,6 +51,14 @@ def test_two_short_sequences_are_continued(length: int, known: bool, monkeypatch
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_times_that_fall_with_the_number_of_steps_are_not_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a busy machine, on which the shorter sequence took longer, gives a negative time."""
+    seconds = iter([0.3, 0.2])
+    monkeypatch.setattr(plain, "seconds_of", lambda _: next(seconds))
+    caller = reroll.compile(Counting(), time_dim=0).reroll_caller
+    assert plain.step_seconds(caller, (torch.randn(1_000, 2, 3),), {}) == (None, None)
+
+
 def test_what_needs_no_gradient_is_not_timed() -> None:
     model, x = Counting().requires_grad_(False), torch.randn(100, 2, 3)
     caller = reroll.compile(model, time_dim=0).reroll_caller
@@ -107,8 +115,10 @@ def test_the_compiled_model_is_timed_beside_the_plain_one(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("prints", [False, True])
 def test_a_backward_that_waits_is_not_disturbed_and_nothing_is_said_twice(
-    prints: bool, capsys: pytest.CaptureFixture[str]
+    prints: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(plain, "seconds_of", lambda step: (step(), 1.0)[1])
+
     class Telling(nn.Module):
         """Prints, and updates running statistics."""
 
