@@ -11,10 +11,18 @@ Mind: Each pass is one file, registered by name with `reroll.register_pass`. A p
 
 from reroll.passes.program import compress, offload, prefetch, recompute, save, trim
 from reroll.passes.program import record_facts as sparsity
-from reroll.passes.segment import batch_products, event_products, merge_gradients, pack_weights, split_biases
+from reroll.passes.segment import (
+    batch_products,
+    event_products,
+    linear_steps,
+    merge_gradients,
+    pack_weights,
+    split_biases,
+)
 from reroll.program.registry import HalfPass, Pass, StepPass
 
 DEFAULT_PASSES: tuple[str, ...] = (
+    "linear-steps",
     *("merge-gradients", "batch-products", "event-products", "split-biases", "pack-weights"),
     *("sparsity", "save", "recompute", "offload", "compress", "prefetch"),
 )
@@ -27,6 +35,7 @@ __all__ = [
     "batch_products",
     "compress",
     "event_products",
+    "linear_steps",
     "merge_gradients",
     "offload",
     "pack_weights",

@@ -21,6 +21,7 @@ from reroll.graph.fakes import apart_from_dynamo
 from reroll.graph.nested import leaves_of
 from reroll.graph.private import is_overload, storage_id
 from reroll.recurrence import Items, Numbers, Recurrence, Slices
+from reroll.segment.linear.steps import LINEAR
 from reroll.segment.trace import Traced, constant_names, trace_inputs, trace_mode
 
 KIND = "traces"
@@ -45,7 +46,7 @@ def _key(recurrence: Recurrence, steps: int) -> str:
     reads = [_read(x) for x in recurrence.xs]
     sizes = (steps, len(recurrence.carries), len(recurrence.constants), len(recurrence.ys))
     names = constant_names(recurrence)
-    modes = (recurrence.autocast, recurrence.grad_enabled)
+    modes = (recurrence.autocast, recurrence.grad_enabled, bool(recurrence.step.meta.get(LINEAR)))
     devices = {value.device for value in recurrence.examples}
     return "\n".join([step_text(recurrence.step), repr((sizes, reads, names, inputs, modes)), settings(devices)])
 

@@ -6,8 +6,10 @@ from torch import fx
 
 from reroll.graph.memory import result_nbytes
 from reroll.planning.options import Options
+from reroll.program.registry import pass_names
 from reroll.recurrence import Items, Recurrence
 from reroll.schedules.machine import pieces
+from reroll.segment.trace import linear_carries
 
 _SEGMENT = {"inductor": 8, "eager": 4}
 _SMALL = ((4096, 32), (8192, 16))  # bytes that a step makes, and steps for which calling a segment no longer counts
@@ -16,6 +18,7 @@ _OF_WEIGHTS = 4  # times the bytes of its weights
 _BLOCK = 1 << 16  # bytes that blocks over depth make for which calling a segment no longer counts
 _SOME, _FEWER = 8, 6  # operations of a step from which on as few steps are as fast, and are compiled sooner
 _MANY, _OPERATIONS = 512, 256  # steps from which on they are worth compiling, operations in one of them at most
+_LINEAR = 16  # steps of which carries that enter linearly are done together
 _MOST = 1024  # operations in any segment of several steps: what is compiled together grows with them
 
 
@@ -24,7 +27,8 @@ def usual_segment(recurrence: Recurrence, options: Options) -> int:
 
     Not so for schedules that are chosen where every byte counts. Fewer where a step has hundreds of operations, as one
     has that repeats with a period. Half as many where a step makes megabytes with small weights, as convolutions do:
-    neither calls nor products of several steps that are brought together count then, and it starts sooner. Blocks over
+    neither calls nor products of several steps that are brought together count then, and it starts sooner. More where
+    carries enter linearly: of the steps of a segment one state is read and one written. Blocks over
     depth share no weights that products could be brought together for: one is a segment, unless it is tiny.
     """
     usual = _SEGMENT[options.lowering]
@@ -33,7 +37,10 @@ def usual_segment(recurrence: Recurrence, options: Options) -> int:
         return min(usual, -(-_BLOCK // max(made, 1)))
     calls = [node for node in recurrence.step.graph.nodes if node.op.startswith("call")]
     weights = [_operations(node) for node in calls]
-    usual = max(1, min(usual, _MOST // max(sum(weights), 1)))
+    limit = max(1, _MOST // max(sum(weights), 1))
+    if _linear(recurrence, options):
+        return min(_LINEAR, limit)
+    usual = min(usual, limit)
     if options.lowering == "eager":
         return usual
     values = [node.meta.get("example_value") for node in calls]
@@ -48,6 +55,12 @@ def usual_segment(recurrence: Recurrence, options: Options) -> int:
         return usual
     fitting = (length for most, length in _SMALL if made <= most and length * sum(weights) <= _OPERATIONS)
     return next(fitting, usual)
+
+
+def _linear(recurrence: Recurrence, options: Options) -> bool:
+    """Whether some steps of a carry are done together, which gains with their number."""
+    left_out = options.passes is not None and "linear-steps" not in pass_names(options.passes)
+    return not left_out and bool(linear_carries(recurrence))
 
 
 def _is_large(recurrence: Recurrence, made: int) -> bool:

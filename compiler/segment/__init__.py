@@ -7,8 +7,6 @@ Mind: Whether a gradient depends on what comes in is read off autograd's graph (
     graph.
     Placeholders say what they are: `meta["constant"]` (its name), `["carry"]`, `["per_step"]` (`trace._mark`). A
     product is distributed over steps only if all but its rows is made of constants.
-    `joint.py` traces by `make_fx` alone what writes nothing, in 0.4 of the time. What writes (`SeenOperations` watches
-    a run), batch norms and higher-order operators but `autograd_function_apply` go through `aot_export_joint_simple`.
     `invariants.py`: what depends on constants alone is made once per call, not once per segment. `factors.py`: a
     backward gives the two factors of a weight's gradient, and `addmm_` or `event_outer_add` adds their product to the
     sum. Sums by events lie by rows, K x N, however the weight lies; else they would be dense in silence.

@@ -18,7 +18,9 @@ from reroll.graph.editing import primals_and_tangents
 from reroll.graph.fakes import apart_from_dynamo, fake_of
 from reroll.graph.private import is_seeded
 from reroll.recurrence import Items, Numbers, PerStep, Recurrence, Slices, Slots
-from reroll.segment.joint import joint_graph, looked_at
+from reroll.segment.joint.graph import joint_graph, looked_at
+from reroll.segment.linear.cores import Core, cores, may_be_linear
+from reroll.segment.linear.steps import LINEAR, run_steps
 from reroll.segment.sparsity import Fact, infer_carries
 
 
@@ -148,7 +150,8 @@ def trace(recurrence: Recurrence, steps: int, *, decompose: bool) -> Traced:
     mode, carried, slots = trace_mode(), len(recurrence.carries), recurrence.slots(steps)
     with apart_from_dynamo(mode), recurrence.modes():
         fakes = trace_inputs(recurrence, mode, steps)
-        function = _segment_function(recurrence, slots)
+        together = linear_carries(recurrence) if recurrence.step.meta.get(LINEAR) and steps > 1 else ()
+        function = _segment_function(recurrence, slots, together)
         with mode, looked_at(recurrence.step) as look:
             _settle_gradients(recurrence, fakes, slots)
             results = function(*fakes)
@@ -238,18 +241,42 @@ def _settle_gradients(recurrence: Recurrence, fakes: list[torch.Tensor], slots: 
             return
 
 
-def _segment_function(recurrence: Recurrence, slots: Slots) -> Callable[..., tuple[torch.Tensor, ...]]:
+def linear_carries(recurrence: Recurrence) -> Sequence[Core]:
+    """The carries that enter a step linearly, as matrices, of which segments do several steps together."""
+    carried = len(recurrence.carries)
+    if recurrence.random or recurrence.autocast or not any(map(may_be_linear, recurrence.examples[:carried])):
+        return ()
+    mode, slots = trace_mode(), recurrence.slots(1)
+    with apart_from_dynamo(mode), recurrence.modes():
+        fakes = trace_inputs(recurrence, mode, 1)
+        with mode:
+            return cores(recurrence.step, [*fakes[:carried], *_at(slots, fakes, 0)], carried)
+
+
+def _segment_function(
+    recurrence: Recurrence, slots: Slots, linear: Sequence[Core]
+) -> Callable[..., tuple[torch.Tensor, ...]]:
     carried = len(recurrence.carries)
 
     def segment(*args: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        carries, ys = list(args[:carried]), []
-        for t in range(slots.steps):
-            results = recurrence.step(*carries, *_at(slots, args, t))
-            carries = list(results[:carried])
-            ys.append(results[carried:])
+        reads = [_at(slots, args, t) for t in range(slots.steps)]
+        if linear:
+            carries, ys = run_steps(recurrence.step, linear, args[:carried], reads)
+        else:
+            carries, ys = _one_by_one(recurrence, args[:carried], reads)
         return (*_own(carries), *(torch.stack(rows) for rows in zip(*ys, strict=True)))
 
     return segment
+
+
+def _one_by_one(recurrence: Recurrence, carries: Sequence[Any], reads: Sequence[Sequence[Any]]) -> tuple[Any, Any]:
+    """The last carries, and what each step gives besides."""
+    ys = []
+    for read in reads:
+        results = recurrence.step(*carries, *read)
+        carries = results[: len(carries)]
+        ys.append(results[len(carries) :])
+    return list(carries), ys
 
 
 def _own(carries: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -24,7 +24,7 @@ PRIVATE_TORCH = (
     "compiler/capture/recorder/valueless.py",
     "compiler/graph/private.py",
     "compiler/graph/fakes.py",
-    "compiler/segment/joint.py",
+    "compiler/segment/joint/graph.py",
     "compiler/segment/trace.py",
     "backends/cache/*.py",
     "backends/measure/history.py",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from reroll.segment.cells import PARTS
+from reroll.segment.joint.cells import PARTS
 
 B, I, H = 3, 4, 5  # noqa: E741
 Cell = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 import reroll
-import reroll.segment.joint as joint
+import reroll.segment.joint.graph as joint
 from agreement import compare
 from reroll.errors import CaptureError
 

@@ -26,7 +26,7 @@ from reroll.graph.inplace import out_of_place
 from reroll.graph.lines import where
 from reroll.graph.private import is_higher_order, is_mutable, is_overload
 from reroll.recurrence import Recurrence
-from reroll.segment.cells import PARTS
+from reroll.segment.joint.cells import PARTS
 
 aten = torch.ops.aten
 Function = Callable[..., tuple[Tensor, ...]]

@@ -1,0 +1,174 @@
+"""Carries that enter a step linearly, as matrices to which outer products are added: found in the step.
+
+Such a carry is what linear attention, fast weights and retention keep: ``S' = a S + k v^T``, read as ``q^T S``, where
+none of ``a``, ``k``, ``v`` and ``q`` depends on ``S``. All else of the step may be anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from reroll.graph.effects import has_effect
+from reroll.segment.linear.axes import own
+from reroll.segment.linear.forms import Factor, Factors, Form, Forms
+
+_LEAST = 16  # rows and columns of a state from which on products of matrices are faster than steps one by one
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Core:
+    """Number ``carry`` of the carries, of ``sizes``, of which ``row`` and ``column`` are those of matrices, and all
+    others a batch. ``update``: the next state. ``readouts``: what the rest of the step reads, by the node that has it."""
+
+    carry: int
+    sizes: tuple[int, ...]
+    row: int
+    column: int
+    update: Form
+    readouts: Mapping[fx.Node, Form]
+
+    @property
+    def factors(self) -> Iterator[Factor]:
+        """All that the state is multiplied with, and what is written to it."""
+        for form in (self.update, *self.readouts.values()):
+            yield from (*form.state, *(form.write or ()))
+
+    @property
+    def sources(self) -> set[fx.Node]:
+        """The values of the step that it reads."""
+        return {factor.source for factor in self.factors if isinstance(factor.source, fx.Node)}
+
+
+def cores(step: fx.GraphModule, examples: Sequence[Tensor], carries: int) -> list[Core]:
+    """The linear carries of a step, of fake examples of its operands; none where its calls have an order to keep, as
+    random numbers have."""
+    graph = step.graph
+    if any(has_effect(node) for node in graph.nodes if node.op not in ("placeholder", "output")):
+        return []
+    inputs = graph.find_nodes(op="placeholder")
+    states = [number for number in range(carries) if may_be_linear(examples[number])]
+    if not states:
+        return []
+    alone = [number for number in states if _is_alone(graph, inputs[:carries], number)]
+    values = _values(step, examples) if alone else {}
+    found = (_core(graph, inputs, number, values) for number in alone)
+    return [core for core in found if core is not None]
+
+
+def may_be_linear(state: Tensor) -> bool:
+    """Whether a carry is large enough for products of matrices to be faster than steps one by one."""
+    return sum(size >= _LEAST for size in state.shape) > 1 and state.is_floating_point()
+
+
+def nexts(graph: fx.Graph) -> list[Any]:
+    """What a step gives: the next carries first."""
+    given: Any = graph.output_node().args[0]
+    return list(given)
+
+
+def _is_alone(graph: fx.Graph, carries: Sequence[fx.Node], number: int) -> bool:
+    """Whether no other carry depends on a carry and also decides what becomes of it."""
+    reads = [_carries_of(value, carries) for value in nexts(graph)[: len(carries)]]
+    return number in reads[number] and all(
+        number not in _onward(reads, other) for other in reads[number] if other != number
+    )
+
+
+def _carries_of(value: Any, carries: Sequence[fx.Node]) -> set[int]:
+    """The carries of which a value of a step is made."""
+    todo, seen = [value] if isinstance(value, fx.Node) else [], set[fx.Node]()
+    while todo:
+        node = todo.pop()
+        if node not in seen:
+            seen.add(node)
+            todo += node.all_input_nodes
+    return {number for number, carry in enumerate(carries) if carry in seen}
+
+
+def _onward(reads: Sequence[set[int]], number: int) -> set[int]:
+    """The carries of which a carry is made in any number of steps."""
+    found, todo = set[int](), [number]
+    while todo:
+        fresh = reads[todo.pop()] - found
+        found |= fresh
+        todo += fresh
+    return found
+
+
+class _Values(fx.Interpreter):
+    """Runs a step, and keeps all values."""
+
+    def __init__(self, step: fx.GraphModule) -> None:
+        super().__init__(step, garbage_collect_values=False)
+
+
+def _values(step: fx.GraphModule, examples: Sequence[Tensor]) -> Mapping[fx.Node, Any]:
+    run = _Values(step)
+    with torch.no_grad():
+        run.run(*examples)
+    return run.env
+
+
+def _core(graph: fx.Graph, inputs: Sequence[fx.Node], number: int, values: Mapping[fx.Node, Any]) -> Core | None:
+    state, after = inputs[number], nexts(graph)[number]
+    like: Tensor = values[state]
+    forms = Forms(tuple(like.shape), values)
+    forms.start(state)
+    for node in graph.nodes:
+        if node.op.startswith("call"):
+            forms.add(node)
+    update = forms.found.get(after)
+    if update is None or not update.write or update.summed is not None or update.axes != own(like.shape):
+        return None
+    readouts = _readouts(graph, forms, state, after)
+    if readouts is None or not _is_of(like, (update, *readouts.values()), values):
+        return None
+    pairs = permutations((at for at, size in enumerate(like.shape) if size >= _LEAST), 2)
+    found = next((pair for pair in pairs if _are_matrices(*pair, update, readouts.values())), None)
+    return None if found is None else Core(number, forms.sizes, *found, update, readouts)
+
+
+def _readouts(graph: fx.Graph, forms: Forms, state: fx.Node, after: fx.Node) -> dict[fx.Node, Form] | None:
+    """What the rest of the step reads of the state; None where that is the state itself, or more of it than a row."""
+    found: dict[fx.Node, Form] = {}
+    for node, form in forms.found.items():
+        outside = [user for user in node.users if user not in forms.found]
+        if node is after and nexts(graph).count(after) == 1:
+            outside = [user for user in outside if user.op != "output"]
+        if outside and (form.summed is None or node is state):
+            return None
+        if outside:
+            found[node] = form
+    return found
+
+
+def _is_of(state: Tensor, forms: Sequence[Form], values: Mapping[fx.Node, Any]) -> bool:
+    """Whether all that a state meets has its type, or none that counts, and lies on its device."""
+    sources = [factor.source for form in forms for factor in (*form.state, *(form.write or ()))]
+    given = [values[source] for source in sources if isinstance(source, fx.Node)]
+    tensors = [value for value in given if isinstance(value, Tensor) and value.dim()]
+    return all(value.dtype == state.dtype and value.device == state.device for value in tensors)
+
+
+def _are_matrices(row: int, column: int, update: Form, readouts: Any) -> bool:
+    """Whether two dimensions are the rows and columns of matrices, to which outer products are added."""
+    written: Factors = update.write or ()
+    apart = all(
+        not {row, column} <= factor.has for form in (update, *readouts) for factor in (*form.state, *(form.write or ()))
+    )
+    outer = any(row in factor.has for factor in written) and any(column in factor.has for factor in written)
+    decays = all(column not in factor.has for factor in update.state)
+    return apart and outer and decays and all(_is_read(row, column, form) for form in readouts)
+
+
+def _is_read(row: int, column: int, form: Form) -> bool:
+    """Whether a readout is a sum over rows of what varies over rows alone, or over columns."""
+    if form.summed == row:
+        return all(column not in factor.has for factor in form.state)
+    return form.summed == column
