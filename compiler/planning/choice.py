@@ -16,6 +16,7 @@ OPTIMAL = ("revolve", "hrevolve")
 _BACKWARD = 2.0  # a backward in runs of a forward
 _CALL = 0.5  # what a call of a segment costs beside its steps, in runs of a step
 _UNHIDDEN = 1.1  # reading blocks when they are needed must save a tenth, as nothing hides the transfers
+_BLOCKS = (1, 2, 4)  # segments of a block of "remote", where that is weighed beside others
 _SIZES = 100  # of memory that are told apart where none is asked for
 _SLOWER = 1.05  # of the fastest plan's time: what a plan without a budget may take to hold less
 
@@ -231,7 +232,8 @@ def _cheapest(schedules: Sequence[str], problem: Problem, waiting: int, unread: 
             given = max(memory - (waiting if choice.ahead else unread), least)
             found += [replace(choice, problem=replace(problem, memory=given))]
     if "remote" in schedules:
-        found += _both(Choice("remote", replace(problem, chunk=problem.segment)))
+        chunks = dict.fromkeys(min(count * problem.segment, problem.steps) for count in _BLOCKS)
+        found += (each for chunk in chunks for each in _both(Choice("remote", replace(problem, chunk=chunk))))
     return found
 
 

@@ -1,6 +1,6 @@
 """Linear carries: which are found, that k steps of them are those one by one, and what is never stepped over.
 
-Shape letters: B batch, I inputs, N heads, D rows, E columns of the state.
+Shape letters: B batch, I inputs (INPUTS), N heads, D rows, E columns of the state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from reroll.segment.linear.cores import cores
 from reroll.segment.trace import linear_carries, trace
 
 pytestmark = pytest.mark.usefixtures("double_precision")
-B, I, N, D, E, T = 2, 5, 3, 16, 18, 11
+B, INPUTS, N, D, E, T = 2, 5, 3, 16, 18, 11
 State = tuple[Tensor, ...]
 Step = Callable[["Loop", Tensor, Any], tuple[Any, Any]]
 
@@ -31,8 +31,8 @@ class Loop(nn.Module):
     def __init__(self, step: Step, *sizes: tuple[int, ...]) -> None:
         super().__init__()
         self.of, self.sizes = step, sizes
-        self.q, self.k, self.v = nn.Linear(I, N * D), nn.Linear(I, N * D), nn.Linear(I, N * E)
-        self.gate, self.rows, self.out = nn.Linear(I, N), nn.Linear(I, N * D), nn.Linear(N * E, N * D)
+        self.q, self.k, self.v = nn.Linear(INPUTS, N * D), nn.Linear(INPUTS, N * D), nn.Linear(INPUTS, N * E)
+        self.gate, self.rows, self.out = nn.Linear(INPUTS, N), nn.Linear(INPUTS, N * D), nn.Linear(N * E, N * D)
         self.decay = nn.Parameter(torch.rand(N))
 
     def read(self, x_BI: Tensor) -> State:
@@ -141,11 +141,11 @@ class Reversed(torch.autograd.Function):
     """Gives its operand, and turns its gradient around."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, value: Tensor) -> Tensor:
         return value * 1.0
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         return -2.0 * grad
 
 
@@ -217,7 +217,7 @@ OTHERS: dict[str, tuple[Step, tuple[Any, ...]]] = {
 
 
 def inputs() -> Tensor:
-    return torch.randn(T, B, I)
+    return torch.randn(T, B, INPUTS)
 
 
 @pytest.mark.parametrize("name", LINEAR)

@@ -72,7 +72,8 @@ def _order(node: fx.Node) -> list[int]:
     if node.target is aten.permute.default:
         given: Any = node.args[1]
         return [at % count for at in given]
-    first, second = (0, count - 1) if node.target is aten.t.default else (int(at) % count for at in node.args[1:3])  # type: ignore[call-overload]
+    swapped: Any = (0, count - 1) if node.target is aten.t.default else node.args[1:3]
+    first, second = (at % count for at in swapped)
     order[first], order[second] = second, first
     return order
 

@@ -24,7 +24,7 @@ _LEAST = 16  # rows and columns of a state from which on products of matrices ar
 @dataclass(frozen=True, slots=True, eq=False)
 class Core:
     """Number ``carry`` of the carries, of ``sizes``, of which ``row`` and ``column`` are those of matrices, and all
-    others a batch. ``update``: the next state. ``readouts``: what the rest of the step reads, by the node that has it."""
+    others a batch. ``update``: the next state. ``readouts``: what the rest of the step reads, by its node."""
 
     carry: int
     sizes: tuple[int, ...]

@@ -82,8 +82,8 @@ class Form:
 
 @dataclass(slots=True, eq=False)
 class Forms:
-    """The forms of the values of a step, for one state of ``sizes``; ``values``: fake tensors of all nodes. ``of_state``:
-    all nodes that depend on the state, with and without a form."""
+    """The forms of the values of a step, for one state of ``sizes``; ``values``: fake tensors of all nodes.
+    ``of_state``: all nodes that depend on the state, with and without a form."""
 
     sizes: tuple[int, ...]
     values: Mapping[fx.Node, Any]
@@ -126,10 +126,11 @@ class Forms:
         linear = [place for place, arg in enumerate(node.args) if isinstance(arg, fx.Node) and arg in inner]
         if len(linear) != 1 or linear[0] > 1 or node.kwargs or inner[node.args[linear[0]]].summed is not None:  # type: ignore[index]
             return None
-        rules = {**dict.fromkeys(_TIMES, self._times), **dict.fromkeys(_OVER, self._over)}
+        rules: dict[Any, Any] = {**dict.fromkeys(_TIMES, self._times), **dict.fromkeys(_OVER, self._over)}
         rules |= {**dict.fromkeys(_PLUS, self._plus), **dict.fromkeys(_MATRICES, self._product)}
-        rule = rules.get(node.target, self._sum if node.target is aten.sum.dim_IntList else None)
-        return None if rule is None else rule(node, linear[0], inner, parts)
+        rules[aten.sum.dim_IntList] = self._sum
+        form: Form | None = rules[node.target](node, linear[0], inner, parts) if node.target in rules else None
+        return form
 
     def _times(self, node: fx.Node, place: int, inner: Mapping[fx.Node, Form], parts: Parts) -> Form | None:
         form, other = inner[node.args[place]], node.args[1 - place]  # type: ignore[index]

@@ -15,7 +15,6 @@ from torch import Tensor, fx
 from reroll.segment.linear.cores import Core, nexts
 from reroll.segment.linear.matrices import Chunk, Values
 
-
 LINEAR = "linear steps"  # in the meta of a step whose linear carries are to be done together
 
 
@@ -52,7 +51,7 @@ def _levels(graph: fx.Graph, carries: int, cores: Sequence[Core]) -> dict[fx.Nod
     """The level of each node: that of a carry is the level of what it becomes."""
     placeholders, after = graph.find_nodes(op="placeholder"), nexts(graph)
     levels = dict.fromkeys(graph.nodes, 0)
-    becomes = {node: value for node, value in zip(placeholders[:carries], after, strict=False)}
+    becomes = dict[fx.Node, Any](zip(placeholders[:carries], after, strict=False))
     becomes |= {placeholders[core.carry]: None for core in cores}  # what is formed of it is not run
     read = {node: core for core in cores for node in core.readouts}
     before: dict[fx.Node, int] = {}
