@@ -11,10 +11,12 @@ from __future__ import annotations
 import operator
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 from torch import fx
 
 from reroll.graph.editing import aten, behind, call, in_order, levels, reads_memory, sort
+from reroll.graph.memory import origin
 from reroll.program.context import Context
 from reroll.program.registry import register_pass
 from reroll.segment.products import concatenated, in_time, places_of_rows, products, results, rows, within
@@ -36,6 +38,7 @@ def batch_products(half: fx.GraphModule, context: Context) -> fx.GraphModule:
             for part in within(members, lambda node: [*results(node), rows(node)]):
                 _join(graph, part)
         sort(graph)
+    _take_whole(graph)
     graph.eliminate_dead_code()
     half.recompile()
     return half
@@ -61,6 +64,29 @@ def _join(graph: fx.Graph, members: Sequence[fx.Node]) -> None:
             start = stop
     for node in [node for member in members for node in dict.fromkeys([*results(member), member])]:
         graph.erase_node(node)
+
+
+def _take_whole(graph: fx.Graph) -> None:
+    """What is put together again of all the steps of a product is the product, but for what a half gives."""
+    given = {origin(node) for node in graph.output_node().all_input_nodes}
+    for node in graph.find_nodes(op="call_function", target=aten.cat.default):
+        whole = _product_of(node)
+        if whole is not None and node not in given and whole.meta["val"].stride() == node.meta["val"].stride():
+            node.replace_all_uses_with(whole)
+            graph.erase_node(node)
+
+
+def _product_of(node: fx.Node) -> fx.Node | None:
+    """What a node puts the parts of together, in their order and without one left out, along the first dimension."""
+    parts: Any = node.args[0]
+    if len(node.args) > 1 and node.args[1] != 0:
+        return None
+    if any(part.target is not aten.slice.Tensor or len(part.args) != 4 or part.args[1] != 0 for part in parts):
+        return None
+    ends = [0, *(part.args[3] for part in parts)]
+    whole: fx.Node = parts[0].args[0]
+    complete = ends[-1] == whole.meta["val"].shape[0] and ends[:-1] == [part.args[2] for part in parts]
+    return whole if complete and all(part.args[0] is whole for part in parts) else None
 
 
 def _operand(node: fx.Node, place: int) -> fx.Node:

@@ -80,8 +80,8 @@ def by_rows(net: Loop, x_BI: Tensor, s: Tensor) -> Any:
 def columns(net: Loop, x_BI: Tensor, s: Tensor) -> Any:
     """Rows are read, with gates of their own: a sum over columns."""
     q, k, v = net.read(x_BI)
-    s = s * torch.sigmoid(net.rows(x_BI)).view(-1, N, D, 1) - k[..., None] * v[..., None, :]
-    return s, (s @ v[..., None]).squeeze(-1) * q
+    s = s * torch.sigmoid(net.gate(x_BI)).view(-1, N, 1, 1) - k[..., None] * v[..., None, :]
+    return s, ((s * torch.sigmoid(net.rows(x_BI)).view(-1, N, D, 1)) @ v[..., None]).squeeze(-1) * q
 
 
 def turned(net: Loop, x_BI: Tensor, s: Tensor) -> Any:
@@ -127,7 +127,6 @@ LINEAR: dict[str, tuple[Step, tuple[Any, ...], list[int]]] = {
     "attention": (attention, (HEADS,), [0]),
     "retention": (retention, (HEADS,), [0]),
     "gated": (gated, (HEADS,), [0]),
-    "by rows": (by_rows, (HEADS,), [0]),
     "columns": (columns, (HEADS,), [0]),
     "turned": (turned, ((B, D, E, N),), [0]),
     "normed": (normed, (HEADS, (B, N, D)), [0]),
@@ -211,6 +210,7 @@ OTHERS: dict[str, tuple[Step, tuple[Any, ...]]] = {
     "bent": (bent, (HEADS,)),
     "seen": (seen, (HEADS,)),
     "a decay for each entry": (full, (HEADS,)),
+    "a decay for each row": (by_rows, (HEADS,)),
     "fed back": (fed_back, (HEADS, (B, N, E))),
     "without a gradient": (without_gradient, (HEADS,)),
 }

@@ -1,7 +1,9 @@
 """Carries that enter a step linearly, as matrices to which outer products are added: found in the step.
 
-Such a carry is what linear attention, fast weights and retention keep: ``S' = a S + k v^T``, read as ``q^T S``, where
-none of ``a``, ``k``, ``v`` and ``q`` depends on ``S``. All else of the step may be anything.
+Such a carry is what linear attention, fast weights and retention keep: ``S' = a S + k v^T``, read as ``q^T S``,
+where none of ``a``, ``k``, ``v`` and ``q`` depends on ``S``, and ``a`` is one number for each matrix. All else of the
+step may be anything. Decays that vary over rows would take as long as steps one by one: for each pair of steps as many
+products as there are rows.
 """
 
 from __future__ import annotations
@@ -163,7 +165,7 @@ def _are_matrices(row: int, column: int, update: Form, readouts: Any) -> bool:
         not {row, column} <= factor.has for form in (update, *readouts) for factor in (*form.state, *(form.write or ()))
     )
     outer = any(row in factor.has for factor in written) and any(column in factor.has for factor in written)
-    decays = all(column not in factor.has for factor in update.state)
+    decays = all({row, column}.isdisjoint(factor.has) for factor in update.state)
     return apart and outer and decays and all(_is_read(row, column, form) for form in readouts)
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import Any
 
 import torch
@@ -56,8 +55,9 @@ class Factor:
         if not isinstance(given, Tensor):
             return 1.0 / given if self.inverted else given
         order = [at for group in self.axes for at in group]
-        turned = [1 + at for at in sorted(range(len(order)), key=order.__getitem__)]
-        found = given.reshape(-1, *(sizes[at] for at in order)).permute(0, *turned)
+        found = given.reshape(-1, *(sizes[at] for at in order))
+        if order != sorted(order):
+            found = found.permute(0, *(1 + at for at in sorted(range(len(order)), key=order.__getitem__)))
         found = found.reshape(-1, *(size if at in order else 1 for at, size in enumerate(sizes)))
         return found.reciprocal() if self.inverted else found
 
@@ -265,8 +265,3 @@ def _outer(node: fx.Node, axes: Axes) -> Iterator[tuple[fx.Node, Axes]] | None:
         *batch, rows, columns = axes
         return iter([(left, (*batch, rows, ())), (right, (*batch, (), columns))])
     return None
-
-
-def size(dims: Sequence[int], sizes: Sequence[int]) -> int:
-    """Entries over some dimensions."""
-    return prod(sizes[at] for at in dims)
