@@ -4,6 +4,8 @@ import gc
 import os
 import shutil
 import tempfile
+import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,6 +47,24 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     if device := config.getoption("--device"):
         torch.set_default_device(device)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked ``variants(count)`` so many sets of parameters run on every change, all in ``make campaign``.
+
+    Which ones depends on their names alone, as good as drawn by chance: every n-th one could leave out an option.
+    """
+    families = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        if item.get_closest_marker("variants"):
+            families[item.nodeid.partition("[")[0]].append(item)
+    for family in families.values():
+        marker = family[0].get_closest_marker("variants")
+        assert marker is not None
+        drawn = sorted(family, key=lambda item: zlib.crc32(item.nodeid.encode()))
+        for item in drawn[marker.args[0] :]:
+            item.add_marker(pytest.mark.campaign)
 
 
 def pytest_collection_finish() -> None:

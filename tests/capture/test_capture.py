@@ -42,6 +42,7 @@ def test_network(name: str) -> None:
     assert check(ZOO[name], ZOO[name].steps, schedule="standard") == ZOO[name].found
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize(("steps", "options"), [(5, {"schedule": "standard", "segment": 4}), (13, DOUBLE)])
 @pytest.mark.parametrize("name", REGULAR)
 def test_other_lengths(name: str, steps: int, options: dict[str, Any]) -> None:

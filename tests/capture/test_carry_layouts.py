@@ -98,6 +98,7 @@ def doors(loop: Loop) -> list[Any]:
 CASES = [(loop, transposed) for loop in LOOPS for transposed in (False, True) if transposed or loop is not turned]
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize(("loop", "transposed"), CASES)
 def test_layouts_are_those_of_the_users_program(loop: Loop, transposed: bool) -> None:
     values = inputs(transposed)
@@ -156,6 +157,7 @@ def past_the_carry(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
     return h
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize(
     ("loop", "reason"),
     [

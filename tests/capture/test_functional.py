@@ -179,6 +179,7 @@ DROPS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("which", ["what it gives", "its operand"])
 @pytest.mark.parametrize("name", DROPS)
 def test_a_dropout_that_drops_nothing_gives_its_operand_itself(name: str, which: str) -> None:

@@ -146,11 +146,13 @@ def inputs_of(network: Callable[..., Any]) -> tuple[Tensor, ...]:
     return (torch.randn(T, B, I), torch.randn(B, H)) if given else (torch.randn(T, B, I),)
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("network", SCANS, ids=lambda network: network.__name__)
 def test_scan(network: Callable[..., Any]) -> None:
     assert check(network, *inputs_of(network)) == (SCANS[network],)
 
 
+@pytest.mark.variants(4)
 @SCHEDULES
 @pytest.mark.parametrize("network", [scan_reversed, scan_other_dimension], ids=lambda network: network.__name__)
 def test_scan_schedules(network: Callable[..., Any], options: dict[str, Any]) -> None:
@@ -237,6 +239,7 @@ REGIONS = {
 }
 
 
+@pytest.mark.variants(4)
 @SCHEDULES
 @pytest.mark.parametrize("network", [regions, updating_regions], ids=lambda network: network.__name__)
 def test_region_schedules(network: Callable[..., Any], options: dict[str, Any]) -> None:

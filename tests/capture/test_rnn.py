@@ -47,6 +47,7 @@ VARIANTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ..
 }
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants(name: str) -> None:
     rnn, inputs, loops = VARIANTS[name]
@@ -55,6 +56,7 @@ def test_variants(name: str) -> None:
     assert len(check(Model(whole, rnn()), *inputs())) == loops
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("options", [STORE_ALL, DOUBLE], ids=["store_all", "double"])
 @pytest.mark.parametrize("name", ["tanh", "gru both ways", "lstm dropout", "lstm projected"])
 def test_schedules(name: str, options: dict[str, Any]) -> None:

@@ -72,6 +72,7 @@ USES = {
 }
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("network", USES, ids=lambda network: network.__name__)
 def test_in_a_larger_network(network: Callable[..., Any]) -> None:
     assert check(Model(network), sequence(), codec="none") == USES[network]

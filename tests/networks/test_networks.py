@@ -68,6 +68,7 @@ def _what_dynamo_captures(request: pytest.FixtureRequest) -> None:
         pytest.skip("Dynamo of torch 2.11 and 2.12 gives the last states of nn.LSTM wrong shapes, which reroll refuses")
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("name", DAILY)
 def test_every_schedule(name: str) -> None:
     found, loops = compare_schedules(CASES[name])
@@ -80,6 +81,7 @@ def test_other_lengths(name: str) -> None:
     assert not compare(CASES[name], through_backend, STANDARD, CASES[name].lengths)
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize(("at", "name"), enumerate(ANY_LENGTH))
 def test_any_length(at: int, name: str) -> None:
     options = {**SCHEDULES[1 + at % (len(SCHEDULES) - 1)], "segment": 1 + at // 4 % 2}
@@ -109,6 +111,7 @@ def captured(case: Case, steps: int) -> Capture:
     return found[0]
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("name", SAME_STRUCTURE)
 def test_structure_does_not_depend_on_the_length(name: str) -> None:
     found = [captured(CASES[name], steps) for steps in (7, 10)]

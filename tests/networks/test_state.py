@@ -107,6 +107,7 @@ def told(story: Story, run: Callable[..., Any], model: nn.Module, make: Make) ->
     return made | state(model) | {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("story", [two_forwards, in_eval, after_a_wrong_shape, backward_twice])
 @pytest.mark.parametrize("name", STATEFUL)
 def test_state_is_as_in_eager(name: str, story: Story) -> None:
@@ -134,6 +135,7 @@ def test_an_exception_in_the_loop_leaves_the_state_as_it_was() -> None:
         assert model.count == 12
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("options", SCHEDULES)
 def test_a_step_is_counted_once_under_every_schedule(options: Mapping[str, Any]) -> None:
     with precision(torch.float64):

@@ -141,6 +141,7 @@ def pair(kind: type[Loop], every: int) -> tuple[Loop, Loop]:
     return model, cut
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("kind", [Elman, Lstm, Spiking, Late, Sunk, Deep])
 @pytest.mark.parametrize("every", [1, 6, 13])
 def test_gradients_are_those_of_states_detached_every_k_steps(kind: type[Loop], every: int) -> None:
@@ -156,6 +157,7 @@ def test_gradients_are_those_of_states_detached_every_k_steps(kind: type[Loop], 
     assert differ, "a detach that changes nothing would show nothing"
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize(
     "options",
     [

@@ -67,6 +67,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_harmful_mutant_is_refused(name: str) -> None:
     program = PROGRAMS[name]()

@@ -147,6 +147,7 @@ def test_the_picture_shows_the_order() -> None:
     assert [set(row) for row in picture()] == [set(row) for row in ORDER]
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("door", ["reroll", "reroll.program", "reroll.schedules", "reroll.formulas", "reroll.passes"])
 def test_a_door_opens_first(door: str) -> None:
     """Each can be imported before anything else of reroll."""

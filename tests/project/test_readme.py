@@ -88,6 +88,7 @@ def test_the_readme_runs_and_prints_what_it_says(capsys: pytest.CaptureFixture[s
         torch.testing.assert_close(got, calls * one)
 
 
+@pytest.mark.variants(4)
 @pytest.mark.usefixtures("_elsewhere")
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "README.md" and blocks(page, "python")])
 def test_the_blocks_of_a_page_run(page: str, tmp_path: Path) -> None:

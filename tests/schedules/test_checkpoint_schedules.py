@@ -29,6 +29,7 @@ def test_revolve() -> None:
             assert steps + least_extra(steps, slots) == optimal_steps_binomial(steps, slots)
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("slots", [(1, 1), (1, 4), (2, 2), (3, 1), (3, 4)])
 def test_two_tiers(slots: tuple[int, int]) -> None:
     for write, read, forward, backward in product((0.5, 2, 7), (0.25, 5), (1, 3), (0, 2)):

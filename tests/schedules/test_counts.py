@@ -50,6 +50,7 @@ def problems(draw: st.DrawFn) -> Problem:
     return Problem(steps, segment, carry, tape * segment, memory, chunk, slots, tier, room, *costs)
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @given(problem=problems())
 @settings(max_examples=30, deadline=None)

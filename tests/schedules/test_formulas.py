@@ -53,6 +53,7 @@ def of_formula(figures: Figures) -> list[float]:
     return [float(getattr(figures, name)) for name in names]
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize(("scheme", "tier"), SCHEMES)
 def test_counts_are_those_of_the_verifier_for_every_length(scheme: str, tier: str) -> None:
     """Of chunks and slots a few; benchmarks/formula_counts.py has all."""
@@ -78,6 +79,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
     return {**shape, **sizes, **rates, "latency": latency}
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize(("scheme", "tier"), SCHEMES)
 @given(numbers=cases())
 @settings(max_examples=60, deadline=None)

@@ -72,6 +72,7 @@ def test_all_parts_but_one_have_one_of_two_lengths() -> None:
                 assert sum(each not in known for each, known in zip(lengths, ends, strict=False)) <= 1
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize(("carry", "tape", "most"), [(1, 1, 4), (2, 1, 5), (3, 1, 6), (1, 2, 5), (2, 3, 8), (3, 2, 7)])
 def test_no_schedule_in_bytes_is_better(carry: int, tape: int, most: int) -> None:
     """The search may tape in any run, so that it shows too that keeping early tapes does not help."""

@@ -65,6 +65,7 @@ def test_two_tiers_equal_the_recurrence_over_all_lengths() -> None:
         assert played(exact, fast, slow) == pytest.approx(exact.extra)
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("steps", [6250, LONG])
 @pytest.mark.parametrize("fast", [1, 8])
 @pytest.mark.parametrize("slots", [1, 64, None])

@@ -67,6 +67,7 @@ STEPS: dict[str, tuple[Callable[..., Tensor], Callable[[], nn.Module], tuple[boo
 }
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("name", STEPS)
 def test_both_ways_to_trace_are_right_and_taken_where_they_should(name: str, double_precision: None) -> None:
     step, layer, ways = STEPS[name]

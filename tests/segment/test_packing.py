@@ -75,6 +75,7 @@ def results(module: fx.GraphModule) -> Any:
     return module.graph.output_node().args[0]
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("steps", [1, 2, 7, 8, 9, 16, 17, 31, 33])
 def test_the_same_results(steps: int, dtype: torch.dtype) -> None:

@@ -65,6 +65,7 @@ HELD: tuple[tuple[Callable[[], nn.Module], dict[str, Any], dict[str, int], int],
 )
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize(("make", "asked", "held", "nbytes"), HELD)
 def test_the_tape_holds_what_was_asked(
     make: Callable[[], nn.Module], asked: dict[str, Any], held: dict[str, int], nbytes: int
@@ -98,6 +99,7 @@ REFUSED: tuple[tuple[Callable[[], nn.Module], dict[str, Any], str], ...] = (
 )
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize(("make", "asked", "sentence"), REFUSED)
 def test_what_cannot_be_is_refused(make: Callable[[], nn.Module], asked: dict[str, Any], sentence: str) -> None:
     with pytest.raises(OptionError, match=sentence):

@@ -118,6 +118,7 @@ class Attends(torch.nn.Module):
         return h
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_what_is_read_back_is_the_same(name: str) -> None:
     recurrence = NETWORKS[name]()

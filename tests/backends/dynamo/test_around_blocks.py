@@ -84,6 +84,7 @@ CASES: dict[str, tuple[type[Stack], Train]] = {
 }
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("name", CASES)
 def test_blocks_are_trained_as_in_eager(name: str) -> None:
     torch.manual_seed(0)

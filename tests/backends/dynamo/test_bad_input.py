@@ -30,6 +30,7 @@ def inputs(steps: int = 9, batch: int = 2) -> Tensor:
     return torch.randn(steps, batch, SIZE)
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -176,6 +177,7 @@ def test_shorter_segments_are_tried_before_a_budget_is_refused() -> None:
     compiled(model, memory_budget=least - 1)(inputs(33))  # fits with segments of fewer than four steps
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("steps", [4, 5, 9])
 @pytest.mark.parametrize("segment", [1, 8, 100])
 def test_shorter_than_a_segment(steps: int, segment: int) -> None:

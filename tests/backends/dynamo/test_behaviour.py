@@ -15,6 +15,7 @@ from pairs import DOUBLE, SCHEDULES, B, H, I, Net, T, compiled, data, grad_of, l
 pytestmark = pytest.mark.usefixtures("shared_walks")
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("options", SCHEDULES, ids=lambda o: "-".join(str(v) for v in o.values()))
 def test_gradients_of_parameters_inputs_and_initial_state(options: dict[str, Any]) -> None:
     plain, twin, fast = pair(options)

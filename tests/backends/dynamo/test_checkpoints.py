@@ -29,6 +29,7 @@ class Leaky(nn.Module):
         return torch.dropout(self.a(x_BI), 0.3, True)
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("way", ["compile", "backend"])
 @pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize("steps", [20, 2])

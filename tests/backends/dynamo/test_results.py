@@ -36,6 +36,7 @@ class FromConstants(nn.Module):
         return self.pick(rows), h
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("door", ["backend", "compile"])
 @pytest.mark.parametrize("pick", PICKS)
 def test_layouts_and_who_needs_gradients(pick: str, door: str) -> None:
@@ -85,6 +86,7 @@ DETACHED: dict[str, Callable[[list[Tensor]], Any]] = {
 }
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("pick", DETACHED)
 def test_rows_without_gradients_beside_one_with(pick: str) -> None:
     torch.manual_seed(0)

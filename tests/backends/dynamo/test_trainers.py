@@ -124,6 +124,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.variants(4)
 @pytest.mark.filterwarnings("ignore::Warning:lightning")
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize(("wrap", "compiled"), WAYS.values(), ids=WAYS)

@@ -49,6 +49,7 @@ INPUTS = {
 }
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("name", INPUTS)
 def test_inputs_may_be_expanded_and_have_gaps(name: str) -> None:
     model, x = Cell(), INPUTS[name]()

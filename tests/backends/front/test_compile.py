@@ -55,6 +55,7 @@ pytestmark = pytest.mark.usefixtures("double_precision")
 BODIES = (last, stacked, rows, over_steps, flattened, positions, time_numbers, dropped, backwards, every_other)
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("body", [*BODIES, detached, interleaved, late])
 def test_every_length_agrees_with_eager(body: Callable[..., Any]) -> None:
     torch.manual_seed(0)
@@ -111,6 +112,7 @@ def test_lists_and_numbers_come_at_the_full_length() -> None:
     assert len(found["some"][1]) == 2
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("change", ["batch", "dtype", "mode", "attribute", "requires_grad", "no_grad"])
 def test_all_but_the_length_is_guarded(change: str) -> None:
     net = Net(lambda net, x: net.drop(last(net, x)))

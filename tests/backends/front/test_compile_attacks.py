@@ -168,6 +168,7 @@ def compare(net: Net, *calls: tuple[Tensor, ...], between: Callable[[int, Any], 
     return refused
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("name", SILENT)
 def test_nothing_is_wrong_in_silence(name: str) -> None:
     calls = [
@@ -236,6 +237,7 @@ def same(found: Any, expected: Any) -> bool:
     return type(found) is type(expected) and bool(found == expected)
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("name", RESULTS)
 def test_results_of_any_type_are_right_or_refused(name: str) -> None:
     net, x = Net(RESULTS[name]), torch.randn(40, 2, 2)

@@ -284,6 +284,7 @@ class Sequence(nn.Module):
         return h
 
 
+@pytest.mark.variants(4)
 @pytest.mark.filterwarnings("ignore:Dynamo cannot read")
 @pytest.mark.parametrize("lowering", ["eager", pytest.param("inductor", marks=pytest.mark.inductor)])
 @pytest.mark.parametrize("readable", [True, False])

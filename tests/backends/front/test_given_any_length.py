@@ -61,6 +61,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_any_length(name: str) -> None:
     if torch.__version__ < "2.13" and name != "gru both ways":

@@ -148,6 +148,7 @@ def data(name: str, steps: int) -> tuple[Tensor, ...]:
     return (x_TBI, torch.tensor([steps, 5, steps // 2])) if name == "a mask" else (x_TBI,)
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_attention_over_all_states_is_rolled(name: str) -> None:
     torch.manual_seed(0)

@@ -41,6 +41,7 @@ class Scattering(nn.Module):
         return h_BH
 
 
+@pytest.mark.variants(4)
 @pytest.mark.slow
 @pytest.mark.inductor
 @pytest.mark.parametrize("segment", [pytest.param(3, marks=pytest.mark.campaign), 5])

@@ -111,6 +111,7 @@ def ratio(captured: tuple[RecurrentLIF, fx.GraphModule, Capture], steps: int, op
     )
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: "-".join(map(str, scheme.values())))
 def test_the_predicted_peak_is_the_measured_one(captured: Any, scheme: dict[str, Any]) -> None:
     assert ratio(captured, 200, {"lowering": "eager", **scheme}) == pytest.approx(1, abs=0.15)

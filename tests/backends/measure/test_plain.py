@@ -38,6 +38,7 @@ def counted(step: Callable[[], object], *_: float) -> float:
     return 7.0 + COUNTED[0] - before
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize(("length", "known"), [(1_000, True), (70, True), (64, True), (63, False), (9, False)])
 def test_two_short_sequences_are_continued(length: int, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain, "seconds_of", counted)
@@ -68,6 +69,7 @@ def test_what_needs_no_gradient_is_not_timed() -> None:
         assert plain.step_seconds(caller, (x,), {}) == (None, None)
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [

@@ -51,6 +51,7 @@ def as_exact_as_eager(run: Any, model: nn.Module, dtype: torch.dtype) -> None:
         assert count() == len(LENGTHS)
 
 
+@pytest.mark.variants(4)
 @HALVES
 @pytest.mark.parametrize("make", NETWORKS.values(), ids=NETWORKS)
 @pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)

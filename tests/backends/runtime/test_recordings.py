@@ -84,6 +84,7 @@ def spikes(steps: int = T) -> Tensor:
     return (torch.rand(steps, B, I) < 0.4).double() * 2
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_are_those_of_eager(name: str, schedule: str) -> None:
@@ -240,6 +241,7 @@ def kept_gradients(run: Any, model: nn.Module) -> Iterator[Tensor]:
     yield from (each.grad for each in given if each.grad is not None)
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("train", [two_forwards, reversed_twice, changing_weights, kept_gradients])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", ["lif", "momentum"])

@@ -80,6 +80,7 @@ def compiled(model: nn.Module, budget: float, **options: Any) -> Any:
     return torch.compile(model, backend="reroll", options=asked)
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("budget", [0.5, 0.7, 0.85, 0.95])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_thin_tapes_train_as_eager_does(name: str, budget: float) -> None:
@@ -117,6 +118,7 @@ def test_a_budget_is_met_by_thin_tapes(name: str) -> None:
         assert "thin tapes of" in report.loops[0].choice.describe()
 
 
+@pytest.mark.variants(4)
 @pytest.mark.filterwarnings("ignore::reroll.RerollWarning")
 @pytest.mark.parametrize("budget", [0.6, 0.9])
 @pytest.mark.parametrize("name", DEEP)

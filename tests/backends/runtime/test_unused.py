@@ -97,6 +97,7 @@ WRONG = {
 }
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("way", ["compile", "backend"])
 @pytest.mark.parametrize(("place", "gives"), WRONG)
 @pytest.mark.parametrize(

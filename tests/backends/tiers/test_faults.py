@@ -114,6 +114,7 @@ def step(run: Any, net: Net, x: Tensor) -> tuple[Tensor | None, Tensor]:
     return net.weight.grad, given.grad
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("point", POINTS)
 def test_a_fault_is_an_error_or_does_no_harm(point: str, tmp_path: Path) -> None:
     tier, where, name, make = POINTS[point]

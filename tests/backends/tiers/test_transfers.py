@@ -119,6 +119,7 @@ def test_every_wait_is_needed_and_a_missing_one_is_found(line: tuple[str, int], 
     assert found
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("late", [True, False], ids=["late", "soon"])
 @pytest.mark.parametrize("tier", ["host", "disk"])
 @pytest.mark.parametrize("schedule", SCHEMES)

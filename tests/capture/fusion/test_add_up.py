@@ -110,6 +110,7 @@ NOT: dict[str, Loss] = {
 }
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("end", OF_CLASSES.values(), ids=OF_CLASSES)
 def test_losses_of_classes(end: Loss) -> None:
     (loop,) = compared(Net(end), torch.randn(T, B, N, requires_grad=True), classes(), WHOLE)
@@ -117,6 +118,7 @@ def test_losses_of_classes(end: Loss) -> None:
     assert any(name.startswith("sum_") for name in loop.carries)
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("end", OF_NUMBERS.values(), ids=OF_NUMBERS)
 def test_losses_of_numbers(end: Loss) -> None:
     (loop,) = compared(Net(end), torch.randn(T, B, N), torch.randn(T, B, C, requires_grad=True), WHOLE)
@@ -131,6 +133,7 @@ SHIFTED: dict[str, Loss] = {
 }
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("end", SHIFTED.values(), ids=SHIFTED)
 @pytest.mark.parametrize("kind", [Net, Loop])
 def test_each_step_tells_the_next_entry(end: Loss, kind: type[Net]) -> None:
@@ -147,6 +150,7 @@ BESIDE: dict[str, Loss] = {
 }
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("end", BESIDE.values(), ids=BESIDE)
 @pytest.mark.parametrize("door", [WHOLE, "any length"])
 def test_a_loss_beside_the_last_row(end: Loss, door: str) -> None:
@@ -163,6 +167,7 @@ def test_last_steps_that_are_read_besides_stay() -> None:
     assert loop.ys
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("end", NOT.values(), ids=NOT)
 def test_what_needs_all_steps_stays_behind_the_loop(end: Loss) -> None:
     (loop,) = compared(Net(end), torch.randn(T, B, N), classes(), WHOLE)
@@ -245,6 +250,7 @@ LAST: dict[str, Loss] = {
 }
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("layer", [nn.GRU, nn.LSTM, nn.RNN])
 @pytest.mark.parametrize("end", LAST.values(), ids=LAST)
 def test_last_rows_come_from_carries(end: Loss, layer: type[nn.Module]) -> None:
@@ -333,6 +339,7 @@ def test_what_stands_before_all_rows_keeps_its_gradient_of_zeros(door: str) -> N
     compared(Headed(), torch.randn(T, B, N), torch.zeros(T), door)
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize(
     "end",
     [

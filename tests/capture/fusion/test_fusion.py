@@ -65,6 +65,7 @@ FUSED: dict[str, tuple[Net, int]] = {
 }
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("name", FUSED)
 def test_fused(name: str) -> None:
     model, layers = FUSED[name]
@@ -100,6 +101,7 @@ SEPARATE: dict[str, tuple[Net, str]] = {
 }
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("name", SEPARATE)
 def test_not_fused(name: str) -> None:
     model, note = SEPARATE[name]

@@ -39,6 +39,7 @@ MIXING: tuple[Callable[[Tensor], Tensor], ...] = (
 )
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("seed", range(6))
 def test_random_stacks(seed: int) -> None:
     """Random layers with random operations between: right at every batch size, that of as many items as steps too."""
@@ -64,6 +65,7 @@ def test_random_stacks(seed: int) -> None:
     assert len(made.recurrences) == 1 + mixes
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_stacked_layers_of_torch(kind: Any, batch_first: bool) -> None:

@@ -76,6 +76,7 @@ def data(steps: int = T) -> tuple[Tensor, Tensor]:
     return torch.randn(B, steps, WIDTH), torch.randint(0, CLASSES, (B, steps))
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize(
     ("name", "layer"),
     [
@@ -95,6 +96,7 @@ def test_readouts_lie_as_in_eager(name: str, layer: bool) -> None:
             reroll.check(run, *data(steps), strict=True, measure=False)
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("name", [name for name in USES if "viewed" not in name])
 def test_readouts_with_steps_first_stay_as_they_are(name: str) -> None:
     torch.manual_seed(0)

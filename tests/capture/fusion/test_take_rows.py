@@ -101,6 +101,7 @@ READS: dict[str, tuple[End, tuple[int, int]]] = {
 }
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("name", READS)
 def test_the_rows_that_are_read_are_kept(name: str, door: str) -> None:
@@ -108,6 +109,7 @@ def test_the_rows_that_are_read_are_kept(name: str, door: str) -> None:
     assert rows_kept(Net(end), sequence(), door) == [kept]
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("door", ["backend", "any length"])
 @pytest.mark.parametrize("head", [False, True])
 @pytest.mark.parametrize("name", ["every 4th", "from a row on", "scores", "time in dimension 1", "read twice"])
@@ -140,6 +142,7 @@ def sliced_without_gradient(y: Tensor) -> Tensor:
         return y[::4] * 2
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("name", NOT)
 def test_what_needs_other_rows_leaves_all_of_them(name: str) -> None:
     assert rows_kept(Net(NOT[name]), sequence(), WHOLE) == [(0, 1)]
@@ -168,6 +171,7 @@ def test_every_length_of_a_python_loop(name: str, head: bool) -> None:
         same(fast, sequence(steps))
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("steps", [2, 3, 8, 9, 37])
 def test_every_length_by_the_backend(steps: int) -> None:
     for name in ("of those from the 3rd on", "scores"):
@@ -203,6 +207,7 @@ TWO: dict[str, tuple[Callable[[Tensor, Tensor], Any], list[tuple[int, int]]]] = 
 }
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("door", ["backend", "any length"])
 @pytest.mark.parametrize("name", TWO)
 def test_of_two_outputs(name: str, door: str) -> None:

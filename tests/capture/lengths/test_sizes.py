@@ -46,6 +46,7 @@ class States(nn.Module):
         return self.end(torch.stack(states))
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("name", RIGHT | EITHER)
 def test_what_is_taken_of_all_steps_is_right_or_refused(name: str) -> None:
     torch.manual_seed(0)

@@ -306,6 +306,7 @@ class Hidden(nn.Module):
         return h
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("ask", [caught, positive, elsewhere, unseen, None])
 def test_values_that_are_read_in_secret_are_no_zeros(ask: Any) -> None:
     """What is not seen either where values are computed is as likely to be right without."""

@@ -45,6 +45,7 @@ CONDITIONS: dict[str, Before] = {
 ENDS: dict[str, Callable[[Tensor], Tensor]] = {"as it is": lambda h: h, "a sum": lambda h: h + 1, "again": torch.tanh}
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("condition", CONDITIONS)
 @pytest.mark.parametrize("door", ["backend", "compile"])

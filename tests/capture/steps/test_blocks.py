@@ -26,6 +26,7 @@ def assert_trained_alike(model: nn.Module, x_BC: Tensor, options: dict[str, Any]
     return reroll.explain(run, x_BC)
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("options", [{}, {"schedule": "standard", "segment": 1}], ids=["auto", "standard"])
 @pytest.mark.parametrize("name", DEEP)
 def test_blocks_are_rolled_and_trained_as_in_eager(name: str, options: dict[str, Any]) -> None:
@@ -148,6 +149,7 @@ def test_the_report_speaks_of_blocks_by_their_names() -> None:
     assert "blocks re-run" in text
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("schedule", ["store_all", "standard", "revolve"])
 @pytest.mark.parametrize("depth", [0, 3, 7])
 def test_blocks_that_the_loss_does_not_reach_have_no_gradients(depth: int, schedule: str) -> None:

@@ -137,6 +137,7 @@ def gradients(cell: Cell, run: Callable[[Tensor], Tensor], x: Tensor) -> list[Te
     return [each.grad for each in cell.parameters() if each.grad is not None]
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("door", ["reroll.compile", "backend"])
 @pytest.mark.parametrize("name", BODIES)
 def test_all_steps_are_the_loops(name: str, door: str) -> None:

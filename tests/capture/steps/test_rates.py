@@ -81,6 +81,7 @@ def checked(model: nn.Module, *inputs: Tensor, **options: Any) -> list[int]:
     return [loop.recurrence.steps for loop in reroll.explain(run, *inputs).loops]
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("name", DROPS)
 def test_blocks_with_rates_of_their_own_are_rolled(name: str) -> None:
     assert checked(Deep(DROPS[name]).double(), torch.randn(5, 4, WIDTH).double()) == [BLOCKS]

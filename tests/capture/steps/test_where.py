@@ -77,6 +77,7 @@ def by_torch(model: nn.Module, x: Tensor) -> Any:
     return reroll.explain(torch.compile(model, backend="reroll", options={"lowering": "eager"}), x)
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("door", [by_hand, by_torch])
 @pytest.mark.parametrize(
     ("model", "line"), [(Plain(), "# the body begins"), (OneLine(), "# all of it"), (Iterated(), "for x_BN in x_TBN")]

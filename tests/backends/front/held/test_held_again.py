@@ -85,6 +85,7 @@ def changed(model: Stateful, rng: random.Random) -> None:
     rng.choice(choices)()
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("seed", range(6))
 def test_what_is_compared_is_what_a_new_walk_finds(seed: int) -> None:
     rng, model, reach = random.Random(seed), Stateful(), Reach()

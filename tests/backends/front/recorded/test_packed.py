@@ -86,6 +86,7 @@ MODELS: dict[str, tuple[Any, list[int]]] = {
 }
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_packed_sequences_are_rolled(name: str) -> None:
     torch.manual_seed(0)

@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.usefixtures("double_precision"), pytest.mark.filterwar
 BODIES = ("stacked", "rows", "over_steps", "time_numbers", "dropped")
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("body", [*BODIES, "detached"])
 def test_every_length_agrees_with_eager(body: str) -> None:
     net, twin, run = twins(Net(refused_by_dynamo(getattr(networks, body))))
@@ -104,6 +105,7 @@ def _doubled(module: Any, args: Any, out: Any) -> Any:
     return 2 * out
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("change", [switch_mode, other_decay, freeze, tensor_decay, other_layer, hook])
 def test_what_changes_in_the_model_is_recorded_anew(change: Callable[..., Any]) -> None:
     net, twin, run = twins(Stateful())

@@ -116,6 +116,7 @@ VALUES = (item, number, listed, array, caught, lucky, shown, branching)
 OTHERS = (printed, drawn, drawn_by_numpy, counted, from_nowhere, autocast, written_with_gradients, noisy)
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("update", [*VALUES, *OTHERS])
 def test_what_a_record_does_not_tell_is_refused_as_dynamo_refuses(update: Callable[..., Any]) -> None:
     net: Any = Stateful(update)
