@@ -1,7 +1,7 @@
 """What it gives to do linear steps together: ``python benchmarks/linear.py``.
 
 A layer of retention (linear attention with a decay for each head that depends on the input) as a plain loop, of four
-heads with matrices of several sizes, at several batches. Eager, ``torch.utils.checkpoint``, reroll, and reroll without
+heads with matrices of several sizes, at several batches, whether reroll would do them together or not. Eager, ``torch.utils.checkpoint``, reroll, and reroll without
 its pass ``linear-steps``, in turns on one core. CPU seconds of a training step, medians of the rounds; the allocator's
 peak; CPU seconds of the first call with all that it starts; gradients are compared with plain BPTT's.
 
@@ -14,6 +14,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from measuring import gradients, interleaved, pinned, relative_error, summary, training_step
@@ -24,8 +25,9 @@ from speed_networks import Checkpointed, Network, State
 from torch import Tensor, nn
 
 import reroll
+from reroll.segment.linear import cores
 
-CHECKPOINT, TOGETHER, ONE_BY_ONE = "torch.utils.checkpoint", "reroll", "reroll, one by one"
+CHECKPOINT, TOGETHER, ONE_BY_ONE = "torch.utils.checkpoint", "reroll, together", "reroll, one by one"
 LEFT = tuple(name for name in reroll.DEFAULT_PASSES if name != "linear-steps")
 OURS: Mapping[str, Mapping[str, Any]] = {TOGETHER: {}, ONE_BY_ONE: {"passes": LEFT}}
 HEADS = 4
@@ -72,7 +74,7 @@ def row(point: Point, rounds: int, core: int | None, **options: Any) -> dict[str
     """One size; ``options`` are those of ``reroll.compile``."""
     torch.manual_seed(0)
     network, x = Retention(point.size), torch.randn(point.steps, point.batch, 64)
-    with pinned(core):
+    with pinned(core), mock.patch.object(cores, "LEAST", 1):
         ours = {way: reroll.compile(network, time_dim=0, **options, **given) for way, given in OURS.items()}
         models = {EAGER: network, CHECKPOINT: Checkpointed(network), **ours}
         training, found = {way: training_step(model, network, x) for way, model in models.items()}, {}

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 import reroll
 from agreement import compare
 from captured import captured
+from reroll.segment.linear import cores as cores_module
 from reroll.segment.linear.cores import cores
 from reroll.segment.trace import linear_carries, trace
 
-pytestmark = pytest.mark.usefixtures("double_precision")
+pytestmark = pytest.mark.usefixtures("double_precision", "small")
 B, INPUTS, N, D, E, T = 2, 5, 3, 16, 18, 11
 State = tuple[Tensor, ...]
 Step = Callable[["Loop", Tensor, Any], tuple[Any, Any]]
@@ -47,6 +48,12 @@ class Loop(nn.Module):
             state, y = self.of(self, x_TBI[t], state)
             ys.append(y)
         return torch.stack(ys), state
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let small states be done together, too."""
+    monkeypatch.setattr(cores_module, "LEAST", D)
 
 
 def attention(net: Loop, x_BI: Tensor, s: Tensor) -> Any:

@@ -20,7 +20,8 @@ from reroll.graph.effects import has_effect
 from reroll.segment.linear.axes import own
 from reroll.segment.linear.forms import Factor, Factors, Form, Forms
 
-_LEAST = 16  # rows and columns of a state from which on products of matrices are faster than steps one by one
+# Rows and columns of a state from which on products of matrices are faster (benchmarks/results/linear.json).
+LEAST = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +66,7 @@ def cores(step: fx.GraphModule, examples: Sequence[Tensor], carries: int) -> lis
 
 def may_be_linear(state: Tensor) -> bool:
     """Whether a carry is large enough for products of matrices to be faster than steps one by one."""
-    return sum(size >= _LEAST for size in state.shape) > 1 and state.is_floating_point()
+    return sum(size >= LEAST for size in state.shape) > 1 and state.is_floating_point()
 
 
 def nexts(graph: fx.Graph) -> list[Any]:
@@ -131,7 +132,7 @@ def _core(graph: fx.Graph, inputs: Sequence[fx.Node], number: int, values: Mappi
     readouts = _readouts(graph, forms, state, after)
     if readouts is None or not _is_of(like, (update, *readouts.values()), values):
         return None
-    pairs = permutations((at for at, size in enumerate(like.shape) if size >= _LEAST), 2)
+    pairs = permutations((at for at, size in enumerate(like.shape) if size >= LEAST), 2)
     found = next((pair for pair in pairs if _are_matrices(*pair, update, readouts.values())), None)
     return None if found is None else Core(number, forms.sizes, *found, update, readouts)
 
