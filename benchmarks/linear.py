@@ -1,9 +1,10 @@
 """What it gives to do linear steps together: ``python benchmarks/linear.py``.
 
 A layer of retention (linear attention with a decay for each head that depends on the input) as a plain loop, of four
-heads with matrices of several sizes, at several batches, whether reroll would do them together or not. Eager, ``torch.utils.checkpoint``, reroll, and reroll without
-its pass ``linear-steps``, in turns on one core. CPU seconds of a training step, medians of the rounds; the allocator's
-peak; CPU seconds of the first call with all that it starts; gradients are compared with plain BPTT's.
+heads with matrices of several sizes, at several batches, whether reroll would do their steps together or not. Eager,
+``torch.utils.checkpoint``, reroll, and reroll without its pass ``linear-steps``, in turns on one core. CPU seconds of a
+training step, medians of the rounds; the allocator's peak; CPU seconds of the first call with all that it starts;
+gradients are compared with plain BPTT's.
 
 A row is saved in ``results/linear.json`` as soon as it is measured; ``--only`` names rows, ``--show`` prints.
 """

@@ -18,6 +18,7 @@ import reroll
 from reroll.program.program import INSTRUCTIONS
 from reroll.program.registry import find as find_pass
 from reroll.schedules.named import find, schedule_names
+from reroll.segment.linear.cores import LEAST
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
@@ -411,6 +412,28 @@ def test_lengths_of_segments_are_what_was_measured() -> None:
     assert f"take {min(six):.2f} to {max(six):.2f} of the time of those of eight" in flat
     assert f"takes {min(first):.1f} to {max(first):.1f} times as long with sixteen steps as with four" in flat
     assert max(each["relative_error"] for row in found.values() for each in row["lengths"].values()) < 1e-4
+
+
+def test_linear_steps_are_what_was_measured() -> None:
+    text, found, told = section("docs/measured.md", "Linear steps"), result("linear"), list[str]()
+    together, alone, large = "reroll, together", "reroll, one by one", list[Any]()
+    for name, each in found.items():
+        contenders = each["contenders"]
+        cells = [f"{of['median_ratio']:.2f}, {of['local_peak_bytes'] / 1e6:.1f} MB" for of in contenders.values()]
+        first = ", ".join(f"{contenders[way]['first_s']:.0f}" for way in (together, alone))
+        told.append(f"| {name}, T={each['steps']} | {' | '.join(cells)} | {first} |")
+        large += [contenders] if int(name.split()[0]) >= LEAST else []
+    assert rows(text)[1:] == told
+    assert len(large) == 3
+    time, peak, first_call = (
+        [each[together][key] / each[alone][key] for each in large]
+        for key in ("median_s", "local_peak_bytes", "first_s")
+    )
+    flat = " ".join(text.split())
+    assert f"take {min(time):.2f} to {max(time):.2f} of the time" in flat
+    assert f"and {min(peak):.2f} to {max(peak):.2f} of their memory" in flat
+    assert f"takes {min(first_call):.1f} to {max(first_call):.1f} times as long" in flat
+    assert max(of["relative_error"] for each in found.values() for of in each["contenders"].values()) < 1e-5
 
 
 def test_what_rewrites_give_is_what_was_measured() -> None:
