@@ -21,6 +21,10 @@ from reroll.program.context import Context
 from reroll.program.registry import register_pass
 from reroll.segment.products import concatenated, in_time, places_of_rows, products, results, rows, within
 
+_MATRICES = (aten.mm.default, aten.addmm.default)
+# Rows of a product from which on those of several steps hold memory for nothing (benchmarks/results/rewrites.json).
+_ENOUGH = 64
+
 
 @register_pass("batch-products", on="half")
 def batch_products(half: fx.GraphModule, context: Context) -> fx.GraphModule:
@@ -30,6 +34,8 @@ def batch_products(half: fx.GraphModule, context: Context) -> fx.GraphModule:
     """
     graph = half.graph
     for group in [] if in_order(graph) or reads_memory(graph) else products(graph):
+        if context.vectors and _has_enough_rows(group[0]):
+            continue
         level = levels(graph, set(group))
         together: dict[int, list[fx.Node]] = defaultdict(list)
         for node in group:
@@ -42,6 +48,11 @@ def batch_products(half: fx.GraphModule, context: Context) -> fx.GraphModule:
     graph.eliminate_dead_code()
     half.recompile()
     return half
+
+
+def _has_enough_rows(node: fx.Node) -> bool:
+    """Whether a product of matrices on a CPU, whose weight may be packed, has so many rows that more gain nothing."""
+    return node.target in _MATRICES and int(rows(node).meta["val"].shape[0]) >= _ENOUGH
 
 
 def _join(graph: fx.Graph, members: Sequence[fx.Node]) -> None:

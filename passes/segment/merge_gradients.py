@@ -38,7 +38,7 @@ def merge_gradients(half: fx.GraphModule, context: Context) -> fx.GraphModule:
     graph = half.graph
     fixed = constants(graph)
     for root in [] if reads_memory(graph) else [node for node in graph.nodes if _is_root(node)]:
-        _merge(graph, root, fixed)
+        _merge(graph, root, fixed, context.vectors)
     graph.eliminate_dead_code()
     _mask_unread(graph)
     deduplicate(graph)
@@ -70,14 +70,24 @@ def _addends(root: fx.Node) -> list[Any]:
     return found
 
 
-def _merge(graph: fx.Graph, root: fx.Node, fixed: set[fx.Node]) -> None:
-    """Replace a sum by one with fewer terms. Products with one of ``fixed``, a weight, are merged if they share it."""
+def _has_enough_rows(node: fx.Node) -> bool:
+    """Whether a product of matrices sums over as many rows as its result is long and wide: adding up results takes
+    little time then, and operands of several steps side by side would take more memory than a result."""
+    if node.target is not aten.mm.default:
+        return False
+    left: Any = node.args[0]
+    return int(left.meta["val"].shape[1]) >= max(node.meta["val"].shape)
+
+
+def _merge(graph: fx.Graph, root: fx.Node, fixed: set[fx.Node], alone: bool) -> None:
+    """Replace a sum by one with fewer terms. Products with one of ``fixed``, a weight, are merged if they share it.
+    ``alone``: those that sum over enough rows are not merged."""
     addends = _addends(root)
     times = Counter(addends)
     groups: dict[Any, list[Term]] = defaultdict(list)
     for addend in reversed(addends):  # a backward goes down in time
         term = _term(addend) if times[addend] == 1 else None
-        if term is not None:
+        if term is not None and not (alone and _has_enough_rows(term.node)):
             shared = [operand.name for operand in _operands(term.node) if operand in fixed]
             groups[term.key, *shared].append(term)
     merged: set[fx.Node] = set()
