@@ -7,16 +7,21 @@ states between are neither made nor kept for the backward. A step that has no su
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import fx
 
 from reroll.program.context import Context
 from reroll.program.registry import register_pass
 from reroll.segment.linear.steps import LINEAR
+from reroll.segment.trace import linear_carries
 
 
 @register_pass("linear-steps", on="step")
 def linear_steps(step: fx.GraphModule, context: Context) -> fx.GraphModule:
-    """The step, marked: its segments do linear carries together, where it has some."""
+    """The step; one that has linear carries is marked, so that its segments do them together."""
+    if context.recurrence is None or not linear_carries(replace(context.recurrence, step=step)):
+        return step
     marked = fx.GraphModule(step, step.graph)
     marked.meta = {**step.meta, LINEAR: True}
     return marked

@@ -16,6 +16,10 @@ from torch import Tensor, nn
 import reroll
 from agreement import compare
 from captured import captured
+from reroll.program.context import Context
+from reroll.program.registry import run_on_step
+from reroll.schedules.named import tree
+from reroll.schedules.problem import Problem
 from reroll.segment.linear import cores as cores_module
 from reroll.segment.linear.cores import cores
 from reroll.segment.trace import linear_carries, trace
@@ -274,7 +278,8 @@ def test_a_gradient_of_its_own_is_kept_where_an_outer_product_is_taken_apart(bet
 def test_states_between_are_not_made() -> None:
     """As many values of a segment have the size of the state, however many steps it has."""
     recurrence = captured(Loop(gated, HEADS), inputs())
-    marked = reroll.passes.linear_steps.linear_steps(recurrence.step, None)  # type: ignore[arg-type]
+    context = Context(tree("store_all", Problem(T, 4)), recurrence)
+    marked = run_on_step(("linear-steps",), recurrence.step, context)
 
     def states(step: Any, steps: int) -> int:
         graph = trace(replace(recurrence, step=step), steps, decompose=False).graph.graph
