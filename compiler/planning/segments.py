@@ -38,13 +38,13 @@ def usual_segment(recurrence: Recurrence, options: Options) -> int:
     calls = [node for node in recurrence.step.graph.nodes if node.op.startswith("call")]
     weights = [_operations(node) for node in calls]
     limit = max(1, _MOST // max(sum(weights), 1))
-    if _linear(recurrence, options):
+    values = [node.meta.get("example_value") for node in calls]
+    made = sum(weight * result_nbytes(value) for weight, value in zip(weights, values, strict=True))
+    if _is_linear(recurrence, options, made):
         return min(_LINEAR, limit)
     usual = min(usual, limit)
     if options.lowering == "eager":
         return usual
-    values = [node.meta.get("example_value") for node in calls]
-    made = sum(weight * result_nbytes(value) for weight, value in zip(weights, values, strict=True))
     if _is_large(recurrence, made):
         return max(usual // 2, 1)
     if sum(weights) > _SOME and not _on_a_card(recurrence):  # to which calls take longer
@@ -57,10 +57,13 @@ def usual_segment(recurrence: Recurrence, options: Options) -> int:
     return next(fitting, usual)
 
 
-def _linear(recurrence: Recurrence, options: Options) -> bool:
-    """Whether some steps of a carry are done together, which gains with their number."""
-    left_out = options.passes is not None and "linear-steps" not in pass_names(options.passes)
-    return not left_out and bool(linear_carries(recurrence))
+def _is_linear(recurrence: Recurrence, options: Options, made: int) -> bool:
+    """Whether most of what a step makes is of carries of which some steps are done together: what is written, what is
+    left of the state, and their sum. That gains with the number of steps."""
+    if options.passes is not None and "linear-steps" not in pass_names(options.passes):
+        return False
+    linear = linear_carries(recurrence)
+    return 2 * sum(3 * result_nbytes(recurrence.examples[core.carry]) for core in linear) >= max(made, 1)
 
 
 def _is_large(recurrence: Recurrence, made: int) -> bool:

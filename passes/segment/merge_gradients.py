@@ -76,7 +76,7 @@ def _has_enough_rows(node: fx.Node) -> bool:
     if node.target is not aten.mm.default:
         return False
     left: Any = node.args[0]
-    return int(left.meta["val"].shape[1]) >= max(node.meta["val"].shape)
+    return bool(left.meta["val"].shape[1] >= max(node.meta["val"].shape))
 
 
 def _merge(graph: fx.Graph, root: fx.Node, fixed: set[fx.Node], alone: bool) -> None:

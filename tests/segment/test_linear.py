@@ -16,6 +16,8 @@ from torch import Tensor, nn
 import reroll
 from agreement import compare
 from captured import captured
+from reroll.planning.options import Options
+from reroll.planning.segments import usual_segment
 from reroll.program.context import Context
 from reroll.program.registry import run_on_step
 from reroll.schedules.named import tree
@@ -133,6 +135,31 @@ def covariance(net: Loop, x_BI: Tensor, s: Tensor) -> Any:
     return 0.5 * s + torch.outer(k[0, 0], v[0, 0]), k.sum()
 
 
+def chained(net: Loop, x_BI: Tensor, state: State) -> Any:
+    """What one gives before its update, seen through a view, is written to another one, and asks it, too."""
+    (s, r), (q, k, v) = state, net.read(x_BI)
+    y = torch.einsum("bnd,bnde->bne", q, s)
+    s = 0.5 * s + k[..., None] * v[..., None, :]
+    r = 0.9 * r + k[..., None] * y.unsqueeze(2)
+    return (s, r), torch.einsum("bnd,bnde->bne", y.clone()[..., :D] * q, r)
+
+
+def scaled(net: Loop, x_BI: Tensor, s: Tensor) -> Any:
+    """Numbers in all places, also none at all."""
+    q, k, v = net.read(x_BI)
+    s = 2.0 * s / 3 + 0.5 * (k[..., None] * v[..., None, :]) / 4.0
+    return s, ((s * q[..., None]) / 2.0).sum(2)
+
+
+def rotated(net: Loop, x_BI: Tensor, s: Tensor) -> Any:
+    """What is read is looked at as it lies in memory."""
+    q, k, v = net.read(x_BI)
+    s = s + (k[..., None] * v[..., None, :]).permute(0, 2, 3, 1)
+    y = torch.einsum("bden,bnd->ben", s, q)
+    pairs = torch.view_as_real(torch.view_as_complex(y[..., :2].contiguous()))
+    return s, torch.as_strided(y, (B, 9), (E * N, 2)).sum(1) * pairs.sum((1, 2))
+
+
 HEADS, FLAT = (B, N, D, E), (D, E)
 LINEAR: dict[str, tuple[Step, tuple[Any, ...], list[int]]] = {
     "attention": (attention, (HEADS,), [0]),
@@ -144,6 +171,9 @@ LINEAR: dict[str, tuple[Step, tuple[Any, ...], list[int]]] = {
     "two": (two, (HEADS, (B, N * D), HEADS), [0, 2]),
     "both": (both, (HEADS,), [0]),
     "covariance": (covariance, (FLAT,), [0]),
+    "chained": (chained, (HEADS, HEADS), [0, 1]),
+    "scaled": (scaled, (HEADS,), [0]),
+    "rotated": (rotated, ((B, D, E, N),), [0]),
 }
 
 
@@ -214,6 +244,18 @@ def without_gradient(net: Loop, x_BI: Tensor, s: Tensor) -> Any:
     return s, torch.einsum("bnd,bnde->bne", q, s)
 
 
+def complex_read(net: Loop, x_BI: Tensor, s: Tensor) -> Any:
+    q, k, v = net.read(x_BI)
+    s = s + k[..., None] * v[..., None, :]
+    return s, (s * torch.tensor(1 + 2j) * q[..., None]).sum(2).abs()
+
+
+def all_summed(net: Loop, x_BI: Tensor, s: Tensor) -> Any:
+    q, k, v = net.read(x_BI)
+    s = s + k[..., None] * v[..., None, :]
+    return s, (s * q[..., None]).sum(dim=None)
+
+
 OTHERS: dict[str, tuple[Step, tuple[Any, ...]]] = {
     "a gradient of its own": (reversed_state, (HEADS,)),
     "cut": (cut, (HEADS,)),
@@ -222,6 +264,8 @@ OTHERS: dict[str, tuple[Step, tuple[Any, ...]]] = {
     "seen": (seen, (HEADS,)),
     "a decay for each entry": (full, (HEADS,)),
     "a decay for each row": (by_rows, (HEADS,)),
+    "a complex number": (complex_read, (HEADS,)),
+    "all summed": (all_summed, (HEADS,)),
     "fed back": (fed_back, (HEADS, (B, N, E))),
     "without a gradient": (without_gradient, (HEADS,)),
 }
@@ -305,6 +349,42 @@ def test_decays_of_nothing_and_of_everything_stay_finite() -> None:
     net = Loop(step, HEADS)
     assert linear_carries(captured(net, inputs()))
     assert compare(net, (inputs(),), segment=4)[0] == []
+
+
+def test_what_is_divided_by_zero_is_infinite_as_in_eager() -> None:
+    def step(net: Loop, x_BI: Tensor, s: Tensor) -> Any:
+        q, k, v = net.read(x_BI)
+        s = s + k[..., None] * v[..., None, :]
+        return s, (s / 0.0 * torch.ones(D, 1)).sum(2)
+
+    net, x = Loop(step, HEADS), inputs()
+    assert linear_carries(captured(net, x))
+    y = reroll.compile(net, time_dim=0, lowering="eager", segment=4)(x)[0]
+    assert torch.equal(y.isnan() | y.isinf(), torch.ones_like(y, dtype=torch.bool))
+
+
+def test_segments_are_longer_where_most_of_a_step_is_linear() -> None:
+    class Beside(nn.Module):
+        """A large vector beside a small matrix."""
+
+        def forward(self, x_TB: Tensor) -> Tensor:
+            s, h_BH = x_TB.new_zeros(D, D), x_TB.new_zeros(x_TB.shape[1], 50_000)
+            for x_B in x_TB:
+                s = s + torch.outer(x_B[:D], x_B[:D])
+                h_BH = torch.tanh(h_BH + x_B[:, None])
+            return h_BH.sum() + s.sum()
+
+    large = captured(Loop(retention, HEADS), torch.randn(40, B, INPUTS))
+    small = captured(Beside(), torch.randn(40, D))
+    assert [len(linear_carries(each)) for each in (large, small)] == [1, 1]
+    assert usual_segment(large, Options()) == 16
+    assert usual_segment(large, Options(passes=("merge-gradients",))) < 16
+    assert usual_segment(small, Options()) < 16
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.complex64])
+def test_other_types_stay(dtype: torch.dtype) -> None:
+    assert not cores_module.may_be_linear(torch.zeros(2, 64, 64, dtype=dtype))
 
 
 def test_it_is_a_pass_that_may_be_left_out() -> None:

@@ -17,17 +17,19 @@ import torch
 from torch import Tensor, fx
 
 from reroll.graph.effects import has_effect
-from reroll.segment.linear.axes import own
+from reroll.segment.linear.axes import is_dense, own
 from reroll.segment.linear.forms import Factor, Factors, Form, Forms
 
 # Rows and columns of a state from which on products of matrices are faster (benchmarks/results/linear.json).
 LEAST = 64
+_DTYPES = (torch.float32, torch.float64)  # products of queries and keys could overflow in float16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Core:
     """Number ``carry`` of the carries, of ``sizes``, of which ``row`` and ``column`` are those of matrices, and all
-    others a batch. ``update``: the next state. ``readouts``: what the rest of the step reads, by its node."""
+    others a batch. ``update``: the next state. ``readouts``: what the rest of the step reads, by its node;
+    ``strides``: how each of these lies."""
 
     carry: int
     sizes: tuple[int, ...]
@@ -35,6 +37,7 @@ class Core:
     column: int
     update: Form
     readouts: Mapping[fx.Node, Form]
+    strides: Mapping[fx.Node, tuple[int, ...]]
 
     @property
     def factors(self) -> Iterator[Factor]:
@@ -60,13 +63,27 @@ def cores(step: fx.GraphModule, examples: Sequence[Tensor], carries: int) -> lis
         return []
     alone = [number for number in states if _is_alone(graph, inputs[:carries], number)]
     values = _values(step, examples) if alone else {}
-    found = (_core(graph, inputs, number, values) for number in alone)
-    return [core for core in found if core is not None]
+    found = [core for number in alone if (core := _core(graph, inputs, number, values)) is not None]
+    kept = needed(graph, found)
+    return [] if any(inputs[core.carry] in kept for core in found) else found
 
 
 def may_be_linear(state: Tensor) -> bool:
     """Whether a carry is large enough for products of matrices to be faster than steps one by one."""
-    return sum(size >= LEAST for size in state.shape) > 1 and state.is_floating_point()
+    return sum(size >= LEAST for size in state.shape) > 1 and state.dtype in _DTYPES
+
+
+def needed(graph: fx.Graph, cores: Sequence[Core]) -> set[fx.Node]:
+    """The nodes that are run one by one: what is given and what cores read, and what these are made of."""
+    linear, read = {core.carry for core in cores}, {node for core in cores for node in core.readouts}
+    given = [value for number, value in enumerate(nexts(graph)) if number not in linear and isinstance(value, fx.Node)]
+    todo, found = [*given, *(source for core in cores for source in core.sources)], set[fx.Node]()
+    while todo:
+        node = todo.pop()
+        if node not in found and node not in read:
+            found.add(node)
+            todo += node.all_input_nodes
+    return found
 
 
 def nexts(graph: fx.Graph) -> list[Any]:
@@ -130,11 +147,12 @@ def _core(graph: fx.Graph, inputs: Sequence[fx.Node], number: int, values: Mappi
     if update is None or not update.write or update.summed is not None or update.axes != own(like.shape):
         return None
     readouts = _readouts(graph, forms, state, after)
-    if readouts is None or not _is_of(like, (update, *readouts.values()), values):
+    if readouts is None or not _is_of(like, (update, *readouts.values()), [after, *readouts], values):
         return None
     pairs = permutations((at for at, size in enumerate(like.shape) if size >= LEAST), 2)
     found = next((pair for pair in pairs if _are_matrices(*pair, update, readouts.values())), None)
-    return None if found is None else Core(number, forms.sizes, *found, update, readouts)
+    strides = {node: tuple(values[node].stride()) for node in readouts}
+    return None if found is None else Core(number, forms.sizes, *found, update, readouts, strides)
 
 
 def _readouts(graph: fx.Graph, forms: Forms, state: fx.Node, after: fx.Node) -> dict[fx.Node, Form] | None:
@@ -151,12 +169,18 @@ def _readouts(graph: fx.Graph, forms: Forms, state: fx.Node, after: fx.Node) -> 
     return found
 
 
-def _is_of(state: Tensor, forms: Sequence[Form], values: Mapping[fx.Node, Any]) -> bool:
-    """Whether all that a state meets has its type, or none that counts, and lies on its device."""
+def _is_of(state: Tensor, forms: Sequence[Form], made: Sequence[fx.Node], values: Mapping[fx.Node, Any]) -> bool:
+    """Whether all that a state meets lies on its device, and has its type unless that counts for nothing; what is made
+    of it has that type, and lies without gaps."""
     sources = [factor.source for form in forms for factor in (*form.state, *(form.write or ()))]
     given = [values[source] for source in sources if isinstance(source, fx.Node)]
-    tensors = [value for value in given if isinstance(value, Tensor) and value.dim()]
-    return all(value.dtype == state.dtype and value.device == state.device for value in tensors)
+    tensors = [value for value in given if isinstance(value, Tensor)]
+    results = [values[node] for node in made]
+    return (
+        all(each.device == state.device for each in tensors)
+        and all(each.dtype == state.dtype or (not each.dim() and not each.is_complex()) for each in tensors)
+        and all(each.dtype == state.dtype and is_dense(each.shape, each.stride()) for each in results)
+    )
 
 
 def _are_matrices(row: int, column: int, update: Form, readouts: Any) -> bool:

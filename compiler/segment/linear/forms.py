@@ -9,6 +9,7 @@ Private torch API, tried on 2.11 and 2.13: ``enable_python_dispatcher``, as in `
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -53,7 +54,8 @@ class Factor:
         """What the source is in all steps, (T, ...), behind which come all dimensions of the state; those that it lacks
         have one entry. A number stays one."""
         if not isinstance(given, Tensor):
-            return 1.0 / given if self.inverted else given
+            inverse = 1.0 / given if given else math.copysign(math.inf, given)
+            return inverse if self.inverted else given
         order = [at for group in self.axes for at in group]
         found = given.reshape(-1, *(sizes[at] for at in order))
         if order != sorted(order):
@@ -100,6 +102,9 @@ class Forms:
         if self.of_state.isdisjoint(call.all_input_nodes):
             return
         self.of_state.add(call)
+        read = (self.found[source] for source in call.all_input_nodes if source in self.found)
+        if any(form.summed is not None for form in read):  # what is made of a readout is run as it is written
+            return
         form = self._form(call)
         if form is not None:
             self.found[call] = form
@@ -161,6 +166,8 @@ class Forms:
     def _sum(self, node: fx.Node, place: int, inner: Mapping[fx.Node, Form], parts: Parts) -> Form | None:
         form, count = inner[node.args[0]], len(inner[node.args[0]].axes)  # type: ignore[index]
         given: Any = node.args[1]
+        if given is None:
+            return None
         dims = {at % count for at in given}
         summed = [at for dim in dims for at in form.axes[dim]]
         if len(summed) != 1:
@@ -197,6 +204,10 @@ class Forms:
         if is_view(node):
             before = of_viewed(node, axes, self.sizes)
             return None if before is None else self._factors(node.args[0], before, parts)  # type: ignore[arg-type]
+        scaled = _scaled(node)
+        if scaled is not None:
+            inner = self._factors(scaled[0], axes, parts)
+            return None if inner is None else (*inner, scaled[1])
         pair = _outer(node, axes)
         if pair is None:
             return None
@@ -251,6 +262,16 @@ def _may_be_outer(node: fx.Node, values: Mapping[fx.Node, Any]) -> bool:
     value = values[node]
     read = [values[source] for source in node.all_input_nodes if isinstance(values[source], Tensor)]
     return isinstance(value, Tensor) and bool(read) and all(each.numel() <= value.numel() for each in read)
+
+
+def _scaled(node: fx.Node) -> tuple[fx.Node, Factor] | None:
+    """The operand of a product with a number, or a quotient, and that number."""
+    if node.target not in _TIMES | _OVER or len(node.args) != 2:
+        return None
+    value, number = node.args
+    if not isinstance(value, fx.Node) or not isinstance(number, int | float):
+        return None
+    return value, Factor(float(number), inverted=node.target in _OVER)
 
 
 def _outer(node: fx.Node, axes: Axes) -> Iterator[tuple[fx.Node, Axes]] | None:

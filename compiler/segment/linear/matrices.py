@@ -5,7 +5,8 @@ With ``S_{t+1} = a_t S_t + k_t v_t^T`` and ``A_{t,j} = a_{j+1} ... a_{t-1}``, wh
     ``q_t^T S_t = (a_0 ... a_{t-1} q_t)^T S_0 + sum_{j<t} A_{t,j} (q_t^T k_j) v_j^T``
 
 so of k steps ``Y = (Q K^T * A) V + a Q S_0``: one state is read and one written, not k of each, and the states between
-are neither made nor kept for the backward. Decays are multiplied, never divided by, so nothing overflows that did not.
+are neither made nor kept for the backward. Decays are multiplied, never divided by. What is infinite or not a number in
+one step shows in all steps that are done together, as ``A`` has zeros for those before it.
 Source: the chunkwise form of linear attention, Hua et al., Transformer Quality in Linear Time, ICML 2022, section 3.2;
 with decays Sun et al., Retentive Network, 2023, equation 7, and Dao and Gu, Transformers are SSMs, ICML 2024.
 
@@ -25,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from reroll.segment.linear.axes import in_order
 from reroll.segment.linear.cores import Core
 from reroll.segment.linear.forms import Factor, Factors, Form
 
@@ -82,10 +84,11 @@ class Chunk:
         decays = self._decays(update.state)
         kept_NDE = torch.bmm((k_NTD * decays.between[:, -1, :, None]).mT, v_NTE)
         last_NDE = state_NDE * decays.since[:, -1:] + kept_NDE
-        read = []
-        for form in self.core.readouts.values():
+        read = list[Sequence[Tensor]]()
+        for node, form in self.core.readouts.items():
             over = self._over_rows if form.summed == self.core.row else self._over_columns
-            read.append(self._shaped(over(form, decays, state_NDE, k_NTD, v_NTE), form))
+            made = self._shaped(over(form, decays, state_NDE, k_NTD, v_NTE), form)
+            read.append([_laid_out(each, self.core.strides[node]) for each in made])
         return self._state(last_NDE), read
 
     def _over_rows(self, form: Form, decays: Decays, state_NDE: Tensor, k_NTD: Tensor, v_NTE: Tensor) -> Tensor:
@@ -178,5 +181,11 @@ class Chunk:
         return turned.reshape(-1, *(prod(sizes[at] for at in group) for group in form.axes)).unbind(0)
 
 
+def _laid_out(value: Tensor, strides: Sequence[int]) -> Tensor:
+    """A value in the layout without gaps that some strides have."""
+    order = in_order(strides)
+    return _permuted(_permuted(value, order).contiguous(), sorted(range(len(order)), key=order.__getitem__))
+
+
 def _permuted(value: Tensor, order: Sequence[int]) -> Tensor:
-    return value if list(order) == list(range(len(order))) else value.permute(order)
+    return value if list(order) == list(range(len(order))) else value.permute(*order)

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from reroll.segment.linear.cores import Core, nexts
+from reroll.segment.linear.cores import Core, needed, nexts
 from reroll.segment.linear.matrices import Chunk, Values
 
 LINEAR = "linear steps"  # in the meta of a step whose linear carries are to be done together
@@ -28,23 +28,10 @@ class Schedule:
     @classmethod
     def of(cls, graph: fx.Graph, carries: int, cores: Sequence[Core]) -> Schedule:
         """The order of a step with linear carries."""
-        needed, levels = _needed(graph, cores), _levels(graph, carries, cores)
-        top = 1 + max([*(levels[node] for node in needed), *(_level(core, levels) for core in cores)])
-        nodes = [[node for node in graph.nodes if node in needed and levels[node] == level] for level in range(top)]
+        run, levels = needed(graph, cores), _levels(graph, carries, cores)
+        top = 1 + max([*(levels[node] for node in run), *(_level(core, levels) for core in cores)])
+        nodes = [[node for node in graph.nodes if node in run and levels[node] == level] for level in range(top)]
         return cls(nodes, [[core for core in cores if _level(core, levels) == level] for level in range(top)])
-
-
-def _needed(graph: fx.Graph, cores: Sequence[Core]) -> set[fx.Node]:
-    """The nodes that are run: what is given and what cores read, and what these are made of."""
-    linear, read = {core.carry for core in cores}, {node for core in cores for node in core.readouts}
-    given = [value for number, value in enumerate(nexts(graph)) if number not in linear and isinstance(value, fx.Node)]
-    todo, found = [*given, *(source for core in cores for source in core.sources)], set[fx.Node]()
-    while todo:
-        node = todo.pop()
-        if node not in found and node not in read:
-            found.add(node)
-            todo += node.all_input_nodes
-    return found
 
 
 def _levels(graph: fx.Graph, carries: int, cores: Sequence[Core]) -> dict[fx.Node, int]:
