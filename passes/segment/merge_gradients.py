@@ -79,7 +79,7 @@ def _has_enough_rows(node: fx.Node) -> bool:
     summed = operand.meta["val"].numel() // max(node.meta["val"].numel(), 1)
     if node.target is aten.mm.default:
         summed = operand.meta["val"].shape[1]
-    return bool(summed >= max(node.meta["val"].shape))
+    return bool(summed >= max(node.meta["val"].shape, default=1))
 
 
 def _merge(graph: fx.Graph, root: fx.Node, fixed: set[fx.Node], alone: bool) -> None:

@@ -353,7 +353,7 @@ def test_decays_of_nothing_and_of_everything_stay_finite() -> None:
 
 def test_what_is_divided_by_zero_is_infinite_as_in_eager() -> None:
     def step(net: Loop, x_BI: Tensor, s: Tensor) -> Any:
-        q, k, v = net.read(x_BI)
+        _, k, v = net.read(x_BI)
         s = s + k[..., None] * v[..., None, :]
         return s, (s / 0.0 * torch.ones(D, 1)).sum(2)
 

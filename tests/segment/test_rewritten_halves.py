@@ -56,6 +56,40 @@ def test_items_counted_from_the_end_are_in_their_place(order: tuple[int, int]) -
             rewritten(half, weights((size, B, N), (size, B, H), (N, H)), 1)
 
 
+@pytest.mark.parametrize(("vectors", "count", "left"), [(True, 63, 1), (True, 64, 2), (False, 64, 1)])
+def test_on_a_cpu_products_of_many_rows_stay_apart(vectors: bool, count: int, left: int) -> None:
+    def half(x: Tensor, w: Tensor) -> Any:
+        return (x[0] @ w + torch.tanh(x[1] @ w),)
+
+    graph = traced(half, weights((2, count, N), (N, H)), 1)
+    assert kinds(run_on_half(BOTH, graph, replace(CONTEXT, vectors=vectors)).graph)["mm"] == left
+
+
+@pytest.mark.parametrize(("vectors", "count", "left"), [(True, H - 1, 1), (True, H, 2), (False, H, 1)])
+def test_on_a_cpu_gradients_of_many_rows_stay_apart(vectors: bool, count: int, left: int) -> None:
+    """So do sums of rows, and numbers, which are of one entry."""
+
+    def half(x: Tensor, g: Tensor) -> Any:
+        return (
+            x[0].t() @ g[0] + x[1].t() @ g[1],
+            x[0].sum([0], True) + x[1].sum([0], True),
+            x[0].sum([0, 1]) + x[1].sum([0, 1]),
+        )
+
+    graph = traced(half, weights((2, count, H), (2, count, N)), 0)
+    found = kinds(run_on_half(BOTH, graph, replace(CONTEXT, vectors=vectors)).graph)
+    assert (found["mm"], found["sum"]) == (left, left + (2 if vectors else 1))
+
+
+def test_what_is_put_together_of_a_whole_product_is_the_product() -> None:
+    def half(x: Tensor, w: Tensor, part: Tensor) -> Any:
+        first, second = x[0] @ w, x[1] @ w
+        return torch.cat([first, second]).tanh(), torch.cat([second, first]).exp(), torch.cat([first, part]).sin()
+
+    left = rewritten(half, weights((2, B, N), (N, H), (B, H)), 2)
+    assert (left["mm"], left["cat"]) == (1, 2)
+
+
 def test_rows_of_other_widths_and_biases_that_differ_by_row_stay_apart() -> None:
     def half(x: Tensor, image: Tensor, index: Tensor, b: Tensor, bb: Tensor, w: Tensor, k: Tensor, e: Tensor) -> Any:
         products = [torch.addmm(bias, x[t], w) for t in range(2) for bias in (b, bb, b[None])]
