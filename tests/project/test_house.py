@@ -25,6 +25,7 @@ PRIVATE_TORCH = (
     "compiler/graph/private.py",
     "compiler/graph/fakes.py",
     "compiler/segment/joint/graph.py",
+    "compiler/segment/linear/forms.py",
     "compiler/segment/trace.py",
     "backends/cache/*.py",
     "backends/measure/history.py",
