@@ -11,14 +11,13 @@ A row is saved in ``results/linear.json`` as soon as it is measured; ``--only`` 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import torch
-from measuring import gradients, interleaved, pinned, relative_error, summary, training_step
+from measuring import cpu_seconds, gradients, interleaved, pinned, relative_error, summary, training_step
 from rich.console import Console
 from rich.table import Table
 from speed import EAGER, measure_rows
@@ -81,19 +80,14 @@ def row(point: Point, rounds: int, core: int | None, **options: Any) -> dict[str
         training, found = {way: training_step(model, network, x) for way, model in models.items()}, {}
         expected = gradients(training[EAGER], network)
         for way, step in training.items():
-            began = _seconds()
+            began = cpu_seconds()
             error = relative_error(gradients(step, network), expected)
-            first = _seconds() - began
+            first = cpu_seconds() - began
             network.zero_grad(set_to_none=True)
             peak = reroll.measure(step, [network]).local_peak
             found[way] = {"relative_error": error, "local_peak_bytes": peak, "first_s": first}
         times = summary(interleaved(training, rounds), EAGER)
     return {"steps": point.steps, "contenders": {way: {**found[way], **times[way]} for way in found}}
-
-
-def _seconds() -> float:
-    """CPU seconds of this process and of those that it waited for."""
-    return sum(os.times()[:4])
 
 
 def show(result: dict[str, Any]) -> None:

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from reroll.backends.codecs.words import on_host, words_of
 from reroll.errors import StorageError, UnsupportedError
+from reroll.graph.layouts import is_dense
 from reroll.words.registry import Registry
 
 
@@ -131,15 +132,3 @@ def decode(encoded: Encoded) -> Tensor:
     """
     flat = CODECS.find(encoded.codec).decode(encoded)
     return flat.to(encoded.device).as_strided(encoded.shape, encoded.stride)
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill their memory without gaps or overlaps, in whatever order of dimensions."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size == 1:
-            continue
-        if stride != expected and tensor.numel():
-            return False
-        expected *= size
-    return tensor.numel() > 0 or tensor.is_contiguous()

@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from reroll.backends.codecs.codec import is_dense
 from reroll.backends.runtime.randomness import random_state, set_random_state
 from reroll.backends.tiers.device import device_of
 from reroll.errors import RerollWarning, is_shortage
 from reroll.graph.fakes import laid_out_like
+from reroll.graph.layouts import is_dense
 
 if TYPE_CHECKING:
     from reroll.backends.inductor.lower import Boxed

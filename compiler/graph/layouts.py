@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import fx
 
@@ -17,6 +19,23 @@ def memory_order(value: torch.Tensor) -> Order:
     return tuple(next(moved) if dim in dims else dim for dim in range(value.dim()))
 
 
+def inverse(order: Sequence[int]) -> list[int]:
+    """The permutation that undoes one."""
+    return sorted(range(len(order)), key=order.__getitem__)
+
+
+def is_dense(value: torch.Tensor) -> bool:
+    """Whether the elements fill their memory without gaps or overlaps, in whatever order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected and value.numel():
+            return False
+        expected *= size
+    return value.numel() > 0 or value.is_contiguous()
+
+
 def is_plain(order: Order) -> bool:
     """Whether it is that of contiguous memory."""
     return order == tuple(range(len(order)))
@@ -25,7 +44,7 @@ def is_plain(order: Order) -> bool:
 def lay_out(graph: fx.Graph, node: fx.Node, order: Order) -> fx.Node:
     """Operations at the point of insertion that give a node's value an order of memory."""
     value = node.meta.get("example_value")
-    back = sorted(range(len(order)), key=order.__getitem__)
+    back = inverse(order)
     for method, *args in (("permute", order), ("contiguous",), ("permute", tuple(back))):
         node = graph.call_method(method, (node, *args))
         if value is not None:

@@ -19,7 +19,7 @@ from reroll.graph.fakes import apart_from_dynamo, fake_of
 from reroll.graph.private import is_seeded
 from reroll.recurrence import Items, Numbers, PerStep, Recurrence, Slices, Slots
 from reroll.segment.joint.graph import joint_graph, looked_at
-from reroll.segment.linear.cores import Core, cores, may_be_linear
+from reroll.segment.linear.cores import Core, candidates, cores
 from reroll.segment.linear.steps import LINEAR, run_steps
 from reroll.segment.sparsity import Fact, infer_carries
 
@@ -244,13 +244,14 @@ def _settle_gradients(recurrence: Recurrence, fakes: list[torch.Tensor], slots: 
 def linear_carries(recurrence: Recurrence) -> Sequence[Core]:
     """The carries that enter a step linearly, as matrices, of which segments do several steps together."""
     carried = len(recurrence.carries)
-    if recurrence.random or recurrence.autocast or not any(map(may_be_linear, recurrence.examples[:carried])):
+    numbers = candidates(recurrence.step.graph, recurrence.examples[:carried])
+    if not numbers or recurrence.random or recurrence.autocast:
         return ()
     mode, slots = trace_mode(), recurrence.slots(1)
     with apart_from_dynamo(mode), recurrence.modes():
         fakes = trace_inputs(recurrence, mode, 1)
         with mode:
-            return cores(recurrence.step, [*fakes[:carried], *_at(slots, fakes, 0)], carried)
+            return cores(recurrence.step, [*fakes[:carried], *_at(slots, fakes, 0)], numbers)
 
 
 def _segment_function(

@@ -23,7 +23,7 @@ from reroll.program.registry import run_on_step
 from reroll.schedules.named import tree
 from reroll.schedules.problem import Problem
 from reroll.segment.linear import cores as cores_module
-from reroll.segment.linear.cores import cores
+from reroll.segment.linear.cores import candidates
 from reroll.segment.trace import linear_carries, trace
 
 pytestmark = pytest.mark.usefixtures("double_precision", "small")
@@ -395,4 +395,4 @@ def test_it_is_a_pass_that_may_be_left_out() -> None:
 def test_small_states_and_random_steps_stay() -> None:
     recurrence = captured(Loop(attention, HEADS), inputs())
     assert not linear_carries(replace(recurrence, random=True))
-    assert not cores(recurrence.step, [torch.zeros(2, 3, 8, 64)], 1)
+    assert not candidates(recurrence.step.graph, [torch.zeros(2, 3, 8, 64)])

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from reroll.capture.lengths.template import Varies
 from reroll.graph.fakes import apart_from_dynamo, fake_of, new_fake_mode
-from reroll.graph.layouts import memory_order
+from reroll.graph.layouts import inverse, memory_order
 from reroll.graph.private import map_aggregate
 from reroll.recurrence import Recurrence, Slices
 
@@ -54,8 +54,7 @@ def _resized(value: Tensor, shape: tuple[int, ...]) -> Tensor:
     if tuple(value.shape) == shape:
         return value
     order = memory_order(value)
-    back = sorted(range(len(order)), key=order.__getitem__)
-    made = value.new_empty([shape[dim] for dim in order]).permute(back)
+    made = value.new_empty([shape[dim] for dim in order]).permute(inverse(order))
     return made.requires_grad_(value.requires_grad)
 
 

@@ -34,21 +34,6 @@ def broadcast(shape: Sequence[int], axes: Axes) -> Axes:
     return tuple(group if size != 1 else () for size, group in zip(shape, axes[len(axes) - len(shape) :], strict=True))
 
 
-def in_order(strides: Sequence[int]) -> list[int]:
-    """The dimensions of a value from the one with the largest steps to that with the smallest."""
-    return sorted(range(len(strides)), key=lambda at: -strides[at])
-
-
-def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether a value lies without gaps, in any order of its dimensions."""
-    step = 1
-    for at in reversed(in_order(strides)):
-        if shape[at] != 1 and strides[at] != step:
-            return False
-        step *= shape[at]
-    return True
-
-
 def is_view(node: fx.Node) -> bool:
     """Whether an operation gives the values of its operand, laid out otherwise."""
     return node.target in _RESHAPED | _SAME | _TURNED or node.target is aten.expand.default

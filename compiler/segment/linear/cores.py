@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from reroll.graph.editing import ancestors
 from reroll.graph.effects import has_effect
-from reroll.segment.linear.axes import is_dense, own
+from reroll.graph.layouts import Order, is_dense, memory_order
+from reroll.segment.linear.axes import own
 from reroll.segment.linear.forms import Factor, Factors, Form, Forms
 
 # Rows and columns of a state from which on products of matrices are faster (benchmarks/results/linear.json).
@@ -29,7 +31,7 @@ _DTYPES = (torch.float32, torch.float64)  # products of queries and keys could o
 class Core:
     """Number ``carry`` of the carries, of ``sizes``, of which ``row`` and ``column`` are those of matrices, and all
     others a batch. ``update``: the next state. ``readouts``: what the rest of the step reads, by its node;
-    ``strides``: how each of these lies."""
+    ``orders``: how the dimensions of each of these lie."""
 
     carry: int
     sizes: tuple[int, ...]
@@ -37,7 +39,7 @@ class Core:
     column: int
     update: Form
     readouts: Mapping[fx.Node, Form]
-    strides: Mapping[fx.Node, tuple[int, ...]]
+    orders: Mapping[fx.Node, Order]
 
     @property
     def factors(self) -> Iterator[Factor]:
@@ -51,19 +53,21 @@ class Core:
         return {factor.source for factor in self.factors if isinstance(factor.source, fx.Node)}
 
 
-def cores(step: fx.GraphModule, examples: Sequence[Tensor], carries: int) -> list[Core]:
-    """The linear carries of a step, of fake examples of its operands; none where its calls have an order to keep, as
-    random numbers have."""
-    graph = step.graph
-    if any(has_effect(node) for node in graph.nodes if node.op not in ("placeholder", "output")):
+def candidates(graph: fx.Graph, carries: Sequence[Tensor]) -> list[int]:
+    """The numbers of the carries of a step that may be linear, as can be told without a look at its values; none where
+    its calls have an order to keep, as random numbers have."""
+    states = [number for number, carry in enumerate(carries) if may_be_linear(carry)]
+    if not states or any(has_effect(node) for node in graph.nodes if node.op not in ("placeholder", "output")):
         return []
+    inputs = graph.find_nodes(op="placeholder")[: len(carries)]
+    return [number for number in states if _is_alone(graph, inputs, number)]
+
+
+def cores(step: fx.GraphModule, examples: Sequence[Tensor], candidates: Sequence[int]) -> list[Core]:
+    """The linear carries of a step among some, of fake examples of its operands."""
+    graph, values = step.graph, _values(step, examples)
     inputs = graph.find_nodes(op="placeholder")
-    states = [number for number in range(carries) if may_be_linear(examples[number])]
-    if not states:
-        return []
-    alone = [number for number in states if _is_alone(graph, inputs[:carries], number)]
-    values = _values(step, examples) if alone else {}
-    found = [core for number in alone if (core := _core(graph, inputs, number, values)) is not None]
+    found = [core for number in candidates if (core := _core(graph, inputs, number, values)) is not None]
     kept = needed(graph, found)
     return [] if any(inputs[core.carry] in kept for core in found) else found
 
@@ -77,13 +81,7 @@ def needed(graph: fx.Graph, cores: Sequence[Core]) -> set[fx.Node]:
     """The nodes that are run one by one: what is given and what cores read, and what these are made of."""
     linear, read = {core.carry for core in cores}, {node for core in cores for node in core.readouts}
     given = [value for number, value in enumerate(nexts(graph)) if number not in linear and isinstance(value, fx.Node)]
-    todo, found = [*given, *(source for core in cores for source in core.sources)], set[fx.Node]()
-    while todo:
-        node = todo.pop()
-        if node not in found and node not in read:
-            found.add(node)
-            todo += node.all_input_nodes
-    return found
+    return ancestors([*given, *(source for core in cores for source in core.sources)], stop=read) - read
 
 
 def nexts(graph: fx.Graph) -> list[Any]:
@@ -94,21 +92,11 @@ def nexts(graph: fx.Graph) -> list[Any]:
 
 def _is_alone(graph: fx.Graph, carries: Sequence[fx.Node], number: int) -> bool:
     """Whether no other carry depends on a carry and also decides what becomes of it."""
-    reads = [_carries_of(value, carries) for value in nexts(graph)[: len(carries)]]
+    made_of = [ancestors([value] if isinstance(value, fx.Node) else []) for value in nexts(graph)[: len(carries)]]
+    reads = [{at for at, carry in enumerate(carries) if carry in nodes} for nodes in made_of]
     return number in reads[number] and all(
         number not in _onward(reads, other) for other in reads[number] if other != number
     )
-
-
-def _carries_of(value: Any, carries: Sequence[fx.Node]) -> set[int]:
-    """The carries of which a value of a step is made."""
-    todo, seen = [value] if isinstance(value, fx.Node) else [], set[fx.Node]()
-    while todo:
-        node = todo.pop()
-        if node not in seen:
-            seen.add(node)
-            todo += node.all_input_nodes
-    return {number for number, carry in enumerate(carries) if carry in seen}
 
 
 def _onward(reads: Sequence[set[int]], number: int) -> set[int]:
@@ -121,15 +109,9 @@ def _onward(reads: Sequence[set[int]], number: int) -> set[int]:
     return found
 
 
-class _Values(fx.Interpreter):
-    """Runs a step, and keeps all values."""
-
-    def __init__(self, step: fx.GraphModule) -> None:
-        super().__init__(step, garbage_collect_values=False)
-
-
 def _values(step: fx.GraphModule, examples: Sequence[Tensor]) -> Mapping[fx.Node, Any]:
-    run = _Values(step)
+    """What all nodes give."""
+    run = fx.Interpreter(step, garbage_collect_values=False)
     with torch.no_grad():
         run.run(*examples)
     return run.env
@@ -151,8 +133,8 @@ def _core(graph: fx.Graph, inputs: Sequence[fx.Node], number: int, values: Mappi
         return None
     pairs = permutations((at for at, size in enumerate(like.shape) if size >= LEAST), 2)
     found = next((pair for pair in pairs if _are_matrices(*pair, update, readouts.values())), None)
-    strides = {node: tuple(values[node].stride()) for node in readouts}
-    return None if found is None else Core(number, forms.sizes, *found, update, readouts, strides)
+    orders = {node: memory_order(values[node]) for node in readouts}
+    return None if found is None else Core(number, forms.sizes, *found, update, readouts, orders)
 
 
 def _readouts(graph: fx.Graph, forms: Forms, state: fx.Node, after: fx.Node) -> dict[fx.Node, Form] | None:
@@ -179,7 +161,7 @@ def _is_of(state: Tensor, forms: Sequence[Form], made: Sequence[fx.Node], values
     return (
         all(each.device == state.device for each in tensors)
         and all(each.dtype == state.dtype or (not each.dim() and not each.is_complex()) for each in tensors)
-        and all(each.dtype == state.dtype and is_dense(each.shape, each.stride()) for each in results)
+        and all(each.dtype == state.dtype and is_dense(each) for each in results)
     )
 
 

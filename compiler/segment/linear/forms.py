@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from reroll.graph.editing import aten
+from reroll.graph.layouts import inverse
 from reroll.segment.linear.axes import Axes, broadcast, is_view, of_view, of_viewed, own
 
 _TIMES = {aten.mul.Tensor, aten.mul.Scalar}
@@ -54,12 +55,13 @@ class Factor:
         """What the source is in all steps, (T, ...), behind which come all dimensions of the state; those that it lacks
         have one entry. A number stays one."""
         if not isinstance(given, Tensor):
-            inverse = 1.0 / given if given else math.copysign(math.inf, given)
-            return inverse if self.inverted else given
+            if not self.inverted:
+                return given
+            return 1.0 / given if given else math.copysign(math.inf, given)
         order = [at for group in self.axes for at in group]
         found = given.reshape(-1, *(sizes[at] for at in order))
         if order != sorted(order):
-            found = found.permute(0, *(1 + at for at in sorted(range(len(order)), key=order.__getitem__)))
+            found = found.permute(0, *(1 + at for at in inverse(order)))
         found = found.reshape(-1, *(size if at in order else 1 for at, size in enumerate(sizes)))
         return found.reciprocal() if self.inverted else found
 
@@ -274,15 +276,15 @@ def _scaled(node: fx.Node) -> tuple[fx.Node, Factor] | None:
     return value, Factor(float(number), inverted=node.target in _OVER)
 
 
-def _outer(node: fx.Node, axes: Axes) -> Iterator[tuple[fx.Node, Axes]] | None:
+def _outer(node: fx.Node, axes: Axes) -> list[tuple[fx.Node, Axes]] | None:
     """The two factors of a product of which one is repeated, with the axes that each has; None for other operations."""
     operands = [arg for arg in node.args if isinstance(arg, fx.Node)]
     if len(operands) != 2 or len(node.args) != 2 or node.kwargs:
         return None
     (left, right), count = operands, node.meta["val"].numel()
     if node.target in _TIMES and min(left.meta["val"].numel(), right.meta["val"].numel()) < count:
-        return iter([(each, broadcast(each.meta["val"].shape, axes)) for each in operands])
+        return [(each, broadcast(each.meta["val"].shape, axes)) for each in operands]
     if node.target in _MATRICES and left.meta["val"].shape[-1] == 1:
         *batch, rows, columns = axes
-        return iter([(left, (*batch, rows, ())), (right, (*batch, (), columns))])
+        return [(left, (*batch, rows, ())), (right, (*batch, (), columns))]
     return None

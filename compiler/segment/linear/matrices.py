@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from reroll.segment.linear.axes import in_order
+from reroll.graph.layouts import Order, inverse, is_plain
 from reroll.segment.linear.cores import Core
 from reroll.segment.linear.forms import Factor, Factors, Form
 
@@ -88,7 +88,7 @@ class Chunk:
         for node, form in self.core.readouts.items():
             over = self._over_rows if form.summed == self.core.row else self._over_columns
             made = self._shaped(over(form, decays, state_NDE, k_NTD, v_NTE), form)
-            read.append([_laid_out(each, self.core.strides[node]) for each in made])
+            read.append([_laid_out(each, self.core.orders[node]) for each in made])
         return self._state(last_NDE), read
 
     def _over_rows(self, form: Form, decays: Decays, state_NDE: Tensor, k_NTD: Tensor, v_NTE: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ class Chunk:
     def _state(self, state_NDE: Tensor) -> Tensor:
         order = [*self._batch, self.core.row, self.core.column]
         whole = state_NDE.reshape([self.core.sizes[at] for at in order])
-        return _permuted(whole, sorted(range(len(order)), key=order.__getitem__))
+        return _permuted(whole, inverse(order))
 
     def _shaped(self, y: Tensor, form: Form) -> Sequence[Tensor]:
         """What a readout gives, (N, T, D or E), in each step, laid out as its value there."""
@@ -181,11 +181,10 @@ class Chunk:
         return turned.reshape(-1, *(prod(sizes[at] for at in group) for group in form.axes)).unbind(0)
 
 
-def _laid_out(value: Tensor, strides: Sequence[int]) -> Tensor:
-    """A value in the layout without gaps that some strides have."""
-    order = in_order(strides)
-    return _permuted(_permuted(value, order).contiguous(), sorted(range(len(order)), key=order.__getitem__))
+def _laid_out(value: Tensor, order: Order) -> Tensor:
+    """A value without gaps whose dimensions lie in an order."""
+    return _permuted(_permuted(value, order).contiguous(), inverse(order))
 
 
 def _permuted(value: Tensor, order: Sequence[int]) -> Tensor:
-    return value if list(order) == list(range(len(order))) else value.permute(*order)
+    return value if is_plain(tuple(order)) else value.permute(*order)

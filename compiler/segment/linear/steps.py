@@ -6,7 +6,7 @@ carries whose factors are of level 0, and so on. All steps of a level are run be
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,11 +91,9 @@ class _Run:
             for core in cores:
                 self._core(core)
         ends = [self.last.get(number, self._given(-1, number)) for number in range(len(self.carries))]
-        ys = [[self._given(t, number) for number in self._outputs()] for t in range(len(self.runs))]
+        outputs = range(len(self.carries), len(self.after))
+        ys = [[self._given(t, number) for number in outputs] for t in range(len(self.runs))]
         return ends, ys
-
-    def _outputs(self) -> Iterator[int]:
-        yield from range(len(self.carries), len(self.after))
 
     def _given(self, t: int, number: int) -> Any:
         value = self.after[number]
