@@ -149,6 +149,16 @@ def test_collections_that_wait_longer_go_on_waiting() -> None:
         assert gc.get_threshold() == (700, 10, 1_000)
 
 
+@pytest.mark.parametrize(("times", "due"), [(3, False), (12, True)])
+@pytest.mark.usefixtures("usual_collections")
+def test_a_collection_that_is_due_comes_behind_a_compilation(times: int, due: bool) -> None:
+    gc.collect()
+    with Collections():
+        for _ in range(times):
+            gc.collect(1)
+    assert (gc.get_count()[2] == 0) == due
+
+
 @pytest.mark.parametrize("door", ["compile", "backend"])
 @pytest.mark.usefixtures("usual_collections")
 def test_a_compiled_model_leaves_the_threshold(door: str) -> None:
