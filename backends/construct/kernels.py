@@ -5,7 +5,7 @@ Whether what ``keep`` and ``recompute`` name is there is looked for in all loops
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from reroll.backends.cache.traces import recall, remember, trace_key
 from reroll.backends.inductor.event_counts import Watch
-from reroll.backends.inductor.lower import Segment, has_vectors, lower, prepare, replays
+from reroll.backends.inductor.lower import Segment, cut_both_ways, has_vectors, lower, prepare
 from reroll.backends.inductor.whole import refused_by_inductor
 from reroll.backends.processes.together import groups_of
 from reroll.backends.progress import progress
@@ -24,14 +24,17 @@ from reroll.backends.runtime.recordings import Graphs
 from reroll.backends.tiers.device import background_of, home_of
 from reroll.graph.editing import module_content
 from reroll.graph.names import names_of, show_names
+from reroll.graph.work import work
 from reroll.passes import DEFAULT_PASSES
 from reroll.planning.options import Options
+from reroll.planning.replaying import Replaying
 from reroll.program.context import Context
 from reroll.program.registry import pass_names, run_on_half, run_on_step
 from reroll.recurrence import Recurrence
 from reroll.schedules.interval import Interval
 from reroll.schedules.named import tree
 from reroll.schedules.problem import Problem
+from reroll.segment.cut.partition import Cut
 from reroll.segment.cut.policy import Policy, check_texts, forward_values
 from reroll.segment.invariants import Once
 from reroll.segment.trace import Traced, constant_names, trace
@@ -71,7 +74,8 @@ def results_of(segment: Segment, recurrence: Recurrence) -> Results:
 class Kernels:
     """The compiled segments of a recurrence, and what their passes were told, with what was proved of its carry.
 
-    ``traced``: the longest segment. ``replay``: backwards repeat products from what is kept of spikes.
+    ``traced``: the longest segment. ``replay``: backwards repeat products from what is kept of spikes; ``replaying``:
+    what that changes, where tapes are small then.
     """
 
     traced: Traced
@@ -79,6 +83,7 @@ class Kernels:
     context: Context
     step: fx.GraphModule
     replay: bool
+    replaying: Replaying | None = None
 
     @property
     def random(self) -> bool:
@@ -92,8 +97,9 @@ class Kernels:
         return self.context.recurrence.numbers_on
 
 
-def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[int]) -> Kernels:
-    """Segments of the given lengths, longest first, whatever the number of steps of the recurrence."""
+def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[int], loops: int = 1) -> Kernels:
+    """Segments of the given lengths, longest first, of one of so many ``loops`` that share a budget. They serve any
+    number of steps; whether they replay products is decided by that of the recurrence (``suited``)."""
     context = Context(
         store_all_root(recurrence, lengths[0]),
         recurrence,
@@ -110,7 +116,10 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
     shown = replace(recurrence, step=show_names(recurrence.step)) if policy else recurrence
     traced = {k: prepared(shown, k, options.lowering) for k in lengths}
     facts = traced[lengths[0]].facts if options.codec != "none" else ()
-    replay, watch = _replays(traced[lengths[0]], options, policy), Watch()
+    replaying, watch = _replaying(traced[lengths[0]], recurrence, options, policy), Watch()
+    replay = options.replay is True
+    if options.replay == "auto" and replaying:
+        replay = replaying.pays(recurrence.steps, options, loops)
     several = not replay and options.schedule != "store_all"  # of the tapes are made again, or are thin
     once = Once(constant_names(recurrence))
     context = replace(context, recurrence=recurrence, facts=facts)
@@ -131,7 +140,20 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
         segments = {k: lowered(each) for k, each in traced.items()}
     graphs = Graphs(device, recurrence.where, traced[lengths[0]].random)
     compiled = Compiled(segments, watch, once, graphs)
-    return Kernels(traced[lengths[0]], compiled, context, recurrence.step, replay)
+    return Kernels(traced[lengths[0]], compiled, context, recurrence.step, replay, replaying)
+
+
+def suited(compiled: Callable[[Options], Kernels], steps: int, options: Options, loops: int) -> Kernels:
+    """Segments ``compiled`` by some options, or by others where they were made for another number of steps, for which
+    it paid to replay products, or not to, as it does not for these ``steps``."""
+    kernels = compiled(options)
+    if (
+        kernels.replaying is None
+        or options.replay != "auto"
+        or kernels.replaying.pays(steps, options, loops) == kernels.replay
+    ):
+        return kernels
+    return compiled(replace(options, replay=not kernels.replay))
 
 
 def prepared(recurrence: Recurrence, steps: int, lowering: str) -> Traced:
@@ -146,14 +168,34 @@ def prepared(recurrence: Recurrence, steps: int, lowering: str) -> Traced:
     return found
 
 
-def _replays(traced: Traced, options: Options, policy: Policy) -> bool:
-    """Whether backwards repeat products.
+def _replaying(traced: Traced, recurrence: Recurrence, options: Options, policy: Policy) -> Replaying | None:
+    """What replaying products changes, if a tape of all steps is small then; nothing if a schedule was asked for that
+    runs steps again."""
+    if options.schedule not in ("auto", "store_all"):
+        return None
+    cuts = cut_both_ways(traced, options.lowering, options.codec, policy)
+    if cuts is None:
+        return None
+    kept, replayed = cuts
+    return Replaying(
+        traced.steps,
+        carry=sum(value.nbytes for value in traced.results[: traced.carries]),
+        kept=int(kept.kept),
+        replayed=int(replayed.kept),
+        beside=_held_by_weights(recurrence, options),
+        work=_work(replayed) / _work(kept),
+    )
 
-    As asked for, else if a tape of all steps is small then and no schedule that runs steps again was asked for.
-    """
-    if isinstance(options.replay, bool):
-        return options.replay
-    return options.schedule in ("auto", "store_all") and replays(traced, options.lowering, options.codec, policy)
+
+def _work(cut: Cut) -> float:
+    return work(cut.forward.graph) + work(cut.backward.graph)
+
+
+def _held_by_weights(recurrence: Recurrence, options: Options) -> int:
+    """Bytes of the gradients of weights, and of these weights packed for a forward and for a backward."""
+    weights = [recurrence.examples[number] for number in recurrence.constants]
+    copies = 1 + 2 * (options.lowering == "inductor" and "pack-weights" in passes_of(options))
+    return sum(copies * each.nbytes for each in weights if each.requires_grad and each.ndim > 1)
 
 
 def passes_of(options: Options) -> tuple[str, ...]:

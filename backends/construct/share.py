@@ -45,12 +45,15 @@ def build_all(recurrences: Sequence[Recurrence], options: Options, around: Bytes
     """Compile recurrences as the options say, each kind of kernel once."""
     known: dict[Any, Kernels] = {}
 
+    def compiled(recurrence: Recurrence, lengths: Sequence[int], way: Options) -> Kernels:
+        key = (kind(recurrence), lengths, way.passes, way.replay)
+        if key not in known:
+            known[key] = compiling.compile_kernels(recurrence, way, lengths, len(recurrences))
+        return known[key]
+
     def kernels(recurrence: Recurrence, length: int, way: Options) -> Kernels:
         lengths = lengths_of(recurrence, length, way)
-        key = (kind(recurrence), lengths, way.passes)
-        if key not in known:
-            known[key] = compiling.compile_kernels(recurrence, way, lengths)
-        return known[key]
+        return compiling.suited(partial(compiled, recurrence, lengths), recurrence.steps, way, len(recurrences))
 
     return fitting_all([partial(kernels, each) for each in recurrences], recurrences, options, around)
 
@@ -132,7 +135,22 @@ def automatic_budget(recurrence: Recurrence) -> int:
 
 
 def _fitting(kernels_of: KernelsOf, recurrence: Recurrence, options: Options, beside: Beside) -> Built:
-    """The fastest plan within the budget, of which what is ``beside`` the recurrence takes its share.
+    """The fastest plan within the budget, of which what is ``beside`` the recurrence takes its share; with replayed
+    products, where it seemed that none need be and nothing fits so. Raises BudgetError if nothing fits."""
+    try:
+        return _fastest(kernels_of, recurrence, options, beside)
+    except BudgetError as refusal:
+        kernels = kernels_of(segment_lengths(recurrence, options)[0], options)
+        if kernels.replaying is None or kernels.replay or options.replay != "auto":
+            raise
+        try:
+            return _fastest(kernels_of, recurrence, replace(options, replay=True), beside)
+        except BudgetError as error:
+            raise min(refusal, error, key=lambda each: each.nbytes) from None
+
+
+def _fastest(kernels_of: KernelsOf, recurrence: Recurrence, options: Options, beside: Beside) -> Built:
+    """The fastest plan within the budget.
 
     Segments of the usual length with packed weights are compiled first. Weights that are not packed, and shorter
     segments, come where nothing fits, or where they may run a tenth less. Raises BudgetError if nothing fits.

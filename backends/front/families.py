@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from reroll.backends.construct.kernels import Kernels, Results, check_policy, compile_kernels
+from reroll.backends.construct.kernels import Kernels, Results, check_policy, compile_kernels, suited
 from reroll.backends.construct.replan import Plans
 from reroll.backends.construct.share import KernelsOf, fitting_all
 from reroll.backends.dynamo.around import bytes_around
@@ -76,7 +76,7 @@ class Family:
             for each in (self._of_one_length(*found) for found in enumerate(recurrences)):
                 if each.steps:
                     lengths = lengths_of(each, segment_length(each, self.options), self.options)
-                    compile_kernels(each, self.options, lengths)
+                    compile_kernels(each, self.options, lengths, len(self.template.loops))
 
     def _instance(self, observed: Observed, operands: Sequence[Any], sequences: Mapping[int, Tensor]) -> Instance:
         instance = instantiate(self.template, observed.check)
@@ -130,12 +130,16 @@ class Family:
     def _kernels(self, at: int, recurrence: Recurrence, length: int, way: Options) -> Kernels:
         """Segments of a loop of which most have a length, and of such shorter ones as its steps leave, by the passes of
         some options; those that were compiled for another number of steps, where they do."""
+        loops = len(self.template.loops)
+        return suited(partial(self._known, at, recurrence, length, loops), recurrence.steps, way, loops)
+
+    def _known(self, at: int, recurrence: Recurrence, length: int, loops: int, way: Options) -> Kernels:
         lengths = lengths_of(recurrence, length, self.options)
         numbers = tuple(x.dtype for x in recurrence.xs if isinstance(x, Numbers))
-        kind = at, length, way.passes, numbers, tuple(each.shape for each in recurrence.examples)
+        kind = at, length, way.passes, way.replay, numbers, tuple(each.shape for each in recurrence.examples)
         key = next((key for key in self.kernels if key[0] == kind and set(lengths) <= set(key[1])), (kind, lengths))
         if key not in self.kernels:
-            self.kernels[key] = compile_kernels(recurrence, way, lengths)
+            self.kernels[key] = compile_kernels(recurrence, way, lengths, loops)
             forget(self.kernels, _KERNELS)
         self.kernels.move_to_end(key)
         return self.kernels[key]

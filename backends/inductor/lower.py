@@ -164,12 +164,15 @@ def has_vectors(lowering: str, device: torch.device) -> bool:
     return vectors()
 
 
-def replays(traced: Traced, lowering: str, codec: str, policy: Policy = NO_POLICY) -> bool:
-    """Whether so little is kept where products are replayed that a tape of all steps is small: a tenth of plain's."""
+def cut_both_ways(traced: Traced, lowering: str, codec: str, policy: Policy = NO_POLICY) -> tuple[Cut, Cut] | None:
+    """A joint graph, cut so that its backward replays no products, and so that it does; nothing unless so little is
+    kept then that a tape of all steps is small: a tenth of plain's."""
     if not traced.tangents:
-        return False
-    cut = _cut(traced, policy, pack=_packs(lowering, codec), replay=True)
-    return 0 < cut.kept <= _SMALL * cut.plain < float("inf")
+        return None
+    way = partial(_cut, traced, policy, pack=_packs(lowering, codec))
+    replayed = way(replay=True)
+    small = 0 < replayed.kept <= _SMALL * replayed.plain < float("inf")
+    return (way(replay=False), replayed) if small else None
 
 
 def lower(
@@ -249,6 +252,14 @@ def _packs(lowering: str, codec: str) -> bool:
 def _cut(traced: Traced, policy: Policy = NO_POLICY, *, pack: bool, replay: bool) -> Cut:
     held = set(range(traced.carries, traced.inputs_total))
     return partition(traced.graph, traced.outputs, held, policy, pack=pack, replay=replay)
+
+
+def halves_of(
+    traced: Traced, lowering: str, codec: str, policy: Policy = NO_POLICY, *, replay: bool
+) -> list[fx.GraphModule]:
+    """The forward of a prepared joint graph, and its backward if there is one, before passes rewrite them."""
+    forward, backward, _ = _halves(traced, policy, pack=_packs(lowering, codec), replay=replay)
+    return [forward] if backward is None else [forward, backward]
 
 
 def _halves(

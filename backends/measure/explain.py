@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from reroll.backends.codecs.codec import CODECS
@@ -13,6 +14,7 @@ from reroll.backends.construct.timing import clocked
 from reroll.backends.dynamo.entry import EXPLAINING, Asked, Graph, Reached
 from reroll.backends.front.held.state import State
 from reroll.backends.measure.plain import step_seconds
+from reroll.backends.measure.rewrites import rewrites_of
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.backends.tiers.calibrate import calibrate
 from reroll.backends.tiers.device import background_of
@@ -219,5 +221,6 @@ def _loop(built: Built, around: Around, costs: Costs | str) -> Loop:
         taped=segment.tape,
         gradient_error=ledger.gradient_error,
         cuts=executable.cuts,
+        rewriting=partial(rewrites_of, built),
         prefetched="prefetch" in built.demand.passes and choice.ahead,
     )

@@ -18,7 +18,7 @@ _CALL = 0.5  # what a call of a segment costs beside its steps, in runs of a ste
 _UNHIDDEN = 1.1  # reading blocks when they are needed must save a tenth, as nothing hides the transfers
 _BLOCKS = (1, 2, 4)  # segments of a block of "remote", where that is weighed beside others
 _SIZES = 100  # of memory that are told apart where none is asked for
-_SLOWER = 1.05  # of the fastest plan's time: what a plan without a budget may take to hold less
+SLOWER = 1.05  # of the fastest plan's time: what a plan without a budget may take to hold less
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def preferred(problem: Problem, options: Options, replay: bool) -> Choice:
 def _nearly_fastest(problem: Problem) -> Choice:
     """Of the choices that take at most 5 % longer than the fastest, which tapes every step, that of least memory."""
     fastest, whole = Choice("store_all", problem), problem.segments * problem.tape
-    longest = _SLOWER * steps_run(fastest)
+    longest = SLOWER * steps_run(fastest)
     sizes = range(least_memory(problem), whole, max(whole // _SIZES, 1))
     found = bisect_left(sizes, True, key=lambda memory: steps_run(_within(problem, memory)) <= longest)
     return _within(problem, sizes[found]) if found < len(sizes) else fastest

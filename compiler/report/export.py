@@ -76,6 +76,7 @@ def _loop(loop: Loop, trace: Timeline, most: int) -> dict[str, Any]:
         "kept": dict(zip(("carries", "plain_bytes", "kept_bytes"), loop.kept, strict=True)),
         "carries": [{**asdict(line), "shape": list(line.shape)} for line in loop.carries],
         "event_products": [asdict(line) for line in loop.events],
+        "rewrites": [asdict(each) for each in loop.rewrites],
         "alternatives": [{**asdict(each), "tiers": dict(each.tiers)} for each in loop.alternatives],
         "formulas": _formulas(loop.by_formula()),
         "trace": _columns(trace, most),

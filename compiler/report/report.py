@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from reroll.report.by_formula import ByFormula, by_formula
 from reroll.report.export import as_json, chrome_trace
 from reroll.report.page.page import framed, page
 from reroll.report.plots import plot
+from reroll.report.rewrites import Rewrite
 from reroll.report.tables import loop_tables, summary
 from reroll.schedules.machine import Costs
 from reroll.segment.cut.policy import StepValue
@@ -62,6 +63,7 @@ class Loop:
     ``taped``: the values that the tape of a segment keeps, before what is 0 or 1 is packed. ``gradient_error``: what
     ``reroll.gradient_error`` found last of a codec that rounds, relative to the norm of the gradients.
     ``prefetched``: whether blocks are read one chunk ahead. ``cuts``: where no gradient of a carry passes.
+    ``rewriting`` says what its rewrites hold and take.
     """
 
     recurrence: Recurrence
@@ -85,6 +87,12 @@ class Loop:
     gradient_error: float | None = None
     prefetched: bool = True
     cuts: Cuts | None = None
+    rewriting: Callable[[], tuple[Rewrite, ...]] = tuple
+
+    @property
+    def rewrites(self) -> tuple[Rewrite, ...]:
+        """What each rewrite of its segments holds and takes; found when it is asked for."""
+        return self.rewriting()
 
     @property
     def choice(self) -> Choice:

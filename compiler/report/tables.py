@@ -76,8 +76,8 @@ def facts(loop: Loop) -> Iterator[tuple[str, str]]:
     if loop.kept[0]:
         carries, plain, kept = loop.kept
         yield "kept so far", f"{carries:,} carries, {nbytes_text(plain)}, compressed to {nbytes_text(kept)}"
-    for line in loop.events:
-        yield "event product", line.describe()
+    yield from [("event product", line.describe()) for line in loop.events]
+    yield from [("rewrite", each.describe()) for each in loop.rewrites]
     if loop.outputs:
         yield "outputs", f"{nbytes_text(loop.outputs)} in all {unit}s"
     yield "gradients", f"{nbytes_text(loop.gradients)} added up for parameters and inputs (not counted below)"

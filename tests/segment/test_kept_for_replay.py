@@ -11,7 +11,7 @@ from torch import Tensor
 from captured import captured
 from halves import BOTH, CONTEXT, B, H, N, kinds
 from networks import RecurrentLIF, Spike, spikes
-from reroll.backends.inductor.lower import _cut, _halves, prepare, replays
+from reroll.backends.inductor.lower import _cut, _halves, cut_both_ways, prepare
 from reroll.program.registry import run_on_half
 from reroll.segment.trace import Traced, trace
 
@@ -24,7 +24,7 @@ def segment(model: Any, x: Tensor, steps: int) -> Traced:
 
 def test_spikes_are_replayed_in_products_of_the_whole_segment() -> None:
     found = segment(RecurrentLIF(8, 32, 3), spikes(24, 4, 8), 8)
-    assert replays(found, "inductor", "auto")
+    assert cut_both_ways(found, "inductor", "auto")
     cut = _cut(found, pack=True, replay=True)
     assert cut.kept <= 4 * (8 * 32 / 8 + 32 * 4 + 3 * 4)  # spikes of eight steps in bits, and the carry
     _, backward, _ = _halves(found, pack=True, replay=True)
@@ -61,7 +61,7 @@ def test_the_cut_exists_for_networks_it_was_not_made_for() -> None:
     cut = _cut(found, pack=True, replay=True)
     assert cut.kept <= 0.1 * cut.plain
     gru = segment(Cell(), torch.randn(24, B, N), 8)
-    assert not replays(gru, "inductor", "auto")
+    assert not cut_both_ways(gru, "inductor", "auto")
     least = _cut(gru, pack=True, replay=True)
     assert 7 * B * H * 4 <= least.kept <= 8 * B * H * 4  # a state a step: the rows of the products
     layers = _cut(segment(Layers(), torch.randn(24, B, N), 8), pack=True, replay=True)
