@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from reroll.backends.construct.kernels import Kernels
+from reroll.backends.construct.rehearsal import rehearsed
 from reroll.backends.inductor.lower import Given, Segment
 from reroll.backends.runtime.executable import Compiled, Executable
 from reroll.backends.runtime.gradients import Gradients
@@ -200,23 +201,35 @@ def _made(like: Tensor) -> Tensor:
 
 
 def clocked(executable: Executable, tally: Tally) -> dict[int, SegmentSeconds]:
-    """Seconds of the segments, those of ``segment_seconds`` scaled to what the last training call took, if any.
+    """Seconds of the segments, those of ``segment_seconds`` scaled to what the last training call took; before any, to
+    what a few of them take that are played for it.
 
     So what is done between segments is in them. ``tally`` is that of the program that was played.
     """
     found, clock = segment_seconds(executable), executable.clock
-    if clock.forward is None or clock.backward is None or background_of(executable.recurrence.examples):
+    if background_of(executable.recurrence.examples):
         return found  # the clock does not wait for a device
+    if clock.forward is None or clock.backward is None:
+        return _rehearsed(executable, found)
     steps = executable.recurrence.steps
     ahead, thin = work_seconds(found, "advance", steps), thin_steps(executable.program)
     back = work_seconds(found, "backward", steps - thin) + work_seconds(found, "backward", thin, thin=True)
     slower = clock.forward / ahead if ahead else 1.0
     rest = clock.backward - clock.forward * tally.reforward_steps / steps
-    slower_back = max(rest, 0.0) / back if back else 1.0
+    return _slower(found, slower, max(rest, 0.0) / back if back else 1.0)
+
+
+def _rehearsed(executable: Executable, found: dict[int, SegmentSeconds]) -> dict[int, SegmentSeconds]:
+    """The same, as slow as the longest segment is where some are played."""
+    alone = found[max(found)]
+    with torch.no_grad(), random_numbers_kept():
+        played = rehearsed(executable, alone)
+    return found if played is None else _slower(found, played[0] / alone.tape, played[1] / alone.backward)
+
+
+def _slower(found: dict[int, SegmentSeconds], ahead: float, back: float) -> dict[int, SegmentSeconds]:
     return {
-        length: SegmentSeconds(
-            each.forward * slower, each.tape * slower, each.backward * slower_back, each.thin_backward * slower_back
-        )
+        length: SegmentSeconds(each.forward * ahead, each.tape * ahead, each.backward * back, each.thin_backward * back)
         for length, each in found.items()
     }
 

@@ -1,0 +1,92 @@
+"""Before any call, times are those of a few segments that are played on made-up values."""
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import reroll
+from networks import RecurrentLIF, spikes
+from reroll.backends.construct import timing
+from reroll.schedules.machine import SegmentSeconds
+
+T, B, N = 60, 4, 8
+
+
+class Cell(nn.Module):
+    """A recurrence that ``read`` says more of."""
+
+    def __init__(self, read: Callable[[Tensor, int], Any], random: bool = False, back: bool = False) -> None:
+        super().__init__()
+        self.inner, self.read = nn.Linear(N, N), read
+        self.dropout, self.back = nn.Dropout(0.5 if random else 0.0), back
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.zeros(B, N)
+        for t in reversed(range(x.shape[0])) if self.back else range(x.shape[0]):
+            h = torch.tanh(self.inner(self.dropout(h)) + self.read(x, t))
+        return h
+
+
+def _rows() -> Tensor:
+    return torch.randn(T, B, N)
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "rows": (lambda: Cell(lambda x, t: x[t]), _rows),
+    "backwards": (lambda: Cell(lambda x, t: x[t], back=True), _rows),
+    "numbers": (lambda: Cell(lambda x, t: x[t] * 0.9**t), _rows),
+    "random": (lambda: Cell(lambda x, t: x[t], random=True), _rows),
+    "wholes": (
+        lambda: Cell(lambda x, t: torch.where(x[t] > 3, 1.0, 0.5)),
+        lambda: torch.arange(T * B * N).view(T, B, N),
+    ),
+}
+
+
+@pytest.mark.parametrize("door", ["compile", "backend"])
+@pytest.mark.parametrize("name", MODELS)
+def test_some_segments_are_played(name: str, door: str) -> None:
+    make, inputs = MODELS[name]
+    model, x = make(), inputs()
+    options: dict[str, Any] = {"lowering": "eager"}
+    by_backend = torch.compile(model, backend="reroll", options=options)
+    fast = by_backend if door == "backend" else reroll.compile(model, time_dim=0, **options)
+    found = []
+    before = torch.random.get_rng_state()
+
+    def noted(executable: Any, alone: SegmentSeconds) -> Any:
+        found.append((alone, rehearse(executable, alone)))
+        return found[-1][1]
+
+    rehearse = timing.rehearsed
+    with mock.patch.object(timing, "rehearsed", noted):
+        report = reroll.explain(fast, x)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    ((alone, played),) = found
+    assert played is not None
+    assert played[0] >= alone.tape
+    assert played[1] >= alone.backward
+    costs = report.loops[0].costs
+    assert costs is not None
+    seconds = costs.segments[max(costs.segments)]
+    assert (seconds.forward, seconds.backward) == pytest.approx(played)
+
+
+def test_what_is_counted_of_spikes_is_of_calls() -> None:
+    fast = reroll.compile(RecurrentLIF(16, 64, 3), time_dim=0)
+    report = reroll.explain(fast, spikes(80, 8, 16))
+    assert {line.calls for line in report.loops[0].events} <= {0}
+
+
+def test_long_segments_are_not_played() -> None:
+    fast = reroll.compile(MODELS["rows"][0](), time_dim=0, lowering="eager", segment=20)
+    with mock.patch.object(timing, "rehearsed", wraps=timing.rehearsed) as rehearsed:
+        costs = reroll.explain(fast, torch.randn(T, B, N)).loops[0].costs
+    assert rehearsed.call_count == 1
+    alone = rehearsed.call_args.args[1]
+    assert costs is not None
+    assert costs.segments[20] == alone
