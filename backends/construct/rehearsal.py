@@ -84,7 +84,8 @@ def _operand(recurrence: Recurrence, number: int) -> Tensor:
     """Normal numbers, or zeros where there are no floats, laid out like an example; of a sequence only what the steps
     read is touched, and it is as long as they need, where segments serve any length."""
     like = recurrence.examples[number]
-    spans = [(x.dim, *_span(x, recurrence.steps)) for x in recurrence.xs if _reads(x, number)]
+    read = [x for x in recurrence.xs if isinstance(x, Slices) and x.operand == number]
+    spans = [(x.dim, *_span(x, recurrence.steps)) for x in read]
     if not spans:
         weight = like.dim() > 1 and number in recurrence.constants
         return _filled(laid_out_like(like), like.shape[-1] ** -0.5 if weight else 1.0)
@@ -99,13 +100,8 @@ def _operand(recurrence: Recurrence, number: int) -> Tensor:
     return made
 
 
-def _reads(x: PerStep, number: int) -> bool:
-    return isinstance(x, Slices) and x.operand == number
-
-
-def _span(x: PerStep, steps: int) -> tuple[int, int]:
+def _span(x: Slices, steps: int) -> tuple[int, int]:
     """The first index that some steps read of a sequence, and the one behind the last."""
-    assert isinstance(x, Slices)
     last = x.start + (steps - 1) * x.stride
     return min(x.start, last), max(x.start, last) + 1
 

@@ -11,6 +11,7 @@ from torch import Tensor
 import reroll
 from networks import RecurrentLIF, spikes
 from reroll.backends.construct import share
+from reroll.planning.choose import ALONE
 from reroll.planning.options import Options
 from reroll.planning.replaying import Replaying
 from reroll.report.rewrites import Rewrite
@@ -88,11 +89,11 @@ def test_what_was_left_out_comes_where_nothing_fits_without() -> None:
 
     kernels, recurrence = mock.Mock(replay=False, replaying=SPIKING), mock.Mock()
     with mock.patch.multiple(share, _fastest=fastest, segment_lengths=lambda *_: [8]):
-        assert share._fitting(lambda *_: kernels, recurrence, Options(), share.ALONE) is built
+        assert share._fitting(lambda *_: kernels, recurrence, Options(), ALONE) is built
         assert tried == ["auto", True]
         kernels.replay = True
         with pytest.raises(reroll.BudgetError, match="too little"):
-            share._fitting(lambda *_: kernels, recurrence, Options(), share.ALONE)
+            share._fitting(lambda *_: kernels, recurrence, Options(), ALONE)
 
 
 def test_a_rewrite_says_what_it_changes() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import reroll
 from networks import RecurrentLIF, spikes
 from reroll.backends.construct import timing
+from reroll.backends.construct.rehearsal import rehearsed
 from reroll.schedules.machine import SegmentSeconds
 
 T, B, N = 60, 4, 8
@@ -59,10 +60,9 @@ def test_some_segments_are_played(name: str, door: str) -> None:
     before = torch.random.get_rng_state()
 
     def noted(executable: Any, alone: SegmentSeconds) -> Any:
-        found.append((alone, rehearse(executable, alone)))
+        found.append((alone, rehearsed(executable, alone)))
         return found[-1][1]
 
-    rehearse = timing.rehearsed
     with mock.patch.object(timing, "rehearsed", noted):
         report = reroll.explain(fast, x)
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -84,9 +84,9 @@ def test_what_is_counted_of_spikes_is_of_calls() -> None:
 
 def test_long_segments_are_not_played() -> None:
     fast = reroll.compile(MODELS["rows"][0](), time_dim=0, lowering="eager", segment=20)
-    with mock.patch.object(timing, "rehearsed", wraps=timing.rehearsed) as rehearsed:
+    with mock.patch.object(timing, "rehearsed", wraps=rehearsed) as played:
         costs = reroll.explain(fast, torch.randn(T, B, N)).loops[0].costs
-    assert rehearsed.call_count == 1
-    alone = rehearsed.call_args.args[1]
+    assert played.call_count == 1
+    alone = played.call_args.args[1]
     assert costs is not None
     assert costs.segments[20] == alone

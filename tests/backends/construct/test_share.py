@@ -50,7 +50,8 @@ class Loop:
 
     def kernels(self, length: int, _: Options) -> Any:
         """Segments of a length."""
-        return SimpleNamespace(length=length, compiled=SimpleNamespace(once=SimpleNamespace(packed=self.packed)))
+        compiled = SimpleNamespace(once=SimpleNamespace(packed=self.packed))
+        return SimpleNamespace(length=length, compiled=compiled, replay=False, replaying=None)
 
     def built(self, budget: int, lengths: list[int], ways: list[Options] | None = None) -> Built:
         """The plan within a budget, of segments of these lengths, by these ways if not by all."""
