@@ -8,9 +8,10 @@ Mind: Plans are made of numbers here; nothing is compiled in this room.
     rank.
     `auto` with a budget is `store_all`, else `revolve` (with a tier named also `hrevolve`) with what the budget leaves.
     No segment runs more than 16 times; `hrevolve` has no such limit.
-    `auto` without a budget takes `store_all` with replay only if the kept bytes are a tenth of what eager keeps:
-    spiking networks. GRU would be 14 %, LSTM 16 %. Else it is the revolve of least memory that runs at most 5 % longer
-    than `store_all`, not `standard` (a third longer: nn.LSTM was slower than eager).
+    `auto` without a budget takes `store_all` with replay only if the kept bytes are a tenth of what eager keeps
+    (spiking networks; GRU would be 14 %, LSTM 16 %) and that halves the memory, weights and gradients included
+    (`Replaying.pays`): it takes 1.1 to 1.3 of the time of `store_all` without. Else it is the revolve of least memory
+    that runs at most 5 % longer than `store_all`, not `standard` (a third longer: nn.LSTM was slower than eager).
     Candidates that do not read ahead stand among the others, a tenth dearer (`_UNHIDDEN`); so does `remote` with one
     segment a chunk, which needs least.
     `Demand.bound` is a lower bound of a peak from the tree alone (the counts less a carry, and less a tape where the

@@ -43,8 +43,9 @@ class Options:
         it never keeps, but makes again in the backward. Each is a name that ``reroll.name`` gave, the name of an
         operation ("mm", "aten.tanh"), a predicate of a ``reroll.StepValue``, or a tuple of these.
     passes: names of passes, in order (a tuple or a comma-separated text); None: ``reroll.DEFAULT_PASSES``.
-    replay: whether backwards repeat products with weights from what is kept of spikes (``auto``: where a tape of all
-        steps then takes at most a tenth of plain BPTT's bytes, and no schedule that runs steps again is asked for).
+    replay: whether backwards repeat products with weights from what is kept of spikes. ``auto``: where a tape of all
+        steps then takes at most a tenth of plain BPTT's bytes, no schedule that runs steps again is asked for, and it
+        pays: it halves the memory, or runs less again than what else fits a budget in bytes.
     truncate: truncated BPTT: no gradient of a state passes into iterations k - 1, 2 k - 1, ... of a loop over time, as
         if all states were detached every k iterations. These are not the gradients of the loss. Without a schedule or
         a budget, the tape of k steps is held at a time.
