@@ -24,8 +24,7 @@ from reroll.errors import UnsupportedError, is_shortage
 from reroll.graph.fakes import laid_out_like
 from reroll.graph.private import is_seeded, operator_name
 from reroll.program.program import Program, store_all, tape
-from reroll.program.spelled import spelled_out
-from reroll.program.tally import Tally
+from reroll.program.spelled import RUN_KINDS, spelled_out
 from reroll.program.writing import is_thin
 from reroll.recurrence import Numbers, Recurrence
 from reroll.schedules.machine import SegmentSeconds, work_seconds
@@ -200,23 +199,27 @@ def _made(like: Tensor) -> Tensor:
     return made.normal_(std=like.shape[-1] ** -0.5 if like.dim() > 1 else 1.0)
 
 
-def clocked(executable: Executable, tally: Tally) -> dict[int, SegmentSeconds]:
-    """Seconds of the segments, those of ``segment_seconds`` scaled to what the last training call took; before any, to
-    what a few of them take that are played for it.
-
-    So what is done between segments is in them. ``tally`` is that of the program that was played.
-    """
-    found, clock = segment_seconds(executable), executable.clock
+def clocked(executable: Executable) -> dict[int, SegmentSeconds]:
+    """Seconds of the segments, those of ``segment_seconds`` scaled to what the last training call took, so that what is
+    done between segments is in them; where there was none, to that of another number of steps with the same segments,
+    or else to what a few of them take that are played for it."""
+    found = segment_seconds(executable)
     if background_of(executable.recurrence.examples):
         return found  # the clock does not wait for a device
-    if clock.forward is None or clock.backward is None:
-        return _rehearsed(executable, found)
-    steps = executable.recurrence.steps
-    ahead, thin = work_seconds(found, "advance", steps), thin_steps(executable.program)
+    trained = executable if executable.clock.seconds is not None else executable.compiled.latest.executable
+    return _rehearsed(executable, found) if trained is None else _as_trained(trained, found)
+
+
+def _as_trained(executable: Executable, found: dict[int, SegmentSeconds]) -> dict[int, SegmentSeconds]:
+    clock, steps, program = executable.clock, executable.recurrence.steps, executable.program
+    assert clock.forward is not None
+    assert clock.backward is not None
+    again = sum(each.stop - each.start for each in spelled_out(program) if each.kind in RUN_KINDS) - steps
+    thin = thin_steps(program)
+    ahead = work_seconds(found, "advance", steps)
     back = work_seconds(found, "backward", steps - thin) + work_seconds(found, "backward", thin, thin=True)
-    slower = clock.forward / ahead if ahead else 1.0
-    rest = clock.backward - clock.forward * tally.reforward_steps / steps
-    return _slower(found, slower, max(rest, 0.0) / back if back else 1.0)
+    rest = max(clock.backward - clock.forward * again / steps, 0.0)
+    return _slower(found, clock.forward / ahead if ahead else 1.0, rest / back if back else 1.0)
 
 
 def _rehearsed(executable: Executable, found: dict[int, SegmentSeconds]) -> dict[int, SegmentSeconds]:

@@ -111,6 +111,15 @@ class Watch:
         finally:
             torch.ops.reroll.event_count(counts.new_empty(0))
 
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Inside, what is counted is not of a call."""
+        counts = self._counts.clone()
+        try:
+            yield
+        finally:
+            self._counts.copy_(counts)
+
     @property
     def lines(self) -> tuple[EventCount, ...]:
         """What was seen of each product in the last call."""

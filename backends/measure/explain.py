@@ -169,7 +169,7 @@ def costs_of(built: Built) -> Costs:
     """Seconds of the segments of a recurrence, and of transfers if its program makes any."""
     moving = may_move_carries(built.choice, built.options)
     machine = calibrate(folder=built.options.spill_folder) if moving else Machine("this machine")
-    return Costs(clocked(built.executable, built.plan.tally), machine)
+    return Costs(clocked(built.executable), machine)
 
 
 def _costs_or_why_not(built: Built) -> Costs | str:

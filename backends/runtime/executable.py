@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -83,13 +84,14 @@ class Compiled:
     """The compiled segments of a recurrence by their length, the longest first, and what they share.
 
     ``watch`` counts their event products; ``once`` makes what they need once per call; ``graphs`` records them, where a
-    device can do that.
+    device can do that; ``latest`` trained with them.
     """
 
     segments: Mapping[int, Segment]
     watch: Watch
     once: Once
     graphs: Graphs
+    latest: Latest = field(default_factory=lambda: Latest())
 
 
 @dataclass(slots=True)
@@ -112,7 +114,23 @@ class Clock:
         return None if self.forward is None or self.backward is None else self.forward + self.backward
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True)
+class Latest:
+    """The executable that trained last with some segments, of whatever number of steps, while it is there."""
+
+    _found: Callable[[], Executable | None] = lambda: None
+
+    def note(self, executable: Executable) -> None:
+        """It has trained now."""
+        self._found = weakref.ref(executable)
+
+    @property
+    def executable(self) -> Executable | None:
+        """None where nothing has trained, or where it is gone."""
+        return self._found()
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Executable:
     """A recurrence with its program and compiled segments: all that does not change from call to call."""
 

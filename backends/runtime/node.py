@@ -82,7 +82,9 @@ class Rolled(nn.Module):
             executable = run.executable if run else self.executable
             try:
                 run = run or again(executable, start)
-                return run, run.backward(grads, keep)
+                found = run.backward(grads, keep)
+                executable.compiled.latest.note(executable)
+                return run, found
             except (RuntimeError, MemoryError) as error:
                 if not is_shortage(error):
                     raise

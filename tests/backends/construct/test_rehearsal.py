@@ -77,9 +77,24 @@ def test_some_segments_are_played(name: str, door: str) -> None:
 
 
 def test_what_is_counted_of_spikes_is_of_calls() -> None:
-    fast = reroll.compile(RecurrentLIF(16, 64, 3), time_dim=0)
-    report = reroll.explain(fast, spikes(80, 8, 16))
-    assert {line.calls for line in report.loops[0].events} <= {0}
+    report = reroll.explain(reroll.compile(RecurrentLIF(), time_dim=0), spikes(80))
+    assert {line.calls for line in report.loops[0].events} == {0}
+
+
+def test_where_another_length_trained_its_times_are_told() -> None:
+    model = MODELS["rows"][0]()
+    fast = reroll.compile(model, time_dim=0, lowering="eager")
+    long = torch.randn(2 * T, B, N)
+    fast(_rows()).sum().backward()
+    with mock.patch.object(timing, "rehearsed") as played, mock.patch.object(timing, "segment_seconds") as alone:
+        alone.return_value = {4: SegmentSeconds(1.0, 1.0, 1.0), 1: SegmentSeconds(0.25, 0.25, 0.25)}
+        first = reroll.explain(fast, _rows()).loops[0]
+        second = reroll.explain(fast, long).loops[0]
+    assert not played.called, "nothing need be made up"
+    assert first.costs is not None
+    assert second.costs is not None
+    assert second.costs.segments == first.costs.segments
+    assert first.measured_seconds == pytest.approx(first.trace().seconds)
 
 
 def test_long_segments_are_not_played() -> None:
