@@ -34,8 +34,7 @@ def rehearsed(executable: Executable, alone: SegmentSeconds) -> tuple[float, flo
     if few_steps or both > _LONG or not alone.backward or _MORE * _kept(executable, length) > _LARGE:
         return None
     times = min(max(int(_SECONDS / ((_FEW + _MORE) * both)), 1), _TIMES)
-    with executable.compiled.watch.apart():
-        few, more = (_played(executable, segments * length, times) for segments in (_FEW, _MORE))
+    few, more = (_played(executable, segments * length, times) for segments in (_FEW, _MORE))
     forward, backward = ((after - before) / (_MORE - _FEW) for before, after in zip(few, more, strict=True))
     return max(forward, alone.tape), max(backward, alone.backward)
 

@@ -201,13 +201,18 @@ def _made(like: Tensor) -> Tensor:
 
 def clocked(executable: Executable) -> dict[int, SegmentSeconds]:
     """Seconds of the segments, those of ``segment_seconds`` scaled to what the last training call took, so that what is
-    done between segments is in them; where there was none, to that of another number of steps with the same segments,
-    or else to what a few of them take that are played for it."""
-    found = segment_seconds(executable)
-    if background_of(executable.recurrence.examples):
-        return found  # the clock does not wait for a device
-    trained = executable if executable.clock.seconds is not None else executable.compiled.latest.executable
-    return _rehearsed(executable, found) if trained is None else _as_trained(trained, found)
+    done between segments is in them; where there was none, to those of another number of steps with the same segments,
+    of which the first is slow, or else to what a few of them take that are played for it."""
+    with executable.compiled.watch.apart():
+        found = segment_seconds(executable)
+        if background_of(executable.recurrence.examples):
+            return found  # the clock does not wait for a device
+        latest = executable.compiled.latest.executable
+        if executable.clock.seconds is not None:
+            return _as_trained(executable, found)
+        if latest is not None and latest.clock.reversed > 1:
+            return _as_trained(latest, found)
+        return _rehearsed(executable, found)
 
 
 def _as_trained(executable: Executable, found: dict[int, SegmentSeconds]) -> dict[int, SegmentSeconds]:

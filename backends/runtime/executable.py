@@ -96,10 +96,12 @@ class Compiled:
 
 @dataclass(slots=True)
 class Clock:
-    """Wall seconds of the last call of a recurrence: of its forward while training, and of its backward."""
+    """Wall seconds of the last call of a recurrence: of its forward while training, and of its backward. ``reversed``:
+    how many backwards there were."""
 
     forward: float | None = None
     backward: float | None = None
+    reversed: int = 0
 
     @contextmanager
     def timing(self, half: str) -> Iterator[None]:
@@ -107,6 +109,7 @@ class Clock:
         start = time.perf_counter()
         yield
         setattr(self, half, time.perf_counter() - start)
+        self.reversed += half == "backward"
 
     @property
     def seconds(self) -> float | None:
