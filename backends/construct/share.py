@@ -95,10 +95,14 @@ def fitting_all(
 def _shared_out(
     pairs: Sequence[tuple[KernelsOf, Recurrence]], options: Options, budget: int | float, held: Mapping[str, Around]
 ) -> list[Built]:
-    """The plans of several recurrences: with packed weights, or if these do not fit without. Raises BudgetError."""
+    """The plans of several recurrences: with packed weights, or if these do not fit without; with replayed products
+    where it seemed that none need be, and nothing fits so. Raises BudgetError."""
     refusals = []
     packs = any(_packed(kernels_of, each, options) for kernels_of, each in pairs)
-    for way in _ways(options) if packs else [options]:
+    ways = _ways(options) if packs else [options]
+    if any(_may_replay(kernels_of, each, options) for kernels_of, each in pairs):
+        ways += [replace(way, replay=True) for way in ways]
+    for way in ways:
         try:
             return share_out([_share(*pair, way, held.get(pair[1].name, NOTHING)) for pair in pairs], way, budget)
         except BudgetError as error:
@@ -140,8 +144,7 @@ def _fitting(kernels_of: KernelsOf, recurrence: Recurrence, options: Options, be
     try:
         return _fastest(kernels_of, recurrence, options, beside)
     except BudgetError as refusal:
-        kernels = kernels_of(segment_lengths(recurrence, options)[0], options)
-        if kernels.replaying is None or kernels.replay or options.replay != "auto":
+        if not _may_replay(kernels_of, recurrence, options):
             raise
         try:
             return _fastest(kernels_of, recurrence, replace(options, replay=True), beside)
@@ -183,6 +186,12 @@ def _packed(kernels_of: KernelsOf, recurrence: Recurrence, options: Options) -> 
     if len(_ways(options)) == 1:
         return 0
     return kernels_of(segment_lengths(recurrence, options)[0], options).compiled.once.packed
+
+
+def _may_replay(kernels_of: KernelsOf, recurrence: Recurrence, options: Options) -> bool:
+    """Whether products are not replayed, which the planner chose, and could be."""
+    kernels = kernels_of(segment_lengths(recurrence, options)[0], options)
+    return options.replay == "auto" and kernels.replaying is not None and not kernels.replay
 
 
 def _packs(way: Options) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from typing import Any
@@ -210,7 +211,7 @@ def clocked(executable: Executable) -> dict[int, SegmentSeconds]:
         latest = executable.compiled.latest.executable
         if executable.clock.seconds is not None:
             return _as_trained(executable, found)
-        if latest is not None and latest.clock.reversed > 1:
+        if latest is not None and latest.clock.reversed > 1 and not thin_steps(latest.program):
             return _as_trained(latest, found)
         return _rehearsed(executable, found)
 
@@ -228,9 +229,10 @@ def _as_trained(executable: Executable, found: dict[int, SegmentSeconds]) -> dic
 
 
 def _rehearsed(executable: Executable, found: dict[int, SegmentSeconds]) -> dict[int, SegmentSeconds]:
-    """The same, as slow as the longest segment is where some are played."""
-    alone = found[max(found)]
-    with torch.no_grad(), random_numbers_kept():
+    """The same, as slow as the longest segment is where some are played; as they are, where several in a row do not
+    take made-up values, though one does."""
+    alone, played = found[max(found)], None
+    with torch.no_grad(), random_numbers_kept(), suppress(RuntimeError, ValueError, IndexError, MemoryError):
         played = rehearsed(executable, alone)
     return found if played is None else _slower(found, played[0] / alone.tape, played[1] / alone.backward)
 

@@ -31,19 +31,22 @@ class Outside:
     Between forward and backward: ``outputs``, the results of the graph, and ``saved``, all else. ``running`` and
     ``reversing``: by the name of each recurrence what is held while it runs, its results included, and while it is
     reversed, without the gradients of its own results; the gradients that it adds up itself are among it where they
-    become no parameter's gradient as they are. ``before``: what is freed before the graph runs.
+    become no parameter's gradient as they are. ``unasked``: the gradients of its last carries that nobody gives.
+    ``before``: what is freed before the graph runs.
     """
 
     outputs: int = 0
     saved: int = 0
     running: Mapping[str, int] = field(default_factory=dict)
     reversing: Mapping[str, int] = field(default_factory=dict)
+    unasked: Mapping[str, int] = field(default_factory=dict)
     before: int = 0
 
     def around(self, name: str) -> Around:
         """What is held around a recurrence."""
         turned = self.outputs + self.saved
-        return Around(self.running.get(name, turned), turned, self.reversing.get(name, 0), self.before)
+        running, reversing = self.running.get(name, turned), self.reversing.get(name, 0)
+        return Around(running, turned, reversing, self.before, self.unasked.get(name, 0))
 
 
 class _Standing(torch.autograd.Function):
@@ -53,7 +56,7 @@ class _Standing(torch.autograd.Function):
     def forward(ctx: Any, name: str, memory: Memory, last: Sequence[bool], results: Results, *operands: Tensor) -> Any:
         ctx.save_for_backward(*operands)
         ctx.set_materialize_grads(False)
-        ctx.name, ctx.memory, ctx.last, ctx.carries = name, memory, last, len(results.last)
+        ctx.name, ctx.memory, ctx.last, ctx.carries = name, memory, last, results.last
         given = (*results.last, *results.rows)
         made = tuple(torch.empty(like.shape, dtype=like.dtype, device=like.device) for like in given)
         ctx.mark_non_differentiable(*(each for each, like in zip(made, given, strict=True) if not like.requires_grad))
@@ -65,7 +68,9 @@ class _Standing(torch.autograd.Function):
         given = {_key(grad) for grad in grads if grad is not None}
         held = {key: block for key, block in ctx.memory.blocks().items() if key not in given}
         found = [torch.zeros_like(each) if need else None for each, need in _needed(ctx)]
-        added = list(zip(found, ctx.last, strict=True))[ctx.carries :]  # that of the carry is what segments hand on
+        added = list(zip(found, ctx.last, strict=True))[len(ctx.carries) :]  # those of carries are handed on
+        pairs = zip(ctx.carries, grads, strict=False)
+        ctx.memory.unasked[ctx.name] = sum(each.nbytes for each, grad in pairs if each.requires_grad and grad is None)
         ctx.memory.reversed[ctx.name] = held, _blocks(grad for grad, last in added if grad is not None and not last)
         return (None, None, None, None, *found)
 
@@ -85,6 +90,7 @@ class Memory:
         self.inputs = {_key(tensor) for tensor in inputs}
         self.seen: dict[int, Block] = {}
         self.running: dict[str, int] = {}
+        self.unasked: dict[str, int] = {}
         self.reversed: dict[str, tuple[dict[int, Block], dict[int, Block]]] = {}
 
     def see(self, value: Any) -> None:
@@ -169,7 +175,7 @@ def outside(module: fx.GraphModule, results: Mapping[str, Results], fake: Callab
             return Outside(*held, memory.running, dict.fromkeys(results, most))
     final = {_key(each.grad) for each in inputs if each.is_leaf and each.grad is not None}
     reversing = {name: _other(held, final) + _other(given, final) for name, (held, given) in memory.reversed.items()}
-    return Outside(*held, memory.running, reversing)
+    return Outside(*held, memory.running, reversing, memory.unasked)
 
 
 def _other(blocks: Mapping[int, Block], final: set[int]) -> int:

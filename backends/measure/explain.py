@@ -21,7 +21,7 @@ from reroll.backends.tiers.device import background_of
 from reroll.errors import OptionError, UnsupportedError
 from reroll.graph.private import compiled_in_place
 from reroll.planning.alternative import alternatives, may_move_carries
-from reroll.program.memory import Around
+from reroll.program.memory import Around, predict
 from reroll.report.report import CarryLine, Loop, Report
 from reroll.schedules.machine import Costs, Machine
 from reroll.segment.facts import kept_as
@@ -190,7 +190,9 @@ def _unrecorded(built: Built) -> str:
 
 
 def _loop(built: Built, around: Around, costs: Costs | str) -> Loop:
-    plan, choice, needs = built.plan, built.choice, built.demand.needs
+    choice, needs = built.choice, replace(built.demand.needs, unasked=around.unasked)
+    demand = replace(built.demand, needs=needs)
+    plan = replace(built.plan, prediction=predict(built.plan.tally, needs))
     executable, segment = built.executable, built.executable.compiled.segments[choice.segment]
     recurrence, width = executable.recurrence, len(executable.recurrence.carries)
     facts = plan.program.facts or tuple(Fact() for _ in recurrence.carries)
@@ -213,7 +215,7 @@ def _loop(built: Built, around: Around, costs: Costs | str) -> Loop:
         needs=needs,
         costs=None if isinstance(costs, str) else costs,
         budget=choice.allowed,
-        alternatives=() if isinstance(costs, str) else alternatives(plan, built.demand, built.options, costs),
+        alternatives=() if isinstance(costs, str) else alternatives(plan, demand, built.options, costs),
         measured_seconds=None if background_of(recurrence.examples) else executable.clock.seconds,
         lowering=built.options.lowering,
         kept=(ledger.carries, ledger.plain_nbytes, ledger.kept_nbytes),

@@ -66,9 +66,7 @@ def _packed(kernels: Kernels) -> Iterator[Rewrite]:
 
 
 def _replayed(built: Built) -> Iterator[Rewrite]:
-    """Replayed products: all tapes with them, and without."""
-    replaying = built.kernels.replaying
+    """Replayed products: the tape of a segment with them, and without."""
+    replaying, used = built.kernels.replaying, built.kernels.replay
     if replaying is not None:
-        segments = -(-built.choice.steps // replaying.segment)
-        saved = segments * (replaying.replayed - replaying.kept)
-        yield Rewrite("replay", saved, replaying.work, used=built.kernels.replay)
+        yield Rewrite("replay", replaying.replayed - replaying.kept, replaying.work, used=used, each="each tape")

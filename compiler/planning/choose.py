@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import itemgetter
 
@@ -52,6 +52,7 @@ def choose(demand: Demand, options: Options, beside: Beside = ALONE) -> Plan:
 
     Raises BudgetError if no choice meets it; it says the least that would, and with which schedule.
     """
+    demand = replace(demand, needs=replace(demand.needs, unasked=beside.around.unasked))
     tier = default_tier(options, demand.device)
     problem = Problem(demand.steps, demand.segment, max(demand.carry, 1), max(demand.tape, 1), tier=tier)
     budget = parse_budget(options.memory_budget) if beside.budget is None else beside.budget

@@ -33,10 +33,11 @@ class Replaying:
     def pays(self, steps: int, options: Options, loops: int = 1) -> bool:
         """Whether products are replayed in a loop of so many steps, which shares a budget with the others of its graph.
 
-        Always where that takes no more time than a plan may take to hold less. Under a budget in bytes, where plans
-        that keep what products gave and fit it run more again than is replayed. Else where it halves the memory.
+        Always where that takes no more time than a plan may take to hold less, and where plans follow the memory that
+        is free, for which segments are not compiled anew. Under a budget in bytes, where plans that keep what products
+        gave and fit it run more again than is replayed. Else where it halves the memory.
         """
-        if self.work <= SLOWER:
+        if self.work <= SLOWER or options.automatic_budget:
             return True
         budget = parse_budget(options.memory_budget)
         if isinstance(budget, int):

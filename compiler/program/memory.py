@@ -81,12 +81,14 @@ class Prediction:
 @dataclass(frozen=True, slots=True)
 class Around:
     """Local bytes that the graph around a recurrence holds: while it runs, between its forward and its backward, and
-    while it is reversed. ``before``: what is held at the start of a call, and freed before the graph runs."""
+    while it is reversed. ``before``: what is held at the start of a call, and freed before the graph runs.
+    ``unasked``: bytes of those gradients of last carries that it does not give, as nobody reads these."""
 
     running: int = 0
     turned: int = 0
     reversing: int = 0
     before: int = 0
+    unasked: int = 0
 
     def at_peak(self, prediction: Prediction) -> tuple[Peak, int]:
         """Where a recurrence and what is around it hold most together: the peak of the recurrence, the bytes around."""
@@ -104,7 +106,8 @@ class Around:
 class Needs:
     """What instructions need besides what is held: segments by length, the bytes of a carry and of its gradients, the
     bytes of the gradients of the stacked outputs, and how many blocks may wait in local memory to be written. ``thin``:
-    segments of which thin tapes are kept, if they have such."""
+    segments of which thin tapes are kept, if they have such. ``unasked``: bytes of the gradients of last carries that
+    nobody gives: zeros, which only the first segment that is reversed is given."""
 
     segments: Mapping[int, SegmentBytes]
     sizes: Sizes
@@ -113,6 +116,7 @@ class Needs:
     output_grads: int = 0
     staged: int = 0
     thin: Mapping[int, SegmentBytes] = field(default_factory=dict)
+    unasked: int = 0
 
     def of(self, length: int, thin: bool) -> SegmentBytes:
         """The bytes of a segment of a length whose tape is whole, or thin."""
@@ -227,7 +231,7 @@ def _besides(
             staged.clear()
             register = 0
         elif each.kind in _REVERSALS and first:
-            handed, first = handed + needs.grads, False
+            handed, first = handed + needs.grads - needs.unasked, False
 
 
 def _working(needs: Needs) -> Work:

@@ -17,7 +17,8 @@ class Rewrite:
     fused, at most. ``work``: that of a segment with it, as a multiple of that without, by the arithmetic of products
     and the bytes that are made; None where it is a matter of values.
     ``calls``: the operations of a segment without it and with it, where it changes these.
-    ``used``: whether it is, as one may be the planner's choice.
+    ``each``: of what ``held`` is told, if not of a training step. ``used``: whether it is, as one may be the planner's
+    choice.
     """
 
     name: str
@@ -25,10 +26,13 @@ class Rewrite:
     work: float | None = 1.0
     calls: tuple[int, int] | None = None
     used: bool = True
+    each: str = ""
 
     def describe(self) -> str:
         """One line: what it changes, and whether it is used."""
         told = [] if self.calls is None else [f"{self.calls[0]:,} operations of a segment become {self.calls[1]:,}"]
-        told += [f"{nbytes_text(abs(self.held))} {'more' if self.held > 0 else 'less'} held"] if self.held else []
+        where = f" in {self.each}" if self.each else ""
+        held = f"{nbytes_text(abs(self.held))} {'more' if self.held > 0 else 'less'} held{where}"
+        told += [held] if self.held else []
         told += [f"{self.work:.2f} times the work"] if self.work and abs(self.work - 1) > _TOLD else []
         return f"{self.name}{'' if self.used else ', not used'}: {', '.join(told) or 'no more held, no more work'}"

@@ -46,7 +46,7 @@ def test_under_a_budget_what_fits_and_runs_less_is_kept() -> None:
 
 def test_other_budgets() -> None:
     assert pays(memory_budget=0.5)
-    assert pays(memory_budget="auto")
+    assert pays(6, memory_budget="auto"), "plans follow the memory that is free, segments do not"
     assert pays(memory_budget=int(0.9 * WHOLE), schedule="store_all"), "which runs no step again"
     assert pays(memory_budget=WHOLE, loops=4), "of which each gets a part"
 
@@ -96,10 +96,33 @@ def test_what_was_left_out_comes_where_nothing_fits_without() -> None:
             share._fitting(lambda *_: kernels, recurrence, Options(), ALONE)
 
 
+class TwoDirections(torch.nn.Module):
+    """A layer of spikes, and another that reads them backwards, so that they are two loops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ahead, self.back = RecurrentLIF(16, 64, 16, mean=False), RecurrentLIF(16, 64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        read: Tensor = self.back(self.ahead(x).flip(0))
+        return read
+
+
+def test_loops_that_share_a_budget_replay_where_nothing_fits_without() -> None:
+    network, x = TwoDirections().double(), spikes(64, 8, 16).double()
+    options: dict[str, Any] = {"lowering": "eager", "schedule": "store_all"}
+    with pytest.raises(reroll.BudgetError) as refusal:
+        trained(reroll.compile(network, time_dim=0, memory_budget=1, replay=True, **options), network, x)
+    fast = reroll.compile(network, time_dim=0, memory_budget=refusal.value.nbytes, **options)
+    pairs = zip(trained(fast, network, x), trained(network, network, x), strict=True)
+    assert all(torch.allclose(actual, expected, rtol=1e-9, atol=1e-12) for actual, expected in pairs)
+    assert all(rewrite.used for rewrite in replayed(fast, x))
+
+
 def test_a_rewrite_says_what_it_changes() -> None:
     assert Rewrite("split-biases", 0, 1.0).describe() == "split-biases: no more held, no more work"
-    told = Rewrite("replay", -2048, 1.234, used=False).describe()
-    assert told == "replay, not used: 2 KiB less held, 1.23 times the work"
+    told = Rewrite("replay", -2048, 1.234, used=False, each="each tape").describe()
+    assert told == "replay, not used: 2 KiB less held in each tape, 1.23 times the work"
     told = Rewrite("event-products", 4096, None, (12, 14)).describe()
     assert told == "event-products: 12 operations of a segment become 14, 4 KiB more held"
 

@@ -82,7 +82,10 @@ def attributes_of(value: Any) -> MutableMapping[str, Any]:
 
 
 def has_attributes(value: Any) -> bool:
-    """Whether an object is a module or one of a user's class, a user's function that is not installed, or a tensor."""
+    """Whether an object is a module or one of a user's class, a user's function that is not installed, or a tensor.
+
+    Not so a thread: what it notes of itself, such as when a progress bar's last woke up, changes whatever a model does.
+    """
     if isinstance(value, types.FunctionType):
         return is_users_code(value) and not is_installed(value)
     kind: Any = type(value)
@@ -93,7 +96,7 @@ def has_attributes(value: Any) -> bool:
 def _have_attributes(kind: Any) -> bool:
     if issubclass(kind, _HOLDERS):
         return True
-    if issubclass(kind, type | types.ModuleType):
+    if issubclass(kind, type | types.ModuleType | threading.Thread):
         return False
     if issubclass(kind, Tensor | np.ndarray):
         return kind in (Tensor, nn.Parameter, nn.Buffer)

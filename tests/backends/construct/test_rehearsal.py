@@ -98,6 +98,30 @@ def test_where_another_length_trained_its_times_are_told() -> None:
     assert first.measured_seconds == pytest.approx(first.trace().seconds)
 
 
+class Walking(nn.Module):
+    """A state that indexes a table: one segment from 0 on stays in it, several in a row do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(40, N))
+
+    def forward(self, x: Tensor, at: Tensor) -> Tensor:
+        h = torch.zeros(N)
+        for row in x:
+            h = torch.tanh(h + row + self.table.index_select(0, at)[0])
+            at = at + 1
+        return h
+
+
+def test_where_several_segments_do_not_take_made_up_values_one_says_the_time() -> None:
+    fast = reroll.compile(Walking(), time_dim={"x": 0}, lowering="eager")
+    with mock.patch.object(timing, "rehearsed", wraps=rehearsed) as played:
+        costs = reroll.explain(fast, torch.randn(76, N), torch.tensor([-40])).loops[0].costs
+    assert played.call_count == 1
+    assert costs is not None
+    assert costs.segments[max(costs.segments)] == played.call_args.args[1]
+
+
 def test_long_segments_are_not_played() -> None:
     fast = reroll.compile(MODELS["rows"][0](), time_dim=0, lowering="eager", segment=20)
     with mock.patch.object(timing, "rehearsed", wraps=rehearsed) as played:

@@ -7,6 +7,7 @@ import gc
 import itertools
 import multiprocessing
 import sys
+import threading
 import tracemalloc
 import weakref
 from collections import deque
@@ -45,6 +46,22 @@ class Holder(nn.Module):
 
 def key(model: nn.Module) -> Any:
     return Reach().noted(model, (), {})[1]
+
+
+class Monitor(threading.Thread):
+    """Notes when it last woke up, as the one of progress bars does."""
+
+    woken = 0.0
+
+
+def test_what_a_thread_notes_is_not_the_models() -> None:
+    model = Holder(1)
+    model.monitor = Monitor()
+    before = key(model)
+    model.monitor.woken = 1.0
+    assert key(model) == before
+    model.index["first"] = 1
+    assert key(model) != before
 
 
 def test_a_data_set_is_not_copied_by_a_call() -> None:
