@@ -55,10 +55,10 @@ class Monitor(threading.Thread):
 
 
 def test_what_a_thread_notes_is_not_the_models() -> None:
-    model = Holder(1)
-    model.monitor = Monitor()
+    model, monitor = Holder(1), Monitor()
+    model.index["monitor"] = monitor
     before = key(model)
-    model.monitor.woken = 1.0
+    monitor.woken = 1.0
     assert key(model) == before
     model.index["first"] = 1
     assert key(model) != before
