@@ -175,7 +175,7 @@ def output_gradients(segment: Segment, recurrence: Recurrence) -> int:
 
 def _peak(compiled: Any, graph: fx.Graph, owned: Owned) -> int:
     working = workspaces(graph)
-    if isinstance(compiled, Code):
+    if isinstance(compiled, Code) and compiled.source:  # inductor writes none where there is no operation
         peak = wrapper_peak(compiled.source, owned, compiled.itemsizes, working)
         if peak is not None:
             return peak

@@ -179,6 +179,24 @@ KERNELS = """
 """
 
 
+class Adding(nn.Module):
+    """A step whose backward has no operations: the gradient of the state passes through."""
+
+    def forward(self, x_TI: Tensor, h_I: Tensor) -> Tensor:
+        for x_I in x_TI:
+            h_I = h_I + x_I
+        return h_I
+
+
+@pytest.mark.inductor
+@pytest.mark.filterwarnings("error::reroll.RerollWarning")
+def test_a_half_without_operations_has_no_wrapper() -> None:
+    compiled, state = reroll.compile(Adding(), time_dim={"x_TI": 0}), torch.zeros(3, requires_grad=True)
+    compiled(torch.randn(40, 3), state).sum().backward()
+    assert state.grad is not None
+    assert torch.equal(state.grad, torch.ones(3))
+
+
 def test_results_of_kernels_that_are_not_inductors_count() -> None:
     sizes = {"aten.fft.default": 8, "aten.two.default": 4}
     assert wrapper_peak(KERNELS, [], sizes) == 4 * 16 * 8 + 64 * 4
