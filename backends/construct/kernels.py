@@ -117,9 +117,7 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
     traced = {k: prepared(shown, k, options.lowering) for k in lengths}
     facts = traced[lengths[0]].facts if options.codec != "none" else ()
     replaying, watch = _replaying(traced[lengths[0]], recurrence, options, policy), Watch()
-    replay = options.replay is True
-    if options.replay == "auto" and replaying:
-        replay = replaying.pays(recurrence.steps, options, loops)
+    replay = _replays(replaying, recurrence.steps, options, loops)
     several = not replay and options.schedule != "store_all"  # of the tapes are made again, or are thin
     once = Once(constant_names(recurrence))
     context = replace(context, recurrence=recurrence, facts=facts)
@@ -143,15 +141,18 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
     return Kernels(traced[lengths[0]], compiled, context, recurrence.step, replay, replaying)
 
 
+def _replays(replaying: Replaying | None, steps: int, options: Options, loops: int) -> bool:
+    """Whether backwards repeat products: as asked for, else where it pays."""
+    if options.replay != "auto" or replaying is None:
+        return options.replay is True
+    return replaying.pays(steps, options, loops)
+
+
 def suited(compiled: Callable[[Options], Kernels], steps: int, options: Options, loops: int) -> Kernels:
     """Segments ``compiled`` by some options, or by others where they were made for another number of steps, for which
     it paid to replay products, or not to, as it does not for these ``steps``."""
     kernels = compiled(options)
-    if (
-        kernels.replaying is None
-        or options.replay != "auto"
-        or kernels.replaying.pays(steps, options, loops) == kernels.replay
-    ):
+    if _replays(kernels.replaying, steps, options, loops) == kernels.replay:
         return kernels
     return compiled(replace(options, replay=not kernels.replay))
 
