@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import fx
@@ -45,6 +45,13 @@ class Numbers:
 
 
 PerStep = Slices | Items | Numbers
+
+
+def between(x: PerStep, start: int, stop: int) -> PerStep:
+    """What the steps [start, stop) read, counted from the first of them."""
+    if isinstance(x, Slices):
+        return replace(x, start=x.start + x.stride * start)
+    return Items(x.operands[start:stop]) if isinstance(x, Items) else Numbers(x.values[start:stop])
 
 
 @dataclass(frozen=True, slots=True)

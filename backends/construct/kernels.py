@@ -39,6 +39,8 @@ from reroll.segment.cut.policy import Policy, check_texts, forward_values
 from reroll.segment.invariants import Once
 from reroll.segment.trace import Traced, constant_names, trace
 
+PACKING = "pack-weights"
+
 
 def check_policy(recurrences: Sequence[Recurrence], options: Options) -> None:
     """Raise OptionError for a text in ``keep`` or ``recompute`` that is in none of the loops. Traces a step of each."""
@@ -195,8 +197,13 @@ def _work(cut: Cut) -> float:
 def _held_by_weights(recurrence: Recurrence, options: Options) -> int:
     """Bytes of the gradients of weights, and of these weights packed for a forward and for a backward."""
     weights = [recurrence.examples[number] for number in recurrence.constants]
-    copies = 1 + 2 * (options.lowering == "inductor" and "pack-weights" in passes_of(options))
+    copies = 1 + 2 * (options.lowering == "inductor" and packs(options))
     return sum(copies * each.nbytes for each in weights if each.requires_grad and each.ndim > 1)
+
+
+def packs(options: Options) -> bool:
+    """Whether the passes pack weights."""
+    return PACKING in passes_of(options)
 
 
 def passes_of(options: Options) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from reroll.backends.runtime.run import Run, Start
 from reroll.graph.fakes import laid_out_like
 from reroll.graph.memory import result_nbytes
 from reroll.program.program import store_all
-from reroll.recurrence import Items, Numbers, PerStep, Recurrence, Slices
+from reroll.recurrence import Recurrence, Slices, between
 from reroll.schedules.machine import SegmentSeconds
 
 _FEW, _MORE = 2, 8  # segments of a play: the second takes as much longer as it has more
@@ -68,14 +68,8 @@ def _ones(like: Tensor) -> Tensor:
 def _of_steps(executable: Executable, steps: int) -> Executable:
     """The first steps of a recurrence, all of whose tapes are kept."""
     recurrence = executable.recurrence
-    short = replace(recurrence, steps=steps, xs=tuple(_first(x, steps) for x in recurrence.xs))
+    short = replace(recurrence, steps=steps, xs=tuple(between(x, 0, steps) for x in recurrence.xs))
     return Executable.of(short, store_all(steps, max(executable.compiled.segments)), executable.compiled)
-
-
-def _first(x: PerStep, steps: int) -> PerStep:
-    if isinstance(x, Items):
-        return Items(x.operands[:steps])
-    return Numbers(x.values[:steps]) if isinstance(x, Numbers) else x
 
 
 def _operand(recurrence: Recurrence, number: int) -> Tensor:
@@ -86,7 +80,7 @@ def _operand(recurrence: Recurrence, number: int) -> Tensor:
     spans = [(x.dim, *_span(x, recurrence.steps)) for x in read]
     if not spans:
         weight = like.dim() > 1 and number in recurrence.constants
-        return _filled(laid_out_like(like), like.shape[-1] ** -0.5 if weight else 1.0)
+        return filled(laid_out_like(like), like.shape[-1] ** -0.5 if weight else 1.0)
     shape = list(like.shape)
     for dim, _, end in spans:
         shape[dim] = max(shape[dim], end)
@@ -94,7 +88,7 @@ def _operand(recurrence: Recurrence, number: int) -> Tensor:
         laid_out_like(like) if shape == list(like.shape) else torch.empty(shape, dtype=like.dtype, device=like.device)
     )
     for dim, begin, end in spans:
-        _filled(made.narrow(dim, begin, end - begin), 1.0)
+        filled(made.narrow(dim, begin, end - begin), 1.0)
     return made
 
 
@@ -104,5 +98,6 @@ def _span(x: Slices, steps: int) -> tuple[int, int]:
     return min(x.start, last), max(x.start, last) + 1
 
 
-def _filled(made: Tensor, std: float) -> Tensor:
+def filled(made: Tensor, std: float) -> Tensor:
+    """The tensor, with normal numbers in it; with zeros where it holds no floats."""
     return made.normal_(std=std) if made.dtype.is_floating_point else made.zero_()

@@ -8,15 +8,15 @@ has.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from reroll.backends.construct import kernels as compiling
-from reroll.backends.construct.kernels import Kernels, Results, kind, results_of
+from reroll.backends.construct.kernels import PACKING, Kernels, Results, kind, packs, results_of
 from reroll.backends.construct.plan import Built, plan
 from reroll.backends.construct.several import Share, share_out
 from reroll.backends.tiers.available import free_bytes, total_bytes
@@ -35,8 +35,8 @@ BytesAround = Callable[[Mapping[str, Results]], Mapping[str, Around]]
 """From what recurrences give, by their names, to the bytes that their graph holds around each of them."""
 SHARE = 0.8  # of what is free, for an automatic budget: gradients and the optimizer's state come later
 _WORTHWHILE = 0.9  # of the steps that are run now: shorter segments are compiled if they may come below
-_PACKING = "pack-weights"
 _UNPACKED = 1.2  # times the steps that are run, where products read weights as they lie
+Made = TypeVar("Made")
 KernelsOf = Callable[[int, Options], Kernels]
 """Segments of which most have a length, by the passes of some options."""
 
@@ -95,26 +95,38 @@ def fitting_all(
 def _shared_out(
     pairs: Sequence[tuple[KernelsOf, Recurrence]], options: Options, budget: int | float, held: Mapping[str, Around]
 ) -> list[Built]:
-    """The plans of several recurrences: with packed weights, or if these do not fit without; with replayed products
-    where it seemed that none need be, and nothing fits so. Raises BudgetError."""
+    """The plans of several recurrences: with packed weights, or if these do not fit without. Raises BudgetError."""
+    packed = any(_packed(kernels_of, each, options) for kernels_of, each in pairs)
+
+    def shared(way: Options) -> list[Built]:
+        return share_out([_share(*pair, way, held.get(pair[1].name, NOTHING)) for pair in pairs], way, budget)
+
+    return _first_that_fits(_or_replayed(_ways(options) if packed else [options], pairs), shared)
+
+
+def _first_that_fits(ways: Iterable[Options], made: Callable[[Options], Made]) -> Made:
+    """What is made by the first way that fits a budget. Raises the BudgetError of that which needs the least."""
     refusals = []
-    packs = any(_packed(kernels_of, each, options) for kernels_of, each in pairs)
-    ways = _ways(options) if packs else [options]
-    if any(_may_replay(kernels_of, each, options) for kernels_of, each in pairs):
-        ways += [replace(way, replay=True) for way in ways]
     for way in ways:
         try:
-            return share_out([_share(*pair, way, held.get(pair[1].name, NOTHING)) for pair in pairs], way, budget)
+            return made(way)
         except BudgetError as error:
             refusals.append(error)
     raise min(refusals, key=lambda error: error.nbytes)
+
+
+def _or_replayed(ways: Sequence[Options], pairs: Sequence[tuple[KernelsOf, Recurrence]]) -> Iterator[Options]:
+    """Some ways, then the same with replayed products, where it seemed that none need be."""
+    yield from ways
+    if any(_may_replay(kernels_of, each, ways[0]) for kernels_of, each in pairs):
+        yield from (replace(way, replay=True) for way in ways)
 
 
 def _ways(options: Options) -> list[Options]:
     """The options, and where memory is bounded and no passes were asked for, those without packed weights."""
     if options.passes is not None or options.memory_budget is None or options.lowering != "inductor":
         return [options]
-    return [options, replace(options, passes=tuple(each for each in DEFAULT_PASSES if each != _PACKING))]
+    return [options, replace(options, passes=tuple(each for each in DEFAULT_PASSES if each != PACKING))]
 
 
 def _share(kernels_of: KernelsOf, recurrence: Recurrence, options: Options, around: Around) -> Share:
@@ -139,17 +151,9 @@ def automatic_budget(recurrence: Recurrence) -> int:
 
 
 def _fitting(kernels_of: KernelsOf, recurrence: Recurrence, options: Options, beside: Beside) -> Built:
-    """The fastest plan within the budget, of which what is ``beside`` the recurrence takes its share; with replayed
-    products, where it seemed that none need be and nothing fits so. Raises BudgetError if nothing fits."""
-    try:
-        return _fastest(kernels_of, recurrence, options, beside)
-    except BudgetError as refusal:
-        if not _may_replay(kernels_of, recurrence, options):
-            raise
-        try:
-            return _fastest(kernels_of, recurrence, replace(options, replay=True), beside)
-        except BudgetError as error:
-            raise min(refusal, error, key=lambda each: each.nbytes) from None
+    """The fastest plan within the budget, of which what is ``beside`` the recurrence takes its share."""
+    ways = _or_replayed([options], [(kernels_of, recurrence)])
+    return _first_that_fits(ways, lambda way: _fastest(kernels_of, recurrence, way, beside))
 
 
 def _fastest(kernels_of: KernelsOf, recurrence: Recurrence, options: Options, beside: Beside) -> Built:
@@ -178,7 +182,7 @@ def _fastest(kernels_of: KernelsOf, recurrence: Recurrence, options: Options, be
 
 def _cost(choice: Choice, way: Options) -> float:
     """The time of a choice, in runs of a step with packed weights."""
-    return steps_run(choice) * (1 if _packs(way) else _UNPACKED)
+    return steps_run(choice) * (1 if packs(way) else _UNPACKED)
 
 
 def _packed(kernels_of: KernelsOf, recurrence: Recurrence, options: Options) -> int:
@@ -194,26 +198,22 @@ def _may_replay(kernels_of: KernelsOf, recurrence: Recurrence, options: Options)
     return options.replay == "auto" and kernels.replaying is not None and not kernels.replay
 
 
-def _packs(way: Options) -> bool:
-    return way.passes is None or _PACKING in way.passes
-
-
 def _may_be_faster(built: Built, length: int, way: Options, packed: int) -> bool:
     """Whether segments of ``length`` steps, if their tapes and scratch are as much smaller, run a tenth less, or those
     that hold no ``packed`` bytes of weights do."""
     choice, needs = built.choice, built.demand.needs
     if built.options.schedule == "auto" and choice.schedule == "remote":
         return True  # there was next to no room to keep carries
-    if choice.problem.memory is None or (choice.extra_runs == 0 and _packs(built.options) >= _packs(way)):
+    if choice.problem.memory is None or (choice.extra_runs == 0 and packs(built.options) >= packs(way)):
         return False
     shorter = length / choice.segment
     scratch = needs.scratch - needs.handed - needs.grads
-    freed = packed * (_packs(built.options) - _packs(way))
+    freed = packed * (packs(built.options) - packs(way))
     problem = replace(
         choice.problem,
         segment=length,
         tape=max(int(choice.problem.tape * shorter), 1),
-        memory=choice.problem.memory + int((scratch - packed * _packs(built.options)) * (1 - shorter)) + freed,
+        memory=choice.problem.memory + int((scratch - packed * packs(built.options)) * (1 - shorter)) + freed,
         write=choice.problem.write / shorter,
         read=choice.problem.read / shorter,
     )

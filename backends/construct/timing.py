@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from reroll.backends.construct.kernels import Kernels
-from reroll.backends.construct.rehearsal import rehearsed
+from reroll.backends.construct.rehearsal import filled, rehearsed
 from reroll.backends.inductor.lower import Given, Segment
 from reroll.backends.runtime.executable import Compiled, Executable
 from reroll.backends.runtime.gradients import Gradients
@@ -25,7 +25,8 @@ from reroll.errors import UnsupportedError, is_shortage
 from reroll.graph.fakes import laid_out_like
 from reroll.graph.private import is_seeded, operator_name
 from reroll.program.program import Program, store_all, tape
-from reroll.program.spelled import RUN_KINDS, spelled_out
+from reroll.program.spelled import spelled_out
+from reroll.program.tally import Sizes, count
 from reroll.program.writing import is_thin
 from reroll.recurrence import Numbers, Recurrence
 from reroll.schedules.machine import SegmentSeconds, work_seconds
@@ -194,10 +195,7 @@ def _collecting(executable: Executable, segment: Segment, operands: Sequence[Any
 
 def _made(like: Tensor) -> Tensor:
     """Normal numbers, or zeros where these are no floats, laid out like an example."""
-    made = laid_out_like(like)
-    if not like.dtype.is_floating_point:
-        return made.zero_()
-    return made.normal_(std=like.shape[-1] ** -0.5 if like.dim() > 1 else 1.0)
+    return filled(laid_out_like(like), like.shape[-1] ** -0.5 if like.dim() > 1 else 1.0)
 
 
 def clocked(executable: Executable) -> dict[int, SegmentSeconds]:
@@ -220,8 +218,7 @@ def _as_trained(executable: Executable, found: dict[int, SegmentSeconds]) -> dic
     clock, steps, program = executable.clock, executable.recurrence.steps, executable.program
     assert clock.forward is not None
     assert clock.backward is not None
-    again = sum(each.stop - each.start for each in spelled_out(program) if each.kind in RUN_KINDS) - steps
-    thin = thin_steps(program)
+    again, thin = count(program, Sizes()).reforward_steps, thin_steps(program)
     ahead = work_seconds(found, "advance", steps)
     back = work_seconds(found, "backward", steps - thin) + work_seconds(found, "backward", thin, thin=True)
     rest = max(clock.backward - clock.forward * again / steps, 0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from reroll.backends.codecs.codec import CODECS
@@ -223,6 +223,6 @@ def _loop(built: Built, around: Around, costs: Costs | str) -> Loop:
         taped=segment.tape,
         gradient_error=ledger.gradient_error,
         cuts=executable.cuts,
-        rewriting=partial(rewrites_of, built),
+        rewriting=cache(partial(rewrites_of, built)),
         prefetched="prefetch" in built.demand.passes and choice.ahead,
     )

@@ -7,15 +7,13 @@ from typing import NamedTuple
 
 from torch import fx
 
-from reroll.backends.construct.kernels import Kernels, passes_of
+from reroll.backends.construct.kernels import PACKING, Kernels, passes_of
 from reroll.backends.construct.plan import Built
 from reroll.backends.inductor.lower import halves_of
 from reroll.graph.memory import graph_peak
 from reroll.graph.work import work
 from reroll.program.registry import find, run_on_half
 from reroll.report.rewrites import Rewrite
-
-_PACKING = "pack-weights"
 
 
 def rewrites_of(built: Built) -> tuple[Rewrite, ...]:
@@ -29,7 +27,7 @@ def _of_halves(built: Built) -> Iterator[Rewrite]:
     policy = options.policy(built.executable.recurrence.where)
     halves = halves_of(kernels.traced, options.lowering, options.codec, policy, replay=kernels.replay)
     for name in passes_of(options):
-        if find(name).on != "half" or name == _PACKING:
+        if find(name).on != "half" or name == PACKING:
             continue
         before = _measured(halves)
         halves = [run_on_half((name,), half, kernels.context) for half in halves]
@@ -62,7 +60,7 @@ def _compared(name: str, before: _Halves, after: _Halves) -> Rewrite:
 def _packed(kernels: Kernels) -> Iterator[Rewrite]:
     packed = kernels.compiled.once.packed
     if packed:
-        yield Rewrite(_PACKING, packed)
+        yield Rewrite(PACKING, packed)
 
 
 def _replayed(built: Built) -> Iterator[Rewrite]:

@@ -84,7 +84,8 @@ def attributes_of(value: Any) -> MutableMapping[str, Any]:
 def has_attributes(value: Any) -> bool:
     """Whether an object is a module or one of a user's class, a user's function that is not installed, or a tensor.
 
-    Not so a thread: what it notes of itself, such as when a progress bar's last woke up, changes whatever a model does.
+    Not so a thread of an installed library: what it notes of itself, such as when that of progress bars last woke up,
+    changes whatever a model does. One of the user's own may have what a model reads.
     """
     if isinstance(value, types.FunctionType):
         return is_users_code(value) and not is_installed(value)
@@ -96,7 +97,7 @@ def has_attributes(value: Any) -> bool:
 def _have_attributes(kind: Any) -> bool:
     if issubclass(kind, _HOLDERS):
         return True
-    if issubclass(kind, type | types.ModuleType | threading.Thread):
+    if issubclass(kind, type | types.ModuleType) or (issubclass(kind, threading.Thread) and is_installed(kind)):
         return False
     if issubclass(kind, Tensor | np.ndarray):
         return kind in (Tensor, nn.Parameter, nn.Buffer)

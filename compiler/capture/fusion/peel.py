@@ -15,7 +15,7 @@ from reroll.capture.fusion.row_rules import Rows
 from reroll.graph.effects import example
 from reroll.graph.fakes import resized
 from reroll.graph.inplace import out_of_place
-from reroll.recurrence import Items, Numbers, PerStep, Recurrence, Slices
+from reroll.recurrence import Items, Numbers, PerStep, Recurrence, between
 
 
 @dataclass
@@ -144,7 +144,7 @@ def peel(graph: fx.Graph, call: fx.Node, recurrence: Recurrence, head: int, tail
             made.meta.setdefault("example_value", example(pick))
     for pick in picks:
         graph.erase_node(pick)
-    xs = tuple(_between(x, head, stop) for x in recurrence.xs)
+    xs = tuple(between(x, head, stop) for x in recurrence.xs)
     peeled = tuple(each and each.more(head, tail) for each in recurrence.peeled)
     return replace(recurrence, steps=stop - head, xs=xs, examples=examples, peeled=peeled)
 
@@ -180,12 +180,6 @@ def _without(value: torch.Tensor, dim: int) -> torch.Tensor:
 def _needs(node: fx.Node) -> bool:
     value = example(node)
     return value is not None and value.requires_grad
-
-
-def _between(x: PerStep, start: int, stop: int) -> PerStep:
-    if isinstance(x, Slices):
-        return replace(x, start=x.start + x.stride * start)
-    return Items(x.operands[start:stop]) if isinstance(x, Items) else Numbers(x.values[start:stop])
 
 
 def _joined(graph: fx.Graph, old: fx.Node, stacked: fx.Node, index: int, head: list[Any], tail: list[Any]) -> fx.Node:

@@ -12,7 +12,7 @@ import tracemalloc
 import weakref
 from collections import deque
 from collections.abc import Callable
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -54,13 +54,25 @@ class Monitor(threading.Thread):
     woken = 0.0
 
 
-def test_what_a_thread_notes_is_not_the_models() -> None:
-    model, monitor = Holder(1), Monitor()
+def test_what_a_thread_of_a_library_notes_is_not_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = ModuleType("bars")
+    library.__file__ = "/somewhere/site-packages/bars.py"
+    monkeypatch.setitem(sys.modules, "bars", library)
+    kind: Any = type("Installed", (Monitor,), {"__module__": "bars"})
+    model, monitor = Holder(1), kind()
     model.index["monitor"] = monitor
     before = key(model)
     monitor.woken = 1.0
     assert key(model) == before
     model.index["first"] = 1
+    assert key(model) != before
+
+
+def test_a_thread_of_the_users_is_looked_at() -> None:
+    model, monitor = Holder(1), Monitor()
+    model.index["monitor"] = monitor
+    before = key(model)
+    monitor.woken = 1.0
     assert key(model) != before
 
 
