@@ -34,7 +34,7 @@ help:  ## list the targets
 setup: $(STAMP)  ## make the virtual environment
 
 # torch first and by its pin: a bare requirement would fetch the newest one with gigabytes of CUDA packages.
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml build_backend.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "reroll needs Python 3.11 or newer, '$(PYTHON)' is not: name one with 'make PYTHON=...'." >&2; exit 1; }
 	@echo "Setting up $(VENV) with $(TORCH): minutes the first time, nothing afterwards."
@@ -78,12 +78,10 @@ style: $(STAMP)  ## ruff: rules and format
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
-# mypy sees neither the folders under their import names nor an editable install. It gets a tree of links that has the
-# shape of the wheel, made anew each time, so that a new file is never missed.
+# mypy follows the links of the editable install, made anew each time, so that a new file is never missed.
 types: $(STAMP)  ## mypy --strict
-	@rm -rf build/lint && mkdir -p build/lint/reroll
-	@cd build/lint/reroll && ln -s ../../../compiler/* ../../../passes ../../../backends .
-	$(PY) -m mypy build/lint/reroll $(TYPED)
+	@$(PY) -c "import build_backend; build_backend.link()"
+	$(PY) -m mypy .editable/reroll build_backend.py $(TYPED)
 
 house: $(STAMP)  ## a table of long files and functions, many imports and parameters
 	@PYTHONPATH=tests/support/project $(PY) tests/support/project/house_table.py

@@ -7,11 +7,11 @@
 set -u
 OUT=$1; ALL=${ALL:-560}; WARM=${WARM:-120} EACH=${EACH:-110} WORKERS=${WORKERS:-8}
 begin=$(date +%s); left() { echo $((ALL - ($(date +%s) - begin))); }
-mkdir -p "$OUT" build/lint/reroll build/card/dist/reroll-0.2.0.dist-info
-(cd build/lint/reroll && find . -xtype l -delete; ln -sfn ../../../compiler/* ../../../passes ../../../backends .)
+mkdir -p "$OUT" .editable/reroll build/card/dist/reroll-0.2.0.dist-info
+(cd .editable/reroll && find . -xtype l -delete; ln -sfn ../../compiler/* ../../passes ../../backends .)
 printf 'Metadata-Version: 2.1\nName: reroll\nVersion: 0.2.0\n' > build/card/dist/reroll-0.2.0.dist-info/METADATA
 printf '[torch_dynamo_backends]\nreroll = reroll.backends.dynamo:reroll\n' > build/card/dist/reroll-0.2.0.dist-info/entry_points.txt
-export PYTHONPATH=$PWD/build/lint:$PWD/build/card/dist:${PYTHONPATH:-} PYTHONUNBUFFERED=1 TORCHINDUCTOR_COMPILE_THREADS=4
+export PYTHONPATH=$PWD/.editable:$PWD/build/card/dist:${PYTHONPATH:-} PYTHONUNBUFFERED=1 TORCHINDUCTOR_COMPILE_THREADS=4
 export REROLL_CACHE_DIR=$PWD/build/card/reroll TORCHINDUCTOR_CACHE_DIR=$PWD/build/card/inductor
 export JAX_COMPILATION_CACHE_DIR=$PWD/build/card/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 NETWORKS=("Linear + LIF" "feed-forward LIF" "recurrent LIF" "LSTM" "convolutional spiking")

@@ -116,7 +116,8 @@ class Shared:
 
     def __post_init__(self) -> None:
         given: dict[str, Any] = {"schedule": "auto"} if self.replay == "auto" else {"schedule": "store_all"}
-        self.compiled = reroll.compile(self.network, time_dim=0, replay=self.replay, lowering=self.lowering, **given)
+        given |= {"replay": self.replay, "lowering": self.lowering}
+        self.compiled = reroll.compile(self.network, time_dim=0, **given)
 
     @contextmanager
     def playing(self, options: Mapping[str, Any]) -> Iterator[Any]:

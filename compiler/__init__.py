@@ -126,13 +126,15 @@ _LAZY = {
 _DOORS = ("formulas", "program", "schedules")
 
 
-def __getattr__(name: str) -> Any:
-    if name == "formulas":  # a door that loads sympy
-        return importlib.import_module("reroll.formulas")
-    if name not in _LAZY:
-        raise AttributeError(f"module 'reroll' has no attribute {name!r}")
-    with _python_random_kept():
-        return getattr(importlib.import_module(_LAZY[name]), name)
+if not TYPE_CHECKING:  # a checker would take any name for one of these
+
+    def __getattr__(name: str) -> Any:
+        if name == "formulas":  # a door that loads sympy
+            return importlib.import_module("reroll.formulas")
+        if name not in _LAZY:
+            raise AttributeError(f"module 'reroll' has no attribute {name!r}")
+        with _python_random_kept():
+            return getattr(importlib.import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:

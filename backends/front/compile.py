@@ -21,10 +21,10 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol, TypeVar, Unpack, overload
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from reroll.backends.dynamo.entry import UNREADABLE, dynamo_is_off, hooks_inside, uncut
 from reroll.backends.front.arguments import Call, Time, TimeDim, find_time
@@ -66,8 +66,10 @@ from reroll.capture.lengths.instantiate import TooShortError
 from reroll.capture.recorder.ragged import LONGEST
 from reroll.errors import LengthError, OptionError, RerollWarning, UnsupportedError
 from reroll.graph.nested import tensors_of
-from reroll.planning.options import Options
+from reroll.planning.options import Options, OptionsDict
 
+M = TypeVar("M", bound=Callable[..., Any])  # a module, a function or a method
+Loss = Callable[[Any, Any], Any]  # of what the model gives, and of a target
 _WITHIN = (
     "a model that reroll.compile has made calls Dynamo itself, so a function compiled around it ends its graph at the "
     "call and begins another one after it; leave out fullgraph=True, or compile only what is around the model"
@@ -76,12 +78,65 @@ _NO_NAME = "failed to find name"  # what torch says of a global that is not ther
 _ATTEMPTS = 100  # more than patterns that are tried for one call, by far
 
 
+class WithLoss(Protocol):
+    """What a model with a loss behind it is compiled to: the model's arguments and a target give one number."""
+
+    def __call__(self, *args: Any, target: Any, **kwargs: Any) -> Tensor:
+        """The loss."""
+
+
+@overload
+def compile(  # noqa: A001
+    model: M,
+    *,
+    time_dim: TimeDim | None = None,
+    steps: str | None = None,
+    loss: None = None,
+    dynamic: bool = False,
+    **options: Unpack[OptionsDict],
+) -> M: ...
+
+
+@overload
+def compile(  # noqa: A001
+    model: Callable[..., Any],
+    *,
+    time_dim: TimeDim | None = None,
+    steps: str | None = None,
+    loss: Loss,
+    dynamic: bool = False,
+    **options: Unpack[OptionsDict],
+) -> WithLoss: ...
+
+
+@overload
+def compile(  # noqa: A001
+    *,
+    time_dim: TimeDim | None = None,
+    steps: str | None = None,
+    loss: None = None,
+    dynamic: bool = False,
+    **options: Unpack[OptionsDict],
+) -> Callable[[M], M]: ...
+
+
+@overload
+def compile(  # noqa: A001
+    *,
+    time_dim: TimeDim | None = None,
+    steps: str | None = None,
+    loss: Loss,
+    dynamic: bool = False,
+    **options: Unpack[OptionsDict],
+) -> Callable[[Callable[..., Any]], WithLoss]: ...
+
+
 def compile(  # noqa: A001  # as torch.compile
     model: Any = None,
     *,
     time_dim: TimeDim | None = None,
     steps: str | None = None,
-    loss: Callable[[Any, Any], Any] | None = None,
+    loss: Loss | None = None,
     dynamic: bool = False,
     **options: Any,
 ) -> Any:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from reroll.errors import OptionError, nearest
 from reroll.schedules.machine import REMOTE_TIERS
@@ -21,6 +21,14 @@ _CHOICES = {
     "lowering": ("inductor", "eager"),
     "on_no_recurrence": ("warn", "error"),
 }
+
+
+_Schedule = Literal[
+    "auto", "store_all", "standard", "every_k", "full", "remote", "hierarchical", "double", "double_merged", "revolve",
+    "hrevolve",
+]  # fmt: skip
+_Tier = Literal["host", "disk", "local"]
+Lowering = Literal["inductor", "eager"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +151,30 @@ class Options:
                 hint = "Pass options as keywords." if name == "options" else nearest(str(name), names)
                 raise OptionError(f"Unknown option {name!r}. {hint}")
         return cls(**given)
+
+
+class OptionsDict(TypedDict, total=False):
+    """``Options`` by name, as keywords of ``reroll.compile``: for editors and type checkers. A registered schedule or
+    tier may have any name."""
+
+    schedule: _Schedule | str
+    memory_budget: int | float | str | None
+    remote: _Tier | str | tuple[_Tier | str, ...] | None
+    segment: int | None
+    chunk: int | None
+    slots: int | None
+    codec: Literal["auto", "none", "bfloat16", "int8"]
+    keep: Rule | Sequence[Rule]
+    recompute: Rule | Sequence[Rule]
+    lowering: Lowering
+    passes: tuple[str, ...] | str | None
+    replay: bool | Literal["auto"]
+    truncate: int | None
+    verify: bool
+    cuda_graphs: bool
+    spill_folder: str | None
+    depth: bool
+    on_no_recurrence: Literal["warn", "error"]
 
 
 def parse_budget(budget: int | float | str | None) -> int | float | None:

@@ -141,6 +141,13 @@ class Loop:
         """Plain BPTT with the same segments in time: every tape is kept, and no step runs again."""
         return trace(store_all(self.program.steps, self.program.segment), self.needs, self.costs)
 
+    def __repr__(self) -> str:
+        return f"<reroll loop: {self._line()}>"
+
+    def _line(self) -> str:
+        """The loop and its plan in a few words."""
+        return f"{self.recurrence.steps:,} steps, {self.choice.schedule}, segments of {self.choice.segment}"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Report:
@@ -217,6 +224,11 @@ class Report:
 
     def __str__(self) -> str:
         return self.text()
+
+    def __repr__(self) -> str:
+        loops = "; ".join(loop._line() for loop in self.loops) or "no recurrence"
+        more = f"; {len(self.others)} more graphs" if self.others else ""
+        return f"<reroll report: {loops}; predicted peak {nbytes_text(self.predicted_peak)}{more}>"
 
     def text(self, width: int | None = None) -> str:
         """The tables as plain text, as wide as the terminal or ``width`` columns."""

@@ -102,6 +102,23 @@ def test_merge_gradients_makes_one_product_of_a_sum_of_products() -> None:
     assert behind("merge-gradients", read) == read
 
 
+@pytest.mark.parametrize(("columns", "merged"), [(4, False), (5, True)])
+def test_merge_gradients_leaves_sums_over_many_rows_apart(columns: int, merged: bool) -> None:
+    """On a CPU with vectors: where a product sums over half as many rows as its result is wide, or more."""
+    before = dedent(f"""\
+        x0_t: f32[3, 2]
+        x1_t: f32[3, 2]
+        g0: f32[2, {columns}]
+        g1: f32[2, {columns}]
+        w1: f32[3, {columns}] = aten.mm.default(x1_t, g1)
+        w0: f32[3, {columns}] = aten.mm.default(x0_t, g0)
+        w: f32[3, {columns}] = aten.add.Tensor(w1, w0)
+        return w
+        """)
+    found = behind("merge-gradients", before, replace(COMPILED, vectors=True))
+    assert (found != before) == merged
+
+
 def test_merge_gradients_adds_first_where_products_share_an_operand() -> None:
     before = dedent("""\
         x: f32[2, 2, 3] = per_step

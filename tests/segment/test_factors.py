@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import reroll
 from halves import kinds, traced, weights
+from reroll.planning.options import Lowering
 from reroll.segment.factors import defer_products
 
 
@@ -58,7 +59,7 @@ class Shared(nn.Module):
 
 @pytest.mark.parametrize("schedule", ["store_all", "standard"])
 @pytest.mark.parametrize("lowering", ["eager", pytest.param("inductor", marks=pytest.mark.inductor)])
-def test_weights_that_are_used_in_several_ways(schedule: str, lowering: str) -> None:
+def test_weights_that_are_used_in_several_ways(schedule: str, lowering: Lowering) -> None:
     torch.manual_seed(0)
     model, x = Shared().double(), torch.randn(41, 3, 6, dtype=torch.float64)
     compiled = reroll.compile(model, time_dim=0, lowering=lowering, schedule=schedule, segment=3)

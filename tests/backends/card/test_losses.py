@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import reroll
 from on_card import DOORS, B, H, I, agrees, sequence
+from reroll.planning.options import Lowering
 
 LOWERINGS = pytest.mark.parametrize("lowering", ["eager", pytest.param("inductor", marks=pytest.mark.inductor)])
 
@@ -54,7 +55,7 @@ def test_a_loss_in_the_loop(lowering: str, card: torch.device) -> None:
 
 
 @LOWERINGS
-def test_a_loss_beside_the_model(lowering: str, card: torch.device) -> None:
+def test_a_loss_beside_the_model(lowering: Lowering, card: torch.device) -> None:
     model = Layered().double().to(card)
     twin = copy.deepcopy(model)
     train = reroll.compile(twin, loss=F.mse_loss, time_dim=0, lowering=lowering, schedule="standard", segment=2)

@@ -284,13 +284,13 @@ def test_a_table_that_is_too_short_to_look_at_is_refused() -> None:
 
 def test_wrong_uses_are_refused() -> None:
     with pytest.raises(OptionError, match="must be a dimension"):
-        reroll.compile(Net(last), time_dim="first")  # type: ignore[arg-type]
+        reroll.compile(Net(last), time_dim="first")  # type: ignore[call-overload]
     with pytest.raises(OptionError, match="cannot be called"):
-        reroll.compile(3)
+        reroll.compile(3)  # type: ignore[call-overload]
     with pytest.raises(OptionError, match="cannot be called"):
-        reroll.compile(3, time_dim=0)
+        reroll.compile(3, time_dim=0)  # type: ignore[call-overload]
     with pytest.raises(OptionError, match="Did you mean 'schedule'"):
-        reroll.compile(Net(last), time_dim=0, shedule="double")
+        reroll.compile(Net(last), time_dim=0, shedule="double")  # type: ignore[call-overload]
 
 
 def test_explain_shows_the_plan_of_the_length() -> None:

@@ -16,6 +16,7 @@ import reroll
 from reroll.backends.front import observe
 from reroll.backends.front.entries import Running
 from reroll.errors import LengthError, OptionError
+from reroll.planning.options import Lowering
 
 EAGER: dict[str, Any] = {"lowering": "eager", "schedule": "standard", "segment": 2, "chunk": 3}
 num_steps = 20
@@ -289,9 +290,9 @@ class Sequence(nn.Module):
 @pytest.mark.parametrize("lowering", ["eager", pytest.param("inductor", marks=pytest.mark.inductor)])
 @pytest.mark.parametrize("readable", [True, False])
 @pytest.mark.parametrize("needs_gradient", [True, False])
-def test_a_static_input_may_be_expanded_over_time(lowering: str, readable: bool, needs_gradient: bool) -> None:
+def test_a_static_input_may_be_expanded_over_time(lowering: Lowering, readable: bool, needs_gradient: bool) -> None:
     image = torch.randn(1, 3, 4, dtype=torch.float64, requires_grad=needs_gradient)
-    run = reroll.compile(Sequence(readable), time_dim=0, lowering=lowering)
+    run: Any = reroll.compile(Sequence(readable), time_dim=0, lowering=lowering)
     for steps in (30, 12):
         reroll.check(run, image.expand(steps, 3, 4), strict=True, measure=False)
     plain = copy.deepcopy(run._orig_mod)

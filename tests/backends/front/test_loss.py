@@ -87,7 +87,7 @@ def test_a_number_of_steps_is_still_the_models() -> None:
 def test_a_decorator_with_a_loss() -> None:
     model, x, target = Net(), torch.randn(T, B, N), torch.randn(T, B, 2)
 
-    @reroll.compile(loss=mean_square, time_dim=0, lowering="eager")  # type: ignore[untyped-decorator]
+    @reroll.compile(loss=mean_square, time_dim=0, lowering="eager")
     def fast(x: Tensor) -> Tensor:
         return model(x)  # type: ignore[no-any-return]
 
@@ -105,13 +105,13 @@ def test_a_loss_over_depth() -> None:
 def test_bad_losses() -> None:
     model, x, target = Net(), torch.randn(T, B, N), torch.randn(T, B, 2)
     with pytest.raises(OptionError, match="int as loss, which cannot be called"):
-        reroll.compile(model, loss=3, time_dim=0)  # type: ignore[arg-type]
+        reroll.compile(model, loss=3, time_dim=0)  # type: ignore[call-overload]
     with pytest.raises(OptionError, match="str as model"):
-        reroll.compile("model", loss=mean_square, time_dim=0)
+        reroll.compile("model", loss=mean_square, time_dim=0)  # type: ignore[call-overload]
     with pytest.raises(OptionError, match="has a parameter of that name"):
         reroll.compile(lambda x, target: x, loss=mean_square, time_dim=0)
     with pytest.raises(OptionError, match="takes the target by name"):
-        reroll.compile(model, loss=mean_square, time_dim=0)(x, target)
+        reroll.compile(model, loss=mean_square, time_dim=0)(x, target)  # type: ignore[call-arg]
     vector = reroll.compile(model, loss=lambda y, t: y.sum((0, 1)), time_dim=0, lowering="eager")
     with pytest.raises(UnsupportedError, match=r"returned a tensor of shape \[2\], not one number"):
         vector(x, target=target)

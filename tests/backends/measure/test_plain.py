@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import reroll
+from reroll.backends.front.compile import Caller
 from reroll.backends.measure import explain, plain
 
 COUNTED = [0]
@@ -31,6 +32,12 @@ class Counting(nn.Module):
         return h_BN
 
 
+def caller_of(compiled: Any) -> Caller:
+    """What calls a compiled model."""
+    caller: Caller = compiled.reroll_caller
+    return caller
+
+
 def counted(step: Callable[[], object], *_: float) -> float:
     """Steps in place of seconds, and 7 for what is around them."""
     before = COUNTED[0]
@@ -43,7 +50,7 @@ def counted(step: Callable[[], object], *_: float) -> float:
 def test_two_short_sequences_are_continued(length: int, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain, "seconds_of", counted)
     model, x = Counting(), torch.randn(length, 2, 3)
-    caller = reroll.compile(model, time_dim=0).reroll_caller
+    caller = caller_of(reroll.compile(model, time_dim=0))
     before = torch.get_rng_state()
     found = plain.step_seconds(caller, (x,), {}).plain
     assert found == (pytest.approx(7 + length) if known else None)
@@ -56,16 +63,16 @@ def test_times_that_fall_with_the_number_of_steps_are_not_continued(monkeypatch:
     """Else a busy machine, on which the shorter sequence took longer, gives a negative time."""
     seconds = iter([0.3, 0.2])
     monkeypatch.setattr(plain, "seconds_of", lambda _: next(seconds))
-    caller = reroll.compile(Counting(), time_dim=0).reroll_caller
+    caller = caller_of(reroll.compile(Counting(), time_dim=0))
     assert plain.step_seconds(caller, (torch.randn(1_000, 2, 3),), {}) == (None, None)
 
 
 def test_what_needs_no_gradient_is_not_timed() -> None:
     model, x = Counting().requires_grad_(False), torch.randn(100, 2, 3)
-    caller = reroll.compile(model, time_dim=0).reroll_caller
+    caller = caller_of(reroll.compile(model, time_dim=0))
     assert plain.step_seconds(caller, (x,), {}) == (None, None)
     with torch.no_grad():
-        caller = reroll.compile(Counting(), time_dim=0).reroll_caller
+        caller = caller_of(reroll.compile(Counting(), time_dim=0))
         assert plain.step_seconds(caller, (x,), {}) == (None, None)
 
 
@@ -95,7 +102,7 @@ def test_explain_says_where_plain_pytorch_is_faster(
 
 def test_the_compiled_model_is_timed_beside_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x, runs = nn.GRU(3, 4), torch.randn(100, 2, 3), list[int]()
-    caller = reroll.compile(model, time_dim=0, lowering="eager").reroll_caller
+    caller = caller_of(reroll.compile(model, time_dim=0, lowering="eager"))
 
     class Counted:
         """The compiled model, which notes the lengths that it is called with."""
@@ -137,7 +144,7 @@ def test_a_backward_that_waits_is_not_disturbed_and_nothing_is_said_twice(
             return h_BN
 
     model, x = Telling(), torch.randn(80, 3, 3)
-    caller = reroll.compile(model, time_dim=0, lowering="eager").reroll_caller
+    caller = caller_of(reroll.compile(model, time_dim=0, lowering="eager"))
     y = model(x).sum()
     capsys.readouterr()
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -58,7 +58,11 @@ def test_distributed_data_parallel_inside_of_a_model() -> None:
 
 def test_distributed_data_parallel_inside_of_a_function() -> None:
     model = DistributedDataParallel(GatedReader())
-    run = reroll.compile(lambda x_TBI: 2 * model(x_TBI), time_dim=0, lowering="eager")
+
+    def doubled(x_TBI: Tensor) -> Any:
+        return 2 * model(x_TBI)
+
+    run = reroll.compile(doubled, time_dim=0, lowering="eager")
     with pytest.raises(reroll.errors.UnsupportedError, match=r"a part of the class DistributedDataParallel"):
         run(x_TBI())
 

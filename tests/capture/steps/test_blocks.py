@@ -126,9 +126,9 @@ def test_reroll_compile_without_time_rolls_blocks() -> None:
 
     assert [loop.recurrence.steps for loop in reroll.explain(deep, x_BC).loops] == [8]
     with pytest.raises(OptionError, match="cannot be called"):
-        reroll.compile(3)
+        reroll.compile(3)  # type: ignore[call-overload]
     with pytest.raises(OptionError, match="memory_bugdet"):
-        reroll.compile(model, memory_bugdet=3)
+        reroll.compile(model, memory_bugdet=3)  # type: ignore[call-overload]
 
 
 def test_where_nothing_repeats_it_says_so() -> None:
