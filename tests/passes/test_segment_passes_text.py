@@ -95,7 +95,7 @@ def test_merge_gradients_makes_one_product_of_a_sum_of_products() -> None:
         cat: f32[4, 6] = aten.cat.default([g0, g1], 0)
         sum: f32[1, 6] = aten.sum.dim_IntList(cat, [0], True)
         reshape: f32[4, 3] = aten.reshape.default(x, [4, 3])
-        permute: f32[3, 6] = aten.permute.default(reshape, [1, 0])
+        permute: f32[3, 4] = aten.permute.default(reshape, [1, 0])
         mm: f32[3, 6] = aten.mm.default(permute, cat)
         return mm, sum
         """)
@@ -123,21 +123,21 @@ def test_merge_gradients_leaves_sums_over_many_rows_apart(columns: int, merged: 
 def test_merge_gradients_adds_first_where_products_share_an_operand() -> None:
     before = dedent("""\
         x: f32[2, 2, 3] = per_step
-        w: f32[3, 4] = constant
+        w: f32[3, 8] = constant
         x0: f32[2, 3] = aten.select.int(x, 0, 0)
         x1: f32[2, 3] = aten.select.int(x, 0, 1)
-        y0: f32[2, 4] = aten.mm.default(x0, w)
-        y1: f32[2, 4] = aten.mm.default(x1, w)
-        y: f32[2, 4] = aten.add.Tensor(y0, y1)
+        y0: f32[2, 8] = aten.mm.default(x0, w)
+        y1: f32[2, 8] = aten.mm.default(x1, w)
+        y: f32[2, 8] = aten.add.Tensor(y0, y1)
         return y
         """)
     assert behind("merge-gradients", before) == dedent("""\
         x: f32[2, 2, 3] = per_step
-        w: f32[3, 4] = constant
+        w: f32[3, 8] = constant
         x0: f32[2, 3] = aten.select.int(x, 0, 0)
         x1: f32[2, 3] = aten.select.int(x, 0, 1)
         add: f32[2, 3] = aten.add.Tensor(x0, x1)
-        mm: f32[2, 4] = aten.mm.default(add, w)
+        mm: f32[2, 8] = aten.mm.default(add, w)
         return mm
         """)
 
