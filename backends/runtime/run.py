@@ -7,9 +7,11 @@ generators, and what runs again from a generator of its own.
 
 ``Start`` is a call before its first step: from there it can be played as often as need be.
 
-torch.profiler shows what a program does under the names of its instructions, and of segments inside them. Whether a
-profiler runs is a flag of torch's Python modules, ``_is_profiler_enabled``, which is private but made for checks like
-this one (torch 2.11 and 2.13): ``record_function`` alone takes microseconds when none runs.
+torch.profiler shows what a program does under the kinds of its instructions, and segments inside them: a few rows for
+any number of steps. Which instruction and which steps it was are arguments, with ``record_shapes=True``. Private torch
+API, tried on 2.11 and 2.13: ``_is_profiler_enabled``, a flag that is made for checks like this one
+(``record_function`` alone takes microseconds when no profiler runs), and ``_RecordFunctionFast``, which takes arguments
+that the trace shows; those of ``record_function`` are shown nowhere.
 """
 
 from __future__ import annotations
@@ -40,13 +42,12 @@ from reroll.backends.runtime.witness import Witness
 from reroll.backends.tiers.mapped import forbid_cut_files
 from reroll.errors import UnsupportedError
 from reroll.program.program import Node, advance, backward, offload, recompute, reload, reverse, save, tape, turn
+from reroll.program.spelled import kind_of
 from reroll.program.writing import name_at
 from reroll.recurrence import RowSteps, Slices
 from reroll.segment.trace import step_inputs
 
-_FIRST, _AGAIN, _REVERSED = "forward of steps {} to {}", "replay of steps {} to {}", "backward of steps {} to {}"
-
-
+_FIRST, _AGAIN, _REVERSED = "segment forward", "segment replay", "segment backward"
 _UNSEEN = nullcontext()
 
 
@@ -155,7 +156,7 @@ class Run:
         if node.target is reverse:
             self._reverse(instruction)
             return
-        with named(self.loop, name_at, node, self.origin):
+        with ranged(self.loop, kind_of(node), _instruction, node, self.origin):
             result = _HANDLERS[node.target](self, node, *node.args, **node.kwargs)  # type: ignore[index]
         if result is not None:
             self.values[node] = result
@@ -258,7 +259,7 @@ class Run:
             lasting = taped is not None and not taped.passing
             alone = taped is not None and taped.unread and start + steps == stop
             drawing = _UNSEEN if self.own is None else self.own.drawing()
-            with drawing, named(self.loop, (_FIRST if start >= self.frontier else _AGAIN).format, start, start + steps):
+            with drawing, ranged(self.loop, _FIRST if start >= self.frontier else _AGAIN, _steps, start, steps):
                 results = self.executable.run_forward(segment, inputs, lasting=lasting, alone=alone)
             tensors = tuple(results[:width])
             if start >= self.frontier:
@@ -294,7 +295,7 @@ class Run:
             if not self.keep:
                 saved.clear()
             del tangents, saved
-            with named(self.loop, _REVERSED.format, start, start + steps):
+            with ranged(self.loop, _REVERSED, _steps, start, steps):
                 results = self.executable.run_backward(segment, arguments, taped.thin)
             carried = self.executable.passed_on(self.grads.collect(results, start, steps), start)
             del results  # the gradients of constants have been added: free them before the next segment runs
@@ -387,12 +388,20 @@ class Start:
             set_random_state(self.random)
 
 
-def named(loop: str, name: Callable[..., str], *args: Any) -> AbstractContextManager[Any]:
-    """A context that torch.profiler shows as "reroll: <loop> <name>", with the name that ``name`` makes of ``args``;
-    it is not asked for where no profiler runs."""
+def ranged(loop: str, what: str, arguments: Callable[..., dict[str, Any]], *args: Any) -> AbstractContextManager[Any]:
+    """A context that torch.profiler shows as "reroll: <loop> <what>", with what ``arguments`` makes of ``args``; it is
+    not asked for where no profiler runs."""
     if not profiler._is_profiler_enabled:
         return _UNSEEN
-    return profiler.record_function(f"reroll: {loop} {name(*args)}")
+    return torch._C._profiler._RecordFunctionFast(f"reroll: {loop} {what}", (), arguments(*args))
+
+
+def _instruction(node: Node, origin: int) -> dict[str, Any]:
+    return {"instruction": name_at(node, origin)}
+
+
+def _steps(start: int, steps: int) -> dict[str, Any]:
+    return {"start": start, "stop": start + steps}
 
 
 @contextmanager

@@ -26,6 +26,11 @@ _KINDS: Mapping[Any, str] = {
 }
 
 
+def kind_of(node: fx.Node) -> str:
+    """The name of an instruction in ``reroll.program.program``, or "carry", "pick", "output"."""
+    return _KINDS[node.target if node.op == "call_function" else node.op]
+
+
 class Played(NamedTuple):
     """One instruction: ``kind`` is its name in ``reroll.program.program``, or "carry" (what the graph is given),
     "pick", "output".
@@ -85,7 +90,7 @@ class _Spelled:
 
 def _played(node: fx.Node, numbers: Mapping[Any, int], origin: int) -> Played:
     args: Any = node.args
-    name, kind = name_at(node, origin), _KINDS[node.target if node.op == "call_function" else node.op]
+    name, kind = name_at(node, origin), kind_of(node)
     match kind:
         case "advance" | "recompute" | "tape":
             steps = origin + args[1], origin + args[2]

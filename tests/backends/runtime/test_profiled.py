@@ -1,4 +1,5 @@
-"""torch.profiler shows the instructions of a program and the segments inside them, under the names of the report."""
+"""torch.profiler shows the instructions of a program and the segments inside them: a few rows, and arguments that say
+which instruction and which steps it was, as the report does."""
 
 from collections import Counter
 from typing import Any
@@ -6,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd import profiler
 
 import reroll
 from reroll.program.spelled import RUN_KINDS, spelled_out
@@ -30,10 +30,14 @@ class Leaky(nn.Module):
 
 
 def profiled(step: Any) -> Counter[str]:
-    """How often each of reroll's names is seen while a step runs."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+    """How often each of reroll's ranges is seen while a step runs, with its arguments."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as seen:
         step()
-    return Counter({each.key: each.count for each in seen.key_averages() if each.key.startswith("reroll: ")})
+    rows = [each for each in seen.key_averages() if each.key.startswith("reroll: ")]
+    ranges = Counter(f"{each.name} {each.kwinputs}" for each in seen.events() or () if each.name.startswith("reroll: "))
+    assert len(rows) <= 12
+    assert sum(each.count for each in rows) == ranges.total()
+    return ranges
 
 
 def expected(loop: Loop) -> Counter[str]:
@@ -44,7 +48,7 @@ def expected(loop: Loop) -> Counter[str]:
     for each in spelled_out(loop.program):
         if each.kind in ("carry", "output"):
             continue
-        found[f"{title} {each.name}"] += 1
+        found[f"{title} {each.kind} {{'instruction': {each.name!r}}}"] += 1
         first, at = each.kind in RUN_KINDS and each.start >= frontier, each.start
         frontier = max(frontier, each.stop if each.kind in RUN_KINDS else 0)
         word = "forward" if first else "replay" if each.kind in RUN_KINDS else "backward"
@@ -54,7 +58,7 @@ def expected(loop: Loop) -> Counter[str]:
             for _ in range(count)
         ]
         for length in parts:
-            found[f"{title} {word} of steps {at} to {at + length}"] += 1
+            found[f"{title} segment {word} {{'start': {at}, 'stop': {at + length}}}"] += 1
             at += length
     return found
 
@@ -74,8 +78,8 @@ def test_every_instruction_and_segment_is_seen_as_often_as_it_is_played(options:
     (loop,) = reroll.explain(run, x_TBI).loops
     seen = profiled(lambda: run(x_TBI).sum().backward())
     assert seen == expected(loop)
-    parts = {f"reroll: {loop.recurrence.name} {each.name}" for each in loop.trace().events}
-    assert parts <= seen.keys()
+    parts = {f"{{'instruction': {each.name!r}}}" for each in loop.trace().events}
+    assert parts <= {"{" + name.partition("{")[2] for name in seen}
 
 
 def test_a_first_call_under_a_profiler_captures_no_names() -> None:
@@ -92,10 +96,14 @@ def test_a_first_call_under_a_profiler_captures_no_names() -> None:
 
 
 def test_without_a_profiler_no_name_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(name: str) -> None:
-        raise AssertionError(f"{name} was made")
+    made = torch._C._profiler._RecordFunctionFast
 
-    monkeypatch.setattr(profiler, "record_function", refuse)
+    def refuse(name: str, *args: Any) -> Any:  # torch has ranges of its own
+        if name.startswith("reroll"):
+            raise AssertionError(f"{name} was made")
+        return made(name, *args)
+
+    monkeypatch.setattr(torch._C._profiler, "_RecordFunctionFast", refuse)
     run = torch.compile(Leaky(), backend="reroll", options=EAGER | {"schedule": "standard"})
     run(torch.randn(20, 2, 3)).sum().backward()
     with pytest.raises(AssertionError, match=r"reroll: .* was made"), torch.profiler.profile():
