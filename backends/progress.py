@@ -7,6 +7,7 @@ terminal follows the clock. rich, which shows these, is loaded when it is needed
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import random
 import sys
@@ -25,6 +26,7 @@ PATIENCE = 2.0  # seconds after which a line is shown on a terminal
 QUIET = 5.0  # seconds of CPU time after which a line is written where there is no terminal
 LONG = 10.0  # seconds of CPU time after which a hint is given
 _TICK = 0.01  # seconds between two looks at the CPU time
+LOG = logging.getLogger(__name__)
 _BEGUN = itertools.count()  # what began to be compiled in this process
 
 
@@ -80,6 +82,7 @@ def progress(what: str, console: Console | None = None) -> Iterator[None]:
     """Show ``what`` on a terminal, with a spinner, from ``PATIENCE`` seconds after the start until the end; elsewhere
     write it once, after ``QUIET`` seconds of CPU time."""
     next(_BEGUN)
+    LOG.debug("%s", what)
     console = console or _terminal()
     if not console.is_terminal:
         alarm = _Alarm(QUIET, lambda: console.print(f"reroll: {what}", soft_wrap=True, highlight=False))

@@ -17,6 +17,7 @@ import torch
 from reroll.backends.construct.plan import Built, plan
 from reroll.backends.construct.several import Share, beside_each_other, share_out
 from reroll.backends.construct.share import automatic_budget
+from reroll.backends.construct.told import tell
 from reroll.backends.runtime.node import Rolled
 from reroll.backends.runtime.unused import have_own_functions
 from reroll.errors import BudgetError, RerollError, RerollWarning, ShortageError
@@ -38,6 +39,7 @@ class Plans:
     def __init__(self, built: Sequence[Built] = ()) -> None:
         self.built = tuple(built)
         own = have_own_functions([each.executable for each in built])
+        tell(built)
         self.modules = {each.name: Rolled(each.executable, partial(self._shorten, each.name), own) for each in built}
         self.automatic = bool(self.built) and self.built[0].options.automatic_budget
         self.budget = self.built[0].beside.budget if self.built else None
@@ -98,6 +100,7 @@ class Plans:
         self._replace(found)
 
     def _replace(self, found: Sequence[Built]) -> None:
+        tell(found)
         taken = {each.name: each for each in found}
         self.built = tuple(beside_each_other([taken.get(each.name, each) for each in self.built]))
         for each in found:

@@ -7,6 +7,7 @@ has.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -37,6 +38,7 @@ SHARE = 0.8  # of what is free, for an automatic budget: gradients and the optim
 _WORTHWHILE = 0.9  # of the steps that are run now: shorter segments are compiled if they may come below
 _UNPACKED = 1.2  # times the steps that are run, where products read weights as they lie
 Made = TypeVar("Made")
+LOG = logging.getLogger(__name__)
 KernelsOf = Callable[[int, Options], Kernels]
 """Segments of which most have a length, by the passes of some options."""
 
@@ -171,8 +173,10 @@ def _fastest(kernels_of: KernelsOf, recurrence: Recurrence, options: Options, be
         try:
             built = plan(kernels_of(length, way), recurrence, way, beside)
         except BudgetError as error:
+            LOG.debug("segments of %d steps do not fit the budget: %s", length, error)
             refusals.append(error)
             continue
+        LOG.debug("could be %s: %.0f runs of a step", built.choice.describe(), _cost(built.choice, way))
         if best is None or _cost(built.choice, way) < _cost(best.choice, best.options):
             best = built
     if best is None:

@@ -15,6 +15,7 @@ calls, and ``_stance``: whether the user has switched it off.
 from __future__ import annotations
 
 import functools
+import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -48,6 +49,7 @@ from reroll.program.memory import Around
 
 Compiled = Callable[..., Any]
 _LONG = 512
+LOG = logging.getLogger(__name__)
 HandedOn = ShortenTraceback
 UNREADABLE = (Unsupported, UserError, InternalTorchDynamoError)
 """What Dynamo raises where it meets Python code that it does not take, or fails in."""
@@ -183,6 +185,7 @@ def _compile(
     if parsed.truncate is not None and all(each.blocks for each in found.recurrences):
         model.missed(found.reason or "no loop over time is in it, only blocks over depth", parsed)
     if not found.recurrences:
+        LOG.info("no loop: %s", found.reason)
         model.missed(found.reason, parsed)
         return _entry(Graph(_by_torch(gm, example_inputs, parsed), gm, Plans(), found.reason, ended))
     if any(each.steps >= _LONG and not each.blocks for each in found.recurrences):

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -70,6 +71,7 @@ from reroll.planning.options import Options, OptionsDict
 
 M = TypeVar("M", bound=Callable[..., Any])  # a module, a function or a method
 Loss = Callable[[Any, Any], Any]  # of what the model gives, and of a target
+LOG = logging.getLogger(__name__)
 _WITHIN = (
     "a model that reroll.compile has made calls Dynamo itself, so a function compiled around it ends its graph at the "
     "call and begins another one after it; leave out fullgraph=True, or compile only what is around the model"
@@ -388,12 +390,16 @@ class Caller:
                 self.steps = running.steps  # the next call is most often alike
                 return True
             case Misfit(steps):
+                LOG.debug("%d steps have the pattern of %d", running.call.length, steps)
                 running.steps = steps
             case Untraced(entry):
+                LOG.debug("tracing the model at other lengths of the pattern of %d steps", running.steps)
                 self._trace(running, entry)
-            case Refused():
+            case Refused(error):
+                LOG.debug("Dynamo does not trace the model: %s", error)
                 self._refused(running, outcome)
-            case Unrecorded():
+            case Unrecorded(error):
+                LOG.debug("the model's operations cannot be recorded: %s", error)
                 self._unrecorded(running, outcome)
         return False
 

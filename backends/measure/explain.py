@@ -11,6 +11,7 @@ from reroll.backends.codecs.codec import CODECS
 from reroll.backends.construct.bytes import operand_gradients
 from reroll.backends.construct.plan import Built
 from reroll.backends.construct.timing import clocked
+from reroll.backends.construct.told import artifact
 from reroll.backends.dynamo.entry import EXPLAINING, Asked, Graph, Reached
 from reroll.backends.front.held.state import State
 from reroll.backends.measure.plain import step_seconds
@@ -45,7 +46,12 @@ def explain(compiled_model: Any, *inputs: Any, **kwargs: Any) -> Report:
     forward runs for that, and what it changes is put back. Raises UnsupportedError if no graph of the backend "reroll"
     is reached; a model that was compiled by another one has run then. Raises OptionError without inputs.
     """
-    graph = reached(compiled_model, inputs, kwargs)
+    report = _explained(reached(compiled_model, inputs, kwargs), compiled_model, inputs, kwargs)
+    artifact("reroll_report", report.text)
+    return report
+
+
+def _explained(graph: Graph, compiled_model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Report:
     if graph.built and not graph.broken:
         report = plan(graph)
         more = _slower(report, compiled_model, inputs, kwargs), _given_away(report, compiled_model)

@@ -20,6 +20,7 @@ from reroll.backends.tiers.calibrate import seconds_of
 from reroll.errors import UnsupportedError
 from reroll.graph.nested import places_of, tensors_of
 from reroll.graph.private import versions_kept
+from reroll.planning.options import parse_budget
 
 _LENGTHS = (32, 96)
 _PARTS = (8, 2)  # of a sequence that is not much longer
@@ -39,7 +40,8 @@ def step_seconds(caller: Caller, inputs: Sequence[Any], kwargs: Mapping[str, Any
 
     The loss is the mean square of the results. What the model changes is put back, and what it says is not heard. It
     runs once for inputs of the same shapes. None if the sequence is short itself, if nothing needs a gradient, or if
-    the model does not run on so few steps.
+    the model does not run on so few steps; compiled also if the budget is a fraction: a part of what few steps hold may
+    ask for shorter segments, which would be compiled for this alone.
     """
     call = find_time(caller.model, caller.signature, caller.time, inputs, kwargs)
     if call.length < _FEWEST * _PARTS[0] or not torch.is_grad_enabled():
@@ -48,7 +50,8 @@ def step_seconds(caller: Caller, inputs: Sequence[Any], kwargs: Mapping[str, Any
     key = call.length, tuple((place, value.shape) for place, value in places_of((inputs, kwargs)))
     if key not in known:
         plain = _continued(caller.model, caller.model, call)
-        known[key] = Seconds(plain, None if plain is None else _continued(caller.model, caller, call))
+        alike = plain is not None and not isinstance(parse_budget(caller.options.memory_budget), float)
+        known[key] = Seconds(plain, _continued(caller.model, caller, call) if alike else None)
     return known[key]
 
 

@@ -32,6 +32,14 @@ class Counting(nn.Module):
         return h_BN
 
 
+def test_a_part_of_what_few_steps_hold_is_not_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain, "seconds_of", counted)
+    inputs = (torch.randn(100, 2, 3),)
+    half = plain.step_seconds(caller_of(reroll.compile(Counting(), time_dim=0, memory_budget=0.5)), inputs, {})
+    assert half.plain is not None
+    assert half.compiled is None
+
+
 def caller_of(compiled: Any) -> Caller:
     """What calls a compiled model."""
     caller: Caller = compiled.reroll_caller
@@ -108,7 +116,8 @@ def test_the_compiled_model_is_timed_beside_the_plain_one(monkeypatch: pytest.Mo
         """The compiled model, which notes the lengths that it is called with."""
 
         def __init__(self) -> None:
-            self.model, self.signature, self.time = caller.model, caller.signature, caller.time
+            self.model, self.signature = caller.model, caller.signature
+            self.time, self.options = caller.time, caller.options
 
         def __call__(self, value: Tensor) -> Any:
             runs.append(len(value))
