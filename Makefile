@@ -19,13 +19,13 @@ PY    := $(VENV)/bin/python
 EMPTY :=
 # The stamp carries the torch it was made with, so that another TORCH sets up again.
 STAMP := $(VENV)/.ready-$(subst /,_,$(subst $(EMPTY) ,_,$(TORCH)))
-TYPED := tests demos benchmarks
+TYPED := tests demos benchmarks release
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/build/inductor
 
-.PHONY: help setup test quick campaign lint style types house demo bench clean distclean
+.PHONY: help setup test quick campaign lint style types house demo bench release clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -91,6 +91,9 @@ demo: $(STAMP)  ## train a spiking network on handwritten digits
 
 bench: $(STAMP)  ## measure memory and time against plain BPTT
 	$(PY) benchmarks/figures.py $(ARGS)
+
+release: $(STAMP)  ## build the wheel and the sdist, and try both with every supported torch
+	$(PY) release/check.py $(if $(INDEX),--index $(INDEX)) $(ARGS)
 
 clean:  ## remove build products and caches
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demos/out

@@ -5,7 +5,7 @@ events, relative to torch's product of the same operands (medians of calls that 
 densities of z; the density at which both take the same time; and what a look at a z that is dense after all costs.
 Packed products are measured as inductor calls them: many in one compiled function. The result goes to
 ``results/events.json``, from which the constants of ``passes/segment/event_products.py`` and ``pack_weights.py`` are
-read off; ``tests/project/test_events.py`` compares them.
+read off; ``tests/project/measured/test_events.py`` compares them.
 """
 
 from __future__ import annotations

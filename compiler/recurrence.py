@@ -120,7 +120,9 @@ class Recurrence:
     module that holds these, if there is one. ``any_length``: its compiled segments
     serve other numbers of steps too, so slices of time come in a layout that does not depend on it; they are of
     ``segment`` steps, if that is not 0. ``peeled``: for
-    each carry the steps of its loop that are not among these; None, or missing, where that is not known.
+    each carry the steps of its loop that are not among these; None, or missing, where that is not known. ``left``: of
+    how many iterations of the user's loop parts run by themselves around these steps, as far as is known, ``within``
+    whether a step begins in the middle of one.
     ``numbers_on``: where numbers lie that differ from step to step.
     """
 
@@ -141,6 +143,8 @@ class Recurrence:
     any_length: bool = False
     segment: int = 0
     peeled: tuple[Peeled | None, ...] = ()
+    left: int = 0
+    within: bool = False
     kept: tuple[RowSteps, ...] = ()
     numbers_on: torch.device = _COMPUTER
 

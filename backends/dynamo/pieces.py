@@ -38,16 +38,16 @@ _KEEPS_LAYERS = torch.__version__ >= "2.13"  # older versions say wrong shapes o
 _LAYER = "RNN, GRU, or LSTM"  # in what Dynamo says where it does not take one
 _LOOPS = ("FOR_ITER", "JUMP_BACKWARD")
 _REMEDY = (
-    "Take it out of the loop (fullgraph=True shows each such place as an error); or use "
+    "Take it out of the loop (TORCH_LOGS=graph_breaks shows each such place); or use "
     "reroll.compile(model, time_dim=...), which may record a loop over time."
 )
 _UNSEEN = (
-    "If the model has a loop over time, Dynamo may have broken the graph in it, which fullgraph=True shows; "
+    "If the model has a loop over time, Dynamo may have broken the graph in it, which TORCH_LOGS=graph_breaks shows; "
     "reroll.compile(model, time_dim=...) rolls it by the dimension of time."
 )
 _NO_GRAPH = (
     "reroll was given no graph of the model: Dynamo ended before its first operation, so it runs as plain Python. "
-    "fullgraph=True shows where, as an error; or use reroll.compile(model, time_dim=...), which may record the model, "
+    "TORCH_LOGS=graph_breaks shows where; or use reroll.compile(model, time_dim=...), which may record the model, "
     "and takes packed sequences."
 )
 _WHOLE = (

@@ -112,8 +112,8 @@ def reached(compiled_model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any
         "backend: leave that call out, or name the backend there."
         if compiled_in_place(model_of(compiled_model))
         else 'Compile it with torch.compile(model, backend="reroll"), and check that Dynamo is not disabled. A graph '
-        "break in the loop (print, .item(), a branch on values) makes Dynamo run it uncompiled: fullgraph=True says "
-        "where."
+        "break in the loop (print, .item(), a branch on values) makes Dynamo run it uncompiled: "
+        "TORCH_LOGS=graph_breaks shows where."
     )
     raise UnsupportedError(f"explain ran {_name(compiled_model)}, and no graph compiled by reroll was reached. {why}")
 

@@ -23,6 +23,20 @@ _CHOICES = {
 }
 
 
+_OF_THE_DOOR = "It is an argument of reroll.compile, beside its options."
+_OF_OTHERS = {
+    **dict.fromkeys(("time_dim", "steps", "loss"), _OF_THE_DOOR),
+    "options": "Pass options as keywords.",
+    "fullgraph": "reroll.compile reads a loop over time whole, always. torch.compile takes it beside its options.",
+    "dynamic": "reroll.compile and torch.compile take it beside the options: whether other sizes will come.",
+    "backend": "reroll.compile is a way to call this backend: leave it out.",
+    "mode": (
+        "reroll has no modes: it records CUDA graphs where they gain time (cuda_graphs), and starts sooner with "
+        "lowering='eager'. Leave it out."
+    ),
+    "disable": "Call the model itself, or set torch.compiler.set_stance('force_eager').",
+}
+"""What is said of arguments of other functions, which people take for options."""
 _Schedule = Literal[
     "auto", "store_all", "standard", "every_k", "full", "remote", "hierarchical", "double", "double_merged", "revolve",
     "hrevolve",
@@ -148,8 +162,7 @@ class Options:
         names = [field.name for field in fields(cls)]
         for name in given:
             if name not in names:
-                hint = "Pass options as keywords." if name == "options" else nearest(str(name), names)
-                raise OptionError(f"Unknown option {name!r}. {hint}")
+                raise OptionError(f"Unknown option {name!r}. {_OF_OTHERS.get(name) or nearest(str(name), names)}")
         return cls(**given)
 
 

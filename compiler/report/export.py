@@ -55,6 +55,7 @@ def _loop(loop: Loop, trace: Timeline, most: int) -> dict[str, Any]:
         "name": recurrence.name,
         "where": recurrence.where,
         "steps": recurrence.steps,
+        "left": recurrence.left,
         "plan": {**asdict(loop.choice), "text": loop.choice.describe(), "why": loop.why, "lowering": loop.lowering},
         "budget_bytes": loop.budget,
         "peak_bytes": highest.nbytes,

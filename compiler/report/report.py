@@ -272,14 +272,14 @@ class Report:
         ``measured_peak_bytes``, ``measured_seconds``; ``reason``, ``notes``, ``outer_graph``; ``others``, the same of
         the other graphs of the model; ``reroll``, the version.
 
-        Of each of ``recurrences``: ``name``, ``where``, ``steps``, its ``plan``; ``budget_bytes``; ``peak_bytes``
-        reached at ``peak_at``, of which ``held_bytes`` are carries and tapes and ``scratch_bytes`` the rest;
-        ``turned_bytes`` between forward and backward; ``tier_peaks_bytes``; ``tape_bytes`` of a segment;
-        ``gradients_bytes`` that are added up; ``seconds``; ``rerun_steps``, ``depth`` (how often a step runs again);
-        ``remote_writes``, ``remote_reads``; ``kept`` so far; ``carries``, ``event_products``, ``rewrites``,
-        ``alternatives``; ``formulas``: the ``lines``, ``letters`` and ``note`` of ``Loop.by_formula``; ``trace``:
-        columns of instructions, or of bins of equal time with their most; the nodes of the ``step``; the ``program``:
-        its first and last rows, and how many are left out.
+        Of each of ``recurrences``: ``name``, ``where``, ``steps``, the iterations ``left`` beside them, its ``plan``;
+        ``budget_bytes``; ``peak_bytes`` reached at ``peak_at``, of which ``held_bytes`` are carries and tapes and
+        ``scratch_bytes`` the rest; ``turned_bytes`` between forward and backward; ``tier_peaks_bytes``; ``tape_bytes``
+        of a segment; ``gradients_bytes`` that are added up; ``seconds``; ``rerun_steps``, ``depth`` (how often a step
+        runs again); ``remote_writes``, ``remote_reads``; ``kept`` so far; ``carries``, ``event_products``,
+        ``rewrites``, ``alternatives``; ``formulas``: the ``lines``, ``letters`` and ``note`` of ``Loop.by_formula``;
+        ``trace``: columns of instructions, or of bins of equal time with their most; the nodes of the ``step``; the
+        ``program``: its first and last rows, and how many are left out.
         """
         return as_json(self, most)
 

@@ -19,6 +19,7 @@ from reroll.segment.facts import LOSSY
 from reroll.words.units import nbytes_text, seconds_text
 
 if TYPE_CHECKING:
+    from reroll.recurrence import Recurrence
     from reroll.report.by_formula import ByFormula
     from reroll.report.report import Loop
 
@@ -58,9 +59,11 @@ def facts(loop: Loop) -> Iterator[tuple[str, str]]:
     unit = recurrence.unit
     yield "where", recurrence.where
     yield "loop", recurrence.size
+    yield from _left(recurrence)
     if any(recurrence.modules):
         yield "blocks", _ends([name or "?" for name in recurrence.modules])
     yield "schedule", f"{loop.choice.describe()}, {loop.lowering} segments"
+    yield from _budget(loop)
     if loop.why:
         yield "why", loop.why
     yield from _tapes(loop)
@@ -89,6 +92,25 @@ def facts(loop: Loop) -> Iterator[tuple[str, str]]:
         ),
     )
     yield from measured(loop)
+
+
+def _budget(loop: Loop) -> Iterator[tuple[str, str]]:
+    if loop.budget:
+        used = loop.prediction.most.nbytes / loop.budget
+        yield "budget", f"{nbytes_text(loop.budget)} for this loop, of which {used:.2f} is predicted to be held"
+
+
+def _left(recurrence: Recurrence) -> Iterator[tuple[str, str]]:
+    """What became of the iterations of the user's loop that are not among the steps."""
+    if not recurrence.left:
+        return
+    whole = recurrence.steps + recurrence.left
+    reason = (
+        "a step begins in the middle of an iteration, where the fewest bytes cross"
+        if recurrence.within
+        else "they do other operations than the others"
+    )
+    yield "by themselves", f"{recurrence.left} of {whole:,} iterations, before and behind: {reason}"
 
 
 def _tapes(loop: Loop) -> Iterator[tuple[str, str]]:
@@ -198,7 +220,10 @@ def _alternatives(alternatives: Sequence[Alternative]) -> Table:
 def summary(peak: int, outside: Mapping[str, int], remote: Mapping[str, int], measured: int | None = None) -> Table:
     """What a training step takes in each tier, and the local peak that was measured."""
     table = Table(
-        box=box.SIMPLE_HEAD, title="predicted peak of a training step", title_justify="left", title_style="dim"
+        box=box.SIMPLE_HEAD,
+        title="predicted peak of a training step, without what is outside of the model, such as a loss",
+        title_justify="left",
+        title_style="dim",
     )
     table.add_column("tier")
     table.add_column("bytes", justify="right")

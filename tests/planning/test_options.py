@@ -13,6 +13,11 @@ from reroll.planning.options import Options, parse_budget
 WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"shedule": "double"}, r"Unknown option 'shedule'. Did you mean 'schedule'\?"),
     ({"budget": 1}, r"Unknown option 'budget'. Did you mean 'memory_budget'\?"),
+    ({"fullgraph": True}, r"Unknown option 'fullgraph'. reroll.compile reads a loop over time whole"),
+    ({"mode": "max-autotune"}, r"Unknown option 'mode'. reroll has no modes"),
+    ({"backend": "reroll"}, r"Unknown option 'backend'. reroll.compile is a way to call this backend"),
+    ({"dynamic": True}, r"Unknown option 'dynamic'. reroll.compile and torch.compile take it beside"),
+    ({"time_dim": 0}, r"Unknown option 'time_dim'. It is an argument of reroll.compile"),
     ({"qqq": 1}, r"Unknown option 'qqq'. Valid are: schedule, memory_budget"),
     ({"schedule": "doubel"}, r"schedule='doubel' is not valid. Did you mean 'double'\?"),
     ({"schedule": None}, "schedule=None is not valid"),

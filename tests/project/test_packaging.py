@@ -48,7 +48,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("source")
     for folder in FOLDERS:
         shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("pyproject.toml", "README.md", "LICENSE"):
+    for file in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "CITATION.cff", "build_backend.py"):
         shutil.copy(ROOT / file, source / file)
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", "dist", "."]
     done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)

@@ -96,5 +96,5 @@ def test_a_reader_sees_all(made: Any, width: int, charts: int, tmp_path: Path) -
     assert none == 0
     first, start, middle = seen["moments"]
     assert first.startswith(f"{trace.at_peak()} at ")
-    assert len({first, start, middle}) == 3
+    assert start not in (first, middle)  # the peak may lie in the middle
     assert 0.45 <= seen["cursor"] <= 0.5

@@ -146,7 +146,9 @@ def peel(graph: fx.Graph, call: fx.Node, recurrence: Recurrence, head: int, tail
         graph.erase_node(pick)
     xs = tuple(between(x, head, stop) for x in recurrence.xs)
     peeled = tuple(each and each.more(head, tail) for each in recurrence.peeled)
-    return replace(recurrence, steps=stop - head, xs=xs, examples=examples, peeled=peeled)
+    return replace(
+        recurrence, steps=stop - head, xs=xs, examples=examples, peeled=peeled, left=recurrence.left + head + tail
+    )
 
 
 def _step(

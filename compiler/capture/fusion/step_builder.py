@@ -191,6 +191,8 @@ def merge(
         first,
         examples=(*first.examples[:wide], *second.examples[: width - wide]),
         peeled=first.peeled + second.peeled,
+        left=max(first.left, second.left),
+        within=first.within or second.within,
         random=first.random or second.random,
         where=f"{first.where}; {second.where}",
         kept=first.kept_rows + second.kept_rows,

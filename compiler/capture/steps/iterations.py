@@ -43,7 +43,8 @@ def by_iterations(step: Step, others: Sequence[Step]) -> Step:
 
 
 def with_peeled(recurrence: Recurrence, step: Step, others: Sequence[Step]) -> Recurrence:
-    """A recurrence that was taken out of a region, with the iterations around that, where they are known.
+    """A recurrence that was taken out of a region, with the iterations around that, where they are known, so that
+    gradients can be cut between them. Marks the operations of those behind.
 
     They are not where a step begins within an iteration, or may stand for several; where no sequence is
     read, or one from a later entry on, as nothing may be left of iterations before a reset; and not over depth.
@@ -56,6 +57,14 @@ def with_peeled(recurrence: Recurrence, step: Step, others: Sequence[Step]) -> R
     if peeled and min(_entry(recurrence, x) for x in slices) > peeled.before:
         peeled = None
     return replace(recurrence, peeled=(peeled,) * len(recurrence.carries))
+
+
+def with_left(recurrence: Recurrence, step: Step, others: Sequence[Step]) -> Recurrence:
+    """A recurrence that was taken out of a region, with how many iterations stand around that, to be told."""
+    loop = _loop(step, others)
+    if loop is None or recurrence.blocks:
+        return recurrence
+    return replace(recurrence, left=loop.left, within=bool(loop.first))
 
 
 def _entry(recurrence: Recurrence, x: Slices) -> int:
@@ -99,6 +108,11 @@ class _Loop:
         for node in self.behind:
             node.meta["loop"] = mark
         return Peeled(self._iterations(self.before), self._iterations(_lines(self.behind)), mark)
+
+    @property
+    def left(self) -> int:
+        """Iterations around the region; parts of two may make one."""
+        return self._iterations([*self.before, *_lines(self.behind)])
 
     def _iterations(self, around: Sequence[Line]) -> int:
         once = Counter(self.lines)

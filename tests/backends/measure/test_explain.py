@@ -275,3 +275,37 @@ def test_a_function_that_dynamo_reads_by_itself_is_not_taken_for_the_model() -> 
         warnings.simplefilter("error", reroll.RerollWarning)
         run(x)
     assert [loop.recurrence.steps for loop in reroll.explain(run, x).loops] == [20]
+
+
+class Late(nn.Module):
+    """A loop of which the first iteration may do less than the others."""
+
+    def __init__(self, late: bool) -> None:
+        super().__init__()
+        self.cell, self.late = nn.Linear(5, 5), late
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BI = torch.zeros_like(x_TBI[0])
+        for t in range(x_TBI.shape[0]):
+            h_BI = torch.tanh(self.cell(h_BI) + x_TBI[t])
+            if not self.late or t > 0:
+                h_BI = h_BI.sin().exp() * h_BI
+        return h_BI
+
+
+@pytest.mark.parametrize(("late", "left"), [(True, 1), (False, 0)])
+def test_iterations_that_are_no_steps_are_told(late: bool, left: int) -> None:
+    report = reroll.explain(compiled(Late(late), memory_budget="8KiB"), torch.randn(40, 3, 5))
+    (loop,) = report.loops
+    assert (loop.recurrence.left, loop.recurrence.steps) == (left, 40 - left)
+    told = " ".join(str(report).replace("│", " ").split())
+    assert ("by themselves 1 of 40 iterations, before and behind: they do other operations" in told) == bool(left)
+    assert "for this loop, of which 0." in told
+    assert report.to_json()["recurrences"][0]["left"] == left
+
+
+def test_iterations_in_the_middle_of_which_a_step_begins_are_told() -> None:
+    report = reroll.explain(compiled(RecurrentLIF(6, 7, 2)), spikes(20, 3, 6))
+    (loop,) = report.loops
+    assert loop.recurrence.within == (loop.recurrence.left > 0)
+    assert loop.recurrence.steps + loop.recurrence.left == 20

@@ -10,7 +10,7 @@ import pytest
 
 from reroll.passes.segment import event_products, pack_weights
 
-RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "events.json"
+RESULT = Path(__file__).parents[3] / "benchmarks" / "results" / "events.json"
 SHAPES = json.loads(RESULT.read_text())["shapes"]
 SLOWER = 1.06  # what a product may lose at the density of the constant, of any shape that was measured
 LOOKS = ("product_look", "outer_look", "packed_look")

@@ -20,7 +20,7 @@ from rich.console import Console
 import reroll
 from reroll.backends.codecs.codec import decode, encode
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+FOLDER = Path(__file__).resolve().parents[3] / "benchmarks"
 SMALL = ["--steps", "14", "--batch", "2", "--neurons", "8", "--lowerings", "eager", "--rounds", "1"]
 LONG = ["--long-steps", "20", "--short-steps", "16"]
 
