@@ -47,6 +47,12 @@ class Numbers:
 PerStep = Slices | Items | Numbers
 
 
+def without(recurrence: Recurrence, head: int, tail: int) -> Recurrence:
+    """A recurrence that knows of more steps at its head and tail which run by themselves."""
+    peeled = tuple(each and each.more(head, tail) for each in recurrence.peeled)
+    return replace(recurrence, peeled=peeled, left=recurrence.left + head + tail)
+
+
 def between(x: PerStep, start: int, stop: int) -> PerStep:
     """What the steps [start, stop) read, counted from the first of them."""
     if isinstance(x, Slices):

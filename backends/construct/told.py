@@ -4,7 +4,7 @@
 DEBUG: what was tried for it. ``TORCH_LOGS="+reroll"`` shows all, ``TORCH_LOGS="reroll"`` the first. ``TORCH_TRACE``
 names a folder in which torch keeps what tlparse shows; each loop adds its step, its program and its plan.
 
-Private torch API, tried on 2.11 and 2.13: ``torch._logging.trace_structured``, which asks for a text where somebody
+Private torch API, tried on 2.11 and 2.13: ``torch._logging._internal.trace_structured``, which asks for a text where somebody
 listens alone.
 """
 
@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch._logging import trace_structured
+from torch._logging._internal import trace_structured
 
 from reroll.backends.construct.plan import Built
 from reroll.program.spelled import spelled_out

@@ -160,13 +160,8 @@ def undocumented(source: Source) -> Iterator[str]:
     for node in source.tree.body:
         if not isinstance(node, (Function, ast.ClassDef)) or node.name.startswith("_"):
             continue
-        if ast.get_docstring(node) is None and not overloads(node):
+        if ast.get_docstring(node) is None and "overload" not in map(dotted, node.decorator_list):
             yield f"{source.path}:{node.lineno}: {node.name} has no docstring"
-
-
-def overloads(node: Any) -> bool:
-    """Whether a function is a type of another one, which says what it does."""
-    return any(isinstance(each, ast.Name) and each.id == "overload" for each in node.decorator_list)
 
 
 RULES = (

@@ -15,7 +15,7 @@ from reroll.capture.fusion.row_rules import Rows
 from reroll.graph.effects import example
 from reroll.graph.fakes import resized
 from reroll.graph.inplace import out_of_place
-from reroll.recurrence import Items, Numbers, PerStep, Recurrence, between
+from reroll.recurrence import Items, Numbers, PerStep, Recurrence, between, without
 
 
 @dataclass
@@ -145,10 +145,7 @@ def peel(graph: fx.Graph, call: fx.Node, recurrence: Recurrence, head: int, tail
     for pick in picks:
         graph.erase_node(pick)
     xs = tuple(between(x, head, stop) for x in recurrence.xs)
-    peeled = tuple(each and each.more(head, tail) for each in recurrence.peeled)
-    return replace(
-        recurrence, steps=stop - head, xs=xs, examples=examples, peeled=peeled, left=recurrence.left + head + tail
-    )
+    return replace(without(recurrence, head, tail), steps=stop - head, xs=xs, examples=examples)
 
 
 def _step(
