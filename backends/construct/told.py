@@ -4,8 +4,8 @@
 DEBUG: what was tried for it. ``TORCH_LOGS="+reroll"`` shows all, ``TORCH_LOGS="reroll"`` the first. ``TORCH_TRACE``
 names a folder in which torch keeps what tlparse shows; each loop adds its step, its program and its plan.
 
-Private torch API, tried on 2.11 and 2.13: ``torch._logging._internal.trace_structured``, which asks for a text where somebody
-listens alone.
+Private torch API, tried on 2.11 and 2.13: ``torch._logging._internal.trace_structured``, which asks for a text only
+where somebody listens.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from reroll.segment.ops import OUTER, PRODUCT, ROWS
 from reroll.segment.products import turned
 from reroll.segment.sparsity import MOVES, Fact, infer
 
-# Densities up to which events are no slower than dense products: read off benchmarks/results/events.json, with which
-# tests/project/measured/test_events.py compares them. ``z^T g`` reads all rows of g, of which few stay in the first cache.
+# Densities up to which events are no slower than dense products: read off benchmarks/results/events.json, with which a
+# test compares them. ``z^T g`` reads all rows of g, of which few stay in the first cache.
 CROSSOVER = 0.2
 OUTER_CROSSOVERS = ((128, 0.28), (None, 0.2))  # (fewer rows than, density)
 # Multiplications from which on a look at an operand that is dense after all costs little: 5 us on 50, or on 100.
