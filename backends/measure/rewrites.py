@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from torch import fx
@@ -12,6 +13,7 @@ from reroll.backends.construct.plan import Built
 from reroll.backends.inductor.lower import halves_of
 from reroll.graph.memory import graph_peak
 from reroll.graph.work import work
+from reroll.passes.segment.event_products import too_small
 from reroll.program.registry import find, run_on_half
 from reroll.report.rewrites import Rewrite
 
@@ -30,10 +32,18 @@ def _of_halves(built: Built) -> Iterator[Rewrite]:
         if find(name).on != "half" or name == PACKING:
             continue
         before = _measured(halves)
+        small = _small(name, halves, kernels)
         halves = [run_on_half((name,), half, kernels.context) for half in halves]
         after = _measured(halves)
-        if before != after:
-            yield _compared(name, before, after)
+        if before != after or small:
+            yield replace(_compared(name, before, after), small=small)
+
+
+def _small(name: str, halves: Sequence[fx.GraphModule], kernels: Kernels) -> tuple[tuple[int, int, int], ...]:
+    """The sizes of products that a pass leaves because they are too small."""
+    if name != "event-products":
+        return ()
+    return tuple(dict.fromkeys(sizes for half in halves for sizes in too_small(half, kernels.context)))
 
 
 class _Halves(NamedTuple):

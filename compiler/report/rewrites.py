@@ -18,7 +18,7 @@ class Rewrite:
     and the bytes that are made; None where it is a matter of values.
     ``calls``: the operations of a segment without it and with it, where it changes these.
     ``each``: of what ``held`` is told, if not of a training step. ``used``: whether it is, as one may be the planner's
-    choice.
+    choice. ``small``: rows, inner and columns of products that it leaves because they are too small to gain.
     """
 
     name: str
@@ -27,6 +27,7 @@ class Rewrite:
     calls: tuple[int, int] | None = None
     used: bool = True
     each: str = ""
+    small: tuple[tuple[int, int, int], ...] = ()
 
     def describe(self) -> str:
         """One line: what it changes, and whether it is used."""
@@ -35,4 +36,7 @@ class Rewrite:
         held = f"{nbytes_text(abs(self.held))} {'more' if self.held > 0 else 'less'} held{where}"
         told += [held] if self.held else []
         told += [f"{self.work:.2f} times the work"] if self.work and abs(self.work - 1) > _TOLD else []
+        if self.small:
+            sizes = ", ".join(f"{rows} x {inner} with {inner} x {columns}" for rows, inner, columns in self.small)
+            told += [f"products of spikes are too small to gain ({sizes})"]
         return f"{self.name}{'' if self.used else ', not used'}: {', '.join(told) or 'no more held, no more work'}"

@@ -50,6 +50,18 @@ def event_products(half: fx.GraphModule, context: Context) -> fx.GraphModule:
     return half
 
 
+def too_small(half: fx.GraphModule, context: Context) -> list[tuple[int, int, int]]:
+    """The sizes (rows, inner, columns) of products with spikes that are too small for event products to gain."""
+    if context.lowering != "inductor" or reads_memory(half.graph):
+        return []
+    least, found = _worth_a_look(half.graph, context), dict[tuple[int, int, int], None]()
+    for node in filter(_is_product, half.graph.nodes):
+        left, right = _operands(node)
+        if least.get(left) == SPIKES and not _is_large(node, SPIKES):
+            found[(*left.meta["val"].shape, right.meta["val"].shape[1])] = None
+    return list(found)
+
+
 def _worth_a_look(graph: fx.Graph, context: Context) -> dict[fx.Node, int]:
     """Values that may be mostly zeros, and how large a product with them must be."""
     inputs = graph.find_nodes(op="placeholder")

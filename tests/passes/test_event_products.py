@@ -13,8 +13,10 @@ from torch import Tensor, nn
 import reroll
 from halves import CONTEXT, kinds, traced
 from networks import RecurrentLIF, Spike, spikes
+from reroll.passes.segment.event_products import too_small
 from reroll.program.context import Context
 from reroll.program.registry import run_on_half
+from reroll.report.rewrites import Rewrite
 from reroll.segment.facts import bits
 
 EVENTS = replace(CONTEXT, lowering="inductor")
@@ -76,6 +78,20 @@ def test_what_is_dense_or_small_is_left() -> None:
 
     kept = left(half, weights(M, K), weights(K, N), weights(K, 2))
     assert kept["mm"] == 5
+
+
+def test_what_is_too_small_is_told() -> None:
+    """Products of spikes alone, and none where no product is done by events."""
+
+    def half(v: Tensor, few: Tensor, w: Tensor) -> Any:
+        z = (v > 1).double()
+        return z @ few, v @ few, z @ w
+
+    graph = traced(half, [weights(M, K), weights(K, 2), weights(K, N)], 0)
+    assert too_small(graph, EVENTS) == [(M, K, 2)]
+    assert too_small(graph, CONTEXT) == []
+    line = Rewrite("event-products", 0, calls=(9, 9), small=((M, K, 2),)).describe()
+    assert line.endswith("products of spikes are too small to gain (32 x 256 with 256 x 2)")
 
 
 def test_inputs_are_looked_at_where_that_is_cheap() -> None:
