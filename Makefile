@@ -89,7 +89,7 @@ types: $(STAMP) links  ## mypy --strict
 
 # The reference is read off the same tree of links, without importing anything. Notebooks are run.
 docs: $(STAMP) links  ## build the documentation as a site in build/site
-	$(PY) -m mkdocs build --strict --quiet --config-file docs/site/mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet --config-file docs/site/mkdocs.yml
 	@echo "Open build/site/index.html, or serve it: $(PY) -m http.server --directory build/site"
 
 house: $(STAMP)  ## a table of long files and functions, many imports and parameters

@@ -6,17 +6,25 @@ docs/ that pages link to, under ``repository/``.
 
 import os
 import re
+import sys
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-from cells import as_markdown, printed_by
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+
+from cells import as_markdown, printed_by
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTSIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md")
 PICTURES = "benchmarks/results/*.png"
 LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[#)])")
+
+
+def on_startup(**_: Any) -> None:
+    """Let mkdocstrings find ruff, with which it breaks signatures into lines, beside the Python that runs."""
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -36,19 +44,19 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     here = PurePosixPath(page.file.src_uri)
 
     def moved(found: re.Match[str]) -> str:
-        target = on_site(in_repository(here).parent / found[0])
+        target = site_place(repository_place(here).parent / found[0])
         return os.path.relpath(target, here.parent) if target and files.get_file_from_path(target) else found[0]
 
     return LINK.sub(moved, markdown)
 
 
-def in_repository(place: PurePosixPath) -> PurePosixPath:
+def repository_place(place: PurePosixPath) -> PurePosixPath:
     """Where a file of the site is in the repository."""
     outside = place.parts[0] == "repository"
     return PurePosixPath(*place.parts[1:]) if outside else PurePosixPath("docs") / place
 
 
-def on_site(path: PurePosixPath) -> str | None:
+def site_place(path: PurePosixPath) -> str | None:
     """Where a file of the repository is on the site; None for what is no file of it."""
     plain = os.path.normpath(path)
     if plain.startswith("..") or not (ROOT / plain).is_file():

@@ -14,13 +14,14 @@ import pytest
 import torch
 
 import reroll
-from pages import NOTEBOOKS, PAGES, blocks, codes, links, play, section, anchors, FENCE
+from pages import FENCE, NOTEBOOKS, PAGES, anchors, blocks, codes, links, play, section
 from reroll.program.program import INSTRUCTIONS
 from reroll.program.registry import find as find_pass
 from reroll.schedules.named import find, schedule_names
 from reroll.segment.linear.cores import LEAST
 from sources import ROOT
 
+WITH_PYTHON = [page for page in PAGES if page not in ("README.md", *NOTEBOOKS) and blocks(page, "python")]
 NAMED_PATH = re.compile(r"\b(?:demos|tests|benchmarks|docs)/[\w/-]+(?:\.\w+)?")
 
 
@@ -55,7 +56,7 @@ def test_the_readme_runs_and_prints_what_it_says(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.variants(4)
 @pytest.mark.usefixtures("_elsewhere")
-@pytest.mark.parametrize("page", [page for page in PAGES if page != "README.md" and page not in NOTEBOOKS and blocks(page, "python")])
+@pytest.mark.parametrize("page", WITH_PYTHON)
 def test_the_blocks_of_a_page_run(page: str, tmp_path: Path) -> None:
     play(page)
     saved = re.findall(r'\.save_\w+\("([\w.]+)"', "".join(blocks(page, "python")))
