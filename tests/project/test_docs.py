@@ -78,9 +78,7 @@ def variables(source: Source) -> Iterator[str]:
     }
     for node in source.nodes:
         text = ast.unparse(node) if isinstance(node, (ast.Call, ast.Subscript, ast.Compare)) else ""
-        for name in re.findall(
-            r"(?:os\.environ(?:\.\w+)?|os\.getenv)[\[(]([^\s,\])]+)|^(\S+) (?:not )?in os\.environ$", text
-        ):
+        for name in READ.findall(text):
             (found,) = filter(None, name)
             yield str(constants[found]) if found in constants else str(ast.literal_eval(found))
 

@@ -12,9 +12,6 @@ from sources import PACKAGES, ROOT, sources
 
 ENTRIES = 12
 MORE = {"compiler": 13, "docs": 18}  # README.md links to the pages of docs/ by their names; sections came beside them
-    "compiler": 13,
-    "docs": 18,
-}  # docs: README.md links to each of its pages by its name, and sections came beside them
 FREE = ("tests/networks",)  # a case for each network of others
 HEADER = ("In: ", "Out: ", "Nouns: ", "Mind: ")
 NO_ENTRY = ("__pycache__", "py.typed")
