@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+FOLDER = Path(__file__).resolve().parents[3] / "benchmarks"
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ import torch
 import reroll
 from reroll.errors import LengthError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 RESULT = ROOT / "benchmarks" / "results" / "campaign.json"
 sys.path.append(str(ROOT / "benchmarks" / "campaign"))
 
