@@ -11,6 +11,7 @@ import sys
 import tempfile
 from contextlib import redirect_stdout
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 
@@ -27,13 +28,13 @@ def play(name: str, text: str, namespace: dict[str, Any]) -> None:
 
 
 def play_all(notebook: Path) -> list[str]:
-    """What each cell of code prints, from the first to the last."""
-    namespace: dict[str, Any] = {"__name__": "notebook"}
+    """What each cell of code prints, from the first to the last. It takes the place of the main module."""
+    sys.modules["__main__"] = main = ModuleType("__main__")  # as in a notebook; Dynamo looks names up in it
     printed = []
     for number, (kind, text) in enumerate(cells(notebook)):
         if kind == "code":
             with redirect_stdout(io.StringIO()) as out:
-                play(f"{notebook.name}, cell {number}", text, namespace)
+                play(f"{notebook.name}, cell {number}", text, vars(main))
             printed.append(out.getvalue())
     return printed
 
