@@ -6,6 +6,7 @@
 import io
 import json
 import linecache
+import os
 import subprocess
 import sys
 import tempfile
@@ -41,9 +42,11 @@ def play_all(notebook: Path) -> list[str]:
 
 def printed_by(notebook: Path) -> list[str]:
     """The same in a process and a folder of their own. Raises RuntimeError, with what was told, if a cell raises."""
+    found_in = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))  # from the present folder
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, found_in))}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(Path(__file__).resolve()), str(notebook.resolve())]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{notebook}: {done.stderr[-3000:]}")
     found: list[str] = json.loads(done.stdout.splitlines()[-1])
