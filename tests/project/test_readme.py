@@ -56,11 +56,18 @@ def test_the_readme_runs_and_prints_what_it_says(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.variants(4)
 @pytest.mark.usefixtures("_elsewhere")
-@pytest.mark.parametrize("page", WITH_PYTHON)
+@pytest.mark.parametrize("page", [page for page in WITH_PYTHON if page.count("/") == 1])
 def test_the_blocks_of_a_page_run(page: str, tmp_path: Path) -> None:
     play(page)
     saved = re.findall(r'\.save_\w+\("([\w.]+)"', "".join(blocks(page, "python")))
     assert set(saved) <= {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.usefixtures("_elsewhere")
+@pytest.mark.parametrize("page", [page for page in WITH_PYTHON if page.count("/") > 1])
+def test_the_blocks_of_a_recipe_run(page: str) -> None:
+    """Those of how-to, reference and help take seconds, so all of them run on every change."""
+    play(page)
 
 
 def test_no_block_of_python_is_missed() -> None:
