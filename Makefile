@@ -19,13 +19,13 @@ PY    := $(VENV)/bin/python
 EMPTY :=
 # The stamp carries the torch it was made with, so that another TORCH sets up again.
 STAMP := $(VENV)/.ready-$(subst /,_,$(subst $(EMPTY) ,_,$(TORCH)))
-TYPED := tests demos benchmarks release
+TYPED := tests demos benchmarks docs/site release
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/build/inductor
 
-.PHONY: help setup test quick campaign lint style types house demo bench release clean distclean
+.PHONY: help setup test quick campaign lint style types links docs house demo bench release clean distclean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -40,7 +40,7 @@ $(STAMP): pyproject.toml build_backend.py
 	@echo "Setting up $(VENV) with $(TORCH): minutes the first time, nothing afterwards."
 	$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(PY) -m pip install --quiet $(if $(INDEX),--index-url $(INDEX)) "$(TORCH)"
-	$(PY) -m pip install --quiet "$(TORCH)" --editable ".[dev,demos,networks,trainers]"
+	$(PY) -m pip install --quiet "$(TORCH)" --editable ".[dev,demos,networks,trainers,docs]"
 	@$(PY) -m pip uninstall --quiet --yes torchvision torchaudio  # SpikingJelly brings builds that may not fit TORCH
 	@rm -f $(VENV)/.ready-* && touch "$@"
 
@@ -78,10 +78,18 @@ style: $(STAMP)  ## ruff: rules and format
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
-# mypy follows the links of the editable install, made anew each time, so that a new file is never missed.
-types: $(STAMP)  ## mypy --strict
+# mypy and the documentation follow the links of the editable install, which are brought up to date, so that a new file is
+# never missed.
+links: $(STAMP)
 	@$(PY) -c "import build_backend; build_backend.link()"
+
+types: links  ## mypy --strict
 	$(PY) -m mypy .editable/reroll build_backend.py $(TYPED)
+
+# The reference is read off the same tree of links, without importing anything. Notebooks are run.
+docs: links  ## build the documentation as a site in build/site
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet --config-file docs/site/mkdocs.yml
+	@echo "Open build/site/index.html, or serve it: $(PY) -m http.server --directory build/site"
 
 house: $(STAMP)  ## a table of long files and functions, many imports and parameters
 	@PYTHONPATH=tests/support/project $(PY) tests/support/project/house_table.py

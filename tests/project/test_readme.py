@@ -3,7 +3,6 @@ their links lead somewhere; their tables are those of the code and of the result
 
 import importlib
 import json
-import linecache
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -15,39 +14,15 @@ import pytest
 import torch
 
 import reroll
+from pages import FENCE, NOTEBOOKS, PAGES, anchors, blocks, codes, links, play, section
 from reroll.program.program import INSTRUCTIONS
 from reroll.program.registry import find as find_pass
 from reroll.schedules.named import find, schedule_names
 from reroll.segment.linear.cores import LEAST
+from sources import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = {
-    path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-}
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
-LINK = re.compile(r"\]\(([^)\s]+)\)")
+WITH_PYTHON = [page for page in PAGES if page not in ("README.md", *NOTEBOOKS) and blocks(page, "python")]
 NAMED_PATH = re.compile(r"\b(?:demos|tests|benchmarks|docs)/[\w/-]+(?:\.\w+)?")
-
-
-def blocks(page: str, language: str) -> list[str]:
-    return [source for found, source in FENCE.findall(PAGES[page]) if found == language]
-
-
-def small(source: str) -> str:
-    """The same with fewer steps and without inductor."""
-    source = source.replace("1_000", "60").replace("time_dim=0", 'time_dim=0, lowering="eager"')
-    source = re.sub(r"(reroll\.compile\(\w+, )(memory_budget=)(?!.*time_dim)", r'\1lowering="eager", \2', source)
-    return source.replace("options={", 'options={"lowering": "eager", ')
-
-
-def section(page: str, title: str) -> str:
-    return PAGES[page].split(f"\n## {title}\n")[1].split("\n## ")[0]
-
-
-def codes(text: str) -> list[list[str]]:
-    """The code words of the first cells of the tables in a text."""
-    return [re.findall(r"`([\w-]+)`", line.split("|")[1]) for line in text.splitlines() if line.startswith("| `")]
 
 
 def rows(text: str) -> list[str]:
@@ -61,16 +36,6 @@ def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh_registry: 
     """In a folder of its own; what a page registers is forgotten."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-
-
-def play(page: str) -> dict[str, Any]:
-    """Run the Python blocks of a page in a namespace of their own."""
-    namespace: dict[str, Any] = {"__name__": "page"}
-    for number, source in enumerate(blocks(page, "python")):
-        name, text = f"{page}, block {number}", small(source)
-        linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name  # as of a cell in a notebook
-        exec(compile(text, name, "exec"), namespace)
-    return namespace
 
 
 @pytest.mark.usefixtures("_elsewhere")
@@ -91,11 +56,18 @@ def test_the_readme_runs_and_prints_what_it_says(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.variants(4)
 @pytest.mark.usefixtures("_elsewhere")
-@pytest.mark.parametrize("page", [page for page in PAGES if page != "README.md" and blocks(page, "python")])
+@pytest.mark.parametrize("page", [page for page in WITH_PYTHON if page.count("/") == 1])
 def test_the_blocks_of_a_page_run(page: str, tmp_path: Path) -> None:
     play(page)
     saved = re.findall(r'\.save_\w+\("([\w.]+)"', "".join(blocks(page, "python")))
     assert set(saved) <= {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.usefixtures("_elsewhere")
+@pytest.mark.parametrize("page", [page for page in WITH_PYTHON if page.count("/") > 1])
+def test_the_blocks_of_a_recipe_run(page: str) -> None:
+    """Those of how-to, reference and help take seconds, so all of them run on every change."""
+    play(page)
 
 
 def test_no_block_of_python_is_missed() -> None:
@@ -109,19 +81,6 @@ def test_the_readme_is_short() -> None:
     assert PAGES["README.md"].count("\n") <= 200
 
 
-def anchors(path: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
-    text = FENCE.sub("", path.read_text("utf-8"))
-    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def links(page: str) -> list[tuple[Path, str]]:
-    """The relative links of a page: the file and the anchor."""
-    found = (link.partition("#") for link in LINK.findall(PAGES[page]) if "://" not in link)
-    return [((ROOT / page).parent / name if name else ROOT / page, anchor) for name, _, anchor in found]
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_every_link_leads_somewhere(page: str) -> None:
     for path, anchor in links(page):
@@ -130,8 +89,13 @@ def test_every_link_leads_somewhere(page: str) -> None:
 
 
 def test_every_page_is_linked_from_the_index() -> None:
-    reached = {path.resolve() for page in ("README.md", "docs/README.md") for path, _ in links(page)}
+    """From an index: README.md, that of docs/, or that of a section, to which the one of docs/ leads."""
+    indices = [page for page in PAGES if page.endswith("README.md")]
+    reached = {path.resolve() for page in indices for path, _ in links(page)}
     assert {ROOT / page for page in PAGES} <= reached
+    assert {ROOT / page for page in indices} <= {
+        path.resolve() for page in ("README.md", "docs/README.md") for path, _ in links(page)
+    }
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = {"compiler": "reroll", "passes": "reroll.passes", "backends": "reroll.backends"}
 """Folders of the package, and the names under which they are imported."""
-FOLDERS = (*PACKAGES, "tests", "demos", "benchmarks")
+FOLDERS = (*PACKAGES, "tests", "demos", "benchmarks", "docs")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
