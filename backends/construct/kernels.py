@@ -76,13 +76,14 @@ def results_of(segment: Segment, recurrence: Recurrence) -> Results:
 class Kernels:
     """The compiled segments of a recurrence, and what their passes were told, with what was proved of its carry.
 
-    ``traced``: the longest segment. ``replay``: backwards repeat products from what is kept of spikes; ``replaying``:
+    ``captured``: the step before passes, ``step`` behind them. ``traced``: the longest segment. ``replay``: backwards repeat products from what is kept of spikes; ``replaying``:
     what that changes, where tapes are small then.
     """
 
     traced: Traced
     compiled: Compiled
     context: Context
+    captured: fx.GraphModule
     step: fx.GraphModule
     replay: bool
     replaying: Replaying | None = None
@@ -109,6 +110,7 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
         lowering=options.lowering,
         vectors=has_vectors(options.lowering, home_of(recurrence.examples)),
     )
+    captured = recurrence.step
     recordable = options.cuda_graphs and not groups_of(recurrence.step)  # collectives are launched one by one
     device = background_of(recurrence.examples) if recordable else None
     if device is not None and options.lowering == "inductor":  # eager would round them to the type of the step
@@ -140,7 +142,7 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
         segments = {k: lowered(each) for k, each in traced.items()}
     graphs = Graphs(device, recurrence.where, traced[lengths[0]].random)
     compiled = Compiled(segments, watch, once, graphs)
-    return Kernels(traced[lengths[0]], compiled, context, recurrence.step, replay, replaying)
+    return Kernels(traced[lengths[0]], compiled, context, captured, recurrence.step, replay, replaying)
 
 
 def _replays(replaying: Replaying | None, steps: int, options: Options, loops: int) -> bool:

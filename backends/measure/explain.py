@@ -204,6 +204,7 @@ def _loop(built: Built, around: Around, costs: Costs | str) -> Loop:
         kept = CODECS.find(codec).nbytes(value.numel(), value.dtype)
         lines.append(CarryLine(name, tuple(value.shape), dtype, value.nbytes, codec, kept, fact.describe()))
     ledger = built.executable.ledger
+    graphs = ("forward", segment.forward_graph), ("backward", segment.backward_graph)
     return Loop(
         recurrence=recurrence,
         plan=plan,
@@ -225,4 +226,7 @@ def _loop(built: Built, around: Around, costs: Costs | str) -> Loop:
         cuts=executable.cuts,
         rewriting=cache(partial(rewrites_of, built)),
         prefetched="prefetch" in built.demand.passes and choice.ahead,
+        options=built.options,
+        captured=replace(recurrence, step=built.kernels.captured),
+        halves={name: half for name, half in graphs if half is not None},
     )

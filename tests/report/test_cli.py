@@ -14,8 +14,8 @@ import reroll
 from reroll.passes import DEFAULT_PASSES
 from reroll.program.context import Context
 from reroll.program.program import Program
-from reroll.report import cli
-from reroll.report.cli import main
+from reroll.report.cli import commands as cli
+from reroll.report.cli.commands import main
 from reroll.schedules.machine import Machine
 
 NETWORK = ["--carry", "64KiB", "--tape", "512KiB", "--forward", "0.3ms", "--backward", "0.7ms"]

@@ -20,7 +20,7 @@ import reroll
 from reroll.errors import OptionError, RerollError
 from reroll.planning.offers import Priced, least, plan_rows, recommended
 from reroll.program.registry import PASSES, entries
-from reroll.report.cli_tables import machine_table, passes_table, plan_table, plan_text, refusal
+from reroll.report.cli.tables import machine_table, passes_table, plan_table, plan_text, refusal
 from reroll.report.report import WIDTH
 from reroll.schedules.machine import REMOTE_TIERS, Costs, Machine, MachineTier, SegmentSeconds
 from reroll.words.units import nbytes_text, parse_bandwidth, parse_seconds, parse_size
