@@ -76,8 +76,8 @@ def results_of(segment: Segment, recurrence: Recurrence) -> Results:
 class Kernels:
     """The compiled segments of a recurrence, and what their passes were told, with what was proved of its carry.
 
-    ``captured``: the step before passes, ``step`` behind them. ``traced``: the longest segment. ``replay``: backwards repeat products from what is kept of spikes; ``replaying``:
-    what that changes, where tapes are small then.
+    ``captured``: the step before passes, ``step`` behind them. ``traced``: the longest segment. ``replay``: backwards
+    repeat products from what is kept of spikes; ``replaying``: what that changes, where tapes are small then.
     """
 
     traced: Traced

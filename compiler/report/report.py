@@ -65,8 +65,8 @@ class Loop:
     ``taped``: the values that the tape of a segment keeps, before what is 0 or 1 is packed. ``gradient_error``: what
     ``reroll.gradient_error`` found last of a codec that rounds, relative to the norm of the gradients.
     ``prefetched``: whether blocks are read one chunk ahead. ``cuts``: where no gradient of a carry passes.
-    ``rewriting`` says what its rewrites hold and take. ``options`` are those of its compilation. ``captured`` is it with
-    the step as it was found, before passes; ``halves`` are the graphs of its longest segment, "forward" and "backward".
+    ``rewriting`` says what its rewrites hold and take. ``options`` are those of its compilation. ``captured`` has the
+    step as it was found, before passes; ``halves`` are the graphs of its longest segment, "forward" and "backward".
     """
 
     recurrence: Recurrence

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, fx
 
 from reroll.errors import UnsupportedError
+from reroll.passes import DEFAULT_PASSES
 from reroll.planning.options import Options
 from reroll.report.repro import parts
 from reroll.report.repro.loop_source import LoopSource, value_text
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _IMPORTS = (
     "from __future__ import annotations",
     "",
+    "import functools",
     "import math",
     "import os",
     "import platform",
@@ -51,14 +53,15 @@ _STAGE = "{title}\n\nWritten by Report.save. Step through it: python -m pdb {nam
 def write_repro(report: Report, path: Path) -> None:
     """See ``Report.write_repro``."""
     main = "say_versions(WRITTEN_WITH)\n    raise SystemExit(compare(LOOPS, OPTIONS, SEED))"
-    functions = (parts.versions, parts.say_versions, parts.loss, parts.compare)
+    functions = (parts.versions, parts.say_versions, parts.loss, parts.compare, parts.equal)
     path.write_text(_file(report, path.name, _REPRO, functions, main), "utf-8")
 
 
 def write_benchmark(report: Report, path: Path) -> None:
     """See ``Report.write_benchmark``."""
     main = "say_versions(WRITTEN_WITH)\n    race(LOOPS, OPTIONS, SEED, sys.argv[1:])"
-    functions = (parts.versions, parts.say_versions, parts.loss, parts.gradients, parts.largest_error, parts.race)
+    training = (parts.loss, parts.gradients, parts.largest_error)
+    functions = (parts.versions, parts.say_versions, *training, parts.race, parts.first_call, parts.in_turns)
     path.write_text(_file(report, path.name, _BENCHMARK, functions, main), "utf-8")
 
 
@@ -76,7 +79,7 @@ def _file(report: Report, name: str, about: str, functions: Sequence[Callable[..
         + "\n\n"
         + "\n".join(source.imports),
         "\n".join(["SEED = 0", f"OPTIONS = {_dict(options)}", f"WRITTEN_WITH = {_dict(parts.versions())}", *plans]),
-        *_mind(loops[0].options),
+        *_own_passes(loops[0].options),
         *written[:1],
         *source.definitions,
         *(each.text for each in classes),
@@ -92,16 +95,12 @@ def _all_loops(report: Report) -> list[Loop]:
     return [loop for each in (report, *report.others) for loop in each.loops]
 
 
-def _mind(options: Options) -> Iterator[str]:
-    """What the reader has to add."""
-    from reroll.passes import DEFAULT_PASSES
-    from reroll.schedules.named import schedule_names
-
+def _own_passes(options: Options) -> Iterator[str]:
+    """A comment that names the passes which the reader has to register."""
     named = options.passes.split(",") if isinstance(options.passes, str) else options.passes or ()
-    own = [each.strip() for each in named if each.strip() not in DEFAULT_PASSES]
+    own = [name.strip() for name in named if name.strip() not in DEFAULT_PASSES]
     if own:
-        yield f"# Passes of your own are not written: register here {', '.join(own)}, or take them out of OPTIONS."
-    del schedule_names
+        yield f"# The code of passes is not written. Register {', '.join(own)} here, or take them out of OPTIONS."
 
 
 def given_options(options: Options) -> dict[str, Any]:
@@ -162,7 +161,9 @@ def _save_loop(loop: Loop, folder: Path, name: str) -> None:
     for stage, graph in stages.items():
         if stage != "step_rewritten" or graph is not captured:
             path = folder / f"{name}_{stage}.py"
-            path.write_text(_stage(graph, path.name, f"The {stage.replace('_', ' ')} of {loop.recurrence.name}."), "utf-8")
+            path.write_text(
+                _stage(graph, path.name, f"The {stage.replace('_', ' ')} of {loop.recurrence.name}."), "utf-8"
+            )
 
 
 def _stage(graph: fx.GraphModule, name: str, title: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import platform
@@ -67,24 +68,26 @@ def loss(results: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def compare(loops: Sequence[Any], options: Mapping[str, Any], seed: int) -> int:
     """Train each loop once in eager PyTorch and by reroll, on one seed; 1 where something differs, else 0."""
-    wrong = False
-    for loop in loops:
-        torch.manual_seed(seed)
-        model, inputs, how = loop(), loop.inputs(), dict(options)
-        results = model(*inputs)
-        if not all(bool(each.isfinite().all()) for each in results):
-            sys.stdout.write(f"{loop.__name__}: eager's results are not finite. Change what made() gives, or SEED.\n")
-            wrong = True
-            continue
-        if loop.random and how.get("lowering", "inductor") == "inductor":
-            loss(model.compiled(how)(*inputs)).backward()
-            sys.stdout.write(f"{loop.__name__}: inductor draws other random numbers, so eager lowering is compared.\n")
-            how["lowering"] = "eager"
-        rounds = how.get("codec") in ("bfloat16", "int8")
-        found = reroll.check(model.compiled(how), *inputs, measure=False, tolerance=0.1 if rounds else None)
-        sys.stdout.write(f"{loop.__name__}: {found}\n")
-        wrong = wrong or not found.equal
-    return int(wrong)
+    wrong = [loop for loop in loops if not equal(loop, dict(options), seed)]
+    return int(bool(wrong))
+
+
+def equal(loop: Any, options: dict[str, Any], seed: int) -> bool:
+    """Whether a loop gives the same results and gradients both ways; prints what differs."""
+    torch.manual_seed(seed)
+    model, inputs = loop(), loop.inputs()
+    results = model(*inputs)
+    if not all(bool(each.isfinite().all()) for each in results):
+        sys.stdout.write(f"{loop.__name__}: eager's results are not finite. Change SEED, or what made() gives.\n")
+        return False
+    if loop.random and options.get("lowering", "inductor") == "inductor":
+        loss(model.compiled(options)(*inputs)).backward()
+        sys.stdout.write(f"{loop.__name__}: it ran. Inductor draws other random numbers: eager lowering is compared.\n")
+        options["lowering"] = "eager"
+    rounds = options.get("codec") in ("bfloat16", "int8")
+    found = reroll.check(model.compiled(options), *inputs, measure=False, tolerance=0.1 if rounds else None)
+    sys.stdout.write(f"{loop.__name__}: {found}\n")
+    return found.equal
 
 
 def gradients(run: Callable[..., Any], leaves: Sequence[torch.Tensor], inputs: Sequence[Any], seed: int) -> list[Any]:
@@ -107,32 +110,43 @@ def largest_error(before: Sequence[Any], after: Sequence[Any]) -> float:
     return found
 
 
-def race(loops: Sequence[Any], options: Mapping[str, Any], seed: int, only: Sequence[str], rounds: int = 7) -> None:
+def race(loops: Sequence[Any], options: Mapping[str, Any], seed: int, only: Sequence[str]) -> None:
     """A table for each loop: what a training step takes in eager PyTorch, by torch.compile and by reroll.
 
-    ``only``: the ways to run; all without. The first call compiles. CPU seconds are the median of ``rounds`` in turns.
+    ``only``: the ways to run; all without. The first call compiles.
     """
     for loop in loops:
         torch.manual_seed(seed)
         model, inputs = loop(), loop.inputs()
         leaves = [each for each in (*model.parameters(), *inputs) if each.requires_grad]
-        ways = {"eager": model, "inductor": torch.compile(model), "reroll": model.compiled(options)}
-        chosen = {name: run for name, run in ways.items() if not only or name in only}
-        seconds: dict[str, list[float]] = {name: [] for name in chosen}
-        exact, told = gradients(model, leaves, inputs, seed), {}
-        for name, run in chosen.items():
-            start = time.perf_counter()
-            off = largest_error(exact, gradients(run, leaves, inputs, seed))
-            told[name] = f"first call {time.perf_counter() - start:6.1f} s, gradients off by {off:.0e}"
-            for leaf in leaves:
-                leaf.grad = None
-            peak = reroll.measure(lambda run=run: gradients(run, leaves, inputs, seed), exclude=leaves).local_peak
-            told[name] = f"local peak {peak:13,} bytes, {told[name]}"
-        for _ in range(rounds):
-            for name, run in chosen.items():
-                start = time.process_time()
-                gradients(run, leaves, inputs, seed)
-                seconds[name].append(time.process_time() - start)
+        exact, runs, told = gradients(model, leaves, inputs, seed), {}, {}
+        for name, run in (("eager", model), ("inductor", torch.compile(model)), ("reroll", model.compiled(options))):
+            if not only or name in only:
+                runs[name] = functools.partial(gradients, run, leaves, inputs, seed)
+                told[name] = first_call(runs[name], exact, leaves)
+        seconds = in_turns(runs)
         sys.stdout.write(f"{loop.__name__}{' (random: compilers draw other numbers than eager)' * loop.random}\n")
-        for name, found in seconds.items():
-            sys.stdout.write(f"  {name:9} {1e3 * statistics.median(found):9.2f} ms of CPU, {told[name]}\n")
+        for name, text in told.items():
+            sys.stdout.write(f"  {name:9} {1e3 * seconds[name]:9.2f} ms of CPU, {text}\n")
+
+
+def first_call(run: Callable[[], Any], exact: Sequence[Any], leaves: Sequence[torch.Tensor]) -> str:
+    """What the first training step took and gave, and the peak of a further one."""
+    start = time.perf_counter()
+    off = largest_error(exact, run())
+    took = time.perf_counter() - start
+    for leaf in leaves:
+        leaf.grad = None
+    peak = reroll.measure(run, exclude=leaves).local_peak
+    return f"local peak {peak:13,} bytes, first call {took:6.1f} s, gradients off by {off:.0e}"
+
+
+def in_turns(runs: Mapping[str, Callable[[], Any]], rounds: int = 7) -> dict[str, float]:
+    """CPU seconds of each, the median of some rounds."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            start = time.process_time()
+            run()
+            seconds[name].append(time.process_time() - start)
+    return {name: statistics.median(found) for name, found in seconds.items()}

@@ -215,7 +215,10 @@ def _import(name: str, value: Any) -> str:
     if name in _KNOWN:
         return _KNOWN[name]
     module, qualified = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
-    if str(module).partition(".")[0] not in _PACKAGES or getattr(sys.modules.get(str(module)), qualified, None) != value:
+    if (
+        str(module).partition(".")[0] not in _PACKAGES
+        or getattr(sys.modules.get(str(module)), qualified, None) != value
+    ):
         raise UnsupportedError(
             f"The step calls {qualified or name} of {module or 'the model'}, which the graph holds as it is and not as "
             "operations, so its code is not written. Send the model's code with the report."
