@@ -1,4 +1,4 @@
-"""``python -m reroll doctor``: what this machine has for reroll, whether a tiny network trains, and what to do if not."""
+"""``python -m reroll doctor``: what this machine has for reroll, whether a tiny network trains, and else what to do."""
 
 from __future__ import annotations
 

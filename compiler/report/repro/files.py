@@ -72,7 +72,8 @@ def _file(report: Report, name: str, about: str, functions: Sequence[Callable[..
     options, source = given_options(loops[0].options), Source()
     classes = [LoopSource(each.captured or each.recurrence, f"Loop{n}", source) for n, each in enumerate(loops)]
     plans = [f"# {each.name}, there: {loop.choice.describe()}" for each, loop in zip(classes, loops, strict=True)]
-    written = [inspect.getsource(each).strip() for each in (parts.made, *functions)]
+    whole: list[Callable[..., Any]] = [parts.made, *functions]
+    written = [inspect.getsource(each).strip() for each in whole]
     pieces = [
         f'"""{about.format(name=name)}\n"""',
         "\n".join([*_IMPORTS, "from collections.abc import Callable, Mapping, Sequence", "from typing import Any"])

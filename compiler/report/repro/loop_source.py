@@ -186,7 +186,8 @@ class LoopSource:
 
     def _node(self, number: int) -> fx.Node:
         """The input of the step by which it reads an operand first."""
-        slots, inputs = self.recurrence.slots(1), self.recurrence.step.graph.find_nodes(op="placeholder")
+        slots = self.recurrence.slots(1)
+        inputs: list[fx.Node] = list(self.recurrence.step.graph.find_nodes(op="placeholder"))
         return next(node for node, read in zip(inputs, slots.operands, strict=True) if number in read)
 
 

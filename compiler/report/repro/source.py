@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -152,8 +152,7 @@ class Source:
                 lines += [f"{indent}pass"] if lines[-1].endswith(":") else []
                 indent = indent[4:]
             elif line:
-                lines.append(f"{indent}{line}{_shape(node)}")
-                lines += [f"{indent}{node.name} = reroll.name({node.name}, {each!r})" for each in _names(node)]
+                lines += [f"{indent}{each}" for each in (f"{line}{_shape(node)}", *_named(node))]
         return lines
 
 
@@ -173,8 +172,10 @@ def _sets_grad_mode(node: fx.Node) -> bool:
     return node.op == "call_function" and _operation(node) == "_set_grad_enabled"
 
 
-def _names(node: fx.Node | None) -> tuple[str, ...]:
-    return () if node is None else names_of(node)
+def _named(node: fx.Node | None) -> Iterator[str]:
+    """The lines that give a value the names that the user gave it."""
+    if node is not None:
+        yield from (f"{node.name} = reroll.name({node.name}, {each!r})" for each in names_of(node))
 
 
 def _shape(node: fx.Node | None) -> str:
