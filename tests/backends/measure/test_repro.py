@@ -1,4 +1,4 @@
-"""The files of a bug report run without the model, and show what is wrong: those of `reroll.explain` s of real models."""
+"""The files of a bug report run without the model, and show what is wrong: those of real models."""
 
 from __future__ import annotations
 
