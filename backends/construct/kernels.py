@@ -110,13 +110,12 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
         lowering=options.lowering,
         vectors=has_vectors(options.lowering, home_of(recurrence.examples)),
     )
-    captured = recurrence.step
     recordable = options.cuda_graphs and not groups_of(recurrence.step)  # collectives are launched one by one
     device = background_of(recurrence.examples) if recordable else None
     if device is not None and options.lowering == "inductor":  # eager would round them to the type of the step
         recurrence = replace(recurrence, numbers_on=device)
+    policy, captured = options.policy(recurrence.where), recurrence.step
     recurrence = replace(recurrence, step=run_on_step(passes_of(options), recurrence.step, context))
-    policy = options.policy(recurrence.where)
     shown = replace(recurrence, step=show_names(recurrence.step)) if policy else recurrence
     traced = {k: prepared(shown, k, options.lowering) for k in lengths}
     facts = traced[lengths[0]].facts if options.codec != "none" else ()

@@ -7,12 +7,15 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
+from torch import fx
+
 from reroll.backends.codecs.codec import CODECS
 from reroll.backends.construct.bytes import operand_gradients
 from reroll.backends.construct.plan import Built
 from reroll.backends.construct.timing import clocked
 from reroll.backends.dynamo.entry import EXPLAINING, Asked, Graph, Reached
 from reroll.backends.front.held.state import State
+from reroll.backends.inductor.lower import Segment
 from reroll.backends.measure.plain import step_seconds
 from reroll.backends.measure.rewrites import rewrites_of
 from reroll.backends.runtime.randomness import random_numbers_kept
@@ -204,7 +207,6 @@ def _loop(built: Built, around: Around, costs: Costs | str) -> Loop:
         kept = CODECS.find(codec).nbytes(value.numel(), value.dtype)
         lines.append(CarryLine(name, tuple(value.shape), dtype, value.nbytes, codec, kept, fact.describe()))
     ledger = built.executable.ledger
-    graphs = ("forward", segment.forward_graph), ("backward", segment.backward_graph)
     return Loop(
         recurrence=recurrence,
         plan=plan,
@@ -228,5 +230,11 @@ def _loop(built: Built, around: Around, costs: Costs | str) -> Loop:
         prefetched="prefetch" in built.demand.passes and choice.ahead,
         options=built.options,
         captured=replace(recurrence, step=built.kernels.captured),
-        halves={name: half for name, half in graphs if half is not None},
+        halves=_halves(segment),
     )
+
+
+def _halves(segment: Segment) -> dict[str, fx.GraphModule]:
+    """The graphs of a segment; a loop that needs no gradient has no backward."""
+    found = {"forward": segment.forward_graph, "backward": segment.backward_graph}
+    return {name: half for name, half in found.items() if half is not None}
