@@ -114,7 +114,7 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
     device = background_of(recurrence.examples) if recordable else None
     if device is not None and options.lowering == "inductor":  # eager would round them to the type of the step
         recurrence = replace(recurrence, numbers_on=device)
-    policy, captured = options.policy(recurrence.where), recurrence.step
+    policy, captured = options.policy(recurrence.where), _copied(recurrence.step)
     recurrence = replace(recurrence, step=run_on_step(passes_of(options), recurrence.step, context))
     shown = replace(recurrence, step=show_names(recurrence.step)) if policy else recurrence
     traced = {k: prepared(shown, k, options.lowering) for k in lengths}
@@ -142,6 +142,13 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
     graphs = Graphs(device, recurrence.where, traced[lengths[0]].random)
     compiled = Compiled(segments, watch, once, graphs)
     return Kernels(traced[lengths[0]], compiled, context, captured, recurrence.step, replay, replaying)
+
+
+def _copied(step: fx.GraphModule) -> fx.GraphModule:
+    """The same step, which stays as it is where a pass changes the other in place."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(step.graph, {}))
+    return fx.GraphModule(step, graph)
 
 
 def _replays(replaying: Replaying | None, steps: int, options: Options, loops: int) -> bool:

@@ -178,7 +178,7 @@ def _stage(graph: fx.GraphModule, name: str, title: str) -> str:
     values = [f"    {_example(node)},  # {argument}" for node, argument in zip(inputs, arguments, strict=True)]
     pieces = [
         f'"""{_STAGE.format(title=title, name=name)}\n"""',
-        "\n".join([*_IMPORTS[:3], "from collections.abc import Sequence", "", *source.imports]),
+        "\n".join([*_IMPORTS[:2], "import math", "from collections.abc import Sequence", "", *source.imports]),
         inspect.getsource(parts.made).strip(),
         *source.definitions,
         "\n".join(["torch.manual_seed(0)", "inputs = (", *values, ")", "results = run(*inputs)"]),
