@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from reroll.backends.front.compile import compile as compile  # noqa: A004  # as torch.compile
     from reroll.backends.measure.breakdown import breakdown as breakdown
     from reroll.backends.measure.check import check as check
+    from reroll.backends.measure.doctor import doctor as doctor
     from reroll.backends.measure.explain import explain as explain
     from reroll.backends.measure.gradient_error import gradient_error as gradient_error
     from reroll.backends.measure.measure import measure as measure
@@ -116,6 +117,7 @@ _LAZY = {
     "calibrate": "reroll.backends.tiers.calibrate",
     "check": "reroll.backends.measure.check",
     "compile": "reroll.backends.front.compile",
+    "doctor": "reroll.backends.measure.doctor",
     "explain": "reroll.backends.measure.explain",
     "gradient_error": "reroll.backends.measure.gradient_error",
     "measure": "reroll.backends.measure.measure",

@@ -1,6 +1,6 @@
 """``python -m reroll``: planning without a model, calibration, the list of passes."""
 
-from reroll.report.cli import main
+from reroll.report.cli.commands import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -76,13 +76,14 @@ def results_of(segment: Segment, recurrence: Recurrence) -> Results:
 class Kernels:
     """The compiled segments of a recurrence, and what their passes were told, with what was proved of its carry.
 
-    ``traced``: the longest segment. ``replay``: backwards repeat products from what is kept of spikes; ``replaying``:
-    what that changes, where tapes are small then.
+    ``captured``: the step before passes, ``step`` behind them. ``traced``: the longest segment. ``replay``: backwards
+    repeat products from what is kept of spikes; ``replaying``: what that changes, where tapes are small then.
     """
 
     traced: Traced
     compiled: Compiled
     context: Context
+    captured: fx.GraphModule
     step: fx.GraphModule
     replay: bool
     replaying: Replaying | None = None
@@ -113,8 +114,8 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
     device = background_of(recurrence.examples) if recordable else None
     if device is not None and options.lowering == "inductor":  # eager would round them to the type of the step
         recurrence = replace(recurrence, numbers_on=device)
+    policy, captured = options.policy(recurrence.where), _copied(recurrence.step)
     recurrence = replace(recurrence, step=run_on_step(passes_of(options), recurrence.step, context))
-    policy = options.policy(recurrence.where)
     shown = replace(recurrence, step=show_names(recurrence.step)) if policy else recurrence
     traced = {k: prepared(shown, k, options.lowering) for k in lengths}
     facts = traced[lengths[0]].facts if options.codec != "none" else ()
@@ -140,7 +141,14 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
         segments = {k: lowered(each) for k, each in traced.items()}
     graphs = Graphs(device, recurrence.where, traced[lengths[0]].random)
     compiled = Compiled(segments, watch, once, graphs)
-    return Kernels(traced[lengths[0]], compiled, context, recurrence.step, replay, replaying)
+    return Kernels(traced[lengths[0]], compiled, context, captured, recurrence.step, replay, replaying)
+
+
+def _copied(step: fx.GraphModule) -> fx.GraphModule:
+    """The same step, which stays as it is where a pass changes the other in place."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(step.graph, {}))
+    return fx.GraphModule(step, graph)
 
 
 def _replays(replaying: Replaying | None, steps: int, options: Options, loops: int) -> bool:

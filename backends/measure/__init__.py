@@ -1,4 +1,4 @@
-"""What a compiled model does, told or measured: explain, measure, breakdown, gradient_error.
+"""What a compiled model does, told or measured: explain, measure, breakdown, gradient_error; the doctor of a machine.
 
 In: a compiled model and its inputs
 Out: a Report; bytes and seconds of a call; how far a rounding codec moves gradients

@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
+from torch import fx
+
 from reroll.backends.codecs.codec import CODECS
 from reroll.backends.construct.bytes import operand_gradients
 from reroll.backends.construct.plan import Built
@@ -14,6 +16,7 @@ from reroll.backends.construct.timing import clocked
 from reroll.backends.construct.told import artifact
 from reroll.backends.dynamo.entry import EXPLAINING, Asked, Graph, Reached
 from reroll.backends.front.held.state import State
+from reroll.backends.inductor.lower import Segment
 from reroll.backends.measure.plain import step_seconds
 from reroll.backends.measure.rewrites import rewrites_of
 from reroll.backends.runtime.randomness import random_numbers_kept
@@ -231,4 +234,13 @@ def _loop(built: Built, around: Around, costs: Costs | str) -> Loop:
         cuts=executable.cuts,
         rewriting=cache(partial(rewrites_of, built)),
         prefetched="prefetch" in built.demand.passes and choice.ahead,
+        options=built.options,
+        captured=replace(recurrence, step=built.kernels.captured),
+        halves=_halves(segment),
     )
+
+
+def _halves(segment: Segment) -> dict[str, fx.GraphModule]:
+    """The graphs of a segment; a loop that needs no gradient has no backward."""
+    found = {"forward": segment.forward_graph, "backward": segment.backward_graph}
+    return {name: half for name, half in found.items() if half is not None}

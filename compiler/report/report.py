@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import fx
 
 from reroll.planning.alternative import Alternative
 from reroll.planning.choice import Choice
+from reroll.planning.options import Options
 from reroll.planning.plan import Plan
 from reroll.planning.truncation import Cuts
 from reroll.program.memory import Around, Needs, Prediction
@@ -26,6 +27,7 @@ from reroll.report.by_formula import ByFormula, by_formula
 from reroll.report.export import as_json, chrome_trace
 from reroll.report.page.page import framed, page
 from reroll.report.plots import plot
+from reroll.report.repro.files import save, write_benchmark, write_repro
 from reroll.report.rewrites import Rewrite
 from reroll.report.tables import loop_tables, summary
 from reroll.schedules.machine import Costs
@@ -63,7 +65,8 @@ class Loop:
     ``taped``: the values that the tape of a segment keeps, before what is 0 or 1 is packed. ``gradient_error``: what
     ``reroll.gradient_error`` found last of a codec that rounds, relative to the norm of the gradients.
     ``prefetched``: whether blocks are read one chunk ahead. ``cuts``: where no gradient of a carry passes.
-    ``rewriting`` says what its rewrites hold and take.
+    ``rewriting`` says what its rewrites hold and take. ``options`` are those of its compilation. ``captured`` has the
+    step as it was found, before passes; ``halves`` are the graphs of its longest segment, "forward" and "backward".
     """
 
     recurrence: Recurrence
@@ -88,6 +91,9 @@ class Loop:
     prefetched: bool = True
     cuts: Cuts | None = None
     rewriting: Callable[[], tuple[Rewrite, ...]] = tuple
+    options: Options = field(default_factory=Options)
+    captured: Recurrence | None = None
+    halves: Mapping[str, fx.GraphModule] = field(default_factory=dict)
 
     @property
     def rewrites(self) -> tuple[Rewrite, ...]:
@@ -262,6 +268,35 @@ class Report:
         UnsupportedError if no recurrence was found.
         """
         Path(path).write_text(json.dumps(chrome_trace(self)), "utf-8")
+
+    def write_repro(self, path: str | Path) -> None:
+        """Write a file that runs alone, for a bug report: the loops as code, trained by reroll and in eager PyTorch.
+
+        Each loop is a module: its step as operations, with the backward of custom functions; parameters and inputs
+        of the recorded shapes, dtypes and layouts; the options; versions; a seed. No value of a tensor is written, and
+        nothing of what is around the loops. ``python repro.py`` exits with 1 where anything differs. Raises
+        UnsupportedError if no recurrence was found, or a step or an option holds what code cannot say: an operation or
+        object of the user's, a function as a rule of ``keep``; with ``truncate``, whose gradients are not autograd's.
+        """
+        write_repro(self, Path(path))
+
+    def write_benchmark(self, path: str | Path) -> None:
+        """Write a file that runs alone: the loops in eager PyTorch, by ``torch.compile`` and by reroll, side by side.
+
+        It prints CPU seconds of a training step, in turns, local peaks in bytes, and how far gradients are off. What is
+        written, and what is raised, is as for ``write_repro``.
+        """
+        write_benchmark(self, Path(path))
+
+    def save(self, folder: str | Path) -> None:
+        """Write every stage into a folder, which is made: as text, JSON and HTML, and graphs as Python that runs.
+
+        ``report.txt``, ``.json`` and ``.html``; ``versions.json``; the graph around the loops, ``outer.txt``; of each
+        loop ``_options.json``, ``_plan.json``, ``_program.txt``, and on random values ``_step.py``, ``_forward.py`` and
+        ``_backward.py`` of a segment, with ``_step_rewritten.py`` where passes changed the step; ``repro.py`` and
+        ``bench.py``, or why they were refused. The report names files and lines of the model's code.
+        """
+        save(self, Path(folder))
 
     def to_json(self, most: int = 2_000) -> dict[str, Any]:
         """Everything as dicts, lists, texts and numbers; no list is longer than about ``most``.

@@ -14,8 +14,8 @@ import reroll
 from reroll.passes import DEFAULT_PASSES
 from reroll.program.context import Context
 from reroll.program.program import Program
-from reroll.report import cli
-from reroll.report.cli import main
+from reroll.report.cli import commands as cli
+from reroll.report.cli.commands import main
 from reroll.schedules.machine import Machine
 
 NETWORK = ["--carry", "64KiB", "--tape", "512KiB", "--forward", "0.3ms", "--backward", "0.7ms"]
@@ -27,6 +27,7 @@ MACHINE = Machine.of({"disk": {"write": "1GB/s", "read": "2GB/s", "capacity": "1
 def _measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is measured."""
     monkeypatch.setattr(reroll, "calibrate", lambda **_: MACHINE, raising=False)
+    monkeypatch.setattr(reroll, "doctor", lambda: (), raising=False)
     monkeypatch.setattr(reroll, "total_memory", lambda: 2**40, raising=False)
 
 
@@ -232,7 +233,7 @@ def test_passes(capsys: pytest.CaptureFixture[str]) -> None:
     assert ["8", "save", "program", "Split", "the", "tapes"] in [line[:6] for line in lines]
 
 
-@pytest.mark.parametrize("command", [[], ["plan"], ["calibrate"], ["passes"]])
+@pytest.mark.parametrize("command", [[], ["plan"], ["calibrate"], ["passes"], ["doctor"]])
 def test_help_shows_how(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main([*command, "--help"])
@@ -248,7 +249,7 @@ def test_the_examples_of_the_help_run() -> None:
     lines = [line.strip() for text in (cli._EXAMPLES, cli._PLAN_EXAMPLES) for line in text.splitlines()]
     commands = [line.partition("|")[0].replace("...", " ".join(LONG[1:])) for line in lines]
     examples = [command for command in commands if command.startswith("python -m reroll ")]
-    assert len(examples) == 7
+    assert len(examples) == 8
     for example in examples:
         assert main(example.removeprefix("python -m reroll ").split()) in (0, 1)
 

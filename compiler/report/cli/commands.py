@@ -1,6 +1,7 @@
-"""The command line: ``plan`` from numbers alone, ``calibrate`` this machine, list the ``passes``.
+"""The command line: ``plan`` from numbers alone, ``calibrate`` this machine, list the ``passes``, ask the ``doctor``.
 
-Exit codes: 0, done; 1, no plan fits the budget; 2, wrong input, with one sentence on stderr.
+Exit codes: 0, done; 1, no plan fits the budget, or the doctor found something wrong; 2, wrong input, with one
+sentence on stderr.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import reroll
 from reroll.errors import OptionError, RerollError
 from reroll.planning.offers import Priced, least, plan_rows, recommended
 from reroll.program.registry import PASSES, entries
-from reroll.report.cli_tables import machine_table, passes_table, plan_table, plan_text, refusal
+from reroll.report.cli.tables import machine_table, passes_table, plan_table, plan_text, refusal
 from reroll.report.report import WIDTH
 from reroll.schedules.machine import REMOTE_TIERS, Costs, Machine, MachineTier, SegmentSeconds
 from reroll.words.units import nbytes_text, parse_bandwidth, parse_seconds, parse_size
@@ -50,8 +51,10 @@ examples:
   python -m reroll plan --steps 100000 --carry 64KiB --tape 512KiB --forward 0.3ms --backward 0.7ms --budget 16MiB
   python -m reroll calibrate --force
   python -m reroll passes --json
+  python -m reroll doctor
 
-`python -m reroll COMMAND --help` says more. exit codes: 0, done; 1, no plan fits the budget; 2, wrong input
+`python -m reroll COMMAND --help` says more.
+exit codes: 0, done; 1, no plan fits the budget, or the doctor found something wrong; 2, wrong input
 """
 
 
@@ -97,7 +100,11 @@ def _parser() -> _Parser:
     text = "list the passes: what they work on, what they do, and the default order"
     passes = commands.add_parser("passes", help=text, description=f"{text.capitalize()}.", allow_abbrev=False)
     passes.set_defaults(run=_passes)
-    for command in (plan, calibrate, passes):
+    text = "look at versions, compiler, cores, memory, disk and caches, and train a tiny network"
+    about = f"{text.capitalize()}, by eager and by inductor lowering. Exit code 1 where something is wrong."
+    doctor = commands.add_parser("doctor", help=text, description=about, allow_abbrev=False)
+    doctor.set_defaults(run=_doctor)
+    for command in (plan, calibrate, passes, doctor):
         command.add_argument("--json", action="store_true", help="print JSON, with sizes in bytes and times in seconds")
     return parser
 
@@ -242,6 +249,15 @@ def _passes(given: argparse.Namespace) -> int:
     else:
         _console().print(passes_table(found))
     return 0
+
+
+def _doctor(given: argparse.Namespace) -> int:
+    found = reroll.doctor()
+    if given.json:
+        _print_json([asdict(each) for each in found])
+    else:
+        sys.stdout.writelines(f"{each}\n" for each in found)
+    return int(any(each.todo for each in found))
 
 
 def _print_json(found: object) -> None:
