@@ -39,7 +39,7 @@ WAYS = ("reroll", "plain BPTT")
 
 def way(name: str, network: nn.Module, words: tuple[Words, Words], args: argparse.Namespace) -> dict[str, Any]:
     """One training, with the local peak and the CPU seconds of a step."""
-    compiled = reroll.compile(network, time_dim=0, memory_budget=args.budget, lowering=args.lowering)
+    compiled = reroll.compile(network, time_dim=0, memory_budget=args.budget * 1024, lowering=args.lowering)
     model: Any = compiled if name == "reroll" else network
     history = train(name, model, network, words, args)
     x_TBC, y_B = words[0][0][:, : args.batch].float(), words[0][1][: args.batch]
@@ -67,10 +67,13 @@ def seed_row(args: argparse.Namespace, out: Path) -> None:
     torch.manual_seed(args.seed)
     words = words_of(args)
     network = Listener(args.channels, args.neurons)
-    exact = reroll.compile(copy.deepcopy(network).double(), time_dim=0, memory_budget=args.budget, lowering="eager")
+    exact = reroll.compile(
+        copy.deepcopy(network).double(), time_dim=0, memory_budget=args.budget * 1024, lowering="eager"
+    )
     first = words[0][0][:, :: len(words[0][1]) // args.batch].double()
     check = reroll.check(exact, first, measure=False)
-    sizes = {name: getattr(args, name) for name in ("steps", "channels", "neurons", "batch", "rounds", "budget")}
+    sizes = {name: getattr(args, name) for name in ("steps", "channels", "neurons", "batch", "rounds")}
+    sizes["budget"] = f"{args.budget}KiB"
     for name in WAYS:
         found = way(name, copy.deepcopy(network), words, args)
         save(out, args.seed, name, found | {"gradients_off": check.error}, sizes)

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from parts.memory_curves import live_bytes, plot
-from rich.progress import track
 from parts.spiking import Data, Network, digits, spike_trains
+from rich.progress import track
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 

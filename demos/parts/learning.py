@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 
 import matplotlib.pyplot as plt
+from torch import Tensor
 
 COLOURS = {"plain BPTT": "#b5443b", "reroll": "#2b6c8f"}
 
@@ -19,6 +20,18 @@ class History:
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     accuracies: dict[int, float] = field(default_factory=dict)
+
+    def add(self, loss: float, seconds: float) -> None:
+        """Note an update."""
+        self.losses.append(loss)
+        self.seconds.append(seconds)
+
+    def judge(self, right_N: Tensor) -> None:
+        """Note which answers are right after the last update."""
+        self.accuracies[len(self.losses)] = right_N.double().mean().item()
+
+    def __str__(self) -> str:
+        return f"{self.name:10} accuracy {self.accuracy:.3f}, {self.seconds_per_update:.3f} CPU s an update"
 
     @property
     def accuracy(self) -> float:
