@@ -75,6 +75,7 @@ def train(name: str, net: Any, train_set: Any, test_set: Any) -> History:
         with torch.no_grad():
             data, targets = next(iter(DataLoader(test_set, len(test_set))))
             history.judge(net(data.flatten(1))[0].sum(dim=0).argmax(1) == targets)
+    print(history)
     return history
 
 

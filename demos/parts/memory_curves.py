@@ -70,7 +70,8 @@ def plot_path(truth_T2: Tensor, learned_T2: Tensor, curves: Mapping[str, Curve],
     plane.legend(frameon=False)
     for (label, curve), colour in zip(curves.items(), COLOURS, strict=True):
         draw(memory, curve, colour, label)
-    memory.set(xlabel="time in one training step (ms, profiled)", ylabel="memory held (MB)")
+    memory.set(xlabel="time in one training step (ms, profiled)", ylabel="memory held (MB)", xlim=0)
+    memory.set_ylim(0, memory.get_ylim()[1] * 1.08)
     for axes in (plane, memory):
         axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
