@@ -101,7 +101,7 @@ def show(out: Path) -> None:
     plot(histories, title, out.with_suffix(".png"))
 
 
-def main() -> None:
+def main(command: list[str] | None = None) -> None:
     """Train what is missing, save, print and draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--show", action="store_true", help="only print and draw")
     parser.add_argument("--demo", nargs="*", default=[], help="more arguments of the demo: steps=100 neurons=16")
-    asked = parser.parse_args()
+    asked = parser.parse_args(command)
     torch.set_num_threads(1)
     there = json.loads(asked.out.read_text("utf-8"))["seeds"] if asked.out.exists() else {}
     for seed in () if asked.show else asked.seeds:

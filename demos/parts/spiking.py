@@ -71,7 +71,9 @@ def spike_trains(x_BI: Tensor, steps: int) -> Tensor:
 def image_sets(mnist: Path | None) -> tuple[Any, Any]:
     """To train on and to test on, for a DataLoader: MNIST in a folder, or without one the digits."""
     if mnist is None:
-        return tuple(TensorDataset(*each) for each in digits())
+        known, unknown = digits()
+        return TensorDataset(*known), TensorDataset(*unknown)
     from torchvision import datasets, transforms  # it downloads what is not in the folder
 
-    return tuple(datasets.MNIST(mnist, train, transforms.ToTensor(), download=True) for train in (True, False))
+    known, unknown = (datasets.MNIST(mnist, train, transforms.ToTensor(), download=True) for train in (True, False))
+    return known, unknown

@@ -51,6 +51,8 @@ def recordings(words_KFT: Tensor, each: int, channels: int) -> Words:
 class Listener(nn.Module):
     """Recurrent leaky neurons that forget over 10 to 200 steps; their rates are read out."""
 
+    decay: Tensor
+
     def __init__(self, channels: int, neurons: int) -> None:
         super().__init__()
         self.inputs, self.recurrent = nn.Linear(channels, neurons, bias=False), nn.Linear(neurons, neurons, bias=False)

@@ -128,7 +128,7 @@ def test_gpt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 def test_snntorch_tutorial(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pytest.importorskip("snntorch")
     picture = tmp_path / "snntorch.png"
-    small = ("--steps=16", "--hidden=64", "--epochs=2", "--lowering=eager")
+    small = ("--steps=16", "--hidden=256", "--epochs=1", "--lowering=eager")
     complaint = run(monkeypatch, "snntorch_tutorial.py", *small, f"--out={picture}")
     text = capsys.readouterr().out
     assert complaint is None, text
