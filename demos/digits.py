@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from memory_curves import live_bytes, plot
+from parts.memory_curves import live_bytes, plot
+from parts.spiking import Data, Network, digits, spike_trains
 from rich.progress import track
-from spiking import Data, Network, digits, spike_trains
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from characters import CharacterGPT, batch, library, loss_of, step, write
-from memory_curves import live_bytes, plot
+from parts.characters import CharacterGPT, batch, library, loss_of, step, write
+from parts.memory_curves import live_bytes, plot
 from rich.progress import track
 from torch import Tensor, nn
 

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 import torch
-from spiking import Network, spike_trains
+from parts.spiking import Network, spike_trains
 
 import reroll
 

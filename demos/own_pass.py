@@ -6,7 +6,7 @@ The backward half begins with the last chunk, so its carry would be read back as
 import argparse
 
 import torch
-from spiking import Network, spike_trains
+from parts.spiking import Network, spike_trains
 
 import reroll
 from reroll.program import Context, Program, offload, save

@@ -7,7 +7,7 @@ is room for longer tapes. So the same memory needs fewer carries than with chunk
 import argparse
 
 import torch
-from spiking import Network, spike_trains
+from parts.spiking import Network, spike_trains
 
 import reroll
 from reroll.program import save

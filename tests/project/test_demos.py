@@ -1,11 +1,13 @@
 """Every demo at a small size, run as a user runs it but for the process."""
 
+import importlib
 import re
 import runpy
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from processes import torchrun
 
@@ -119,4 +121,60 @@ def test_gpt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     assert numbers("difference to plain PyTorch FLOAT", text)[0] < 1e-5
     (plain,), (rolled,) = (numbers(rf"{name} .*local peak FLOAT MB", text) for name in ("plain PyTorch", "reroll"))
     assert rolled <= 0.4 * plain + 0.01
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_snntorch_tutorial(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("snntorch")
+    picture = tmp_path / "snntorch.png"
+    small = ("--steps=16", "--hidden=256", "--epochs=1", "--lowering=eager")
+    complaint = run(monkeypatch, "snntorch_tutorial.py", *small, f"--out={picture}")
+    text = capsys.readouterr().out
+    assert complaint is None, text
+    assert numbers("FLOAT times less memory", text)[0] > 1
+    (plain,), (rolled,) = (numbers(rf"{name} +accuracy FLOAT", text) for name in ("plain BPTT", "reroll"))
+    assert abs(plain - rolled) < 0.05
+    assert rolled > 0.2
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+SMALL_WORDS = ("--steps=60", "--channels=20", "--neurons=16", "--speakers=4", "--budget=64", "--lowering=eager")
+
+
+def test_spoken_digits(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    picture = tmp_path / "words.png"
+    short = ("--rounds=20", "--every=10", "--accuracy=0.05", f"--out={picture}")
+    complaint = run(monkeypatch, "spoken_digits.py", *SMALL_WORDS, *short)
+    text = capsys.readouterr().out
+    assert complaint is None, text
+    assert "In float64, against plain BPTT: equal" in text
+    (plain,), (rolled,) = (numbers(rf"{name} .*local peak FLOAT MB", text) for name in ("plain BPTT", "reroll"))
+    assert rolled < plain / 2
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_words_backwards_have_as_many_events_in_each_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DEMOS))
+    spoken = importlib.import_module("parts.spoken")
+    words = spoken.vocabulary(100)
+    assert torch.equal(words[10:], words[:10].flip(-1))
+    events_TBC, numbers_B = spoken.recordings(words, each=2, channels=30)
+    assert events_TBC.shape == (100, 40, 30)
+    assert numbers_B.bincount().tolist() == [2] * 20
+    assert 0.005 < events_TBC.float().mean() < 0.1
+    pairs = [spoken.recordings(words[[each, each + 10]], 20, 30)[0] for each in range(3)]
+    events_BC = torch.stack([events.sum(0) for events in pairs]).float()
+    forth, back = events_BC[:, :20].mean(1), events_BC[:, 20:].mean(1)
+    assert (forth - back).norm() < 0.3 * forth.norm()
+
+
+def test_neural_ode(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    picture = tmp_path / "ode.png"
+    small = ("--steps=100", "--rounds=20", "--lowering=eager", "--error=1", f"--out={picture}")
+    complaint = run(monkeypatch, "neural_ode.py", *small)
+    text = capsys.readouterr().out
+    assert complaint is None, text
+    assert numbers("FLOAT times less memory", text)[0] > 2
+    assert numbers("T=100: FLOAT at first", text)[0] < 1
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -388,3 +388,24 @@ def test_a_paced_tier_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(decode(blocks[1].read()[0]), decode(values[1]))
     assert time.perf_counter() - begin >= 2 * 0.005
     assert (tier.traffic.bytes_written, tier.traffic.bytes_read) == (30_000, 20_000)
+
+
+@pytest.mark.campaign
+def test_long_run_at_a_small_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.syspath_prepend(str(FOLDER))
+    long_run = importlib.import_module("long_run")
+    small = ("steps=40", "channels=12", "neurons=8", "batch=4", "speakers=2", "budget=64", "lowering=eager")
+    out = tmp_path / "new" / "words.json"
+    for _ in range(2):  # the second time it is there
+        long_run.main(["--seeds", "3", "4", "--rounds", "4", "--out", str(out), "--demo", *small])
+    written = json.loads(out.read_text())
+    assert set(written["seeds"]) == {"3", "4"}
+    for row in written["seeds"].values():
+        plain, rolled = row["plain BPTT"], row["reroll"]
+        assert rolled["gradients_off"] < 1e-10
+        assert rolled["local_peak"] < plain["local_peak"]
+        assert rolled["losses"] == pytest.approx(plain["losses"], abs=1e-3)
+        assert list(rolled["accuracies"]) == ["1", "2", "3", "4"]
+    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")

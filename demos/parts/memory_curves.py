@@ -8,6 +8,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 Curve = tuple[list[float], list[float]]
@@ -57,5 +58,21 @@ def plot(curves: Mapping[str, Curve], title: str, path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_ylim(0, axes.get_ylim()[1] * 1.08)
         axes.set_xlim(0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+def plot_path(truth_T2: Tensor, learned_T2: Tensor, curves: Mapping[str, Curve], path: Path) -> None:
+    """A trajectory in the plane with what was learned of it, and beside them the curves."""
+    figure, (plane, memory) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    plane.plot(*truth_T2.T, color="0.8", linewidth=5, label="truth")
+    plane.plot(*learned_T2.T, color=COLOURS[1], label="learned")
+    plane.legend(frameon=False)
+    for (label, curve), colour in zip(curves.items(), COLOURS, strict=True):
+        draw(memory, curve, colour, label)
+    memory.set(xlabel="time in one training step (ms, profiled)", ylabel="memory held (MB)", xlim=0)
+    memory.set_ylim(0, memory.get_ylim()[1] * 1.08)
+    for axes in (plane, memory):
+        axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)

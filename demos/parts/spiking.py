@@ -3,8 +3,12 @@
 T time steps, B batch, I inputs (64 pixels), H neurons, O outputs (10 digits).
 """
 
+from pathlib import Path
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 Data = tuple[Tensor, Tensor]
 
@@ -62,3 +66,14 @@ def digits(held_out: int = 360) -> tuple[Data, Data]:
 def spike_trains(x_BI: Tensor, steps: int) -> Tensor:
     """Random spikes (T, B, I) whose rates are a fifth of the brightness."""
     return (torch.rand(steps, *x_BI.shape) < 0.2 * x_BI).to(x_BI.dtype)
+
+
+def image_sets(mnist: Path | None) -> tuple[Any, Any]:
+    """To train on and to test on, for a DataLoader: MNIST in a folder, or without one the digits."""
+    if mnist is None:
+        known, unknown = digits()
+        return TensorDataset(*known), TensorDataset(*unknown)
+    from torchvision import datasets, transforms  # it downloads what is not in the folder
+
+    known, unknown = (datasets.MNIST(mnist, train, transforms.ToTensor(), download=True) for train in (True, False))
+    return known, unknown
