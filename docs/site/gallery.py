@@ -39,7 +39,7 @@ def gpt() -> None:
 
 def adding() -> None:
     """What a training step holds, by plain BPTT and by reroll."""
-    from memory_curves import live_bytes, plot
+    from parts.memory_curves import live_bytes, plot
 
     names = runpy.run_path(str(DEMOS / "adding.py"), run_name="demo")
     network, curves = names["Adder"](32, 1000), {}
@@ -54,7 +54,7 @@ def adding() -> None:
 
 def planned(path: Path, steps: int, **options: Any) -> None:
     """The plan of the small spiking network of the demos."""
-    from spiking import Network, spike_trains
+    from parts.spiking import Network, spike_trains
 
     model = reroll.compile(Network(neurons=16), time_dim=0, lowering="eager", **options)
     reroll.explain(model, spike_trains(torch.rand(4, 64), steps)).plot(path)

@@ -99,7 +99,7 @@ def blocks() -> nn.Module:
 
 
 def explained(model: nn.Module, *inputs: Tensor, time: bool = True, **options: Any) -> reroll.Report:
-    how = {"time_dim": 0} if time else {}
+    how: dict[str, Any] = {"time_dim": 0} if time else {}
     return reroll.explain(reroll.compile(model, **how, **QUICK | options), *inputs)
 
 
