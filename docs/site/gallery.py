@@ -37,6 +37,18 @@ def gpt() -> None:
     demo("gpt", "--rounds=3", "--sample=5", f"--out={OUT / 'gpt.png'}")
 
 
+def snntorch_tutorial() -> None:
+    demo("snntorch_tutorial", "--epochs=6", "--lowering=eager", f"--out={OUT / 'snntorch_tutorial.png'}")
+
+
+def spoken_digits() -> None:
+    demo("spoken_digits", "--rounds=60", "--every=20", f"--out={OUT / 'spoken_digits.png'}")
+
+
+def neural_ode() -> None:
+    demo("neural_ode", "--rounds=60", f"--out={OUT / 'neural_ode.png'}")
+
+
 def adding() -> None:
     """What a training step holds, by plain BPTT and by reroll."""
     from parts.memory_curves import live_bytes, plot
@@ -88,7 +100,10 @@ def train_ddp() -> None:
     figure.savefig(OUT / "train_ddp.png", dpi=150)
 
 
-DRAWN = (digits, adding, gpt, inspect_graph, own_pass, own_schedule, train_ddp)
+DRAWN = (
+    *(digits, snntorch_tutorial, spoken_digits, neural_ode),
+    *(adding, gpt, inspect_graph, own_pass, own_schedule, train_ddp),
+)
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
