@@ -409,3 +409,13 @@ def test_long_run_at_a_small_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert rolled["losses"] == pytest.approx(plain["losses"], abs=1e-3)
         assert list(rolled["accuracies"]) == ["1", "2", "3", "4"]
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_long_training_is_as_good_as_plain_bptt() -> None:
+    kept = json.loads((FOLDER / "results" / "spoken_digits.json").read_text())
+    assert (kept["sizes"]["rounds"], kept["sizes"]["steps"], len(kept["seeds"])) == (2000, 1000, 3)
+    for row in kept["seeds"].values():
+        plain, rolled = row["plain BPTT"], row["reroll"]
+        assert abs(plain["accuracies"]["2000"] - rolled["accuracies"]["2000"]) < 0.02  # of 300 words: 0.01 is one sigma
+        assert rolled["gradients_off"] < 1e-12
+        assert rolled["local_peak"] < 512 * 1024 < plain["local_peak"] / 10
