@@ -41,10 +41,6 @@ def snntorch_tutorial() -> None:
     demo("snntorch_tutorial", "--epochs=6", "--lowering=eager", f"--out={OUT / 'snntorch_tutorial.png'}")
 
 
-def spoken_digits() -> None:
-    demo("spoken_digits", "--rounds=60", "--every=20", f"--out={OUT / 'spoken_digits.png'}")
-
-
 def neural_ode() -> None:
     demo("neural_ode", "--rounds=60", f"--out={OUT / 'neural_ode.png'}")
 
@@ -100,10 +96,7 @@ def train_ddp() -> None:
     figure.savefig(OUT / "train_ddp.png", dpi=150)
 
 
-DRAWN = (
-    *(digits, snntorch_tutorial, spoken_digits, neural_ode),
-    *(adding, gpt, inspect_graph, own_pass, own_schedule, train_ddp),
-)
+DRAWN = (digits, snntorch_tutorial, neural_ode, adding, gpt, inspect_graph, own_pass, own_schedule, train_ddp)
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
