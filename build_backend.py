@@ -44,11 +44,12 @@ def link() -> Path:
     package = LINKS / "reroll"
     package.mkdir(parents=True, exist_ok=True)
     parts = {path.name: path for path in [*(ROOT / "compiler").iterdir(), ROOT / "passes", ROOT / "backends"]}
+    parts.pop("__pycache__", None)  # Python writes one of its own among the links
     for link in package.iterdir():
-        if link.name not in parts or link.readlink() != parts[link.name]:
+        if link.is_symlink() and link.readlink() != parts.get(link.name):
             link.unlink()
     for name, path in parts.items():
-        if name != "__pycache__" and not (package / name).is_symlink():
+        if not (package / name).is_symlink():
             (package / name).symlink_to(path)
     return LINKS
 

@@ -1,4 +1,4 @@
-"""``python -m reroll``: planning without a model, calibration, the list of passes."""
+"""``python -m reroll``: planning without a model, calibration, the list of passes, a doctor."""
 
 from reroll.report.cli.commands import main
 

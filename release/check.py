@@ -2,7 +2,7 @@
 
 The wheel and the sdist are built from what is committed, checked by twine, and installed in fresh environments, one for
 each version of torch. There, away from the sources, ``python -m reroll doctor`` trains a small network and compares its
-gradients. Nothing is uploaded: docs/help/release.md says what comes next.
+gradients. Nothing is uploaded: docs/background/releases.md says what comes next.
 
 ``--torch`` names versions (all that are supported, if it is left out), ``--index`` where torch is from, such as
 ``https://download.pytorch.org/whl/cpu``: torch of PyPI brings gigabytes of CUDA.

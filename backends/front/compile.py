@@ -83,6 +83,8 @@ _ATTEMPTS = 100  # more than patterns that are tried for one call, by far
 class WithLoss(Protocol):
     """What a model with a loss behind it is compiled to: the model's arguments and a target give one number."""
 
+    __wrapped__: Callable[..., Any]
+
     def __call__(self, *args: Any, target: Any, **kwargs: Any) -> Tensor:
         """The loss."""
 

@@ -106,6 +106,8 @@ class Options:
             _check_count(name, getattr(self, name))
         for name in ("keep", "recompute"):
             object.__setattr__(self, name, _rules(name, getattr(self, name)))
+        for name in ("passes", "remote"):
+            object.__setattr__(self, name, _frozen(getattr(self, name)))
         tiers = (*REMOTE_TIERS.names(), "local")
         if not isinstance(self.remote, str | tuple | list | None):
             raise OptionError(f"Option remote={self.remote!r} is not valid. Name one of: {', '.join(tiers)}.")
@@ -172,7 +174,7 @@ class OptionsDict(TypedDict, total=False):
 
     schedule: _Schedule | str
     memory_budget: int | float | str | None
-    remote: _Tier | str | tuple[_Tier | str, ...] | None
+    remote: _Tier | str | Sequence[_Tier | str] | None
     segment: int | None
     chunk: int | None
     slots: int | None
@@ -180,12 +182,12 @@ class OptionsDict(TypedDict, total=False):
     keep: Rule | Sequence[Rule]
     recompute: Rule | Sequence[Rule]
     lowering: Lowering
-    passes: tuple[str, ...] | str | None
+    passes: Sequence[str] | None
     replay: bool | Literal["auto"]
     truncate: int | None
     verify: bool
     cuda_graphs: bool
-    spill_folder: str | None
+    spill_folder: str | os.PathLike[str] | None
     depth: bool
     on_no_recurrence: Literal["warn", "error"]
 
@@ -230,6 +232,10 @@ def _rules(name: str, given: object) -> tuple[Rule, ...]:
             "predicate of a reroll.StepValue, or a tuple of these."
         )
     return rules
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _check_passes(passes: object) -> None:

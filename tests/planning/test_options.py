@@ -109,3 +109,9 @@ def test_right(tmp_path: Path) -> None:
     assert options.tiers == ("disk",)
     assert Options.of({"remote": ("disk",), "schedule": "remote"}).tiers == ("disk",)
     assert Options.of({"schedule": "remote", "spill_folder": str(tmp_path)}).spill_folder == str(tmp_path)
+
+
+def test_lists_are_taken_as_tuples() -> None:
+    options = Options.of({"passes": ["prefetch"], "remote": ["disk"]})
+    assert (options.passes, options.remote) == (("prefetch",), ("disk",))
+    assert hash(options)

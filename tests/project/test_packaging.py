@@ -113,3 +113,18 @@ def test_docstring_examples() -> None:
     for name in MODULES:
         module = importlib.import_module(name)
         assert ">>>" not in inspect.getsource(module) or doctest.testmod(module).failed == 0
+
+
+def test_links_of_an_editable_install_are_brought_up_to_date(tmp_path: Path) -> None:
+    """Also beside the ``__pycache__`` that Python writes among them; what is gone loses its link."""
+    shutil.copy(ROOT / "build_backend.py", tmp_path)
+    for folder in FOLDERS:
+        (tmp_path / folder / "__pycache__").mkdir(parents=True)
+    (tmp_path / "compiler" / "old.py").touch()
+    code = "import build_backend; print(build_backend.link())"
+    links = Path(run_python(code, cwd=tmp_path, path=tmp_path).strip()) / "reroll"
+    (links / "__pycache__").mkdir()
+    (tmp_path / "compiler" / "old.py").rename(tmp_path / "compiler" / "new.py")
+    run_python(code, cwd=tmp_path, path=tmp_path)
+    assert {path.name for path in links.iterdir()} == {"new.py", "passes", "backends", "__pycache__"}
+    assert (links / "new.py").is_file()

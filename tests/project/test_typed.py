@@ -19,6 +19,9 @@ from reroll.schedules.named import schedule_names
 
 # Shape letters: T steps, B batch, I inputs. A line that ends in "# refused" is an error, and no other line is.
 USED = """
+from pathlib import Path
+from typing import Any
+
 import reroll
 import torch
 from torch import Tensor, nn
@@ -61,6 +64,8 @@ assert_type(decorated(torch.zeros(3)), Tensor)
 reroll.compile(net, time_dim=0, shedule="double")  # refused
 reroll.compile(net, time_dim=0, lowering="eagre")  # refused
 reroll.compile(net, time_dim=0, segment="eight")  # refused
+spread: dict[str, Any] = {"segment": 8}
+reroll.compile(net, time_dim=0, spill_folder=Path("/tmp"), remote=["disk"], passes=["prefetch"], **spread).parameters()
 report = reroll.explain(fast, torch.zeros(3))
 assert_type(report, reroll.Report)
 assert_type(report.text(), str)

@@ -51,8 +51,7 @@ def with_peeled(recurrence: Recurrence, step: Step, others: Sequence[Step]) -> R
     """
     loop = _loop(step, others)
     slices = [x for x in recurrence.xs if isinstance(x, Slices)]
-    even = all(abs(x.stride) == 1 for x in slices)
-    known = loop is not None and loop.first == 0 and even and slices and not recurrence.blocks
+    known = loop is not None and loop.first == 0 and _even(recurrence) and slices and not recurrence.blocks
     peeled = loop.peeled(recurrence.name) if loop is not None and known else None
     if peeled and min(_entry(recurrence, x) for x in slices) > peeled.before:
         peeled = None
@@ -60,11 +59,19 @@ def with_peeled(recurrence: Recurrence, step: Step, others: Sequence[Step]) -> R
 
 
 def with_left(recurrence: Recurrence, step: Step, others: Sequence[Step]) -> Recurrence:
-    """A recurrence that was taken out of a region, with how many iterations stand around that, to be told."""
+    """A recurrence that was taken out of a region, with how many iterations stand around that, to be told.
+
+    Not where a step is several iterations, which read entries of a sequence that are farther apart.
+    """
     loop = _loop(step, others)
-    if loop is None or recurrence.blocks:
+    if loop is None or recurrence.blocks or not _even(recurrence):
         return recurrence
     return replace(recurrence, left=loop.left, within=bool(loop.first))
+
+
+def _even(recurrence: Recurrence) -> bool:
+    """Whether each step reads the next entry of all sequences."""
+    return all(abs(x.stride) == 1 for x in recurrence.xs if isinstance(x, Slices))
 
 
 def _entry(recurrence: Recurrence, x: Slices) -> int:
@@ -111,8 +118,8 @@ class _Loop:
 
     @property
     def left(self) -> int:
-        """Iterations around the region; parts of two may make one."""
-        return self._iterations([*self.before, *_lines(self.behind)])
+        """Iterations around the region; parts of two may make one. What nobody reads completes the last step."""
+        return self._iterations([*self.before, *_lines([node for node in self.behind if node.users])])
 
     def _iterations(self, around: Sequence[Line]) -> int:
         once = Counter(self.lines)

@@ -309,3 +309,41 @@ def test_iterations_in_the_middle_of_which_a_step_begins_are_told() -> None:
     (loop,) = report.loops
     assert loop.recurrence.within == (loop.recurrence.left > 0)
     assert loop.recurrence.steps + loop.recurrence.left == 20
+
+
+class Rotated(nn.Module):
+    """A step that is found begins in the middle of an iteration, with what the last one would do for nobody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.again, self.down = nn.Linear(2, 64), nn.Linear(4, 64), nn.Linear(64, 4)
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        w_BN = torch.tanh(self.up(x_TBI[0]))
+        for t in range(x_TBI.shape[0]):
+            w_BN = torch.tanh(self.again(torch.tanh(self.down(w_BN))) + self.up(x_TBI[t]))
+        return w_BN
+
+
+class Pairs(nn.Module):
+    """Two iterations are one step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.GRUCell(2, 4), nn.GRUCell(4, 4)
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BN = x_TBI.new_zeros(x_TBI.shape[1], 4)
+        for t in range(x_TBI.shape[0]):
+            h_BN = self.one(x_TBI[t], h_BN)
+            if t % 2:
+                h_BN = self.other(h_BN, h_BN)
+        return h_BN
+
+
+@pytest.mark.parametrize(("make", "whole"), [(Rotated, 21), (Pairs, None)])
+def test_iterations_are_counted_as_the_user_does(make: Callable[[], nn.Module], whole: int | None) -> None:
+    """Or not at all, where a step may be several of them."""
+    (loop,) = reroll.explain(compiled(make()), torch.randn(21, 3, 2)).loops
+    left = loop.recurrence.left
+    assert (loop.recurrence.steps + left == whole) if whole else (left == 0)
