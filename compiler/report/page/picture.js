@@ -6,6 +6,7 @@ const picture = (() => {
   const MARKS = { disc: "\u2022", "disclosure-closed": "\u25b8", "disclosure-open": "\u25be" };
   const PIXELS = 1.6e7; // Safari paints no larger canvas
   const SIDE = 16000;
+  const WIDEST = 1440;
 
   const dashes = (style, width) => (style === "dotted" ? [width, width] : style === "dashed" ? [3 * width, width] : []);
 
@@ -139,8 +140,15 @@ const picture = (() => {
     pen.restore();
   };
 
-  return () => {
-    const [wide, high] = [document.documentElement.clientWidth, document.body.getBoundingClientRect().height];
+  /* By how much tables are wider than the page: on a phone they scroll, and a picture cannot. */
+  const cut = () => {
+    const tables = [...document.querySelectorAll(".scroll")].filter((node) => node.checkVisibility());
+    return Math.max(0, ...tables.map((node) => node.scrollWidth - node.clientWidth));
+  };
+
+  const drawn = () => {
+    const root = document.documentElement.getBoundingClientRect();
+    const [wide, high] = [Math.max(root.width, document.documentElement.scrollWidth), root.height];
     const scale = Math.min(2, Math.sqrt(PIXELS / (wide * high)), SIDE / high);
     const canvas = document.createElement("canvas");
     canvas.width = Math.floor(wide * scale);
@@ -149,9 +157,19 @@ const picture = (() => {
     pen.fillStyle = getComputedStyle(document.body).backgroundColor;
     pen.fillRect(0, 0, canvas.width, canvas.height);
     pen.scale(scale, scale);
-    pen.translate(0, -document.body.getBoundingClientRect().top);
+    pen.translate(-root.left, -root.top);
     paint(pen, document.body);
     return canvas.toDataURL("image/png");
+  };
+
+  return () => {
+    const body = document.body;
+    body.style.minWidth = `${Math.min(body.clientWidth + cut(), WIDEST)}px`;
+    try {
+      return drawn();
+    } finally {
+      body.style.minWidth = "";
+    }
   };
 })();
 
