@@ -8,5 +8,5 @@ Mind: Nothing that compiles or runs a model imports this room; only `backends/me
     Programs are read spelled out (`reroll.program.spelled`); a second reading of instructions would drift from the
     first.
     Formulas stand beside counts of the same plan: what differs is shown, not hidden.
-    The format of traces is checked strictly, but not by Perfetto itself.
+    The format of traces is checked strictly; by Perfetto itself only where its trace processor can be had.
 """

@@ -58,7 +58,7 @@ def strictly_checked(data: dict[str, Any]) -> None:
     """Check a file against the Trace Event Format (JSON object form), as Perfetto reads it: nanoseconds, and slices of
     a track that nest, or it draws them wrong (perfetto.dev/docs/faq)."""
     tracks: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    named, used = set(), set()
+    named, used, counted = set(), set(), set()
     for event in data["traceEvents"]:
         phase, track = event["ph"], (event["pid"], event["tid"])
         assert event.keys() == {"ph", "name", "pid", "tid", "ts"} | KEYS[phase]
@@ -69,6 +69,7 @@ def strictly_checked(data: dict[str, Any]) -> None:
             named.add((event["name"], *track))
             assert set(event["args"]) == {METADATA[event["name"]]}
         elif phase == "C":
+            counted.add(event["pid"])
             assert event["args"]
             assert all(type(value) in (int, float) for value in event["args"].values())
         elif phase == "i":
@@ -79,6 +80,7 @@ def strictly_checked(data: dict[str, Any]) -> None:
             assert length >= 0
             tracks.setdefault(track, []).append((begin, -length))
     assert {("thread_name", *track) for track in used} | {("process_name", pid, 0) for pid, _ in used} <= named
+    assert counted == {pid for pid, _ in used}, "a process has no counter"
     for slices in tracks.values():
         around: list[int] = []
         for begin, length in sorted(slices):
@@ -97,11 +99,22 @@ def _unnamed(events: list[dict[str, Any]]) -> None:
     events[:] = [event for event in events if event["name"] != "thread_name"]
 
 
+def _uncounted(events: list[dict[str, Any]]) -> None:
+    events[:] = [event for event in events if event["ph"] != "C"]
+
+
+def _backwards(events: list[dict[str, Any]]) -> None:
+    next(event for event in events if event["ph"] == "X").update(dur=-1)
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
         _overlapping,
         _unnamed,
+        _uncounted,
+        _backwards,
+        lambda events: events[-1].pop("pid"),
         lambda events: events[-1].update(ts="0"),
         lambda events: next(event for event in events if event["ph"] == "X").pop("dur"),
         lambda events: next(event for event in events if event["ph"] == "C")["args"].update(bytes="1"),

@@ -114,7 +114,9 @@ def test_the_figures_are_those_of_the_report(shown: tuple[Report, Page]) -> None
     exact += [line.kept for each in made.loops for line in each.carries]
     exact += [each.peak for one in made.loops for each in one.alternatives]
     assert {str(number) for number in exact if number} <= set(values)
-    assert len([tag for tag, _ in page.elements if tag == "h2"]) == 1 + len(made.loops) + bool(made.notes)
+    assert len([tag for tag, _ in page.elements if tag == "h2"]) == 1 + len(made.loops) + (len(made.loops) > 1) + bool(
+        made.notes
+    )
     for each in made.loops:
         assert f"{each.recurrence.steps:,} steps" in page.text
         assert each.choice.describe() in page.text
@@ -143,7 +145,19 @@ def test_names_are_escaped() -> None:
         "nav",
     }
     known |= {"div", "p", "span", "b", "i", "code", "ul", "li", "dl", "dt", "dd", "data", "h1", "h2", "h3", "fieldset"}
-    known |= {"legend", "label", "input", "output", "figure", "figcaption", "svg", "path", "details", "summary"}
+    known |= {
+        "legend",
+        "label",
+        "button",
+        "input",
+        "output",
+        "figure",
+        "figcaption",
+        "svg",
+        "path",
+        "details",
+        "summary",
+    }
     assert {tag for tag, _ in page.elements} <= known | {"table", "thead", "tbody", "tr", "th", "td"}
     assert sum(tag == "script" for tag, _ in page.elements) == 2
 
@@ -182,7 +196,7 @@ def test_a_notebook_gets_a_frame(tmp_path: Path) -> None:
     made.save_html(tmp_path / "plan.html")
     (frame,) = Page(made._repr_html_()).elements
     assert frame[0] == "iframe"
-    assert frame[1]["sandbox"] == "allow-scripts"
+    assert frame[1]["sandbox"] == "allow-scripts allow-downloads"
     base = '<base href="about:srcdoc">'  # else links within the page would lead out of the frame
     assert base in frame[1]["srcdoc"]
     assert frame[1]["srcdoc"].replace(base, "") == (tmp_path / "plan.html").read_text("utf-8")

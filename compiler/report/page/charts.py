@@ -19,6 +19,7 @@ from reroll.words.units import nbytes_text, seconds_text
 
 SIZE = 1000
 CLOSE = 120  # segments of which each can be seen
+_TICKS = 7  # of an axis of time, at most
 MANY = 80  # stays of a tier, from which on they are drawn as fine lines
 KINDS = {"advance": "forward", "recompute": "run again", "tape": "run and taped", "backward": "backward"}
 Tick = tuple[float, str]
@@ -32,7 +33,7 @@ def number(value: float) -> str:
 def panel(
     inside: Iterable[Markup], y: Sequence[Tick], label: str, height: int, x: Sequence[Tick] = (), over: str = ""
 ) -> Markup:
-    """A chart of ``height`` pixels that ``label`` describes. Ticks: (place from 0 to 1, text). ``over`` lies above."""
+    """A chart of ``height`` pixels that ``label`` describes. Ticks: (place from 0 to 1, text). ``over`` lies on it."""
     grid = "".join(f"M0 {number(SIZE * (1 - at))}H{SIZE}" for at, _ in y)
     svg = element(
         "svg",
@@ -50,7 +51,7 @@ def panel(
         element("div", *ys, class_="ys", aria_hidden="true"),
         element("div", svg, joined(over), class_="area"),
         element("div", *xs, class_="xs", aria_hidden="true") if xs else Markup(),
-        class_="panel",
+        class_="panel headed" if over else "panel",
         style=f"--h:{height}px",
     )
 
@@ -88,9 +89,8 @@ def memory(trace: Timeline, tier: str, budget: int | None) -> Markup:
     if shown is not None:
         at = y.at(shown)
         inside.append(path(f"M0 {number(SIZE * (1 - at))}H{SIZE}", "budget"))
-        over = joined(
-            over, element("span", f"budget {nbytes_text(shown)}", class_="level", style=f"--at:{100 * at:.2f}%")
-        )
+        side = "level left" if x.at(trace.turn) > 0.5 else "level"
+        over = joined(over, element("span", f"budget {nbytes_text(shown)}", class_=side))
     label = f"Memory held in tier {tier} over time: at most {peak:,} bytes."
     return panel(inside, placed(y), label, 190 if tier == "local" else 100, placed(x), over)
 
@@ -116,11 +116,12 @@ def turn(trace: Timeline) -> Markup:
     return path(f"M{at} 0V{SIZE}", "turn")
 
 
-def schedule(trace: Timeline) -> Markup:
+def schedule(trace: Timeline, unit: str = "step") -> Markup:
     """Steps of the sequence over time, in the manner of Figure 1 of arXiv 2412.11810: segments as strokes that rise
-    (forward) or fall (backward), kept carries as level lines from when they are made until they are read."""
+    (forward) or fall (backward), kept carries as level lines from when they are made until they are read. ``unit`` is
+    what a step is called."""
     x, y = time_scale(trace), steps_scale(0, trace.steps)
-    label = f"Which of the {trace.steps:,} steps run when: forward, run again up to {trace.depth} times, backward."
+    label = f"Which of the {trace.steps:,} {unit}s run when: forward, run again up to {trace.depth} times, backward."
     return panel([turn(trace), *_drawn(trace.events, trace.stays, x, y)], placed(y), label, 340, placed(x))
 
 
@@ -187,32 +188,45 @@ def legend(entries: Mapping[str, str]) -> Markup:
 
 
 def curve(alternatives: Sequence[Alternative]) -> Markup:
-    """Local peak against time of each plan; those that nothing beats are joined, the chosen one is ringed."""
-    seconds, peaks = [each.seconds for each in alternatives], [each.peak for each in alternatives]
-    margin = 0.08 * (max(seconds) - min(seconds)) or 0.1 * max(seconds)
-    x = seconds_scale(max(min(seconds) - margin, 0), max(seconds) + margin)
-    y = bytes_log_scale(peaks) if max(peaks) > 6 * min(peaks) else bytes_scale(max(peaks))
+    """Local peak against time of each plan; those that nothing beats are joined, the chosen one is ringed.
+
+    Its name stands above the chart, where no point lies, and a line leads down to it.
+    """
+    x, y = curve_scales(alternatives)
     best = pareto(alternatives)
     corners = [_point(x.at(each.seconds), y.at(each.peak)) for each in reversed(best)]
     inside = [path("M" + "L".join(corners), "line front")]
     for each in sorted(alternatives, key=lambda each: each.chosen):
-        place = f"M{_point(x.at(each.seconds), y.at(each.peak))}h0"
+        at, up = x.at(each.seconds), y.at(each.peak)
+        if each.chosen:
+            inside.append(path(f"M{_point(at, up)}V0", "leader"))
+        place = f"M{_point(at, up)}h0.1"  # a canvas draws no line without a length
         inside.append(path(place, "dot chosen" if each.chosen else "dot best" if each in best else "dot"))
         if each.chosen:
             inside.append(path(place, "dot hole"))
     chosen = [each for each in alternatives if each.chosen]
-    over = [
+    tags = [
         element(
-            "span",
+            "p",
             each.name,
             class_="tag left" if x.at(each.seconds) > 0.5 else "tag",
-            style=f"--x:{100 * x.at(each.seconds):.2f}%;--at:{100 * y.at(each.peak):.2f}%",
+            style=f"--x:{x.at(each.seconds):.4f}",
         )
         for each in chosen
     ]
     texts = [f"{each.name}: {nbytes_text(each.peak)} in {seconds_text(each.seconds)}" for each in chosen]
     label = f"Local peak against time of {len(alternatives)} plans. Chosen: {', '.join(texts) or 'none'}."
-    return panel(inside, placed(y), label, 260, placed(x), joined(*over))
+    return joined(*tags, panel(inside, placed(y), label, 260, placed(x)))
+
+
+def curve_scales(alternatives: Sequence[Alternative]) -> tuple[Scale, Scale]:
+    """Time and memory of plans: in ratios where the largest is several times the least, else in equal steps."""
+    seconds, peaks = [each.seconds for each in alternatives], [each.peak for each in alternatives]
+    y = bytes_log_scale(peaks) if max(peaks) > 6 * min(peaks) else bytes_scale(max(peaks))
+    if max(seconds) > 3 * min(seconds) > 0:
+        return seconds_log_scale(seconds), y
+    margin = 0.08 * (max(seconds) - min(seconds)) or 0.1 * max(seconds)
+    return seconds_scale(max(min(seconds) - margin, 0), max(seconds) + margin), y
 
 
 def bar(parts: Sequence[tuple[str, int]]) -> Markup:
@@ -265,11 +279,36 @@ def bytes_scale(most: int) -> Scale:
 def bytes_log_scale(values: Iterable[int]) -> Scale:
     """Bytes over orders of magnitude."""
     found = [max(value, 1) for value in values]
-    low, high = min(found) / 1.3, max(found) * 1.3
+    low, high = _around(min(found), max(found))
     exponents = range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)
     stride = max(-(-len(exponents) // 5), 1)
     ticks = tuple((2.0**exponent, nbytes_text(2**exponent)) for exponent in exponents[::stride])
     return Scale(low, high, log=True, ticks=ticks)
+
+
+def seconds_log_scale(values: Iterable[float]) -> Scale:
+    """Seconds over orders of magnitude, all of them positive."""
+    found = list(values)
+    low, high = _around(min(found), max(found))
+    for factors in ((1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
+        ticks = _factors(low, high, factors)
+        if len(ticks) <= _TICKS:
+            break
+    stride = max(-(-len(ticks) // _TICKS), 1)
+    return Scale(low, high, log=True, ticks=tuple((value, seconds_text(value)) for value in ticks[::stride]))
+
+
+def _factors(low: float, high: float, factors: Sequence[float]) -> list[float]:
+    """The numbers from ``low`` to ``high`` that are a power of ten times one of the ``factors``."""
+    powers = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
+    found = [factor * 10.0**power for power in powers for factor in factors]
+    return [value for value in found if low <= value <= high]
+
+
+def _around(low: float, high: float) -> tuple[float, float]:
+    """The ends of a logarithmic axis, a twelfth of its length away from what it shows."""
+    margin = max((high / low) ** 0.1, 1.3)
+    return low / margin, high * margin
 
 
 def seconds_scale(low: float, high: float, nominal: bool = False) -> Scale:

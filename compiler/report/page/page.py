@@ -12,7 +12,7 @@ from reroll.report.headline import Headline, figures
 from reroll.report.listing import node_rows
 from reroll.report.page import charts
 from reroll.report.page.markup import Markup, element, joined
-from reroll.report.page.sections import loop_section, nodes, title
+from reroll.report.page.sections import loop_section, nodes, side_by_side, title
 from reroll.report.tables import compared
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def page(report: Report, base: str = "") -> str:
         base=element("base", href=base) if base else "",
         title=joined(heading),
         style=_resource("page.css"),
-        script=_resource("page.js"),
+        script=_resource("page.js") + _resource("picture.js"),
         body="\n".join(body),
     )
 
@@ -45,7 +45,9 @@ def framed(report: Report, height: int = 760) -> str:
     style = f"width:100%;height:{height}px;border:0;border-radius:8px;resize:vertical;overflow:auto"
     # Links in a frame's text are relative to the page around it, unless its base is the text itself.
     text = page(report, base="about:srcdoc")
-    return element("iframe", srcdoc=text, style=style, sandbox="allow-scripts", title="reroll: the plan")
+    return element(
+        "iframe", srcdoc=text, style=style, sandbox="allow-scripts allow-downloads", title="reroll: the plan"
+    )
 
 
 def _resource(name: str) -> str:
@@ -58,7 +60,10 @@ def _header(report: Report, found: Headline) -> Iterator[Markup]:
         for name in ("auto", "light", "dark")
     ]
     legend = element("legend", "Theme")
-    yield element("div", element("p", "reroll", class_="mark"), element("fieldset", legend, *themes), class_="top")
+    save = element("button", "Save as PNG", type="button", id="picture", hidden=True)
+    yield element(
+        "div", element("p", "reroll", class_="mark"), save, element("fieldset", legend, *themes), class_="top"
+    )
     if not report.loops:
         yield element("h1", "No recurrence was found")
         yield element("p", f"{report.reason[:1].upper()}{report.reason[1:]}.", class_="verdict")
@@ -73,6 +78,8 @@ def _main(report: Report, traces: Sequence[Timeline], found: Headline) -> Iterat
     if report.loops:
         yield _key_figures(report, found)
         yield _breakdown(report, found)
+    if len(report.loops) > 1:
+        yield side_by_side(report.loops, traces)
     for number, (loop, trace) in enumerate(zip(report.loops, traces, strict=True)):
         yield loop_section(f"loop-{number}", loop, trace)
     if report.notes:
@@ -88,7 +95,8 @@ def _key_figures(report: Report, found: Headline) -> Markup:
         ("plain BPTT, same segments", charts.amount(found.plain_peak)),
     ]
     given += [(f"{tier} peak", charts.amount(nbytes)) for tier, nbytes in report.remote_peaks.items()]
-    given.append(("steps run again, per step", element("data", f"{found.rerun:.2f}", value=found.rerun)))
+    unit = "block" if all(loop.recurrence.unit == "block" for loop in report.loops) else "step"
+    given.append((f"{unit}s run again, per {unit}", element("data", f"{found.rerun:.2f}", value=found.rerun)))
     if found.seconds is not None:
         given.append(("predicted time", charts.amount_of_time(found.seconds)))
     if report.measured_peak is not None:
@@ -97,7 +105,7 @@ def _key_figures(report: Report, found: Headline) -> Markup:
     if report.measured_seconds is not None:
         given.append(("measured time", charts.amount_of_time(report.measured_seconds)))
     items = [element("div", element("dt", name), element("dd", value)) for name, value in given]
-    return element("dl", *items, class_="figures")
+    return element("dl", *items, class_="figures", style=f"--count:{len(given)}")
 
 
 def _breakdown(report: Report, found: Headline) -> Markup:

@@ -35,7 +35,24 @@ PLANS = {
 def title(loop: Loop) -> str:
     """A recurrence in a few words."""
     where = source_line(loop.recurrence.where)
-    return f"{loop.recurrence.name}, {loop.recurrence.steps:,} steps" + (f", {where}" if where else "")
+    return f"{loop.recurrence.name}, {loop.recurrence.steps:,} {loop.recurrence.unit}s" + (
+        f", {where}" if where else ""
+    )
+
+
+def side_by_side(loops: Sequence[Loop], traces: Sequence[Timeline]) -> Markup:
+    """The recurrences of a model in one table, each with a link to its section."""
+    rows = []
+    for number, (loop, trace) in enumerate(zip(loops, traces, strict=True)):
+        unit = loop.recurrence.unit
+        link = element("a", loop.recurrence.name, href=f"#loop-{number}")
+        length = f"{loop.recurrence.steps:,} {unit}s"
+        seconds = "" if trace.nominal else charts.amount_of_time(trace.seconds)
+        peak = charts.amount(trace.peak("local"))
+        rows.append([link, length, loop.choice.describe(), peak, f"{loop.tally.reforward_steps:,}", seconds])
+    head = ["loop", "length", "schedule", "local peak", "run again", "time"]
+    heading = element("h2", "The loops side by side", id="loops")
+    return element("section", heading, table(head, rows, 3, "The loops side by side"), aria_labelledby="loops")
 
 
 def loop_section(name: str, loop: Loop, trace: Timeline) -> Markup:
@@ -45,7 +62,7 @@ def loop_section(name: str, loop: Loop, trace: Timeline) -> Markup:
         _plan(loop),
         _timeline(name, loop, trace),
         _measured(loop, trace),
-        _alternatives(loop.alternatives),
+        _alternatives(loop.alternatives, loop.recurrence.unit),
         _formulas(loop.by_formula()),
         _carries(loop.carries),
         nodes(f"{name}-step", "The step", node_rows(loop.recurrence.step.graph)),
@@ -88,7 +105,9 @@ def _timeline(name: str, loop: Loop, trace: Timeline) -> Markup:
     parts = [
         _figure(f"Memory, {tier}", _peak(trace, tier), charts.memory(drawn, tier, loop.budget)) for tier in trace.memory
     ]
-    parts.append(_figure("Schedule", _schedule_text(trace), charts.legend(_strokes(drawn)), charts.schedule(drawn)))
+    unit = loop.recurrence.unit
+    strokes = charts.legend(_strokes(drawn))
+    parts.append(_figure("Schedule", _schedule_text(trace, unit), strokes, charts.schedule(drawn, unit)))
     if lanes := charts.transfers(drawn):
         parts.append(_figure("Transfers", _transfers_text(loop, trace), lanes))
     script = script_data(f"{name}-data", data)
@@ -122,13 +141,14 @@ def _peak(trace: Timeline, tier: str) -> Markup:
     return joined("at most ", charts.amount(trace.peak(tier)), where)
 
 
-def _schedule_text(trace: Timeline) -> Markup:
+def _schedule_text(trace: Timeline, unit: str) -> Markup:
     length = time_text(trace, trace.seconds)
     often = "once" if trace.depth == 1 else f"{trace.depth} times"
-    again = f"a step runs again at most {often}" if trace.depth else "no step runs again"
-    unit = " No costs are known: the unit of time is a forward step, and a backward one takes two."
-    text = f"Steps of the sequence over time. {trace.instructions:,} instructions in {length}; {again}."
-    return joined(text + (unit if trace.nominal else ""))
+    again = f"a {unit} runs again at most {often}" if trace.depth else f"no {unit} runs again"
+    nominal = " No costs are known: the unit of time is a forward step, and a backward one takes two."
+    shown = "Blocks over depth" if unit == "block" else "Steps of the sequence over time"
+    text = f"{shown}. {trace.instructions:,} instructions in {length}; {again}."
+    return joined(text + (nominal if trace.nominal else ""))
 
 
 def _transfers_text(loop: Loop, trace: Timeline) -> Markup:
@@ -177,7 +197,7 @@ def _measured(loop: Loop, trace: Timeline) -> Markup:
     return joined(element("h3", "Predicted and measured"), table(head, rows, 3, "Predicted and measured"))
 
 
-def _alternatives(alternatives: Sequence[Alternative]) -> Markup:
+def _alternatives(alternatives: Sequence[Alternative], unit: str) -> Markup:
     if not alternatives:
         return Markup()
     best, tiers = pareto(alternatives), list(dict.fromkeys(tier for each in alternatives for tier in each.tiers))
@@ -187,14 +207,24 @@ def _alternatives(alternatives: Sequence[Alternative]) -> Markup:
         name = joined(element("b" if each.chosen else "span", each.name), " ", element("span", state, class_="state"))
         remote = [charts.amount(each.tiers.get(tier, 0)) for tier in tiers]
         rows.append([name, charts.amount(each.peak), *remote, seconds_text(each.seconds), f"{each.rerun:,}"])
-    head = ["plan", "local peak", *(f"{tier} peak" for tier in tiers), "time", "steps run again"]
-    text = joined("Local peak against predicted time. The line joins the plans that no other beats.")
-    entries = {"dot chosen": "chosen", "dot best": "on the curve", "dot": "beaten"}
+    head = ["plan", "local peak", *(f"{tier} peak" for tier in tiers), "time", f"{unit}s run again"]
+    text = joined(_curve_text(alternatives))
+    entries = {"dot chosen": "chosen", "dot best": "on the curve"}
+    if any(each not in best and not each.chosen for each in alternatives):
+        entries["dot"] = "beaten"
     return joined(
         element("h3", "Alternatives"),
         _figure("Pareto curve", text, charts.legend(entries), charts.curve(alternatives)),
         table(head, rows, 3 + len(tiers), "Alternatives"),
     )
+
+
+def _curve_text(alternatives: Sequence[Alternative]) -> str:
+    """What the curve shows, and which of its axes are logarithmic."""
+    x, y = charts.curve_scales(alternatives)
+    logs = [name for name, axis in (("memory", y), ("time", x)) if axis.log]
+    said = f" {' and '.join(logs).capitalize()} on a logarithmic axis." if logs else ""
+    return f"Local peak against predicted time. The line joins the plans that no other beats.{said}"
 
 
 def _formulas(found: ByFormula) -> Markup:
