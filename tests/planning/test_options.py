@@ -112,6 +112,6 @@ def test_right(tmp_path: Path) -> None:
 
 
 def test_lists_are_taken_as_tuples() -> None:
-    options = Options.of({"passes": ["prefetch"], "remote": ["disk"]})
+    options = Options.of({"passes": ["prefetch"], "remote": ["disk"], "schedule": "double"})
     assert (options.passes, options.remote) == (("prefetch",), ("disk",))
     assert hash(options)

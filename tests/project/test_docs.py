@@ -23,7 +23,10 @@ from sources import PACKAGES, ROOT, Source, sources
 READ = re.compile(r"os\.(?:environ(?:\.\w+)?|getenv)[\[(]([^\s,\])]+)|^(\S+) (?:not )?in os\.environ$")
 ELSEWHERE = re.compile(r"<(?:script|img|iframe)[^>]* src=\"?(?:https?:)?//|<link rel=\"?(?:style|pre)[^>]*//")
 """What a page loads from another machine."""
-TORCHS = {"TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_FORCE_DISABLE_CACHES", "CXX", "OMP_NUM_THREADS", "TMPDIR"}
+TORCHS = {
+    *("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCH_LOGS", "TORCH_TRACE"),
+    *("CXX", "OMP_NUM_THREADS", "TMPDIR"),
+}
 """Variables that torch and Python read for us, of which the page tells, too."""
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, fx
 
+import reroll
 from reroll.errors import UnsupportedError
-from reroll.passes import DEFAULT_PASSES
 from reroll.planning.options import Options
 from reroll.report.repro import parts
 from reroll.report.repro.loop_source import LoopSource, value_text
@@ -99,7 +99,7 @@ def _all_loops(report: Report) -> list[Loop]:
 def _own_passes(options: Options) -> Iterator[str]:
     """A comment that names the passes which the reader has to register."""
     named = options.passes.split(",") if isinstance(options.passes, str) else options.passes or ()
-    own = [name.strip() for name in named if name.strip() not in DEFAULT_PASSES]
+    own = [name.strip() for name in named if name.strip() not in reroll.DEFAULT_PASSES]
     if own:
         yield f"# The code of passes is not written. Register {', '.join(own)} here, or take them out of OPTIONS."
 
