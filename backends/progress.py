@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from reroll.errors import RerollWarning
+from reroll.errors import RerollWarning, warn
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -110,7 +110,7 @@ def telling_of_compilation(name: str) -> Iterator[None]:
     yield
     if next(_BEGUN) > before + 1:
         text = f"{name}: the call compiled a loop, which counts. Call it once before, and measure then."
-        warnings.warn(text, RerollWarning, stacklevel=4)
+        warn(text)
 
 
 @contextmanager

@@ -6,11 +6,15 @@
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Sequence
 
 import torch
 
 _WORDS = ("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+
+_NOT_USERS = ("reroll", "torch", "contextlib", "functools", "threading")  # modules of frames that users did not write
 
 
 class RerollError(Exception):
@@ -88,6 +92,14 @@ class DifferenceError(RerollError):
 
 class RerollWarning(UserWarning):
     """Something was done differently from what the user may expect."""
+
+
+def warn(text: str) -> None:
+    """Give a RerollWarning, at the line of the user's code that led here; Python shows the same one there once."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _NOT_USERS:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, RerollWarning, stacklevel=level)
 
 
 def did_you_mean(name: str, valid: Sequence[str]) -> str:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import warnings
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
 from reroll.backends.cache.folder import cache_folder, is_anothers, write_whole
-from reroll.errors import RerollWarning
+from reroll.errors import warn
 
 MOST_NBYTES = 1 << 30
 """Of all entries together; those that were used longest ago go first."""
@@ -74,10 +73,8 @@ def find(kind: str, key: str) -> bytes | None:
 def ignore(kind: str, key: str, why: str) -> None:
     """Say that an entry is not used, and let it be written anew."""
     USES["ignored"] += 1
-    warnings.warn(
+    warn(
         f"reroll's cache: {_path(kind, key)} {why}. It is ignored, and what it was for is made anew.",
-        RerollWarning,
-        stacklevel=2,
     )
 
 
@@ -88,11 +85,9 @@ def keep(kind: str, key: str, payload: bytes) -> None:
     except OSError as error:
         USES["unwritable"] += 1
         if USES["unwritable"] == 1:
-            warnings.warn(
+            warn(
                 f"Nothing can be kept in {cache_folder()} ({error.strerror}), so every process traces its segments "
                 "anew. Set REROLL_CACHE_DIR to a folder that can be written.",
-                RerollWarning,
-                stacklevel=2,
             )
         return
     USES["kept"] += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,7 +12,7 @@ from reroll.backends.runtime.executable import Compiled, Executable
 from reroll.backends.runtime.recordings import Graphs
 from reroll.backends.tiers.device import home_of
 from reroll.backends.tiers.tier import TIERS
-from reroll.errors import BudgetError, RerollWarning
+from reroll.errors import BudgetError, warn
 from reroll.passes import DEFAULT_PASSES
 from reroll.planning.choice import Choice
 from reroll.planning.choose import ALONE, Beside, choose
@@ -135,13 +134,11 @@ def _warn_of_passes(plan: Plan, demand: Demand) -> None:
     if (again, written) == (usually_again, usually_written):
         return
     missing = ", ".join(name for name in DEFAULT_PASSES if name not in own)
-    warnings.warn(
+    warn(
         f"The passes that were given do not play {choice.describe()}: they run {again:,} of {choice.steps:,} steps "
         f"again instead of {usually_again:,}, and move {written:,} carries off instead of {usually_written:,}. "
         + (f"Left out are: {missing}. " if missing else "Their order is another one than reroll's. ")
         + "Name those of reroll.DEFAULT_PASSES, in that order, and yours among them.",
-        RerollWarning,
-        stacklevel=2,
     )
 
 

@@ -6,7 +6,6 @@ found to be too much because an allocation failed.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +19,7 @@ from reroll.backends.construct.share import automatic_budget
 from reroll.backends.construct.told import tell
 from reroll.backends.runtime.node import Rolled
 from reroll.backends.runtime.unused import have_own_functions
-from reroll.errors import BudgetError, RerollError, RerollWarning, ShortageError
+from reroll.errors import BudgetError, RerollError, ShortageError, warn
 from reroll.planning.choose import ALONE
 from reroll.words.units import nbytes_text
 
@@ -91,7 +90,7 @@ class Plans:
             raise ShortageError(f"{what}, and none needs less. {_advice(present, half, bool(others))}")
         self._keep_within([found])
         text = f"{what}. It is played again, and from now on, with another, {_described(found)}."
-        warnings.warn(text, RerollWarning, stacklevel=2)
+        warn(text)
 
     def _keep_within(self, found: Sequence[Built]) -> None:
         """Take these plans, and none that need more from now on."""

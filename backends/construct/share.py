@@ -8,7 +8,6 @@ has.
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,7 +21,7 @@ from reroll.backends.construct.plan import Built, plan
 from reroll.backends.construct.several import Share, share_out
 from reroll.backends.tiers.available import free_bytes, total_bytes
 from reroll.backends.tiers.device import home_of
-from reroll.errors import BudgetError, OptionError, RerollWarning
+from reroll.errors import BudgetError, OptionError, warn
 from reroll.passes import DEFAULT_PASSES
 from reroll.planning.choice import Choice, steps_run
 from reroll.planning.choose import ALONE, Beside
@@ -239,12 +238,12 @@ def within_machine(options: Options, device: torch.device) -> Options:
     asked = f"memory_budget={options.memory_budget!r} ({nbytes_text(budget)})"
     if total is not None and budget > total:
         text = f"{asked} is more than the {nbytes_text(total)} of memory that this machine has. The plan keeps to that."
-        warnings.warn(text, RerollWarning, stacklevel=2)
+        warn(text)
         return replace(options, memory_budget=total)
     if free is not None and budget > free:
         text = (
             f"{asked} is more than the {nbytes_text(free)} of memory that are free now. The plan keeps to the budget, "
             "so it may need memory that others hold. Give a smaller budget."
         )
-        warnings.warn(text, RerollWarning, stacklevel=2)
+        warn(text)
     return options

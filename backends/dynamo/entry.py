@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -41,7 +40,7 @@ from reroll.backends.runtime.unused import one_by_one
 from reroll.capture.capture import capture
 from reroll.capture.fusion.fuse import fuse
 from reroll.capture.given.regions import without_regions
-from reroll.errors import OptionError, RerollError, RerollWarning, UnsupportedError
+from reroll.errors import OptionError, RerollError, UnsupportedError, warn
 from reroll.graph.inplace import extent, overlapping
 from reroll.planning.options import Options
 from reroll.planning.truncation import detach_behind
@@ -212,7 +211,7 @@ def _say_how_to_unroll_less() -> None:
         "for every other number of steps, eight times at most. reroll.compile(model, time_dim=...) has it trace a few "
         "steps once, whatever their number."
     )
-    warnings.warn(text, RerollWarning, stacklevel=2)
+    warn(text)
 
 
 def _break(gm: fx.GraphModule) -> str:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import dis
 import sys
-import warnings
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
@@ -29,7 +28,7 @@ from torch._dynamo.callback import callback_handler
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
 
-from reroll.errors import NoRecurrenceError, RerollWarning
+from reroll.errors import NoRecurrenceError, warn
 from reroll.planning.options import Options
 
 _OURS = frozenset({"torch", "reroll", *sys.stdlib_module_names})
@@ -93,7 +92,7 @@ class Pieces:
             "given the function up, so it runs as plain Python, and only what it calls may be compiled. What Dynamo "
             f"cannot read is this: {why}. {_remedy(why)}"
         )
-        warnings.warn(text, RerollWarning, stacklevel=2)
+        warn(text)
 
     def missed(self, reason: str, options: Options) -> None:
         """Say that a graph has no loop, now or when the call is over.
@@ -109,7 +108,7 @@ class Pieces:
         self.first = self.first or f"{text} The graph is run {self.how}. {_UNSEEN}"
         if not self.heard or not (self.breaks or _within()):
             self.told = True
-            warnings.warn(self.first, RerollWarning, stacklevel=4)
+            warn(self.first)
 
     def over(self) -> None:
         """Warn, once, if no graph of the model has a loop; the call in which they were compiled is over."""
@@ -117,7 +116,7 @@ class Pieces:
             return
         self.told = True
         text = self._cut() if self.breaks and self.graphs else self.first if self.graphs else _NO_GRAPH
-        warnings.warn(text, RerollWarning, stacklevel=4)
+        warn(text)
 
     def _cut(self) -> str:
         shown = list(self.breaks)[:_SHOWN]

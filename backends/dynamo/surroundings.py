@@ -12,7 +12,6 @@ torch's own checkpoint stands in its place where torch runs what Dynamo captured
 from __future__ import annotations
 
 import operator
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,7 +25,7 @@ from reroll.backends.dynamo.applied import without_classes
 from reroll.backends.inductor.whole import compile_whole, refused_by_inductor
 from reroll.backends.inductor.written.unit import quick_builds
 from reroll.backends.runtime.unused import rows
-from reroll.errors import RerollWarning, UnsupportedError
+from reroll.errors import UnsupportedError, warn
 from reroll.graph.fakes import apart_from_dynamo, fake_of
 from reroll.graph.inplace import operand, updated_places
 from reroll.recurrence import Recurrence
@@ -171,7 +170,7 @@ def _compiled(piece: fx.GraphModule) -> nn.Module:
     modes = [value.fake_mode for value in inputs if isinstance(value, FakeTensor)]
     if not modes or any(value is None for value in inputs):
         text = "reroll runs a part of the graph around the loop as it was written: the shape of an input is unknown."
-        warnings.warn(text, RerollWarning, stacklevel=2)
+        warn(text)
         return piece
     output = piece.graph.output_node()
     single = isinstance(output.args[0], fx.Node)
@@ -186,7 +185,7 @@ def _compiled(piece: fx.GraphModule) -> nn.Module:
             with refused_by_inductor("a part of the graph around the loop, which is run as it was written"):
                 call = compile_whole(piece, [_distinct(modes[0], value) for value in inputs])
         except UnsupportedError as error:
-            warnings.warn(str(error), RerollWarning, stacklevel=2)
+            warn(str(error))
             call = piece
     return _Piece(call, single, reaches, differentiable)
 

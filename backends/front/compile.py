@@ -19,7 +19,6 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar, Unpack, overload
@@ -65,7 +64,7 @@ from reroll.backends.processes.sharded import sharded_inside
 from reroll.capture.lengths.align import NeverError, TransformError
 from reroll.capture.lengths.instantiate import TooShortError
 from reroll.capture.recorder.ragged import LONGEST
-from reroll.errors import LengthError, OptionError, RerollWarning, UnsupportedError
+from reroll.errors import LengthError, OptionError, UnsupportedError, warn
 from reroll.graph.nested import tensors_of
 from reroll.planning.options import Options, OptionsDict
 
@@ -343,7 +342,7 @@ class Caller:
                 if other is not None:
                     self._settle(Running(self.front, other, steps=self.steps, sampling=True))
                     return
-        warnings.warn(f"dynamic=True: {reason}. Each size is compiled when it comes.", RerollWarning, stacklevel=6)
+        warn(f"dynamic=True: {reason}. Each size is compiled when it comes.")
 
     def _settled(self, running: Running) -> bool:
         """Run the call; whether its sequence is long enough. One that is not is remembered, and looked at no more."""
@@ -373,7 +372,7 @@ class Caller:
                 "under settings that a recorded model reads) must not change."
                 f"{_questions(front.traced.asked)}"
             )
-            warnings.warn(text, RerollWarning, stacklevel=5)
+            warn(text)
 
     def _settle(self, running: Running) -> None:
         """Run the call, with the first pattern of it whose traces give a template."""

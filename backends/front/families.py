@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +22,7 @@ from reroll.capture.capture import capture
 from reroll.capture.fusion.fuse import fuse
 from reroll.capture.lengths.align import align
 from reroll.capture.lengths.instantiate import Instance, instantiate
-from reroll.errors import RerollWarning
+from reroll.errors import warn
 from reroll.graph.fakes import fake_of, new_fake_mode
 from reroll.planning.options import Options
 from reroll.planning.segments import lengths_of, segment_length, usual_segment
@@ -96,7 +95,7 @@ class Family:
             f"sequences to a few lengths; the last {LENGTHS} are kept. If the value has no dimension of time, say in "
             "time_dim which operands have one."
         )
-        warnings.warn(text, RerollWarning, stacklevel=2)
+        warn(text)
 
     def _compiled(self, instance: Instance, tokens: int) -> Graph:
         modules = dict[str, nn.Module]()

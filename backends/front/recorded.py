@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import io
 import random
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from reroll.backends.front.held.state import Change, State
 from reroll.backends.front.observe import looked_at
 from reroll.capture.recorder.graph import GraphRecorder, Unrecordable
 from reroll.capture.recorder.identity import by_value, fingerprint
-from reroll.errors import RerollWarning, UnsupportedError
+from reroll.errors import UnsupportedError, warn
 from reroll.graph.nested import leaves_of, like, with_leaves
 
 _RECORDINGS = 64
@@ -128,12 +127,10 @@ class Recorded:
         if self.told or before is None or before == numbers or len(numbers) < _SOME or len(before) < _SOME:
             return
         self.told = True
-        warnings.warn(
+        warn(
             f"The arguments hold {len(numbers)} numbers, other ones than in the call before, and a record of "
             "the model holds for one set of numbers: it is recorded and checked anew for each, which takes seconds. If "
             "they are lengths, give a tensor (torch.tensor(lengths)), for whose values a record holds.",
-            RerollWarning,
-            stacklevel=2,
         )
 
     def _record(self, running: Running) -> Recording:

@@ -6,7 +6,6 @@ from the headers that it has compiled before), ``CppCompileError``.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from reroll.backends.inductor.written.unit import bound, quick_builds
-from reroll.errors import RerollWarning
+from reroll.errors import warn
 from reroll.segment.ops import OUTER, PACKED_EVENTS, PRODUCT, EventCount
 
 _FOLDER = Path(__file__).parent / "native"
@@ -33,10 +32,8 @@ def built() -> bool:
     try:
         building()()
     except (CppCompileError, OSError) as error:
-        warnings.warn(
+        warn(
             f"Products of spikes run as torch's dense products: their kernels could not be built ({error}).",
-            RerollWarning,
-            stacklevel=2,
         )
         return False
     return True

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +30,7 @@ from torch import Tensor
 
 from reroll.backends.runtime.randomness import random_state, set_random_state
 from reroll.backends.tiers.device import device_of
-from reroll.errors import RerollWarning, is_shortage
+from reroll.errors import is_shortage, warn
 from reroll.graph.fakes import laid_out_like
 from reroll.graph.layouts import is_dense
 
@@ -307,7 +306,7 @@ class Graphs:
             f"Segments of the loop at {self._where} are launched kernel by kernel, as they cannot be recorded as a "
             f"CUDA graph: {reason}. That is slower, nothing else; cuda_graphs=False says that it is meant."
         )
-        warnings.warn(text, RerollWarning, stacklevel=2)
+        warn(text)
 
     def _recorded(
         self, key: Half, run: Boxed, given: Sequence[Tensor], expected: Sequence[Any], onto: Sequence[Any], before: Any

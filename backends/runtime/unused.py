@@ -11,7 +11,6 @@ add something to them.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +20,7 @@ from torch import Tensor, fx
 
 from reroll.backends.runtime.executable import Executable
 from reroll.backends.runtime.randomness import OwnNumbers, device_states, random_state, set_device_states
-from reroll.errors import RerollWarning, UnsupportedError, is_shortage
+from reroll.errors import UnsupportedError, is_shortage, warn
 from reroll.graph.editing import KNOWN
 from reroll.graph.nested import tensors_of
 from reroll.graph.private import is_higher_order
@@ -180,7 +179,7 @@ def _look(executable: Executable, plain: Sequence[Tensor], live: frozenset[int])
             "is not known whether functions of your own in it give gradients where none come in (an auxiliary loss, "
             "say). If they do, let the loss use all outputs of the loop."
         )
-        warnings.warn(text, RerollWarning, stacklevel=2)
+        warn(text)
         return Trial(False, frozenset(range(recurrence.slots(1).constants.start)))
 
 

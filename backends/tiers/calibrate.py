@@ -11,7 +11,6 @@ import os
 import platform
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,7 +22,7 @@ import torch
 from reroll.backends.cache.folder import cache_folder, is_anothers, write_whole
 from reroll.backends.codecs.codec import encode
 from reroll.backends.tiers.tier import TIERS, Tier
-from reroll.errors import MachineError, OptionError, RerollWarning
+from reroll.errors import MachineError, OptionError, warn
 from reroll.schedules.machine import REMOTE_TIERS, Machine, MachineTier
 
 BLOCKS = (1 << 16, 1 << 19, 1 << 22)
@@ -205,17 +204,13 @@ def remember(origin: Origin, machine: Machine) -> None:
     try:
         write_whole(path, text.encode())
     except OSError as error:
-        warnings.warn(
+        warn(
             f"The calibration cannot be kept in {path.parent} ({error.strerror}), so it is measured again in every "
             "process. Set REROLL_CACHE_DIR to a folder that can be written.",
-            RerollWarning,
-            stacklevel=3,
         )
 
 
 def _ignore(path: Path, why: str) -> None:
-    warnings.warn(
+    warn(
         f"The calibration in {path} {why}; the machine is measured again.",
-        RerollWarning,
-        stacklevel=4,
     )

@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-import warnings
 import weakref
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -42,7 +41,7 @@ from reroll.backends.tiers.tier import (
     without_payload,
 )
 from reroll.backends.tiers.transfers import Landing, Parked, transfers_of
-from reroll.errors import OptionError, RerollWarning, StorageError
+from reroll.errors import OptionError, StorageError, warn
 from reroll.schedules.machine import REMOTE_TIERS
 
 if TYPE_CHECKING:
@@ -215,7 +214,7 @@ class DiskTier:
             text = (
                 f"The spill folder {self.folder} is a {kind}, which is memory, not a disk. Choose a folder on a disk."
             )
-            warnings.warn(text, RerollWarning, stacklevel=2)
+            warn(text)
         _LIVING.add(self)
 
     def begin(self) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ from reroll.backends.inductor.written.chains import chained
 from reroll.backends.inductor.written.concrete import at_sizes
 from reroll.backends.inductor.written.threads import kernel_threads
 from reroll.backends.inductor.written.unit import quick_builds
-from reroll.errors import RerollWarning
+from reroll.errors import warn
 
 _ONE_AT_A_TIME = threading.RLock()
 _MOST = 256  # families that are held, those used last
@@ -230,10 +229,8 @@ def _tell(error: Exception) -> None:
     """Say once that sizes are compiled one by one."""
     if next(_TOLD) == 0:
         reason = str(error).strip().split("\n")[0] or type(error).__name__
-        warnings.warn(
+        warn(
             f"A loop was called with other sizes, such as another batch size. Its segments are compiled once for each "
             f"of them, as torch cannot compile these for all at once ({reason}). Pad short batches, or drop the last "
             "one.",
-            RerollWarning,
-            stacklevel=2,
         )

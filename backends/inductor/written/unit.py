@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import platform
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from unittest import mock
 
 from reroll.backends.inductor.written.chains import KERNEL_NAME, chained, included, within
 from reroll.backends.inductor.written.strides import quick
-from reroll.errors import RerollWarning
+from reroll.errors import warn
 
 _TABLE = "static PyMethodDef py_methods[] = {"
 _ONE_AT_A_TIME = threading.RLock()
@@ -58,10 +57,8 @@ class Unit:
                 module = CppPythonBindingsCodeCache.load_async(self._source(), "cpu")()
                 self.functions = [getattr(module, f"kernel{number}") for number in self.kernels.values()]
             except CppCompileError as error:
-                warnings.warn(
+                warn(
                     f"The kernels of a segment could not be compiled together ({error}); each is compiled by itself.",
-                    RerollWarning,
-                    stacklevel=2,
                 )
                 one_by_one = CppPythonBindingsCodeCache.load_pybinding
                 self.functions = [one_by_one(list(types), source) for types, source in self.kernels]

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import ast
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
 
-from reroll.errors import RerollWarning
+from reroll.errors import warn
 from reroll.graph.memory import Allocations, Owned, Workspaces, strided_nbytes
 
 _CALL = re.compile(r"^( *)def call\((?:self, )?args\):\n", re.MULTILINE)
@@ -166,7 +165,7 @@ def tell_foreign(so: str, statement: str = "") -> None:
         f"The code that inductor of torch {torch.__version__} writes has a form that reroll does not know{where}, so "
         f"{so}. Results are not touched. Please report it."
     )
-    warnings.warn(text, RerollWarning, stacklevel=3)
+    warn(text)
 
 
 _TOLD: set[str] = set()

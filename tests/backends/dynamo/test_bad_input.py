@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -303,3 +304,12 @@ def test_an_update_that_reroll_cannot_follow_leaves_the_graph_alone() -> None:
         z = x.clone()
         assert torch.equal(compiled(network)(x.clone(), z[1:]), expected)
     assert torch.equal(z, w)
+
+
+def test_a_warning_names_the_line_of_the_user_once() -> None:
+    model, x = torch.compile(nn.Linear(3, 3), backend="reroll", options={"lowering": "eager"}), torch.randn(2, 3)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("default")
+        for rows in (2, 3):
+            model(x.new_ones(rows, 3))
+    assert [Path(each.filename) for each in seen if each.category is RerollWarning] == [Path(__file__)]
