@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch._logging._internal import trace_structured
@@ -28,9 +29,8 @@ def tell(built: Sequence[Built]) -> None:
     """Tell of the plans of a graph."""
     for each in built:
         LOG.info("%s", _line(each))
-        artifact(f"reroll_{each.name}_step", lambda each=each: _step(each))  # type: ignore[misc]
-        artifact(f"reroll_{each.name}_program", lambda each=each: _program(each))  # type: ignore[misc]
-        artifact(f"reroll_{each.name}_plan", lambda each=each: _plan(each))  # type: ignore[misc]
+        for stage, text in {"step": _step, "program": _program, "plan": _plan}.items():
+            artifact(f"reroll_{each.name}_{stage}", partial(text, each))
 
 
 def artifact(name: str, text: Callable[[], str]) -> None:

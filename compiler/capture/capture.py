@@ -14,7 +14,7 @@ from reroll.capture.normal.sizes import pin
 from reroll.capture.steps.blocks import Blocks, with_blocks
 from reroll.capture.steps.colours import Likeness, Sequence
 from reroll.capture.steps.extract import extract
-from reroll.capture.steps.iterations import by_iterations, with_left, with_peeled
+from reroll.capture.steps.iterations import by_iterations, with_iterations
 from reroll.capture.steps.operands import MIN_STEPS, Region, why_not
 from reroll.capture.steps.outer import Outer
 from reroll.capture.steps.search import covered, find_steps, repeats, with_more, worthwhile
@@ -59,8 +59,7 @@ def capture(module: fx.GraphModule, *, maps: bool = False, depth: bool = False, 
     for node in normal.nodes:
         if node in starts:
             made = extract(outer, starts[node], f"recurrence_{len(recurrences)}")
-            made = with_left(made, starts[node], steps)
-            recurrences.append(with_peeled(made, starts[node], steps) if iterations else made)
+            recurrences.append(with_iterations(made, starts[node], steps, cut=iterations))
         if node.op == "output":
             outer.graph.output(fx.map_arg(node.args[0], outer.value))
         elif node not in inside:

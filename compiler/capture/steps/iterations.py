@@ -42,31 +42,27 @@ def by_iterations(step: Step, others: Sequence[Step]) -> Step:
     return found if found is not None and found.region.start == region.start + place else step
 
 
-def with_peeled(recurrence: Recurrence, step: Step, others: Sequence[Step]) -> Recurrence:
-    """A recurrence that was taken out of a region, with the iterations around that, where they are known, so that
-    gradients can be cut between them. Marks the operations of those behind.
+def with_iterations(recurrence: Recurrence, step: Step, others: Sequence[Step], *, cut: bool) -> Recurrence:
+    """A recurrence that was taken out of a region, with how many iterations stand around that, where it is known.
 
-    They are not where a step begins within an iteration, or may stand for several; where no sequence is
-    read, or one from a later entry on, as nothing may be left of iterations before a reset; and not over depth.
+    cut: gradients will be cut between them, so the operations of those behind are marked.
+    Nothing is known over depth, and where a step is several iterations, which read entries of a sequence that are
+    farther apart.
     """
-    loop = _loop(step, others)
+    loop = None if recurrence.blocks or not _even(recurrence) else _loop(step, others)
+    if loop is not None:
+        recurrence = replace(recurrence, left=loop.left, within=bool(loop.first))
+    return replace(recurrence, peeled=(_peeled(recurrence, loop),) * len(recurrence.carries)) if cut else recurrence
+
+
+def _peeled(recurrence: Recurrence, loop: _Loop | None) -> Peeled | None:
+    """The iterations around a loop. They are not known where a step begins within one, where no sequence is read, or
+    one from a later entry on, as nothing may be left of iterations before a reset."""
     slices = [x for x in recurrence.xs if isinstance(x, Slices)]
-    known = loop is not None and loop.first == 0 and _even(recurrence) and slices and not recurrence.blocks
-    peeled = loop.peeled(recurrence.name) if loop is not None and known else None
-    if peeled and min(_entry(recurrence, x) for x in slices) > peeled.before:
-        peeled = None
-    return replace(recurrence, peeled=(peeled,) * len(recurrence.carries))
-
-
-def with_left(recurrence: Recurrence, step: Step, others: Sequence[Step]) -> Recurrence:
-    """A recurrence that was taken out of a region, with how many iterations stand around that, to be told.
-
-    Not where a step is several iterations, which read entries of a sequence that are farther apart.
-    """
-    loop = _loop(step, others)
-    if loop is None or recurrence.blocks or not _even(recurrence):
-        return recurrence
-    return replace(recurrence, left=loop.left, within=bool(loop.first))
+    if loop is None or loop.first != 0 or not slices:
+        return None
+    peeled = loop.peeled(recurrence.name)
+    return None if min(_entry(recurrence, x) for x in slices) > peeled.before else peeled
 
 
 def _even(recurrence: Recurrence) -> bool:
