@@ -21,6 +21,7 @@ from reroll.backends.runtime.gradients import Gradients
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.backends.tiers.calibrate import calibrate, seconds_of
 from reroll.backends.tiers.device import Device, background_of
+from reroll.backends.tiers.tier import Folder
 from reroll.errors import UnsupportedError, is_shortage
 from reroll.graph.fakes import laid_out_like
 from reroll.graph.private import is_seeded, operator_name
@@ -248,7 +249,7 @@ def thin_steps(program: Program) -> int:
     return sum(each.stop - each.start for each in spelled_out(program) if each.kind == "backward" and each.thin)
 
 
-def with_transfers(problem: Problem, kernels: Kernels, recurrence: Recurrence, folder: str | None) -> Problem:
+def with_transfers(problem: Problem, kernels: Kernels, recurrence: Recurrence, folder: Folder) -> Problem:
     """The problem with what it costs to move a carry to its tier, in runs of a segment, and how many find room."""
     program = store_all(problem.steps, problem.segment)
     executable = Executable.of(recurrence, program, kernels.compiled)

@@ -69,6 +69,7 @@ from reroll.graph.nested import tensors_of
 from reroll.planning.options import Options, OptionsDict
 
 M = TypeVar("M", bound=Callable[..., Any])  # a module, a function or a method
+R = TypeVar("R")
 Loss = Callable[[Any, Any], Any]  # of what the model gives, and of a target
 LOG = logging.getLogger(__name__)
 _WITHIN = (
@@ -86,6 +87,18 @@ class WithLoss(Protocol):
 
     def __call__(self, *args: Any, target: Any, **kwargs: Any) -> Tensor:
         """The loss."""
+
+
+@overload
+def compile(  # noqa: A001  # type: ignore[overload-overlap]
+    model: functools.partial[R],
+    *,
+    time_dim: TimeDim | None = None,
+    steps: str | None = None,
+    loss: None = None,
+    dynamic: bool = False,
+    **options: Unpack[OptionsDict],
+) -> Callable[..., R]: ...
 
 
 @overload

@@ -81,7 +81,7 @@ class Options:
 
     schedule: str = "auto"
     memory_budget: int | float | str | None = None
-    remote: str | tuple[str, ...] | None = None
+    remote: str | Sequence[str] | None = None
     segment: int | None = None
     chunk: int | None = None
     slots: int | None = None
@@ -89,12 +89,12 @@ class Options:
     keep: Rule | Sequence[Rule] = ()
     recompute: Rule | Sequence[Rule] = ()
     lowering: str = "inductor"
-    passes: tuple[str, ...] | str | None = None
+    passes: str | Sequence[str] | None = None
     replay: bool | str = "auto"
     truncate: int | None = None
     verify: bool = False
     cuda_graphs: bool = True
-    spill_folder: str | None = None
+    spill_folder: str | os.PathLike[str] | None = None
     depth: bool = True
     on_no_recurrence: str = "warn"
 

@@ -29,6 +29,10 @@ TORCHS = {
 }
 """Variables that torch and Python read for us, of which the page tells, too."""
 
+WARNED = "docs/reference/warnings.md"
+WARNINGS = re.findall(r'^### "(.+)"$', PAGES[WARNED], flags=re.MULTILINE)
+"""What stands in the text of each warning."""
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", NOTEBOOKS)
@@ -61,6 +65,38 @@ def test_every_error_has_an_entry() -> None:
         text = section("docs/reference/errors.md", name)
         assert "*Cause:*" in text, name
         assert "*Remedy:*" in text, name
+
+
+def warned(source: Source) -> Iterator[str]:
+    """The texts in each function of a source that warns; of its whole file, where a function is given its text."""
+    whole = _texts(source.tree)
+    for function in source.nodes:
+        if isinstance(function, ast.FunctionDef) and re.search(r"\bwarn\(", ast.unparse(function)):
+            own = _texts(function)
+            yield own if any(phrase in own for phrase in WARNINGS) else whole
+
+
+def _texts(tree: ast.AST) -> str:
+    return "\n".join(
+        node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+
+
+def test_every_warning_has_an_entry() -> None:
+    of_users = [source for source in sources() if source.folder in PACKAGES and not source.path.endswith("errors.py")]
+    texts = {source.path: list(warned(source)) for source in of_users}
+    missing = [path for path, found in texts.items() for text in found if not any(each in text for each in WARNINGS)]
+    assert not missing
+    everything = "\n".join(_texts(source.tree) for source in of_users)
+    assert not [phrase for phrase in WARNINGS if phrase not in everything]
+    assert sum(map(len, texts.values())) > 20
+
+
+def test_every_entry_of_a_warning_says_what_it_means_and_what_to_do() -> None:
+    for phrase in WARNINGS:
+        text = PAGES[WARNED].split(f'### "{phrase}"')[1].split("\n##")[0]
+        assert "*Means:*" in text, phrase
+        assert "*Do:*" in text, phrase
 
 
 def test_every_option_and_keyword_is_on_the_options_page() -> None:

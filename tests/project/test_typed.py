@@ -19,6 +19,8 @@ from reroll.schedules.named import schedule_names
 
 # Shape letters: T steps, B batch, I inputs. A line that ends in "# refused" is an error, and no other line is.
 USED = """
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,8 @@ assert_type(fast.hidden, int)
 quick = reroll.compile(summed, time_dim=0)
 assert_type(quick(torch.zeros(3), 2.0), Tensor)
 quick(torch.zeros(3), "two")  # refused
+halved = reroll.compile(partial(summed, scale=0.5), time_dim=0)
+assert_type(halved, Callable[..., Tensor])
 train = reroll.compile(net, loss=mean_square, time_dim=0)
 assert_type(train(torch.zeros(3), target=torch.zeros(3)), Tensor)
 train(torch.zeros(3))  # refused
@@ -75,6 +79,7 @@ try:
 except reroll.BudgetError as error:
     assert_type(error, reroll.BudgetError)
 options: reroll.Options = reroll.Options(schedule="auto")
+on_disk = reroll.Options(spill_folder=Path("/tmp"), remote=["disk"], passes=["prefetch"])
 nothing = reroll.complie  # refused
 """
 REFUSED = {number for number, line in enumerate(USED.splitlines(), start=1) if line.endswith("# refused")}
@@ -113,6 +118,6 @@ def test_options_and_their_types_agree() -> None:
 
 def test_every_overload_takes_the_same_options() -> None:
     hints = [typing.get_type_hints(each)["options"] for each in typing.get_overloads(front.compile)]
-    assert len(hints) == 4
+    assert len(hints) == 5
     assert {typing.get_args(hint) for hint in hints} == {(OptionsDict,)}
     assert backend.__annotations__["options"]
