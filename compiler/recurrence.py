@@ -174,6 +174,11 @@ class Recurrence:
         """Operands whose layout may differ from their examples': sequences, if the segments serve any length."""
         return frozenset(x.operand for x in self.xs if isinstance(x, Slices)) if self.any_length else frozenset()
 
+    def loose_places(self, steps: int) -> tuple[int, ...]:
+        """The places of a segment's inputs that are rows of these, which it takes without gaps."""
+        read = self.slots(steps).xs if self.any_length else ()
+        return tuple(places[0] for places, x in read if isinstance(x, Slices))
+
     @property
     def inputs(self) -> tuple[list[fx.Node], list[fx.Node], list[fx.Node]]:
         """The placeholders of the step: of its carries, of what it reads at each step, of its constants."""

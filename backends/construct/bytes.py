@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,8 +21,9 @@ from reroll.backends.tiers.tier import STAGING
 from reroll.graph.memory import Owned, graph_peak, origin, storage_nbytes
 from reroll.program.memory import Needs, SegmentBytes
 from reroll.program.tally import Sizes
-from reroll.recurrence import Recurrence, Slots
+from reroll.recurrence import Recurrence, Slices, Slots
 from reroll.schedules.machine import pieces
+from reroll.segment.trace import lies_packed
 
 aten = torch.ops.aten
 _PRODUCTS = {each.default for each in (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)}  # what cuBLAS computes
@@ -37,8 +39,9 @@ def needs_of(kernels: Kernels, recurrence: Recurrence, *, device: Device | None)
     if device is not None:
         held += once + recordings(segments.values(), recurrence)
         held += workspaces_held(segments[length], device)
-    footprints = {k: footprint(each, traced.carries, held) for k, each in segments.items()}
-    thin = _Thin({k: partial(thin_footprint, each, traced.carries, held) for k, each in segments.items() if each.thin})
+    given = {k: _Inputs.of(each, recurrence) for k, each in segments.items()}
+    footprints = {k: footprint(each, given[k], held) for k, each in segments.items()}
+    thin = _Thin({k: partial(thin_footprint, each, given[k], held) for k, each in segments.items() if each.thin})
 
     def packed(codec: tuple[str, ...]) -> int:
         if not codec:
@@ -82,32 +85,56 @@ class _Thin(Mapping[int, SegmentBytes]):
         return len(self._makers)
 
 
-def footprint(segment: Segment, carries: int, once: int) -> SegmentBytes:
-    """What the runs of a segment hold, whose first ``carries`` inputs are the carry; ``once`` bytes are held anyway."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Inputs:
+    """The inputs of a forward: its carry, the operands of the loop behind it, and those of these that are copies, made
+    for the segment: rows of sequences that do not lie as it takes them."""
+
+    carry: Sequence[fx.Node]
+    operands: Sequence[fx.Node]
+    copies: Sequence[fx.Node]
+
+    @classmethod
+    def of(cls, segment: Segment, recurrence: Recurrence) -> _Inputs:
+        """Copies are told by how the examples of the loop lie."""
+        nodes, steps = segment.forward_graph.graph.find_nodes(op="placeholder"), segment.steps
+        loose, slots = recurrence.loose_places(steps), recurrence.slots(steps)
+        rows = {places[0]: x for places, x in slots.xs if places[0] in loose and isinstance(x, Slices)}
+        copied = [place for place, x in rows.items() if not lies_packed(recurrence.examples[x.operand], x, steps)]
+        carries = len(recurrence.carries)
+        return cls(nodes[:carries], nodes[carries:], [nodes[place] for place in copied])
+
+
+def footprint(segment: Segment, inputs: _Inputs, once: int) -> SegmentBytes:
+    """What the runs of a segment hold; ``once`` bytes are held anyway."""
     if segment.backward is None or segment.backward_graph is None:
-        return SegmentBytes(0, *_forward_peaks(segment, carries, once), 0)
-    return _with_tape(segment, carries, once, segment.backward, segment.backward_graph, thin=False)
+        return SegmentBytes(0, *_forward_peaks(segment, inputs, once), 0)
+    return _with_tape(segment, inputs, once, segment.backward, segment.backward_graph, thin=False)
 
 
-def thin_footprint(segment: Segment, carries: int, once: int) -> SegmentBytes:
+def thin_footprint(segment: Segment, inputs: _Inputs, once: int) -> SegmentBytes:
     """The same of a segment whose thin tape is kept."""
     assert segment.thin is not None
-    return _with_tape(segment, carries, once, segment.thin.backward, segment.thin.backward_graph, thin=True)
+    return _with_tape(segment, inputs, once, segment.thin.backward, segment.thin.backward_graph, thin=True)
 
 
 def _with_tape(
-    segment: Segment, carries: int, once: int, backward: Any, graph: fx.GraphModule, *, thin: bool
+    segment: Segment, inputs: _Inputs, once: int, backward: Any, graph: fx.GraphModule, *, thin: bool
 ) -> SegmentBytes:
-    own = segment.forward_graph.graph.find_nodes(op="placeholder")[carries:]
-    saved = _blocks(_saved(segment, set(own), graph, thin=thin))
-    reverse = once + _peak(backward, graph.graph, saved)
-    return SegmentBytes(sum(nbytes for nbytes, _ in saved), *_forward_peaks(segment, carries, once), reverse)
+    """A copy that is saved as it is is no part of the tape, but made again for the backward."""
+    results: Any = segment.forward_graph.graph.output_node().args[0]
+    whole = set(results[segment.outputs :])
+    views = [node for node in inputs.copies if node not in whole]
+    saved = _blocks(_saved(segment, set(inputs.operands) - set(views), graph, thin=thin))
+    again = _blocks(_saved(segment, set(inputs.operands) - set(inputs.copies), graph, thin=thin))
+    reverse = once + _peak(backward, graph.graph, again)
+    return SegmentBytes(sum(nbytes for nbytes, _ in saved), *_forward_peaks(segment, inputs, once), reverse)
 
 
-def _forward_peaks(segment: Segment, carries: int, once: int) -> tuple[int, int]:
+def _forward_peaks(segment: Segment, inputs: _Inputs, once: int) -> tuple[int, int]:
     """The most bytes of a forward from a carry of its own, and from one that is kept elsewhere."""
-    placeholders = segment.forward_graph.graph.find_nodes(op="placeholder")
-    return once + _forward_peak(segment, placeholders[:carries]), once + _forward_peak(segment, [])
+    owned = (*inputs.carry, *inputs.copies)
+    return once + _forward_peak(segment, owned), once + _forward_peak(segment, inputs.copies)
 
 
 def _forward_peak(segment: Segment, own: Sequence[fx.Node]) -> int:

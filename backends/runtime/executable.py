@@ -94,6 +94,27 @@ class Compiled:
     latest: Latest = field(default_factory=lambda: Latest())
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Which inputs of a segment are rows of sequences that may have to be copied, to lie as it takes them.
+
+    ``places``: among its inputs. ``saved``: (number, place) of each that its forward saves as it is.
+    """
+
+    places: tuple[int, ...]
+    saved: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, segment: Segment, recurrence: Recurrence) -> Rows:
+        """The rows of a segment of a recurrence."""
+        places = recurrence.loose_places(segment.steps)
+        given = segment.forward_graph.graph.find_nodes(op="placeholder")
+        results: Any = segment.forward_graph.graph.output_node().args[0]
+        rows = {given[place]: place for place in places}
+        saved = enumerate(results[segment.outputs :])
+        return cls(places, tuple((number, rows[node]) for number, node in saved if node in rows))
+
+
 @dataclass(slots=True)
 class Clock:
     """Wall seconds of the last call of a recurrence: of its forward while training, and of its backward. ``reversed``:
@@ -141,6 +162,7 @@ class Executable:
     program: Program
     compiled: Compiled
     routes: Mapping[int, Routes]
+    rows: Mapping[int, Rows]
     instructions: ProgramInstructions
     tiers: Mapping[str, Tier]
     verify: bool
@@ -181,6 +203,7 @@ class Executable:
             program=program,
             compiled=compiled,
             routes={steps: Routes.of(segment, recurrence) for steps, segment in segments.items()},
+            rows={steps: Rows.of(segment, recurrence) for steps, segment in segments.items()},
             instructions=ProgramInstructions.of(program, segments, cuts is not None),
             tiers=tiers or {},
             verify=verify,

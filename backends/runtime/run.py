@@ -37,7 +37,7 @@ from reroll.backends.runtime.randomness import (
     set_device_states,
     set_random_state,
 )
-from reroll.backends.runtime.values import Carry, Kept, Reloaded, Stored, Tape
+from reroll.backends.runtime.values import Carry, Kept, Reloaded, Stored, Tape, Unpacked
 from reroll.backends.runtime.witness import Witness
 from reroll.backends.tiers.mapped import forbid_cut_files
 from reroll.errors import UnsupportedError
@@ -45,7 +45,7 @@ from reroll.program.program import Node, advance, backward, offload, recompute, 
 from reroll.program.spelled import kind_of
 from reroll.program.writing import name_at
 from reroll.recurrence import RowSteps, Slices
-from reroll.segment.trace import step_inputs
+from reroll.segment.trace import packed, step_inputs
 
 _FIRST, _AGAIN, _REVERSED = "segment forward", "segment replay", "segment backward"
 _UNSEEN = nullcontext()
@@ -252,9 +252,7 @@ class Run:
         del carry
         for steps in self.executable.lengths(start, stop):
             segment = segments[steps]
-            numbers = self.executable.numbers
-            inputs = [*tensors, *step_inputs(self.executable.recurrence, self.operands, numbers, start, steps)]
-            inputs += self.fixed[steps][0]
+            inputs, unpacked = self._inputs(tensors, start, steps)
             del tensors
             lasting = taped is not None and not taped.passing
             alone = taped is not None and taped.unread and start + steps == stop
@@ -264,7 +262,7 @@ class Run:
             tensors = tuple(results[:width])
             if start >= self.frontier:
                 self._emit(start, steps, results[width : segment.outputs])
-            saved = results[segment.outputs :]
+            saved = [unpacked.get(number, value) for number, value in enumerate(results[segment.outputs :])]
             del results
             start += steps
             if self.start.witness is not None:
@@ -273,6 +271,16 @@ class Run:
                 taped.segments.append((start - steps, steps, segment.kept(saved, taped.thin)))
             del saved
         return Carry(tensors, made=True)
+
+    def _inputs(self, carry: Sequence[Tensor], start: int, steps: int) -> tuple[list[Any], dict[int, Unpacked]]:
+        """What a segment reads; and rows that had to be copied for it, by their numbers among what it saves."""
+        recurrence, rows = self.executable.recurrence, self.executable.rows[steps]
+        inputs = [*carry, *step_inputs(recurrence, self.operands, self.executable.numbers, start, steps)]
+        views = {place: inputs[place] for place in rows.places}
+        for place, view in views.items():
+            inputs[place] = packed(view)
+        copied = {number: Unpacked(views[at]) for number, at in rows.saved if inputs[at] is not views[at]}
+        return [*inputs, *self.fixed[steps][0]], copied
 
     def _emit(self, start: int, steps: int, rows: Sequence[Tensor]) -> None:
         for buffer, row, kept in zip(self.ys, rows, self.executable.recurrence.kept_rows, strict=True):
@@ -291,7 +299,8 @@ class Run:
             if segment.backward is None:
                 return [None] * len(carried)
             tangents = self._tangents(segment, carried, start, steps)
-            arguments = [*saved, *tangents, *self.fixed[steps][1]]
+            saved_again = (packed(each.rows) if isinstance(each, Unpacked) else each for each in saved)
+            arguments = [*saved_again, *tangents, *self.fixed[steps][1]]
             if not self.keep:
                 saved.clear()
             del tangents, saved

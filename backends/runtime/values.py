@@ -76,11 +76,18 @@ class Reloaded:
     carries: list[Kept | None] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """Rows of a sequence, as a view of it: what a segment saved of them was a copy, which is made again."""
+
+    rows: Tensor
+
+
 @dataclass(slots=True, eq=False)
 class Tape:
-    """Saved tensors of taped segments, in order: (first step, steps, saved). ``passing``: no segment runs forward
-    before they are used, so they may stay where the next one would put its own. ``unread``: the carry behind them is
-    read by nobody. ``thin``: they are those of thin tapes."""
+    """Saved tensors of taped segments, and ``Unpacked`` rows, in order: (first step, steps, saved). ``passing``: no
+    segment runs forward before they are used, so they may stay where the next one would put its own. ``unread``: the
+    carry behind them is read by nobody. ``thin``: they are those of thin tapes."""
 
     passing: bool = False
     unread: bool = False

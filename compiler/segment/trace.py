@@ -52,9 +52,11 @@ class Traced:
 
 
 def segment_inputs(recurrence: Recurrence, operands: Sequence[Any], start: int, steps: int) -> list[Any]:
-    """The per-step inputs and constants of steps [start, start + steps)."""
+    """The per-step inputs and constants of steps [start, start + steps), laid out as segments take them."""
     read = step_inputs(recurrence, operands, numbers_of(recurrence), start, steps)
-    return [*read, *(operands[i] for i in recurrence.constants)]
+    rows = recurrence.loose_places(steps)
+    laid_out = (packed(x) if place in rows else x for place, x in enumerate(read, start=len(recurrence.carries)))
+    return [*laid_out, *(operands[i] for i in recurrence.constants)]
 
 
 def numbers_of(recurrence: Recurrence) -> Mapping[int, torch.Tensor]:
@@ -72,8 +74,7 @@ def step_inputs(
     inputs: list[Any] = []
     for place, x in enumerate(recurrence.xs):
         if isinstance(x, Slices):
-            taken = time_slice(operands[x.operand], x, start, steps)
-            inputs.append(packed(taken) if recurrence.any_length else taken)
+            inputs.append(time_slice(operands[x.operand], x, start, steps))
         elif isinstance(x, Items):
             inputs += [operands[i] for i in x.operands[start : start + steps]]
         else:
@@ -100,13 +101,20 @@ def dense(sizes: Sequence[int], strides: Sequence[int]) -> list[int]:
     return found
 
 
+def lies_packed(base: torch.Tensor, x: Slices, steps: int) -> bool:
+    """Whether so many steps of a tensor lie without gaps in it."""
+    return _is_packed(time_slice(base, x, 0, steps))
+
+
+def _is_packed(value: torch.Tensor) -> bool:
+    return value.is_contiguous() or list(value.stride()) == dense(value.shape, value.stride())
+
+
 def packed(value: torch.Tensor) -> torch.Tensor:
     """The value in a layout without gaps; itself where it has that."""
-    if value.is_contiguous():
+    if _is_packed(value):
         return value
     strides = dense(value.shape, value.stride())
-    if list(value.stride()) == strides:
-        return value
     made = value.new_empty_strided(value.shape, strides)
     once = tuple(slice(None if step else 1) for step in strides)
     made[once].copy_(value[once])  # what is expanded is one memory, which may be written once
