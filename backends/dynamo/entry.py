@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -58,7 +59,8 @@ REFUSALS = (TorchRuntimeError, *UNREADABLE)
 
 def dynamo_is_off() -> bool:
     """Whether the user has asked torch to run compiled models as they are."""
-    return torch._dynamo.config.disable or torch._dynamo.eval_frame._stance.stance == "force_eager"
+    by_name = os.environ.get("TORCHDYNAMO_DISABLE") == "1"  # torch.compile reads it itself, beside its config
+    return by_name or torch._dynamo.config.disable or torch._dynamo.eval_frame._stance.stance == "force_eager"
 
 
 @functools.cache

@@ -206,6 +206,7 @@ def compile(  # noqa: A001  # as torch.compile
         _refuse_dynamic(dynamic)
         return _over_depth(model, options)
     _check_time(time_dim, steps, options)
+    _refuse_class(model)
     time = Time(time_dim, steps)
     if isinstance(model, nn.Module):
         return AnyLengthModule(model, time, parsed, dynamic=dynamic)
@@ -228,14 +229,23 @@ def _check_time(time_dim: Any, steps: Any, options: Mapping[str, Any]) -> None:
             "reroll.compile with time_dim or steps rolls loops over time, and depth is no option of it. Blocks over "
             "depth are rolled without them."
         )
-    if not isinstance(time_dim, int | dict | None) or isinstance(time_dim, bool):
+    if not isinstance(time_dim, int | Mapping | None) or isinstance(time_dim, bool):
         raise OptionError(
-            f"reroll.compile: time_dim={time_dim!r} must be a dimension, or a dict of dimensions by name."
+            f"reroll.compile: time_dim={time_dim!r} must be a dimension, or a mapping of dimensions by name."
         )
     if steps is not None and not isinstance(steps, str):
         raise OptionError(
             f"reroll.compile: steps={steps!r} must be the name of the model's number of steps, such as 'num_steps', "
             "not the number."
+        )
+
+
+def _refuse_class(model: Any) -> None:
+    """Raise OptionError for a class: torch.compile would change it, and with it every instance there is."""
+    if isinstance(model, type):
+        raise OptionError(
+            f"reroll.compile was given the class {model.__name__}, which is no model yet. Compile an instance, "
+            f"reroll.compile({model.__name__}(...), time_dim=...), or put the decorator on its forward."
         )
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from reroll.backends.cache.info import cache_info
+from reroll.backends.dynamo.entry import dynamo_is_off
 from reroll.backends.front.compile import compile as compiled
 from reroll.backends.inductor.lower import has_vectors
 from reroll.backends.inductor.written.threads import cores
@@ -41,7 +42,7 @@ class Finding:
 
 def doctor() -> tuple[Finding, ...]:
     """Look at versions, compiler, cores and threads, memory, disk and caches, and train a tiny network both ways."""
-    looks = (_versions, _compiler, _threads, _memory, _disk, _caches, _devices)
+    looks = (_versions, _switch, _compiler, _threads, _memory, _disk, _caches, _devices)
     findings = [found for look in looks for found in look()]
     tests = ["eager"] if any(each.name == "compiler" and each.todo for each in findings) else ["eager", "inductor"]
     return (*findings, *map(self_test, tests))
@@ -63,6 +64,12 @@ def _torch_todo(found: str) -> str:
     """What to do about a version of torch that was not tried."""
     numbers = tuple(int(part) for part in found.split("+")[0].split(".")[:2] if part.isdigit())
     return "" if _TORCH[0] <= numbers < _TORCH[1] else "reroll needs torch 2.11 to 2.13: pip install torch==2.13.0."
+
+
+def _switch() -> Iterator[Finding]:
+    if dynamo_is_off():
+        todo = "reroll does nothing then. Unset TORCH_COMPILE_DISABLE and TORCHDYNAMO_DISABLE."
+        yield Finding("torch.compile", "switched off: models run as they are, and so do the self-tests", todo)
 
 
 def _compiler() -> Iterator[Finding]:
@@ -105,6 +112,8 @@ def _caches() -> Iterator[Finding]:
 def _folder(name: str, folder: Path, found: str, todo: str) -> Finding:
     """A folder, which is wrong if it is full, or nobody may write there; of one that is not there yet its parent."""
     there = next(each for each in (folder, *folder.parents) if each.exists())
+    if not there.is_dir():
+        return Finding(name, f"{found}, but {there} is a file", todo)
     if not os.access(there, os.W_OK):
         return Finding(name, f"{found}, where this user may not write", todo)
     free = free_disk(there)

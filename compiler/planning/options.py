@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +25,9 @@ _CHOICES = {
 
 
 _OF_THE_DOOR = "It is an argument of reroll.compile, beside its options."
+_ARGUMENTS = ("time_dim", "steps", "loss")
 _OF_OTHERS = {
-    **dict.fromkeys(("time_dim", "steps", "loss"), _OF_THE_DOOR),
+    **dict.fromkeys(_ARGUMENTS, _OF_THE_DOOR),
     "options": "Pass options as keywords.",
     "fullgraph": "reroll.compile reads a loop over time whole, always. torch.compile takes it beside its options.",
     "dynamic": "reroll.compile and torch.compile take it beside the options: whether other sizes will come.",
@@ -164,7 +166,7 @@ class Options:
         names = [field.name for field in fields(cls)]
         for name in given:
             if name not in names:
-                raise OptionError(f"Unknown option {name!r}. {_OF_OTHERS.get(name) or nearest(str(name), names)}")
+                raise OptionError(f"Unknown option {name!r}. {_OF_OTHERS.get(name) or _likely(str(name), names)}")
         return cls(**given)
 
 
@@ -190,6 +192,12 @@ class OptionsDict(TypedDict, total=False):
     spill_folder: str | os.PathLike[str] | None
     depth: bool
     on_no_recurrence: Literal["warn", "error"]
+
+
+def _likely(name: str, names: Sequence[str]) -> str:
+    """What is said of an unknown option; one that is like an argument of reroll.compile is taken for that."""
+    close = difflib.get_close_matches(name, _ARGUMENTS, n=1, cutoff=0.7)
+    return f"Did you mean {close[0]!r}? {_OF_THE_DOOR}" if close else nearest(name, names)
 
 
 def parse_budget(budget: int | float | str | None) -> int | float | None:

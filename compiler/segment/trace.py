@@ -148,7 +148,9 @@ def trace_mode() -> FakeTensorMode:
 def trace_inputs(recurrence: Recurrence, mode: FakeTensorMode, steps: int) -> list[torch.Tensor]:
     """Fake tensors like the carries, the per-step inputs and the constants of a segment, as it is traced."""
     examples = [fake_of(mode, example) for example in recurrence.examples]
-    inputs = segment_inputs(*_long_enough(recurrence, examples, steps), 0, steps)
+    longer, grown = _long_enough(recurrence, examples, steps)
+    read = step_inputs(longer, grown, numbers_of(longer), 0, steps)
+    inputs = [*read, *(examples[i] for i in recurrence.constants)]  # whole, also where steps read their rows, too
     contiguous = (example.contiguous() for example in examples[: len(recurrence.carries)])
     return [fake_of(mode, value) for value in [*contiguous, *inputs]]
 

@@ -18,6 +18,8 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"backend": "reroll"}, r"Unknown option 'backend'. reroll.compile is a way to call this backend"),
     ({"dynamic": True}, r"Unknown option 'dynamic'. reroll.compile and torch.compile take it beside"),
     ({"time_dim": 0}, r"Unknown option 'time_dim'. It is an argument of reroll.compile"),
+    ({"timedim": 0}, r"Unknown option 'timedim'. Did you mean 'time_dim'\? It is an argument of reroll.compile"),
+    ({"step": "n"}, r"Unknown option 'step'. Did you mean 'steps'\? It is an argument of reroll.compile"),
     ({"qqq": 1}, r"Unknown option 'qqq'. Valid are: schedule, memory_budget"),
     ({"schedule": "doubel"}, r"schedule='doubel' is not valid. Did you mean 'double'\?"),
     ({"schedule": None}, "schedule=None is not valid"),

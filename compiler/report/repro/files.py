@@ -15,7 +15,7 @@ import reroll
 from reroll.errors import UnsupportedError
 from reroll.planning.options import Options
 from reroll.report.repro import parts
-from reroll.report.repro.loop_source import LoopSource, value_text
+from reroll.report.repro.loop_source import LoopSource, modes, value_text
 from reroll.report.repro.source import Source, value_of
 
 if TYPE_CHECKING:
@@ -161,14 +161,14 @@ def _save_loop(loop: Loop, folder: Path, name: str) -> None:
     stages = {"step": captured, "step_rewritten": loop.recurrence.step, **loop.halves}
     for stage, graph in stages.items():
         if stage != "step_rewritten" or graph is not captured:
-            path = folder / f"{name}_{stage}.py"
-            path.write_text(
-                _stage(graph, path.name, f"The {stage.replace('_', ' ')} of {loop.recurrence.name}."), "utf-8"
-            )
+            path, title = folder / f"{name}_{stage}.py", f"The {stage.replace('_', ' ')} of {loop.recurrence.name}."
+            around = [] if stage in loop.halves else modes(loop.recurrence)  # halves have casts of their own
+            path.write_text(_stage(graph, path.name, title, around), "utf-8")
 
 
-def _stage(graph: fx.GraphModule, name: str, title: str) -> str:
-    """A graph as a file that runs it once on random values; as a list of its nodes, where code cannot say it."""
+def _stage(graph: fx.GraphModule, name: str, title: str, around: Sequence[str]) -> str:
+    """A graph as a file that runs it once on random values, within these modes; as a list of its nodes, where code
+    cannot say it."""
     source = Source()
     try:
         arguments = source.function(graph, "run", title)
@@ -181,9 +181,16 @@ def _stage(graph: fx.GraphModule, name: str, title: str) -> str:
         "\n".join([*_IMPORTS[:2], "import math", "from collections.abc import Sequence", "", *source.imports]),
         inspect.getsource(parts.made).strip(),
         *source.definitions,
-        "\n".join(["torch.manual_seed(0)", "inputs = (", *values, ")", "results = run(*inputs)"]),
+        "\n".join(["torch.manual_seed(0)", "inputs = (", *values, ")", *_call(around)]),
     ]
     return "\n\n\n".join(pieces) + "\n"
+
+
+def _call(around: Sequence[str]) -> Iterator[str]:
+    """The lines that run a stage within some modes."""
+    for depth, mode in enumerate(around):
+        yield f"{'    ' * depth}with {mode}:"
+    yield f"{'    ' * len(around)}results = run(*inputs)"
 
 
 def _example(node: fx.Node) -> str:

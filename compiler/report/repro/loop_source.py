@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import torch
 from torch import Tensor, fx
 
 from reroll.recurrence import Items, Numbers, PerStep, Recurrence, Slices
@@ -39,7 +40,12 @@ class LoopSource:
         """The class."""
         loop, where = self.recurrence, source_line(self.recurrence.where)
         lines = [f"class {self.name}(nn.Module):", f'    """{loop.size}{f", at {where}" * bool(where)}."""', ""]
-        lines += [f"    random = {loop.random}", "", "    def __init__(self):", "        super().__init__()"]
+        lines += [
+            f"    random, short = {loop.random}, {_short(loop)}",
+            "",
+            "    def __init__(self):",
+            "        super().__init__()",
+        ]
         lines += [f"        self.steps = {loop.steps}", *(f"        {each}" for each in self._parameters())]
         lines += ["", f"    def forward(self, {', '.join(self.inputs.values())}):"]
         lines += [f"        {each}" for each in self._forward()]
@@ -118,7 +124,7 @@ class LoopSource:
         yield f"steps = {self._length()}"
         yield from (f"rows_{number} = []" for number in kept)
         indent = ""
-        for mode in self._modes():
+        for mode in modes(loop):
             yield f"{indent}with {mode}:"
             indent += "    "
         yield f"{indent}for t in range(steps):"
@@ -128,10 +134,6 @@ class LoopSource:
         yield from (f"{indent}    rows_{number}.append(row_{number})" for number in kept)
         stacked = [f"torch.stack(rows_{number}){self._kept(number)}" for number in kept]
         yield f"return ({', '.join([*carries, *stacked])},)"
-
-    def _modes(self) -> list[str]:
-        modes = [] if self.recurrence.grad_enabled else ["torch.no_grad()"]
-        return [*modes, *(f"torch.autocast({', '.join(map(repr, each))})" for each in self.recurrence.autocast)]
 
     def _kept(self, number: int) -> str:
         kept = self.recurrence.kept_rows[number]
@@ -189,6 +191,18 @@ class LoopSource:
         slots = self.recurrence.slots(1)
         inputs: list[fx.Node] = list(self.recurrence.step.graph.find_nodes(op="placeholder"))
         return next(node for node, read in zip(inputs, slots.operands, strict=True) if number in read)
+
+
+def modes(loop: Recurrence) -> list[str]:
+    """The modes in which the steps of a loop run, as code."""
+    found = [] if loop.grad_enabled else ["torch.no_grad()"]
+    return [*found, *(f"torch.autocast({', '.join(map(repr, each))})" for each in loop.autocast)]
+
+
+def _short(loop: Recurrence) -> bool:
+    """Whether values of a step are in half precision, so that all that it gives is rounded to that."""
+    values = map(value_of, loop.step.graph.nodes)
+    return any(isinstance(each, Tensor) and each.dtype in (torch.float16, torch.bfloat16) for each in values)
 
 
 def _last(x: Slices, steps: int) -> int:

@@ -85,7 +85,8 @@ def equal(loop: Any, options: dict[str, Any], seed: int) -> bool:
         sys.stdout.write(f"{loop.__name__}: it ran. Inductor draws other random numbers: eager lowering is compared.\n")
         options["lowering"] = "eager"
     rounds = options.get("codec") in ("bfloat16", "int8")
-    found = reroll.check(model.compiled(options), *inputs, measure=False, tolerance=0.1 if rounds else None)
+    tolerance = 0.1 if rounds else 0.02 if loop.short else None  # gradients in float32 may be of products in bfloat16
+    found = reroll.check(model.compiled(options), *inputs, measure=False, tolerance=tolerance)
     sys.stdout.write(f"{loop.__name__}: {found}\n")
     return found.equal
 

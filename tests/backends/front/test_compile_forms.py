@@ -7,6 +7,8 @@ import gc
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
+from inspect import signature
+from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -631,3 +633,28 @@ def test_a_result_that_holds_tensors_out_of_sight_is_refused_with_what_to_do() -
 
     with pytest.raises(UnsupportedError, match=r"returns an object that holds tensors \(Categorical\)"):
         reroll.compile(Policy(), time_dim=0, lowering="eager")(torch.randn(20, 2, 3))
+
+
+def test_a_class_is_refused_and_its_instances_stay_as_they_are() -> None:
+    class Reader(Net):
+        pass
+
+    net, x_TBI = Reader(last), torch.randn(20, 2, I)
+    expected, call = net(x_TBI), Reader.__call__
+    with pytest.raises(OptionError, match="the class Reader, which is no model yet"):
+        reroll.compile(Reader, time_dim=0, **EAGER)
+    assert Reader.__call__ is call
+    torch.testing.assert_close(net(x_TBI), expected)
+
+
+def test_dimensions_by_name_are_any_mapping() -> None:
+    net, x_TBI = Net(last), torch.randn(20, 2, I)
+    fast = reroll.compile(net, time_dim=MappingProxyType({next(iter(signature(net.forward).parameters)): 0}), **EAGER)
+    torch.testing.assert_close(fast(x_TBI), net(x_TBI))
+
+
+def test_a_model_runs_as_it_is_where_the_environment_switches_dynamo_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    net, x_TBI = Net(last), torch.randn(20, 2, I)
+    fast = reroll.compile(net, time_dim=0, **EAGER)
+    assert torch.equal(fast(x_TBI), net(x_TBI))

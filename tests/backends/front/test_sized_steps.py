@@ -203,3 +203,26 @@ def test_what_grows_from_step_to_step_is_refused() -> None:
 
     with pytest.raises(LengthError):
         reroll.compile(Growing().double(), time_dim=0, **EAGER)(*data("", 23))
+
+
+class WholeAndRow(nn.Module):
+    """Each step reads all of the sequence, and its own row of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.back = nn.Linear(6, 6)
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        state_BI = x_TBI.new_zeros(x_TBI.shape[1], 6)
+        for t in range(x_TBI.shape[0]):
+            state_BI = torch.tanh(self.back((x_TBI + state_BI).sum(0) * 0.05) + x_TBI[t])
+        return state_BI
+
+
+@pytest.mark.parametrize("lowering", ["eager", "inductor"])
+def test_a_sequence_of_which_steps_read_all_and_their_row(lowering: Any) -> None:
+    model = WholeAndRow().double()
+    fast = reroll.compile(model, time_dim=0, lowering=lowering, schedule="standard", segment=2)
+    for steps in (13, 8):
+        found = reroll.check(fast, torch.randn(steps, 3, 6, dtype=torch.float64), measure=False)
+        assert found.equal, str(found)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import reroll
+from reroll.backends.measure import doctor
 from reroll.backends.measure.doctor import Finding, self_test
 from reroll.errors import RerollError
 from reroll.report.cli.commands import main
@@ -234,3 +235,40 @@ def test_the_doctor_says_by_its_exit_code_whether_something_is_wrong(
     monkeypatch.setattr(reroll, "doctor", lambda: (Finding("disk", "full", todo),), raising=False)
     assert main(["doctor"]) == bool(todo)
     assert todo in capsys.readouterr().out
+
+
+class Half(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken, self.back = nn.Linear(3, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.new_zeros(x.shape[1], 16)
+        with torch.autocast("cpu", torch.bfloat16):
+            for t in range(x.shape[0]):
+                h = torch.tanh(self.taken(x[t]) + self.back(h))
+        return h.float()
+
+
+def test_a_loop_under_autocast_is_compared_as_half_precision_and_its_step_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    explained(Half(), torch.randn(40, 4, 3)).save(tmp_path)
+    code, out = played(tmp_path / "repro.py", capsys)
+    assert (code, out.count(": equal to")) == (0, 1), out
+    (result,) = runpy.run_path(str(tmp_path / "loop0_step.py"))["results"]
+    assert result.dtype == torch.bfloat16
+
+
+def test_the_doctor_says_that_compiling_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not list(doctor._switch())
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    (found,) = doctor._switch()
+    assert "Unset TORCH_COMPILE_DISABLE" in found.todo
+
+
+def test_the_doctor_sees_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert not doctor._folder("traces", tmp_path, "", "Name another.").todo
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert doctor._folder("traces", folder, "", "Name another.").todo == "Name another."
