@@ -6,6 +6,7 @@
     python benchmarks/campaign/campaign.py --of lowered           # programs, all by inductor, in segments of many steps
     python benchmarks/campaign/campaign.py --of sizes             # the same, each with several sizes of the batch
     python benchmarks/campaign/campaign.py --of losses            # programs that end in losses, sums and last rows
+    python benchmarks/campaign/campaign.py --of wholes            # programs whose steps read all of a sequence
     python benchmarks/campaign/campaign.py --of truncated         # with truncate=k, beside states that are detached
     python benchmarks/campaign/campaign.py --seed 1234            # one program: its text, and what becomes of it
     python benchmarks/campaign/campaign.py --defects              # judge all defects that were found once more
@@ -85,7 +86,9 @@ def way_over_depth(seed: int, draws: bool) -> Way:
 
 
 Subject = Program | Mutant | Stack
-JUDGES: dict[str, Callable[[Any, Way], Verdict]] = dict.fromkeys(("programs", "lowered", "stacks", "losses"), judge)
+JUDGES: dict[str, Callable[[Any, Way], Verdict]] = dict.fromkeys(
+    ("programs", "lowered", "stacks", "losses", "wholes"), judge
+)
 JUDGES |= {"mutants": judge_mutant, "sizes": judge_sizes, "truncated": judge_truncated}
 
 
@@ -96,7 +99,7 @@ def subject(of: str, seed: int) -> tuple[Subject, Way]:
     if of == "stacks":
         made = stack(seed)
         return made, way_over_depth(seed, made.random)
-    program = generate(seed, losses=of == "losses")
+    program = generate(seed, losses=of == "losses", wholes=of == "wholes")
     return program, (way_lowered if of in ("lowered", "sizes") else way_of)(seed, program.random)
 
 

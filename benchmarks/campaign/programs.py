@@ -225,6 +225,20 @@ READS = (
     "x[0]",
     "bf[:, t]",
 )
+WHOLES = (
+    "(x + {0}).sum(0) * 0.05",
+    "x.mean(0) * {0} + 0.5 * x[t]",
+    "(torch.einsum('tbh,bh->tb', x, {0}).softmax(0)[:, :, None] * x).sum(0) + 0.3 * x[t]",
+    "(torch.einsum('tbh,bh->tb', u, {0} * x[t]).softmax(0)[:, :, None] * u).sum(0) - 0.3 * u[t]",
+    "(bf * {0}[:, None]).mean(1) + 0.5 * bf[:, t]",
+    "(bf @ self.w).amax(1) * bf[:, t]",
+    "(x.flatten(1)[:, t].tanh()[:, None, None] * x).mean(0) + 0.2 * {0}",
+    "torch.tanh(u[t] @ u[t].mT @ {0}) * u.std(0)",
+    "torch.cat([x, {0}[None]]).mean(0) * x[t]",
+    "x.flip(0)[t] * 0.5 + u.cumsum(0)[t] * 0.1 * {0}",
+    "{0} * x.square().mean().sqrt() + x[t]",
+)
+"""What reads all of a sequence at each step, most often beside its row."""
 COUNTED = ("{0} = {0} / n", "{0} = {0} * 0.5 if n % 4 == 1 else {0}", "{0} = {0} * (0.9 ** n)")
 DELAYED = ("{0}[-1] if {0} else x[t] * 0", "{0}[-2] if len({0}) > 1 else x[t]", "{0}[-1] if t % 2 and {0} else x[t]")
 CONDITIONS = ("if t % 3 == 0:", "if t == 0:", "if t == x.shape[0] - 1:", "if t < 4:", "if t > 2:")
@@ -413,8 +427,9 @@ class _Writer:
         return self.assign(kind, text.format(*(self.pick(each) for each in operands)))
 
 
-def generate(seed: int, *, losses: bool = False) -> Program:
-    """The program of a seed. losses: with a loss, a sum or a last row of what all steps give, and little else."""
+def generate(seed: int, *, losses: bool = False, wholes: bool = False) -> Program:
+    """The program of a seed. losses: with a loss, a sum or a last row of what all steps give, and little else. wholes:
+    with steps that read all of a sequence."""
     draw = random.Random(seed)
     before = [draw.choice(BEFORE)]
     kinds = ["M", *draw.choices("MVSIKC", (5, 2, 2, 1, 1, 2), k=draw.choice((0, 0, 1, 1, 2)))]
@@ -433,6 +448,8 @@ def generate(seed: int, *, losses: bool = False) -> Program:
         writer.assign("M", "x[t]")
     if draw.random() < 0.5:
         writer.assign("M", draw.choice((*READS, *(each.format(name) for name in lists for each in DELAYED))))
+    for _ in range(draw.choice((1, 1, 2)) if wholes else 0):
+        writer.assign("M", draw.choice(WHOLES).format(writer.pick("M")))
     operations = OPERATIONS + (RANDOM * 3 if noisy else ()) + (STATEFUL * 8 if stateful else ())
     for _ in range(draw.randint(1, 6)):
         writer.operation(operations)

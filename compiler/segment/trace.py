@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from reroll.graph.editing import primals_and_tangents
 from reroll.graph.fakes import apart_from_dynamo, fake_of
 from reroll.graph.private import is_seeded
-from reroll.recurrence import Items, Numbers, PerStep, Recurrence, Slices, Slots
+from reroll.recurrence import Items, Numbers, Recurrence, Slices, Slots
 from reroll.segment.joint.graph import joint_graph, looked_at
 from reroll.segment.linear.cores import Core, candidates, cores
 from reroll.segment.linear.steps import LINEAR, run_steps
@@ -102,8 +102,10 @@ def dense(sizes: Sequence[int], strides: Sequence[int]) -> list[int]:
 
 
 def lies_packed(base: torch.Tensor, x: Slices, steps: int) -> bool:
-    """Whether so many steps of a tensor lie without gaps in it."""
-    return _is_packed(time_slice(base, x, 0, steps))
+    """Whether so many steps of a tensor lie without gaps in it, which may be shorter."""
+    sizes, strides = [*base.shape], [*base.stride()]
+    sizes[x.dim], strides[x.dim] = steps, strides[x.dim] * abs(x.stride)
+    return _is_packed(torch.empty_strided(sizes, strides, dtype=base.dtype, device="meta"))
 
 
 def _is_packed(value: torch.Tensor) -> bool:
@@ -148,9 +150,7 @@ def trace_mode() -> FakeTensorMode:
 def trace_inputs(recurrence: Recurrence, mode: FakeTensorMode, steps: int) -> list[torch.Tensor]:
     """Fake tensors like the carries, the per-step inputs and the constants of a segment, as it is traced."""
     examples = [fake_of(mode, example) for example in recurrence.examples]
-    longer, grown = _long_enough(recurrence, examples, steps)
-    read = step_inputs(longer, grown, numbers_of(longer), 0, steps)
-    inputs = [*read, *(examples[i] for i in recurrence.constants)]  # whole, also where steps read their rows, too
+    inputs = [*_example_inputs(recurrence, examples, steps), *(examples[i] for i in recurrence.constants)]
     contiguous = (example.contiguous() for example in examples[: len(recurrence.carries)])
     return [fake_of(mode, value) for value in [*contiguous, *inputs]]
 
@@ -201,25 +201,27 @@ def constant_names(recurrence: Recurrence) -> list[str]:
     return [node.name for node in recurrence.inputs[-1]]
 
 
-def _long_enough(
-    recurrence: Recurrence, examples: list[torch.Tensor], steps: int
-) -> tuple[Recurrence, list[torch.Tensor]]:
-    """The recurrence and examples with at least ``steps`` steps, if its segments are to serve any number of them."""
+def _example_inputs(recurrence: Recurrence, examples: Sequence[torch.Tensor], steps: int) -> list[Any]:
+    """Per-step inputs of ``steps`` steps, as a segment takes them; examples may have fewer, if it serves any length."""
     if not recurrence.any_length:
-        return recurrence, examples
-    xs, longer = list[PerStep](), list(examples)
-    for x in recurrence.xs:
+        return step_inputs(recurrence, examples, numbers_of(recurrence), 0, steps)
+    xs = [Numbers((x.values or (0.0,))[:1] * steps) if isinstance(x, Numbers) else x for x in recurrence.xs]
+    numbers, inputs = numbers_of(replace(recurrence, xs=tuple(xs))), list[Any]()
+    for place, x in enumerate(xs):
         if isinstance(x, Slices):
-            old = longer[x.operand]
-            sizes = [*old.shape]
-            sizes[x.dim] = abs(x.stride) * steps
-            with old.fake_mode:  # type: ignore[attr-defined]
-                new = torch.empty_strided(sizes, dense(sizes, old.stride()), dtype=old.dtype, device=old.device)
-            longer[x.operand] = new.requires_grad_(old.requires_grad)
-            xs.append(replace(x, start=0 if x.stride > 0 else abs(x.stride) * steps - 1))
+            inputs.append(_example_rows(examples[x.operand], x.dim, steps))
         else:
-            xs.append(Numbers((x.values or (0.0,))[:1] * steps) if isinstance(x, Numbers) else x)
-    return replace(recurrence, xs=tuple(xs)), longer
+            inputs += [examples[i] for i in x.operands[:steps]] if isinstance(x, Items) else [numbers[place]]
+    return inputs
+
+
+def _example_rows(example: torch.Tensor, dim: int, steps: int) -> torch.Tensor:
+    """Rows of an example, without gaps: of it alone, as steps may read it whole, too, or along another dimension."""
+    sizes = [*example.shape]
+    sizes[dim] = steps
+    with example.fake_mode:  # type: ignore[attr-defined]
+        rows = torch.empty_strided(sizes, dense(sizes, example.stride()), dtype=example.dtype, device=example.device)
+    return rows.requires_grad_(example.requires_grad)
 
 
 def _leaves_of(result: torch.Tensor) -> set[int]:

@@ -23,14 +23,14 @@ Shape = tuple[Any, ...]
 def shapes_of(found: Sequence[Recurrence]) -> tuple[Shape, ...] | None:
     """The shapes of what the steps of one loop are given, if they are not the same at all lengths.
 
-    Of a value of which each step reads a slice the dimension of the slices does not count.
+    Of a value of which each step reads a slice, and nothing else, the dimension of the slices does not count.
     """
-    sliced = {x.operand: x.dim for x in found[-1].xs if isinstance(x, Slices)}
     shapes = list[Shape]()
     for operand in range(found[-1].operands):
-        dim = None if operand in found[-1].constants else sliced.get(operand)
+        dims = {x.dim for x in found[-1].xs if isinstance(x, Slices) and x.operand == operand}
+        alone = len(dims) == 1 and operand not in found[-1].constants
         sizes = zip(*(each.examples[operand].shape for each in found), strict=True)
-        shapes.append(tuple(_size(each, at == dim) for at, each in enumerate(sizes)))
+        shapes.append(tuple(_size(each, alone and at in dims) for at, each in enumerate(sizes)))
     return tuple(shapes) if any(isinstance(size, Varies) for shape in shapes for size in shape) else None
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -219,9 +221,31 @@ class WholeAndRow(nn.Module):
         return state_BI
 
 
+class RowAndColumn(nn.Module):
+    """Each step reads a row of a sequence, and a column, which is as long as all of it; or its mean, too."""
+
+    def __init__(self, mean: bool = False) -> None:
+        super().__init__()
+        self.taken, self.back, self.mean = nn.Linear(16, 6), nn.Linear(6, 6), mean
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        y_TK = x_TBI.flatten(1)[:, :16]
+        state_BI = x_TBI.new_zeros(x_TBI.shape[1], 6)
+        for t in range(x_TBI.shape[0]):
+            column_BI = (y_TK[:, t].tanh()[:, None, None] * x_TBI).sum(0)
+            state_BI = torch.tanh(self.back(state_BI) + self.taken(y_TK[t]) + 0.1 * column_BI)
+            state_BI = state_BI + y_TK.sum(0).mean() if self.mean else state_BI
+        return state_BI
+
+
+READERS = {"all": WholeAndRow, "column": RowAndColumn, "both": partial(RowAndColumn, mean=True)}
+
+
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("lowering", ["eager", "inductor"])
-def test_a_sequence_of_which_steps_read_all_and_their_row(lowering: Any) -> None:
-    model = WholeAndRow().double()
+@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
+def test_a_sequence_of_which_steps_read_a_row_and_more(reader: Callable[[], nn.Module], lowering: Any) -> None:
+    model = reader().double()
     fast = reroll.compile(model, time_dim=0, lowering=lowering, schedule="standard", segment=2)
     for steps in (13, 8):
         found = reroll.check(fast, torch.randn(steps, 3, 6, dtype=torch.float64), measure=False)
