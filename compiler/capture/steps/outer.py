@@ -75,10 +75,12 @@ class Outer:
     def as_it_lies(self, given: fx.Node) -> fx.Node:
         """What a recurrence gives, which is contiguous, in the layout that its example has in the user's program."""
         value = example(given)
-        order = () if value is None else memory_order(value)
-        if value is None or is_plain(order):
+        if value is None:
             return given
         given.meta["example_value"] = contiguous(value)
+        order = memory_order(value)
+        if is_plain(order):
+            return given
         made = lay_out(self.graph, given, order)
         take_line(made, given)
         return made

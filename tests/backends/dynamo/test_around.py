@@ -86,3 +86,25 @@ def test_outputs_of_all_steps_are_held_while_a_loop_runs(schedule: str) -> None:
     net.zero_grad()
     measured = reroll.measure(step, exclude=[net]).local_peak
     assert measured <= reroll.explain(model, x).predicted_peak <= 1.1 * measured
+
+
+class Repeated(nn.Module):
+    """Rows that are one row of a table, repeated, so that the batch has no memory in them; what is behind is large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.cell = nn.Parameter(torch.randn(31, 4)), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, seen = x.new_zeros(3, 4), []
+        for t in range(x.shape[0]):
+            h = torch.tanh(self.cell(x[t]) + h)
+            seen.append(self.table[t].expand(3, -1))
+        return h.sum() + torch.stack([torch.tanh(each) for each in seen])
+
+
+@pytest.mark.inductor
+def test_rows_that_are_repeated_come_out_of_the_loop_in_full() -> None:
+    torch.manual_seed(0)
+    model = torch.compile(Repeated().to(D), backend="reroll", options={"lowering": "inductor"})
+    reroll.check(model, torch.randn(31, 3, 4, dtype=D), strict=True, measure=False)
