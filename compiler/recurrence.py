@@ -227,10 +227,17 @@ class Recurrence:
         return "block" if self.blocks else "step"
 
     @property
+    def short(self) -> bool:
+        """Whether values of a step are in half precision, so that all that it gives is rounded to that."""
+        values = (node.meta.get("example_value") for node in self.step.graph.nodes)
+        return any(isinstance(x, torch.Tensor) and x.dtype in (torch.float16, torch.bfloat16) for x in values)
+
+    @property
     def size(self) -> str:
         """How many steps there are, and how large one is."""
         calls = sum(node.op.startswith("call") for node in self.step.graph.nodes)
-        return f"{self.steps:,} {self.unit}s of {calls} operations, {len(self.carries)} carried values"
+        told = ((self.steps, self.unit), (calls, "operation"), (len(self.carries), "carried value"))
+        return "{} of {}, {}".format(*(f"{number:,} {what}{'s' * (number != 1)}" for number, what in told))
 
     def describe(self) -> str:
         """One line: the step, its length, and where it comes from."""

@@ -206,7 +206,7 @@ def compile(  # noqa: A001  # as torch.compile
         _refuse_dynamic(dynamic)
         return _over_depth(model, options)
     _check_time(time_dim, steps, options)
-    _refuse_class(model)
+    _refuse_what_is_no_model(model)
     time = Time(time_dim, steps)
     if isinstance(model, nn.Module):
         return AnyLengthModule(model, time, parsed, dynamic=dynamic)
@@ -240,8 +240,14 @@ def _check_time(time_dim: Any, steps: Any, options: Mapping[str, Any]) -> None:
         )
 
 
-def _refuse_class(model: Any) -> None:
-    """Raise OptionError for a class: torch.compile would change it, and with it every instance there is."""
+def _refuse_what_is_no_model(model: Any) -> None:
+    """Raise OptionError for a class, which torch.compile would change, and with it every instance there is; and for
+    what is compiled already."""
+    if hasattr(model, "reroll_caller"):
+        raise OptionError(
+            "reroll.compile was given a model that it has compiled already. Give the plain model to it, once, with all "
+            "options. It is compiled._orig_mod of a module, and compiled.__wrapped__ of a function."
+        )
     if isinstance(model, type):
         raise OptionError(
             f"reroll.compile was given the class {model.__name__}, which is no model yet. Compile an instance, "
@@ -310,11 +316,11 @@ class Caller:
         with turn():
             call = find_time(self.model, self.signature, self.time, args, kwargs)
             running = Running(self.front, call, steps=self.steps)
-            if not self.looked:
+            if not self.looked and call.length:
                 self._look(call)
-            if self.dynamic and not self.sampled:
+            if self.dynamic and not self.sampled and call.length:
                 self._sample(call)
-            short = (call.length, self.steps) in self.short or not self._settled(running)
+            short = call.length == 0 or (call.length, self.steps) in self.short or not self._settled(running)
         if short:
             self._refuse_untruncated(call)
             return self.model(*args, **kwargs)

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from reroll.backends.front.held.state import State
-from reroll.backends.measure.explain import model_of
+from reroll.backends.measure.explain import explain, model_of
 from reroll.backends.measure.measure import Measurement, measured
 from reroll.backends.measure.plain import mean_squares, named_leaves
 from reroll.backends.runtime.randomness import random_numbers_kept
-from reroll.errors import DifferenceError, UnsupportedError
+from reroll.errors import DifferenceError, RerollError, UnsupportedError
 from reroll.graph.nested import places_of, structure_of
 from reroll.graph.private import version_of
 from reroll.words.units import nbytes_text, seconds_text
@@ -111,11 +111,12 @@ def check(
 
     model: what ``reroll.compile`` or ``torch.compile`` returned; anything else is compiled with the backend "reroll".
     inputs, kwargs: those of a call. loss: from the model's result to a number; without one the mean square of each
-    tensor in the result. tolerance: the largest difference allowed, relative to the largest entry of each tensor; by
-    default 1e-10 of float64, 1e-4 of float32, 0.02 of shorter numbers; of a gradient that is a thousand times smaller
-    than the largest one, relative to a thousandth of that. A spike that flips is a difference of 1: compare spiking
-    networks in float64, or on inputs away from thresholds. Inductor draws other random numbers than torch: compare
-    dropout with ``lowering="eager"``. measure: also local peaks and seconds, which takes two more steps of each.
+    tensor in the result. tolerance: the largest difference allowed, relative to the largest entry of each tensor;
+    by default 1e-10 of float64, 1e-4 of float32, 0.02 of shorter numbers, and of loops that compute in these; of a
+    gradient that is a thousand times smaller than the largest one, relative to a thousandth of that. A spike that
+    flips is a difference of 1: compare spiking networks in float64, or on inputs away from thresholds. Inductor
+    draws other random numbers than torch: compare dropout with ``lowering="eager"``. measure: also local peaks and
+    seconds, which takes two more steps of each.
 
     Compared are results (types, values, shapes, dtypes, what requires a gradient, layouts, but that what is expanded
     may be written out, and a part of something larger be dense), gradients of parameters and inputs (which are None,
@@ -128,6 +129,8 @@ def check(
     call = _Call(plain, inputs, kwargs, loss or mean_squares, seed)
     expected, actual = call.seen(plain), call.seen(compiled)
     differences, error = _compared(expected, actual, tolerance)
+    if differences and tolerance is None and _is_short(compiled, inputs, kwargs):
+        differences, error = _compared(expected, actual, _SHORT)
     if differences and strict:
         count, first = len(differences), differences[0]
         raise DifferenceError(
@@ -146,6 +149,15 @@ def _refuse_truncated(model: Any) -> None:
             f"reroll.check compares with plain autograd, and the model was compiled with truncate={options.truncate}, "
             "which cuts gradients. Check it without truncate."
         )
+
+
+def _is_short(compiled: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a loop computes in half precision, as under autocast, whatever it gives."""
+    try:
+        found = explain(compiled, *inputs, **kwargs)
+    except RerollError:
+        return False
+    return any((loop.captured or loop.recurrence).short for each in (found, *found.others) for loop in each.loops)
 
 
 def _compiled(model: Any) -> Any:

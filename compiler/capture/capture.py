@@ -117,7 +117,10 @@ def _explain(sequence: Sequence) -> str:
     looked = f"looked for a step that repeats at least {MIN_STEPS} times and carries a value, in {size} operations"
     runs = repeats(sequence.colour)
     if not runs:
-        return f"{looked}; no sequence of operations repeats three times{_over_depth(sequence)}"
+        return (
+            f"{looked}; no sequence of operations repeats three times{_over_depth(sequence)}. Are steps alike? One "
+            "that reads all states so far is like no other: let it read the last few, or a tensor of fixed size"
+        )
     found, period, start, stop = runs[0]
     first = where(sequence.nodes[start])
     broke = f"up to {where(sequence.nodes[stop])}" if stop < size else "up to the end of the graph"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import math
+import operator
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, SupportsIndex, TypedDict, cast
 
 from reroll.errors import OptionError, nearest
 from reroll.schedules.machine import REMOTE_TIERS
@@ -205,10 +207,15 @@ def parse_budget(budget: int | float | str | None) -> int | float | None:
     what the device has free ("auto")."""
     if budget == "auto":
         return None
+    if hasattr(budget, "__index__") and not isinstance(budget, bool):  # numpy's, too
+        budget = operator.index(cast("SupportsIndex", budget))
     if isinstance(budget, str):
         try:
             return parse_size(budget, "Option memory_budget")
         except OptionError as error:
+            if re.fullmatch(r"0?\.\d+", budget):
+                text = f"Option memory_budget={budget!r} is less than a byte. As a fraction write {budget}, not a text."
+                raise OptionError(text) from None
             raise OptionError(f"{error} A budget may also be a fraction such as 0.1, or 'auto'.") from None
     if budget is None:
         return None

@@ -87,13 +87,15 @@ def _operations(call: fx.Node) -> int:
 def segment_length(recurrence: Recurrence, options: Options) -> int:
     """Steps compiled together: as asked for, else a length near the usual one that leaves the shortest last segment.
 
-    Where the segments serve any number of steps it is what the first number asked for (``Recurrence.segment``). A loop
-    that reads a list has as many steps as that has items, at any length.
+    Where the segments serve any number of steps it is what the first number asked for (``Recurrence.segment``), or what
+    the user asked for, but for steps that are not there. A loop that reads a list has as many steps as that has items,
+    at any length.
     """
     steps, usual = recurrence.steps, usual_segment(recurrence, options)
     if recurrence.any_length:
         items = [len(x.operands) for x in recurrence.xs if isinstance(x, Items)]
-        length = options.segment or recurrence.segment or _without_rest(recurrence, usual, options)
+        asked = options.segment and min(options.segment, max(steps, usual))
+        length = asked or recurrence.segment or _without_rest(recurrence, usual, options)
         return min(length, *items) if items else length
     if options.segment is not None:
         return min(options.segment, steps)

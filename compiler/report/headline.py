@@ -35,15 +35,14 @@ class Headline:
         return f"{nbytes_text(self.peak)} instead of {nbytes_text(self.plain_peak)}"
 
     def verdict(self) -> str:
-        """One sentence: peak and time beside plain BPTT's."""
+        """One sentence: peak and time beside those of keeping all tapes (``store_all``)."""
         peak, plain = nbytes_text(self.peak), nbytes_text(self.plain_peak)
         text = f"A training step is predicted to hold {peak} at its peak, "
         if self.peak < self.plain_peak:
-            text += (
-                f"{self.plain_peak / self.peak:.3g} times less than the {plain} of plain BPTT with the same segments"
-            )
+            times = f"{self.plain_peak / self.peak:.3g} times"
+            text += f"{times} less than the {plain} of the same segments with all tapes kept"
         else:
-            text += f"no less than plain BPTT with the same segments ({plain})"
+            text += f"no less than the same segments with all tapes kept ({plain})"
         if self.seconds is not None and self.plain_seconds:
             ratio = self.seconds / self.plain_seconds
             return f"{text}, and to take {seconds_text(self.seconds)}, {ratio:.2f} times its time."

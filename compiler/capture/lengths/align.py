@@ -41,10 +41,8 @@ def align(lengths: Sequence[int], modules: Sequence[fx.GraphModule], found: Sequ
     for length, each in zip(lengths, found, strict=True):
         if not each.recurrences:
             kind = TransformError if each.transformed else NeverError if each.refused else LengthError
-            raise kind(
-                f"reroll.compile found no recurrence in a trace of {length} steps: {each.reason}. Without time_dim it "
-                "rolls blocks over depth."
-            )
+            more = " Without time_dim it rolls blocks over depth." if kind is LengthError else ""
+            raise kind(f"reroll.compile found no recurrence in a trace of {length} steps: {each.reason}.{more}")
     graphs = [each.outer for each in found]
     kept = [_without_rows(graph) for graph in graphs]
     walk = _Walk(lengths, modules)

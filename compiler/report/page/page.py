@@ -92,7 +92,7 @@ def _main(report: Report, traces: Sequence[Timeline], found: Headline) -> Iterat
 def _key_figures(report: Report, found: Headline) -> Markup:
     given = [
         ("local peak", charts.amount(report.predicted_peak)),
-        ("plain BPTT, same segments", charts.amount(found.plain_peak)),
+        ("with all tapes kept", charts.amount(found.plain_peak)),
     ]
     given += [(f"{tier} peak", charts.amount(nbytes)) for tier, nbytes in report.remote_peaks.items()]
     unit = "block" if all(loop.recurrence.unit == "block" for loop in report.loops) else "step"

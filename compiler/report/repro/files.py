@@ -53,14 +53,14 @@ _STAGE = "{title}\n\nWritten by Report.save. Step through it: python -m pdb {nam
 def write_repro(report: Report, path: Path) -> None:
     """See ``Report.write_repro``."""
     main = "say_versions(WRITTEN_WITH)\n    raise SystemExit(compare(LOOPS, OPTIONS, SEED))"
-    functions = (parts.versions, parts.say_versions, parts.loss, parts.compare, parts.equal)
+    functions = (parts.versions, parts.say_versions, parts.loss, parts.of_loop, parts.compare, parts.equal)
     path.write_text(_file(report, path.name, _REPRO, functions, main), "utf-8")
 
 
 def write_benchmark(report: Report, path: Path) -> None:
     """See ``Report.write_benchmark``."""
     main = "say_versions(WRITTEN_WITH)\n    race(LOOPS, OPTIONS, SEED, sys.argv[1:])"
-    training = (parts.loss, parts.gradients, parts.largest_error)
+    training = (parts.of_loop, parts.loss, parts.gradients, parts.largest_error)
     functions = (parts.versions, parts.say_versions, *training, parts.race, parts.first_call, parts.in_turns)
     path.write_text(_file(report, path.name, _BENCHMARK, functions, main), "utf-8")
 
@@ -70,7 +70,11 @@ def _file(report: Report, name: str, about: str, functions: Sequence[Callable[..
     if not loops:
         raise UnsupportedError(f"There is no loop to write: no recurrence was found ({report.reason}).")
     options, source = given_options(loops[0].options), Source()
-    classes = [LoopSource(each.captured or each.recurrence, f"Loop{n}", source) for n, each in enumerate(loops)]
+    shares = [_share(each) for each in loops] if len(loops) > 1 and _shared(options) else []
+    classes = [
+        LoopSource(each.captured or each.recurrence, f"Loop{n}", source, shares[n] if shares else None)
+        for n, each in enumerate(loops)
+    ]
     plans = [f"# {each.name}, there: {loop.choice.describe()}" for each, loop in zip(classes, loops, strict=True)]
     whole: list[Callable[..., Any]] = [parts.made, *functions]
     written = [inspect.getsource(each).strip() for each in whole]
@@ -89,6 +93,16 @@ def _file(report: Report, name: str, about: str, functions: Sequence[Callable[..
         f'if __name__ == "__main__":\n    {main}',
     ]
     return "\n\n\n".join(pieces) + "\n"
+
+
+def _shared(options: dict[str, Any]) -> bool:
+    """Whether loops share a budget, of which a loop by itself is to have what its plan takes."""
+    return bool(options.get("memory_budget", "auto") != "auto")
+
+
+def _share(loop: Loop) -> int:
+    """The bytes of a loop's plan by itself, where it also returns its last carry and the rows of all steps."""
+    return loop.plan.prediction.peak + loop.needs.carry + loop.outputs
 
 
 def _all_loops(report: Report) -> list[Loop]:

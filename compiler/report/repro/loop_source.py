@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import torch
 from torch import Tensor, fx
 
 from reroll.recurrence import Items, Numbers, PerStep, Recurrence, Slices
@@ -23,11 +22,12 @@ _INDEXED = ("embedding", "one_hot", "nll_loss", "cross_entropy")
 
 @dataclass(frozen=True)
 class LoopSource:
-    """The text of a class ``name``: a loop as ``nn.Module``."""
+    """The text of a class ``name``: a loop as ``nn.Module``. ``share``: its bytes of a budget of several."""
 
     recurrence: Recurrence
     name: str
     source: Source
+    share: int | None = None
     arguments: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -41,7 +41,7 @@ class LoopSource:
         loop, where = self.recurrence, source_line(self.recurrence.where)
         lines = [f"class {self.name}(nn.Module):", f'    """{loop.size}{f", at {where}" * bool(where)}."""', ""]
         lines += [
-            f"    random, short = {loop.random}, {_short(loop)}",
+            f"    random, short, share = {loop.random}, {loop.short}, {self.share}",
             "",
             "    def __init__(self):",
             "        super().__init__()",
@@ -197,12 +197,6 @@ def modes(loop: Recurrence) -> list[str]:
     """The modes in which the steps of a loop run, as code."""
     found = [] if loop.grad_enabled else ["torch.no_grad()"]
     return [*found, *(f"torch.autocast({', '.join(map(repr, each))})" for each in loop.autocast)]
-
-
-def _short(loop: Recurrence) -> bool:
-    """Whether values of a step are in half precision, so that all that it gives is rounded to that."""
-    values = map(value_of, loop.step.graph.nodes)
-    return any(isinstance(each, Tensor) and each.dtype in (torch.float16, torch.bfloat16) for each in values)
 
 
 def _last(x: Slices, steps: int) -> int:

@@ -68,7 +68,7 @@ def loss(results: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def compare(loops: Sequence[Any], options: Mapping[str, Any], seed: int) -> int:
     """Train each loop once in eager PyTorch and by reroll, on one seed; 1 where something differs, else 0."""
-    wrong = [loop for loop in loops if not equal(loop, dict(options), seed)]
+    wrong = [loop for loop in loops if not equal(loop, of_loop(loop, options), seed)]
     return int(bool(wrong))
 
 
@@ -89,6 +89,11 @@ def equal(loop: Any, options: dict[str, Any], seed: int) -> bool:
     found = reroll.check(model.compiled(options), *inputs, measure=False, tolerance=tolerance)
     sys.stdout.write(f"{loop.__name__}: {found}\n")
     return found.equal
+
+
+def of_loop(loop: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a loop. Where several had a budget together, its share are the bytes that its plan took there."""
+    return {**options, **({"memory_budget": loop.share} if loop.share else {})}
 
 
 def gradients(run: Callable[..., Any], leaves: Sequence[torch.Tensor], inputs: Sequence[Any], seed: int) -> list[Any]:
@@ -116,12 +121,19 @@ def race(loops: Sequence[Any], options: Mapping[str, Any], seed: int, only: Sequ
 
     ``only``: the ways to run; all without. The first call compiles.
     """
+    ways = ("eager", "inductor", "reroll")
+    if not set(only) <= set(ways):
+        raise SystemExit(f"Name some of the ways to run, or none for all of them: {' '.join(ways)}.")
     for loop in loops:
         torch.manual_seed(seed)
         model, inputs = loop(), loop.inputs()
         leaves = [each for each in (*model.parameters(), *inputs) if each.requires_grad]
         exact, runs, told = gradients(model, leaves, inputs, seed), {}, {}
-        for name, run in (("eager", model), ("inductor", torch.compile(model)), ("reroll", model.compiled(options))):
+        for name, run in (
+            ("eager", model),
+            ("inductor", torch.compile(model)),
+            ("reroll", model.compiled(of_loop(loop, options))),
+        ):
             if not only or name in only:
                 runs[name] = functools.partial(gradients, run, leaves, inputs, seed)
                 told[name] = first_call(runs[name], exact, leaves)

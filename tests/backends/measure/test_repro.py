@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from reroll.backends.measure import doctor
 from reroll.backends.measure.doctor import Finding, self_test
 from reroll.errors import RerollError
 from reroll.report.cli.commands import main
+from reroll.report.repro.files import _share
 
 QUICK: dict[str, Any] = {"lowering": "eager", "segment": 2}
 
@@ -119,6 +121,37 @@ def played(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     with pytest.raises(SystemExit) as left:
         runpy.run_path(str(path), run_name="__main__")
     return int(str(left.value.code)), capsys.readouterr().out
+
+
+class TwoLoops(nn.Module):
+    """A loop forward, and one of another size back over its rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken, self.back, self.cell = nn.Linear(3, 5), nn.Linear(5, 5), nn.GRUCell(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, seen, g = x.new_zeros(x.shape[1], 5), [], x.new_zeros(x.shape[1], 4)
+        for t in range(x.shape[0]):
+            h = torch.tanh(self.taken(x[t]) + self.back(h))
+            seen.append(h)
+        for t in range(x.shape[0]):
+            g = self.cell(seen[x.shape[0] - 1 - t], g)
+        return g
+
+
+@pytest.mark.parametrize("budget", [0.5, 30_000])
+def test_each_of_several_loops_has_its_share_of_their_budget(
+    budget: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = explained(TwoLoops().double(), torch.randn(40, 4, 3, dtype=torch.float64), memory_budget=budget)
+    assert len(report.loops) == 2
+    report.save(tmp_path)
+    code, out = played(tmp_path / "repro.py", capsys)
+    assert (code, out.count(": equal to")) == (0, 2), out
+    text = (tmp_path / "bench.py").read_text("utf-8")
+    for loop in report.loops:
+        assert re.search(rf"share = \w+, \w+, {_share(loop)}$", text, re.MULTILINE)
 
 
 @pytest.mark.variants(3)
