@@ -46,6 +46,7 @@ _SMOOTH: Mapping[sympy.Symbol, Expr] = {S: T / k, N: T / C, F: C, L: C, n: C / K
 _RATES = ("write", "read")
 _SECONDS = ("forward", "taping", "backward", "latency")
 _BYTES = ("carry", "packed", "tape")
+_KINDS = ("about", "exactly", "here")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,13 @@ class ByFormula:
     def rows(self) -> list[list[str]]:
         """Of each line its name, its formula and its three numbers."""
         return [[line.name, line.text, *map(line.shown, ("smooth", "exact", "counted"))] for line in self.lines]
+
+    def __str__(self) -> str:
+        told = []
+        for name, letters, *numbers in self.rows():
+            given = [f"{what} {number}" for what, number in zip(_KINDS, numbers, strict=True) if number]
+            told.append(f"{name}: {letters} = {', '.join(given)}" if given else f"{name}: {letters}")
+        return "\n".join([*told, self.text()])
 
     def text(self) -> str:
         """The letters with their numbers ("steps T = 19, chunk C = 6"), and the note."""

@@ -210,10 +210,9 @@ def _alternatives(alternatives: Sequence[Alternative]) -> Table:
     best = pareto(alternatives)
     for each in sorted(alternatives, key=lambda each: (each.peak, each.seconds)):
         remote = [nbytes_text(each.tiers.get(tier, 0)) for tier in tiers]
-        note = "chosen" if each.chosen else "" if each in best else "beaten"
-        table.add_row(
-            Text(each.name), nbytes_text(each.peak), *remote, seconds_text(each.seconds), f"{each.rerun:,}", note
-        )
+        notes = ("chosen" if each.chosen else "", "" if each in best else "beaten")
+        cells = [nbytes_text(each.peak), *remote, seconds_text(each.seconds), f"{each.rerun:,}"]
+        table.add_row(Text(each.name), *cells, ", ".join(filter(None, notes)))
     return table
 
 

@@ -42,6 +42,14 @@ def test_the_best_numbers_stand_beside_those_of_the_plan() -> None:
     assert lines(loop("double"))["best K"].counted == 2
 
 
+def test_it_is_printed_a_line_for_each_formula() -> None:
+    found = loop("standard", steps=128, chunk=6).by_formula()
+    printed = str(found).splitlines()
+    assert len(printed) == len(found.lines) + 1
+    assert f"best C: sqrt(T*s/a) = about 8, here {found.lines[-2].counted}" in printed
+    assert printed[-1] == found.text()
+
+
 def test_without_costs_no_number_of_seconds_is_given() -> None:
     (time,) = (line for line in loop().by_formula().lines if line.name == "time")
     assert (time.smooth, time.exact, time.counted) == (None, None, None)
