@@ -248,3 +248,27 @@ def test_where_it_cannot_be_looked_at_it_is_said(monkeypatch: pytest.MonkeyPatch
     with pytest.warns(RerollWarning, match=r"cannot be run by itself \(no step today\)"):
         found = torch.autograd.grad(total(run(x)), list(model.parameters()))
     torch.testing.assert_close(found, plain)
+
+
+class BlocksThenSteps(nn.Module):
+    """Blocks over depth, whose last result a loop over time reads row by row, beside something that no loss uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(5)))
+        self.norm, self.last = nn.BatchNorm1d(4), torch.zeros(())
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y, h, seen = self.blocks(x), x.new_zeros(3, 4), []
+        for t in reversed(range(x.shape[0])):
+            self.last = (self.norm(x[t]) * 0.3).detach()
+            h = torch.tanh(h + torch.sin(y[t]))
+            seen.append(h)
+        return h, torch.stack(seen[::2])
+
+
+def test_rows_of_a_last_carry_are_no_rows_of_steps() -> None:
+    torch.manual_seed(0)
+    model, x = BlocksThenSteps().double(), torch.randn(9, 3, 4, dtype=torch.float64, requires_grad=True)
+    options = {"lowering": "eager", "schedule": "standard", "segment": 2}
+    reroll.check(torch.compile(model, backend="reroll", options=options), x, strict=True, measure=False)
