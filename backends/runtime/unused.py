@@ -137,7 +137,7 @@ class Unused:
 
 def _of_all_steps(recurrence: Recurrence, partly: Rows) -> Rows:
     """What is known of outputs that have a row of every step. Others are slices of these in eager, which give all rows
-    a gradient, if only zeros, whichever of theirs is used. Rows of a last carry, which others may read, are no steps."""
+    a gradient, if only zeros, whichever of theirs is used. Rows of a last carry, which others read, are no steps."""
     width, kept = len(recurrence.carries), recurrence.kept_rows
     return {number: used for number, used in partly.items() if number >= width and kept[number - width].whole}
 
