@@ -270,5 +270,5 @@ class BlocksThenSteps(nn.Module):
 def test_rows_of_a_last_carry_are_no_rows_of_steps() -> None:
     torch.manual_seed(0)
     model, x = BlocksThenSteps().double(), torch.randn(9, 3, 4, dtype=torch.float64, requires_grad=True)
-    options = {"lowering": "eager", "schedule": "standard", "segment": 2}
+    options: dict[str, Any] = {"lowering": "eager", "schedule": "standard", "segment": 2}
     reroll.check(torch.compile(model, backend="reroll", options=options), x, strict=True, measure=False)
