@@ -705,14 +705,15 @@ def test_the_versions_that_were_tried_are_told() -> None:
 
 def test_what_the_campaign_found_is_told() -> None:
     found = result("campaign")
-    rows = [Counter[str]() for _ in range(7)]
-    for counts, section_of in zip(rows, ("programs", "lowered", "sizes", "losses", "truncated"), strict=False):
+    rows = [Counter[str]() for _ in range(8)]
+    sections = ("programs", "lowered", "sizes", "losses", "wholes", "truncated")
+    for counts, section_of in zip(rows, sections, strict=False):
         for run in found[section_of]["runs"]:
             counts.update(run["counts"])
-    rows[5].update(way["kind"] for network in found["networks"]["rows"].values() for way in network.values())
+    rows[6].update(way["kind"] for network in found["networks"]["rows"].values() for way in network.values())
     for operation in found["operations"]["rows"].values():
         for way in operation.values():
-            rows[6].update(way.get("counts", {}))
+            rows[7].update(way.get("counts", {}))
     text = section("docs/limits.md", "How it was looked for")
     lines = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith(("| looked", "| ---"))]
     for counts, line in zip(rows, lines, strict=True):
@@ -724,8 +725,9 @@ def test_what_the_campaign_found_is_told() -> None:
     assert lines[1].startswith(f"| {rows[1].total():,} of them by inductor")
     assert lines[2].startswith(f"| {rows[2].total():,} at four sizes of a batch")
     assert lines[3].startswith(f"| {rows[3].total():,} that end in losses")
-    assert lines[4].startswith(f"| {rows[4].total():,} with `truncate=k`")
-    assert lines[5].startswith(f"| {len(found['networks']['rows'])} networks")
+    assert lines[4].startswith(f"| {rows[4].total():,} whose steps read all of a sequence")
+    assert lines[5].startswith(f"| {rows[5].total():,} with `truncate=k`")
+    assert lines[6].startswith(f"| {len(found['networks']['rows'])} networks")
 
 
 def test_what_became_of_stacks_is_what_the_campaign_counted() -> None:

@@ -230,7 +230,9 @@ def kept(section: str) -> Any:
     return found
 
 
-@pytest.mark.parametrize("section", ["programs", "lowered", "sizes", "losses", "truncated", "mutants", "stacks"])
+@pytest.mark.parametrize(
+    "section", ["programs", "lowered", "sizes", "losses", "wholes", "truncated", "mutants", "stacks"]
+)
 def test_what_is_kept_of_programs_adds_up_and_no_defect_is_open(section: str) -> None:
     found = kept(section)
     runs = found["runs"]
