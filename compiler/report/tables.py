@@ -40,7 +40,7 @@ def loop_tables(loop: Loop) -> Iterator[RenderableType]:
     yield _carries(loop)
     yield _formulas(loop.by_formula())
     if loop.alternatives:
-        yield _alternatives(loop.alternatives)
+        yield _alternatives(loop.alternatives, loop.recurrence.unit)
 
 
 def _plan(loop: Loop) -> Table:
@@ -194,7 +194,7 @@ def _formulas(found: ByFormula) -> RenderableType:
     return table
 
 
-def _alternatives(alternatives: Sequence[Alternative]) -> Table:
+def _alternatives(alternatives: Sequence[Alternative], unit: str) -> Table:
     tiers = list(dict.fromkeys(tier for each in alternatives for tier in each.tiers))
     table = Table(
         box=box.SIMPLE_HEAD,
@@ -204,7 +204,7 @@ def _alternatives(alternatives: Sequence[Alternative]) -> Table:
         expand=True,
     )
     table.add_column("plan", overflow="fold")
-    for name in ("local peak", *tiers, "time", "steps re-run"):
+    for name in ("local peak", *tiers, "time", f"{unit}s re-run"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("")
     best = pareto(alternatives)
