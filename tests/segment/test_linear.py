@@ -289,6 +289,7 @@ def test_others_are_left_as_they_are(name: str) -> None:
     assert compare(Loop(step, *sizes), (inputs(),), segment=4)[0] == []
 
 
+@pytest.mark.variants(12)
 @pytest.mark.parametrize("options", [{"segment": 4}, {"segment": 11, "schedule": "standard"}], ids=str)
 @pytest.mark.parametrize("name", LINEAR)
 def test_steps_done_together_are_those_one_by_one(name: str, options: dict[str, Any]) -> None:
