@@ -102,9 +102,9 @@ def warn(text: str) -> None:
     warnings.warn(text, RerollWarning, stacklevel=level)
 
 
-def did_you_mean(name: str, valid: Sequence[str]) -> str:
-    """A question for the valid name that is like an unknown one, and a space; empty if there is none."""
-    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.4)
+def did_you_mean(name: str, valid: Sequence[str], cutoff: float = 0.4) -> str:
+    """A question for the valid name that is like an unknown one, and a space; empty if none is so like (0 to 1)."""
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=cutoff)
     return f"Did you mean {close[0]!r}? " if close else ""
 
 

@@ -174,10 +174,10 @@ class Recurrence:
         """Operands whose layout may differ from their examples': sequences, if the segments serve any length."""
         return frozenset(x.operand for x in self.xs if isinstance(x, Slices)) if self.any_length else frozenset()
 
-    def loose_places(self, steps: int) -> tuple[int, ...]:
-        """The places of a segment's inputs that are rows of these, which it takes without gaps."""
+    def loose_rows(self, steps: int) -> tuple[tuple[int, Slices], ...]:
+        """(place, what it is) of each input of a segment that is rows of these, which it takes without gaps."""
         read = self.slots(steps).xs if self.any_length else ()
-        return tuple(places[0] for places, x in read if isinstance(x, Slices))
+        return tuple((places[0], x) for places, x in read if isinstance(x, Slices))
 
     @property
     def inputs(self) -> tuple[list[fx.Node], list[fx.Node], list[fx.Node]]:

@@ -21,7 +21,7 @@ from reroll.backends.tiers.tier import STAGING
 from reroll.graph.memory import Owned, graph_peak, origin, storage_nbytes
 from reroll.program.memory import Needs, SegmentBytes
 from reroll.program.tally import Sizes
-from reroll.recurrence import Recurrence, Slices, Slots
+from reroll.recurrence import Recurrence, Slots
 from reroll.schedules.machine import pieces
 from reroll.segment.trace import lies_packed
 
@@ -87,22 +87,25 @@ class _Thin(Mapping[int, SegmentBytes]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Inputs:
-    """The inputs of a forward: its carry, the operands of the loop behind it, and those of these that are copies, made
-    for the segment: rows of sequences that do not lie as it takes them."""
+    """The inputs of a forward: its carry, and the operands of the loop behind it.
+
+    Some operands are ``copies``, made for the segment: rows of sequences that do not lie as it takes them. One that is
+    saved as it is is made again for the backward. The others are ``held`` by a tape that has views of them.
+    """
 
     carry: Sequence[fx.Node]
     operands: Sequence[fx.Node]
     copies: Sequence[fx.Node]
+    held: Sequence[fx.Node]
 
     @classmethod
     def of(cls, segment: Segment, recurrence: Recurrence) -> _Inputs:
         """Copies are told by how the examples of the loop lie."""
         nodes, steps = segment.forward_graph.graph.find_nodes(op="placeholder"), segment.steps
-        loose, slots = recurrence.loose_places(steps), recurrence.slots(steps)
-        rows = {places[0]: x for places, x in slots.xs if places[0] in loose and isinstance(x, Slices)}
-        copied = [place for place, x in rows.items() if not lies_packed(recurrence.examples[x.operand], x, steps)]
-        carries = len(recurrence.carries)
-        return cls(nodes[:carries], nodes[carries:], [nodes[place] for place in copied])
+        carries, rows = len(recurrence.carries), recurrence.loose_rows(steps)
+        copied = [nodes[at] for at, x in rows if not lies_packed(recurrence.examples[x.operand], x, steps)]
+        again = {nodes[place] for place in segment.saved_inputs.values()}
+        return cls(nodes[:carries], nodes[carries:], copied, [node for node in copied if node not in again])
 
 
 def footprint(segment: Segment, inputs: _Inputs, once: int) -> SegmentBytes:
@@ -121,11 +124,7 @@ def thin_footprint(segment: Segment, inputs: _Inputs, once: int) -> SegmentBytes
 def _with_tape(
     segment: Segment, inputs: _Inputs, once: int, backward: Any, graph: fx.GraphModule, *, thin: bool
 ) -> SegmentBytes:
-    """A copy that is saved as it is is no part of the tape, but made again for the backward."""
-    results: Any = segment.forward_graph.graph.output_node().args[0]
-    whole = set(results[segment.outputs :])
-    views = [node for node in inputs.copies if node not in whole]
-    saved = _blocks(_saved(segment, set(inputs.operands) - set(views), graph, thin=thin))
+    saved = _blocks(_saved(segment, set(inputs.operands) - set(inputs.held), graph, thin=thin))
     again = _blocks(_saved(segment, set(inputs.operands) - set(inputs.copies), graph, thin=thin))
     reverse = once + _peak(backward, graph.graph, again)
     return SegmentBytes(sum(nbytes for nbytes, _ in saved), *_forward_peaks(segment, inputs, once), reverse)

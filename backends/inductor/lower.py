@@ -141,6 +141,13 @@ class Segment:
     tape: tuple[StepValue, ...] = ()
     thin: ThinTape | None = None
 
+    @property
+    def saved_inputs(self) -> dict[int, int]:
+        """The inputs that the forward saves as they are: their places, by their numbers among what it saves."""
+        places = {node: at for at, node in enumerate(self.forward_graph.graph.find_nodes(op="placeholder"))}
+        results: Any = self.forward_graph.graph.output_node().args[0]
+        return {number: places[node] for number, node in enumerate(results[self.outputs :]) if node in places}
+
     def kept(self, saved: list[Any], thin: bool) -> list[Any]:
         """What a tape holds of all that the forward saves."""
         if self.thin is None:

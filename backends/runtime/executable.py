@@ -107,12 +107,9 @@ class Rows:
     @classmethod
     def of(cls, segment: Segment, recurrence: Recurrence) -> Rows:
         """The rows of a segment of a recurrence."""
-        places = recurrence.loose_places(segment.steps)
-        given = segment.forward_graph.graph.find_nodes(op="placeholder")
-        results: Any = segment.forward_graph.graph.output_node().args[0]
-        rows = {given[place]: place for place in places}
-        saved = enumerate(results[segment.outputs :])
-        return cls(places, tuple((number, rows[node]) for number, node in saved if node in rows))
+        places = tuple(place for place, _ in recurrence.loose_rows(segment.steps))
+        saved = segment.saved_inputs.items()
+        return cls(places, tuple((number, place) for number, place in saved if place in places))
 
 
 @dataclass(slots=True)

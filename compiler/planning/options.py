@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import operator
 import os
@@ -12,7 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex, TypedDict, cast
 
-from reroll.errors import OptionError, nearest
+from reroll.errors import OptionError, did_you_mean, nearest
 from reroll.schedules.machine import REMOTE_TIERS
 from reroll.schedules.named import find, schedule_names
 from reroll.segment.cut.policy import Policy, Rule
@@ -198,8 +197,8 @@ class OptionsDict(TypedDict, total=False):
 
 def _likely(name: str, names: Sequence[str]) -> str:
     """What is said of an unknown option; one that is like an argument of reroll.compile is taken for that."""
-    close = difflib.get_close_matches(name, _ARGUMENTS, n=1, cutoff=0.7)
-    return f"Did you mean {close[0]!r}? {_OF_THE_DOOR}" if close else nearest(name, names)
+    question = did_you_mean(name, _ARGUMENTS, cutoff=0.7)
+    return f"{question}{_OF_THE_DOOR}" if question else nearest(name, names)
 
 
 def parse_budget(budget: int | float | str | None) -> int | float | None:

@@ -54,7 +54,7 @@ class Traced:
 def segment_inputs(recurrence: Recurrence, operands: Sequence[Any], start: int, steps: int) -> list[Any]:
     """The per-step inputs and constants of steps [start, start + steps), laid out as segments take them."""
     read = step_inputs(recurrence, operands, numbers_of(recurrence), start, steps)
-    rows = recurrence.loose_places(steps)
+    rows = dict(recurrence.loose_rows(steps))
     laid_out = (packed(x) if place in rows else x for place, x in enumerate(read, start=len(recurrence.carries)))
     return [*laid_out, *(operands[i] for i in recurrence.constants)]
 
@@ -105,18 +105,17 @@ def lies_packed(base: torch.Tensor, x: Slices, steps: int) -> bool:
     """Whether so many steps of a tensor lie without gaps in it, which may be shorter."""
     sizes, strides = [*base.shape], [*base.stride()]
     sizes[x.dim], strides[x.dim] = steps, strides[x.dim] * abs(x.stride)
-    return _is_packed(torch.empty_strided(sizes, strides, dtype=base.dtype, device="meta"))
-
-
-def _is_packed(value: torch.Tensor) -> bool:
-    return value.is_contiguous() or list(value.stride()) == dense(value.shape, value.stride())
+    rows = torch.empty_strided(sizes, strides, dtype=base.dtype, device="meta")
+    return packed(rows) is rows
 
 
 def packed(value: torch.Tensor) -> torch.Tensor:
     """The value in a layout without gaps; itself where it has that."""
-    if _is_packed(value):
+    if value.is_contiguous():
         return value
     strides = dense(value.shape, value.stride())
+    if list(value.stride()) == strides:
+        return value
     made = value.new_empty_strided(value.shape, strides)
     once = tuple(slice(None if step else 1) for step in strides)
     made[once].copy_(value[once])  # what is expanded is one memory, which may be written once

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import reroll
+from networks import Half
 from reroll.backends.measure.check import distance
 from reroll.errors import DifferenceError
 
@@ -246,21 +247,6 @@ def test_tables_that_make_what_they_give_and_decorated_methods_are_left_as_they_
     model = torch.compile(net, backend="reroll", options={"lowering": "eager"})
     assert reroll.check(model, torch.randn(12, 3, 4, dtype=torch.float64), strict=True, measure=False).equal
     assert dict.__getitem__(net.table, "needing") is nn.Linear
-
-
-class Half(nn.Module):
-    """A loop under autocast, whose result and gradients are in single precision."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.taken, self.back = nn.Linear(3, 16), nn.Linear(16, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = x.new_zeros(x.shape[1], 16)
-        with torch.autocast("cpu", torch.bfloat16):
-            for t in range(x.shape[0]):
-                h = torch.tanh(self.taken(x[t]) + self.back(h))
-        return h.float()
 
 
 def test_a_loop_that_computes_in_half_precision_is_compared_as_such() -> None:

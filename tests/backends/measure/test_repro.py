@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import reroll
+from networks import Half
 from reroll.backends.measure import doctor
 from reroll.backends.measure.doctor import Finding, self_test
 from reroll.errors import RerollError
@@ -268,19 +269,6 @@ def test_the_doctor_says_by_its_exit_code_whether_something_is_wrong(
     monkeypatch.setattr(reroll, "doctor", lambda: (Finding("disk", "full", todo),), raising=False)
     assert main(["doctor"]) == bool(todo)
     assert todo in capsys.readouterr().out
-
-
-class Half(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.taken, self.back = nn.Linear(3, 16), nn.Linear(16, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = x.new_zeros(x.shape[1], 16)
-        with torch.autocast("cpu", torch.bfloat16):
-            for t in range(x.shape[0]):
-                h = torch.tanh(self.taken(x[t]) + self.back(h))
-        return h.float()
 
 
 def test_a_loop_under_autocast_is_compared_as_half_precision_and_its_step_runs(

@@ -49,3 +49,18 @@ class RecurrentLIF(nn.Module):
 def spikes(steps: int, batch: int = 32, inputs: int = 64) -> Tensor:
     """Input trains that make about a seventh of network D's neurons fire per step."""
     return (torch.rand(steps, batch, inputs) < 0.2).float() * 2
+
+
+class Half(nn.Module):
+    """A loop under autocast, whose result and gradients are in single precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken, self.back = nn.Linear(3, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.new_zeros(x.shape[1], 16)
+        with torch.autocast("cpu", torch.bfloat16):
+            for t in range(x.shape[0]):
+                h = torch.tanh(self.taken(x[t]) + self.back(h))
+        return h.float()
