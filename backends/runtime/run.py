@@ -262,7 +262,9 @@ class Run:
             tensors = tuple(results[:width])
             if start >= self.frontier:
                 self._emit(start, steps, results[width : segment.outputs])
-            saved = [unpacked.get(number, value) for number, value in enumerate(results[segment.outputs :])]
+            saved = results[segment.outputs :]
+            for number, rows in unpacked.items():
+                saved[number] = rows
             del results
             start += steps
             if self.start.witness is not None:

@@ -68,18 +68,24 @@ def test_every_error_has_an_entry() -> None:
 
 
 def warned(source: Source) -> Iterator[str]:
-    """The texts in each function of a source that warns; of its whole file, where a function is given its text."""
-    whole = _texts(source.tree)
+    """The texts in each function of a source that warns; of its whole file, where a function holds no sentence."""
     for function in source.nodes:
         if isinstance(function, ast.FunctionDef) and re.search(r"\bwarn\(", ast.unparse(function)):
-            own = _texts(function)
-            yield own if any(phrase in own for phrase in WARNINGS) else whole
+            own = _texts(*function.body[ast.get_docstring(function) is not None :])
+            yield own if re.search(r"\w+ \w+ \w+ \w+", own) else _texts(source.tree)
 
 
-def _texts(tree: ast.AST) -> str:
-    return "\n".join(
-        node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    )
+def _texts(*trees: ast.AST) -> str:
+    nodes = (node for tree in trees for node in ast.walk(tree))
+    return "\n".join(node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def test_a_warning_without_an_entry_is_noticed() -> None:
+    known = f"def old() -> None:\n    warn({WARNINGS[0]!r} + ' now.')\n"
+    new = 'def new() -> None:\n    """One more."""\n    warn("Nobody has written an entry for this.")\n'
+    first, second = warned(Source("passes/a.py", known + new))
+    assert any(each in first for each in WARNINGS)
+    assert not any(each in second for each in WARNINGS)
 
 
 def test_every_warning_has_an_entry() -> None:

@@ -70,9 +70,9 @@ def _file(report: Report, name: str, about: str, functions: Sequence[Callable[..
     if not loops:
         raise UnsupportedError(f"There is no loop to write: no recurrence was found ({report.reason}).")
     options, source = given_options(loops[0].options), Source()
-    shares = [_share(each) for each in loops] if len(loops) > 1 and _shared(options) else []
+    shared = len(loops) > 1 and options.get("memory_budget", "auto") != "auto"
     classes = [
-        LoopSource(each.captured or each.recurrence, f"Loop{n}", source, shares[n] if shares else None)
+        LoopSource(each.captured or each.recurrence, f"Loop{n}", source, _share(each) if shared else None)
         for n, each in enumerate(loops)
     ]
     plans = [f"# {each.name}, there: {loop.choice.describe()}" for each, loop in zip(classes, loops, strict=True)]
@@ -95,13 +95,8 @@ def _file(report: Report, name: str, about: str, functions: Sequence[Callable[..
     return "\n\n\n".join(pieces) + "\n"
 
 
-def _shared(options: dict[str, Any]) -> bool:
-    """Whether loops share a budget, of which a loop by itself is to have what its plan takes."""
-    return bool(options.get("memory_budget", "auto") != "auto")
-
-
 def _share(loop: Loop) -> int:
-    """The bytes of a loop's plan by itself, where it also returns its last carry and the rows of all steps."""
+    """The bytes that the plan of a loop takes by itself, where it also returns its last carry and all its rows."""
     return loop.plan.prediction.peak + loop.needs.carry + loop.outputs
 
 
