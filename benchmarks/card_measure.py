@@ -135,6 +135,7 @@ def _alone(name: str, measured: Measured) -> Result:
         "warm_up_wall_s": warmed_up,
         "local_peak_bytes": cost.local_peak_bytes + held,
         "held_bytes": held,
+        "working_bytes": session.meter.working(),
         "relative_error": relative_error(given, expected) if whose else None,
         "compared_with": whose,
         "seconds": [] if point.rounds else [cost.seconds],

@@ -14,6 +14,8 @@ from torch import nn
 import reroll
 from reroll.backends.tiers.available import free_bytes
 
+_EVERYBODYS = (0, 0)  # the pool of all that is not recorded
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -38,6 +40,9 @@ class Meter(Protocol):
 
     def allocated(self) -> int:
         """Bytes that are allocated on the device now; 0 where the meter of a step sees all that it holds."""
+
+    def working(self) -> int:
+        """Bytes in which recorded kernels work: they belong to recordings, and torch's counters call them free."""
 
     def room(self) -> int | None:
         """Bytes that could be allocated. None where no system says it."""
@@ -66,6 +71,10 @@ class CpuMeter:
 
     def allocated(self) -> int:
         """Nothing is held from step to step."""
+        return 0
+
+    def working(self) -> int:
+        """Nothing is recorded."""
         return 0
 
     def room(self) -> int | None:
@@ -108,6 +117,12 @@ class CudaMeter:
         gc.collect()
         torch.cuda.synchronize(self.device)
         return torch.cuda.memory_allocated(self.device)
+
+    def working(self) -> int:
+        """What the pools of recordings have beside their tensors."""
+        segments = (each for each in torch.cuda.memory_snapshot() if each["device"] == self.device.index)
+        recorded = (each for each in segments if tuple(each["segment_pool_id"]) != _EVERYBODYS)
+        return sum(each["total_size"] - each["allocated_size"] for each in recorded)
 
     def room(self) -> int | None:
         """What the driver and torch's own pool have."""

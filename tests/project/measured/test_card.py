@@ -79,6 +79,17 @@ def test_bytes_on_a_card_are_those_of_the_step_without_gradients(card: Card, mon
     assert cost.seconds == pytest.approx(1.001)
 
 
+def test_bytes_in_which_recorded_kernels_work(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's counters call them free, and what the pool of everybody has free is anybody's."""
+    pools = [((0, 0), 0, 9), ((0, 1), 0, 30), ((0, 1), 0, 0), ((0, 2), 1, 5)]  # (pool, card, bytes that are free)
+    segments = [
+        {"segment_pool_id": pool, "device": index, "total_size": 64 + free, "allocated_size": 64}
+        for pool, index, free in pools
+    ]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    assert meter().working() == 30
+
+
 def test_peer_processes_tell_their_own_seconds(card: Card) -> None:
     assert meter().seconds(lambda: 0.25) == 0.25
 
