@@ -31,6 +31,7 @@ from reroll.backends.construct.plan import Built
 from reroll.backends.construct.replan import Plans
 from reroll.backends.construct.share import build_all
 from reroll.backends.dynamo.around import Outside, bytes_around, outside_of
+from reroll.backends.dynamo.drawn import as_handed_over
 from reroll.backends.dynamo.garbage import SELDOM_FULL
 from reroll.backends.dynamo.pieces import broken, pieces
 from reroll.backends.dynamo.surroundings import compile_surroundings, run_by_torch
@@ -153,10 +154,10 @@ def reroll(
         with SELDOM_FULL:
             return _compile(gm, example_inputs, mode, options)
     except RerollError as error:
-        raise _unwrapped(error) from error.__cause__
+        raise unwrapped(error) from error.__cause__
 
 
-def _unwrapped(error: RerollError) -> RerollError:
+def unwrapped(error: RerollError) -> RerollError:
     """The error as one of its own type that Dynamo hands on as it is, rather than inside a BackendCompilerFailed; its
     sentence stays as it is, too."""
     kind, text = type(error), str(error)
@@ -180,6 +181,7 @@ def _compile(
     parsed = Options.of(options)
     refuse_pieces(gm)
     refuse_in_place(gm)
+    example_inputs = as_handed_over(gm, example_inputs)
     found = fuse(capture(gm, depth=parsed.depth, iterations=parsed.truncate is not None))
     model, ended = pieces(), _break(gm)
     model.add(bool(found.recurrences), ended)

@@ -9,6 +9,7 @@ of the call: the attempt ends, and says in what state (``Outcome``).
 
 from __future__ import annotations
 
+import random
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +19,8 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from reroll.backends.dynamo.entry import EXPLAINING, REFUSALS, HandedOn
+from reroll.backends.dynamo.drawn import as_handed_over
+from reroll.backends.dynamo.entry import EXPLAINING, REFUSALS, HandedOn, unwrapped
 from reroll.backends.front.arguments import Call, token
 from reroll.backends.front.families import LENGTHS, Family, forget
 from reroll.backends.front.held.keys import Hashed
@@ -139,15 +141,19 @@ class Running:
             return Refused(SkippedError("Dynamo leaves the model as it is, without a word on why."))
 
     def traced(self) -> Any:
-        """Call the model under Dynamo on tokens of ``steps`` steps."""
+        """Call the model under Dynamo on tokens of ``steps`` steps. Where that ends in no result, nothing is drawn from
+        Python's random numbers, which Dynamo's bytecode does before a graph runs."""
         tokens, self.sequences = self.call.resized(self.steps, token)
-        mark = RUNNING.set(self)
+        mark, drawn = RUNNING.set(self), random.getstate()
         try:
             with (
                 hinting(self.call.doubts, wanted=not self.front.entries) as self.read,
                 standing_in(self.front.missing),
             ):
                 return tokens.run(self.front.traced)
+        except BaseException:
+            random.setstate(drawn)
+            raise
         finally:
             RUNNING.reset(mark)
 
@@ -196,6 +202,10 @@ def new_backend() -> Callable[..., Any]:
         running = RUNNING.get()
         assert running is not None, "only reroll.compile calls this backend"
         running.read()
+        try:
+            as_handed_over(module, ())
+        except UnsupportedError as error:
+            raise unwrapped(error) from None
         if running.probing:
             raise Probed(module)
         handle = Handle()

@@ -42,7 +42,7 @@ _MADE = ("full", "zeros", "ones", "zeros_like", "ones_like", "full_like", "arang
 _MOVED = ("convert_element_type", "_to_copy", "clone", "cat", "stack", "constant_pad_nd", "flip", "roll", "repeat")
 _CHEAP = (*_MADE, *_MOVED, "slice_scatter", "select_scatter")
 _GATHERS = ("all_gather_into_tensor", "wait_tensor")
-_LATER_IS_CHEAPER = 1e-7
+_LATER_IS_CHEAPER = 10**7  # parts of a cost, one less for each node before
 _DECIDED = "is a decision (a comparison, rounding or index), and what the forward decided is never decided again"
 
 
@@ -279,13 +279,17 @@ def minimum_cut(
     may_recompute: Callable[[fx.Node], bool],
     kept: set[fx.Node],
 ) -> list[fx.Node]:
-    """The cheapest values from which ``needed`` can be made again, with all of ``kept`` that it is made of."""
+    """The cheapest values from which ``needed`` can be made again, with all of ``kept`` that it is made of.
+
+    Costs are whole numbers of bits here: with rounding, equally cheap cuts were told apart by the order of sets.
+    """
     network, order = nx.DiGraph(), {node: index for index, node in enumerate(graph.nodes)}
     todo, seen = list(needed), set(needed)
     while todo:
         node = todo.pop()
-        capacity = costs[node] * (1 - _LATER_IS_CHEAPER * order[node])
-        network.add_edge((node, "in"), (node, "out"), **({} if capacity == float("inf") else {"capacity": capacity}))
+        network.add_edge((node, "in"), (node, "out"))
+        if costs[node] < float("inf"):
+            network[node, "in"][node, "out"]["capacity"] = round(8 * costs[node]) * (_LATER_IS_CHEAPER - order[node])
         if node in needed or node in kept:
             network.add_edge((node, "out"), "sink")
         if not may_recompute(node):

@@ -1,0 +1,61 @@
+"""Python's random numbers that a graph of Dynamo's reads: drawn anew at each call, and handed over as tensors.
+
+Dynamo describes a float of ``random.uniform`` and its kin as a tensor of torch's default type, and hands it over in
+float64 at each call. Inductor reads its memory as what it was told: plain ``torch.compile`` gives wrong results in
+silence (torch 2.11 to 2.13).
+
+Private torch API, tried on 2.11 and 2.13: ``RandomValueSource``, by which Dynamo says where such a number is from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.source import RandomValueSource
+
+from reroll.errors import UnsupportedError
+from reroll.graph.effects import example
+from reroll.graph.lines import where
+
+_WIDE = (torch.float64, torch.complex128)
+
+
+def as_handed_over(module: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
+    """The example inputs of a graph, with such numbers as they come at each call. The graph, which is changed in place,
+    reads them as it did. Raises UnsupportedError where it has values of float64, for which they would be rounded."""
+    placeholders, found = module.graph.find_nodes(op="placeholder"), list(inputs)
+    drawn = [place for place, node in enumerate(placeholders) if _is_drawn(node)]
+    if drawn and any(value is not None and value.dtype in _WIDE for value in map(example, placeholders)):
+        reader = next(iter(placeholders[drawn[0]].users), placeholders[drawn[0]])
+        raise UnsupportedError(
+            "The model has values of float64 and draws a number from Python's random, which torch.compile describes as "
+            f"{torch.get_default_dtype()}, at {where(reader)}. Draw it from torch (torch.empty(()).uniform_(a, b)), or "
+            "call torch.set_default_dtype(torch.float64) first."
+        )
+    for place in drawn:
+        _narrow(module.graph, placeholders[place])
+        found[place : place + 1] = [placeholders[place].meta["example_value"]] if found else []
+    if drawn:
+        module.recompile()
+    return found
+
+
+def _is_drawn(node: fx.Node) -> bool:
+    """Whether an input is a float of Python's generator that is described as less than it is."""
+    given, value = node.meta.get("grapharg"), example(node)
+    drawn = given is not None and isinstance(given.source, RandomValueSource)
+    return drawn and value is not None and value.is_floating_point() and value.dtype != torch.float64
+
+
+def _narrow(graph: fx.Graph, node: fx.Node) -> None:
+    """Let a number come in float64, and what reads it read it as it was described."""
+    described = example(node)
+    assert described is not None
+    with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
+        narrow = graph.call_method("to", (node, described.dtype))
+    node.replace_all_uses_with(narrow, delete_user_cb=lambda user: user is not narrow)
+    narrow.meta |= {key: value for key, value in node.meta.items() if key != "grapharg"}
+    node.meta["example_value"] = described.to(torch.float64)
