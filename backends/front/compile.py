@@ -66,6 +66,7 @@ from reroll.capture.lengths.instantiate import TooShortError
 from reroll.capture.recorder.ragged import LONGEST
 from reroll.errors import LengthError, OptionError, UnsupportedError, warn
 from reroll.graph.nested import tensors_of
+from reroll.graph.private import in_transform
 from reroll.planning.options import Options, OptionsDict
 
 M = TypeVar("M", bound=Callable[..., Any])  # a module, a function or a method
@@ -311,7 +312,7 @@ class Caller:
     @torch.compiler.disable(reason=_WITHIN)  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result."""
-        if dynamo_is_off():
+        if dynamo_is_off() or _is_transformed():
             return self.model(*args, **kwargs)
         with turn():
             call = find_time(self.model, self.signature, self.time, args, kwargs)
@@ -486,6 +487,18 @@ class Caller:
                 error.__context__ = refusal  # it led here
                 raise
             raise _noted(refusal, error) from None
+
+
+def _is_transformed() -> bool:
+    """Whether a torch.func transform is around the call, of which the user is told."""
+    if not in_transform():
+        return False
+    text = (
+        "A torch.func transform (vmap, grad, jvp, ...) is around a model that reroll.compile made, so the call runs as "
+        "plain PyTorch: nothing is compiled, and no memory is saved. Use the plain model there."
+    )
+    warn(text)
+    return True
 
 
 def _noted(refusal: Exception, reason: Exception) -> Exception:

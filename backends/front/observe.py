@@ -20,7 +20,7 @@ from reroll.backends.front.counter import told
 from reroll.backends.front.held.keys import sharing
 from reroll.backends.front.held.state import State
 from reroll.backends.processes.apart import in_silence
-from reroll.backends.runtime.randomness import random_numbers_kept
+from reroll.backends.runtime.randomness import numpy_state, random_numbers_kept
 from reroll.capture.lengths.check import Check, Departure
 from reroll.capture.lengths.instantiate import TooShortError
 from reroll.capture.lengths.pattern import EventTrace, Pattern, find_pattern
@@ -411,16 +411,22 @@ def _held_in(content: Mapping[Any, Any]) -> Iterator[tuple[Place, torch.Tensor]]
 def looked_at(model: Callable[..., Any], call: Call, untouched: frozenset[int], *, parameters: bool) -> Iterator[State]:
     """Put back what the model changes; ``untouched`` are tensors that it is known not to change.
 
-    Raises UnsupportedError if it changes a parameter, or speaks with other processes.
+    Raises UnsupportedError if it changes a parameter, draws from numpy, or speaks with other processes.
     """
-    state = State.of(model, call.args, call.kwargs, parameters=parameters, untouched=untouched)
+    state, arrays = State.of(model, call.args, call.kwargs, parameters=parameters, untouched=untouched), numpy_state()
     try:
         with random_numbers_kept(), in_silence(), parametrized_anew():
             yield state
+            drawn = numpy_state() != arrays
         if state.changed_parameter():
             raise UnsupportedError(
                 "reroll.compile: the model changes a parameter in place in its forward. Use "
                 "torch.compile(backend='reroll') for it."
+            )
+        if drawn:
+            raise UnsupportedError(
+                "reroll.compile: the model draws from numpy's random numbers, in whose place torch.compile would draw "
+                "others. Draw from torch's (torch.rand, torch.randn), or draw before the call and pass what was drawn."
             )
     finally:
         state.restore()
@@ -450,7 +456,8 @@ def _refuse_attributes(pattern: Pattern) -> None:
         )
         inputs = any(isinstance(x, tuple) and str(x[1:2]).startswith("('argument") for x in colour)
         if given != "gives result" and (moves or inputs):
+            place = given.removeprefix("gives ").lstrip("0123456789 ")
             raise LengthError(
-                f"The model leaves in {given.removeprefix('gives ')} what depends on the number of steps (a number, a "
+                f"The model leaves in {place} what depends on the number of steps (a number, a "
                 "list that grows, or its input). Return it instead, or use torch.compile(backend='reroll')."
             )

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +26,7 @@ from reroll.backends.front.held.keys import plain
 from reroll.backends.front.held.names import Assigned
 from reroll.backends.front.held.state import Change, State
 from reroll.backends.front.observe import looked_at
+from reroll.backends.runtime.randomness import numpy_state
 from reroll.capture.recorder.graph import GraphRecorder, Unrecordable
 from reroll.capture.recorder.identity import by_value, fingerprint
 from reroll.errors import UnsupportedError, warn
@@ -194,8 +194,7 @@ def _in_short(refusal: str) -> str:
 
 def _drawn() -> Any:
     """The states of the generators of random numbers that a graph does not draw from."""
-    arrays = np.random.get_state(legacy=False)  # noqa: NPY002  # the state that users share
-    return random.getstate(), repr(arrays), arrays["state"]["key"].tobytes()
+    return random.getstate(), numpy_state()
 
 
 def _first_steps(value: Tensor, dim: int, length: int) -> Tensor:

@@ -189,6 +189,13 @@ class _Reversible(torch.autograd.Function):
         given = enumerate(zip(results, ctx.needs_input_grad[2:], strict=True))
         return (None, None, *(grad if need and i not in dead else None for i, (grad, need) in given))
 
+    @staticmethod
+    def jvp(ctx: Any, *_: Tensor | None) -> Any:
+        raise UnsupportedError(
+            f"Forward-mode gradients (torch.autograd.forward_ad) through the compiled recurrence at "
+            f"{ctx.rolled.executable.recurrence.where} are not supported. Use the plain model for them."
+        )
+
 
 def conform(value: Tensor, like: Tensor) -> Tensor:
     """The value in the layout that the segments were compiled for; itself where it has that layout."""

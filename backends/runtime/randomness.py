@@ -65,6 +65,13 @@ def random_numbers_kept() -> Iterator[None]:
         np.random.set_state(arrays)  # noqa: NPY002
 
 
+def numpy_state() -> Any:
+    """The state of numpy's generator that users share, as something that can be compared."""
+    found = dict(np.random.get_state(legacy=False))  # noqa: NPY002  # the state that users share
+    parts = (*found.pop("state").values(), *found.values())
+    return tuple(each.tobytes() if isinstance(each, np.ndarray) else each for each in parts)
+
+
 class OwnNumbers:
     """A generator for what runs again on the computer; inside of ``drawing`` this thread's operations draw from it."""
 

@@ -75,7 +75,8 @@ def find_forms(
             if middle is not None and all(first) and all(last):
                 return tuple(f for f in first if f), tuple(f for f in last if f), middle
     raise LengthError(
-        f"What {line} reads or is given changes from step to step in a way that short traces do not explain."
+        f"What {line} reads or is given changes from step to step in a way that short traces do not explain. Make a "
+        "tensor with a row for each step before the loop, and let step t read row t."
     )
 
 

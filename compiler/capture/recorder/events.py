@@ -298,8 +298,8 @@ def recording(recorder: Recorder) -> Iterator[None]:
 
 def _no_backward(_: None) -> Tensor:
     raise UnsupportedError(
-        "reroll.compile: the model calls backward in its forward, which a run that checks it cannot do. Use "
-        "torch.compile(backend='reroll') for this model."
+        "reroll.compile: the model takes a gradient in its forward (backward, torch.autograd.grad), which a compiled "
+        "loop cannot do. Write that gradient as operations, by its formula, or use the plain model."
     )
 
 

@@ -6,13 +6,15 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn.utils import parametrize
 
 import reroll
-from reroll.errors import UnsupportedError
+from reroll.errors import RerollWarning, UnsupportedError
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 EAGER: dict[str, Any] = {"lowering": "eager"}
@@ -98,6 +100,54 @@ def test_transforms_in_a_step_are_refused_by_name() -> None:
     args = torch.randn(12, 2, 3), torch.randn(3, 5, requires_grad=True)
     with pytest.raises(UnsupportedError, match=r"torch\.func transforms"):
         reroll.compile(run, time_dim={"x": 0}, **EAGER)(*args)
+
+
+@pytest.mark.parametrize(
+    "transformed",
+    [
+        lambda run, x: torch.vmap(run)(torch.stack([x, 2 * x])),
+        lambda run, x: torch.func.grad(lambda x: run(x).sum())(x),
+        lambda run, x: torch.func.jvp(run, (x,), (x,))[1],
+    ],
+    ids=["vmap", "grad", "jvp"],
+)
+def test_a_transform_around_a_model_runs_it_as_it_is(transformed: Callable[..., Tensor]) -> None:
+    model, x = Cell(), torch.randn(12, 2, 3)
+    run = reroll.compile(model, time_dim=0, **EAGER)
+    with pytest.warns(RerollWarning, match=r"A torch\.func transform .* runs as plain PyTorch"):
+        found = transformed(run, x)
+    torch.testing.assert_close(found, transformed(model, x))
+    with pytest.raises(UnsupportedError, match="Forward-mode gradients"), forward_ad.dual_level():
+        run(forward_ad.make_dual(x, x))
+
+
+def test_gradients_that_a_model_takes_itself_are_refused_by_name() -> None:
+    def learns(x: Tensor, w: Tensor) -> Tensor:
+        for t in range(x.shape[0]):
+            (step,) = torch.autograd.grad((x[t] @ w).square().sum(), w, create_graph=True)
+            w = w - 0.1 * step
+        return w
+
+    args = torch.randn(12, 2, 3), torch.randn(3, 5, requires_grad=True)
+    with pytest.raises(UnsupportedError, match="takes a gradient in its forward"):
+        reroll.compile(learns, time_dim={"x": 0}, **EAGER)(*args)
+
+
+def test_numbers_of_numpy_are_refused_by_name() -> None:
+    """Torch's compiler draws others in their place."""
+
+    def noisy(x: Tensor) -> Tensor:
+        h = x[0] + torch.from_numpy(np.random.randn(2, 3))  # noqa: NPY002
+        for t in range(x.shape[0]):
+            h = torch.tanh(h + x[t])
+        return h
+
+    before = np.random.get_state(legacy=False)  # noqa: NPY002
+    with pytest.raises(UnsupportedError, match="draws from numpy's random numbers"):
+        reroll.compile(noisy, time_dim=0, **EAGER)(torch.randn(12, 2, 3))
+    after = np.random.get_state(legacy=False)  # noqa: NPY002
+    assert before["state"]["pos"] == after["state"]["pos"]
+    assert np.array_equal(before["state"]["key"], after["state"]["key"])
 
 
 def test_what_a_model_holds_may_hold_itself() -> None:
