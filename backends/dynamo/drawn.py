@@ -25,15 +25,16 @@ _WIDE = (torch.float64, torch.complex128)
 
 def as_handed_over(module: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
     """The example inputs of a graph, with such numbers as they come at each call. The graph, which is changed in place,
-    reads them as it did. Raises UnsupportedError where it has values of float64, for which they would be rounded."""
+    reads them as it did. Raises UnsupportedError where that rounds them: beside values of float64, or to a half."""
     placeholders, found = module.graph.find_nodes(op="placeholder"), list(inputs)
     drawn = [place for place, node in enumerate(placeholders) if _is_drawn(node)]
-    if drawn and any(value is not None and value.dtype in _WIDE for value in map(example, placeholders)):
+    kinds = {value.dtype for value in map(example, placeholders) if value is not None}
+    if drawn and (kinds.intersection(_WIDE) or torch.get_default_dtype() != torch.float32):
         reader = next(iter(placeholders[drawn[0]].users), placeholders[drawn[0]])
         raise UnsupportedError(
-            "The model has values of float64 and draws a number from Python's random, which torch.compile describes as "
-            f"{torch.get_default_dtype()}, at {where(reader)}. Draw it from torch (torch.empty(()).uniform_(a, b)), or "
-            "call torch.set_default_dtype(torch.float64) first."
+            f"The model draws a number from Python's random, at {where(reader)}. torch.compile describes it as "
+            f"{torch.get_default_dtype()}, too short for the number or for the model's values. Draw it from torch "
+            "(torch.empty(()).uniform_(a, b)), or call torch.set_default_dtype(torch.float64) first."
         )
     for place in drawn:
         _narrow(module.graph, placeholders[place])

@@ -95,9 +95,12 @@ def test_values_of_float64_are_refused_unless_that_is_the_default(door: Callable
     model, x = Gain().double(), torch.randn(9, 3, 4, dtype=torch.float64)
     with pytest.raises(UnsupportedError, match=r"Python's random.*set_default_dtype"):
         door(model, "eager")(x)
-    torch.set_default_dtype(torch.float64)
     try:
+        torch.set_default_dtype(torch.float64)
         agrees(door(model, "eager"), model, x)
+        torch.set_default_dtype(torch.bfloat16)
+        with pytest.raises(UnsupportedError, match=r"bfloat16, too short"):
+            door(model.bfloat16(), "eager")(x.bfloat16())
     finally:
         torch.set_default_dtype(torch.float32)
 
