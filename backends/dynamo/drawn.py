@@ -1,10 +1,11 @@
 """Python's random numbers that a graph of Dynamo's reads: drawn anew at each call, and handed over as tensors.
 
-Dynamo describes a float of ``random.uniform`` and its kin as a tensor of torch's default type, and hands it over in
-float64 at each call. Inductor reads its memory as what it was told: plain ``torch.compile`` gives wrong results in
-silence (torch 2.11 to 2.13).
+Dynamo describes a float of ``random.uniform`` and its kin as a tensor of torch's default type on its default device,
+and hands it over in float64 on the CPU at each call. Inductor reads its memory as what it was told: plain
+``torch.compile`` gives wrong results in silence (seen on torch 2.13; the sources of 2.11 do the same).
 
-Private torch API, tried on 2.11 and 2.13: ``RandomValueSource``, by which Dynamo says where such a number is from.
+Private torch API, tried on 2.13 and read in 2.11: ``RandomValueSource``, by which Dynamo says where such a number is
+from.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ def _is_drawn(node: fx.Node) -> bool:
 
 
 def _narrow(graph: fx.Graph, node: fx.Node) -> None:
-    """Let a number come in float64, and what reads it read it as it was described."""
+    """Let a number come in float64 on the CPU, and what reads it read it as it was described."""
     described = example(node)
     assert described is not None
     with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
-        narrow = graph.call_method("to", (node, described.dtype))
+        narrow = graph.call_method("to", (node, described.device, described.dtype))
     node.replace_all_uses_with(narrow, delete_user_cb=lambda user: user is not narrow)
     narrow.meta |= {key: value for key, value in node.meta.items() if key != "grapharg"}
-    node.meta["example_value"] = described.to(torch.float64)
+    node.meta["example_value"] = described.to("cpu", torch.float64)
