@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import networkx as nx
 import pytest
 import torch
 from torch import Tensor, nn
@@ -161,6 +162,20 @@ def test_names_change_nothing_that_is_compiled(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(reroll, "name", lambda value, text: value)
     assert named == calls()
     Captured.of.cache_clear()
+
+
+def test_what_is_saved_does_not_depend_on_the_order_of_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networkx keeps sets of nodes, in the order of addresses in memory. With costs that round, one process in some ten
+    saved ``tanh`` where others saved the ``detach`` of it."""
+    costs, cut = list[Any](), nx.minimum_cut
+
+    def noted(network: Any, *ends: Any) -> Any:
+        costs.extend(cost for *_, cost in network.edges.data("capacity") if cost is not None)
+        return cut(network, *ends)
+
+    monkeypatch.setattr(nx, "minimum_cut", noted)
+    build(Captured.of(Odd).found.recurrences[0], Options(**EAGER))
+    assert {*map(type, costs)} == {int}
 
 
 def test_loops_that_differ_in_names_only_do_not_share_kernels() -> None:
