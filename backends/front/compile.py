@@ -49,6 +49,7 @@ from reroll.backends.front.modules import CompiledModule, ShardedModule, refuse_
 from reroll.backends.front.observe import (
     FEWEST,
     SHORT,
+    DrawnError,
     Observed,
     OtherTimeError,
     observe,
@@ -481,6 +482,8 @@ class Caller:
     def _observed(self, running: Running, refusal: Exception) -> Observed:
         try:
             return observe(self.model, running.call, (), {})
+        except DrawnError as error:
+            raise _noted(refusal, error) from None
         except LengthError as error:
             short = isinstance(error, TooShortError) and running.call.length < FEWEST
             if short or isinstance(error, OtherTimeError) or not isinstance(refusal, (*UNREADABLE, SkippedError)):

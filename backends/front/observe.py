@@ -52,6 +52,10 @@ class OtherTimeError(LengthError):
     """What was taken for time is another dimension."""
 
 
+class DrawnError(UnsupportedError):
+    """The model draws from numpy's random numbers."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Observed:
     """A pattern that a run of the model at one length followed, and what that run returned, without its tensors."""
@@ -377,10 +381,18 @@ def _run(
     valueless: Valueless | None = None,
     sized: Callable[[Sequence[int]], None] | None = None,
 ) -> tuple[Any, dict[tuple[Any, ...], int | None], Recorder]:
-    """What the model returns, the event that made each of the tensors in it, by their place, and what recorded it."""
-    recorder = Recorder(sink, tensor_names(state) | call.names(), short, valueless, sized)
+    """What the model returns, the event that made each of the tensors in it, by their place, and what recorded it.
+
+    Raises DrawnError if it draws from numpy's random numbers.
+    """
+    recorder, before = Recorder(sink, tensor_names(state) | call.names(), short, valueless, sized), numpy_state()
     with recording(recorder):
         result = call.run(model)
+        if numpy_state() != before:
+            raise DrawnError(
+                "reroll.compile: the model draws from numpy's random numbers, in whose place torch.compile would draw "
+                "others. Draw from torch's (torch.rand, torch.randn), or draw before the call and pass what was drawn."
+            )
         _refuse_objects(result)
         recorder.give("result", result)
         for change in state.changes():
@@ -411,22 +423,16 @@ def _held_in(content: Mapping[Any, Any]) -> Iterator[tuple[Place, torch.Tensor]]
 def looked_at(model: Callable[..., Any], call: Call, untouched: frozenset[int], *, parameters: bool) -> Iterator[State]:
     """Put back what the model changes; ``untouched`` are tensors that it is known not to change.
 
-    Raises UnsupportedError if it changes a parameter, draws from numpy, or speaks with other processes.
+    Raises UnsupportedError if it changes a parameter, or speaks with other processes.
     """
-    state, arrays = State.of(model, call.args, call.kwargs, parameters=parameters, untouched=untouched), numpy_state()
+    state = State.of(model, call.args, call.kwargs, parameters=parameters, untouched=untouched)
     try:
         with random_numbers_kept(), in_silence(), parametrized_anew():
             yield state
-            drawn = numpy_state() != arrays
         if state.changed_parameter():
             raise UnsupportedError(
                 "reroll.compile: the model changes a parameter in place in its forward. Use "
                 "torch.compile(backend='reroll') for it."
-            )
-        if drawn:
-            raise UnsupportedError(
-                "reroll.compile: the model draws from numpy's random numbers, in whose place torch.compile would draw "
-                "others. Draw from torch's (torch.rand, torch.randn), or draw before the call and pass what was drawn."
             )
     finally:
         state.restore()
