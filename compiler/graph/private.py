@@ -78,10 +78,14 @@ def is_higher_order(target: Any) -> bool:
     return isinstance(target, torch._ops.HigherOrderOperator)
 
 
+def is_operator(target: Any) -> bool:
+    """Whether a call's target is an operator of ``torch.ops``, with or without the name of an overload."""
+    return isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
+
+
 def is_of_users(target: Any) -> bool:
-    """Whether a call's target is an operator of ``torch.ops`` that is not torch's own."""
-    kinds = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
-    return isinstance(target, kinds) and not str(target).startswith(("aten.", "prims."))
+    """Whether a call's target is an operator of ``torch.ops`` that is neither torch's own nor ours."""
+    return is_operator(target) and not str(target).startswith(("aten.", "prims.", "reroll."))
 
 
 def written(target: Any) -> Iterator[tuple[int, str]]:

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from reroll.capture.fusion.row_rules import RULES, Rows, argument, pointwise, shape, updated
-from reroll.graph.effects import example, is_random, modes, spelled
+from reroll.graph.effects import example, is_random, is_torchs, modes, spelled
 from reroll.graph.inplace import out_of_place
 from reroll.graph.lines import where
 from reroll.recurrence import Recurrence
@@ -116,14 +116,6 @@ def _joins(node: fx.Node, found: Mapping[fx.Node, Rows | str]) -> bool:
 
 def _known(node: fx.Node) -> bool:
     return "example_value" in node.meta or node.target is torch.unbind
-
-
-def is_torchs(node: fx.Node) -> bool:
-    """Whether what a node calls is torch's own, so that its name says what it does."""
-    if node.op == "call_method" or node.target is out_of_place:
-        return True
-    module = getattr(node.target, "__module__", None) or "torch"
-    return node.op == "call_function" and module.partition(".")[0] in ("torch", "_operator")
 
 
 def _name(node: fx.Node) -> str:

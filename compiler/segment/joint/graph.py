@@ -63,8 +63,9 @@ def joint_graph(
     except RuntimeError as error:
         if "input mutations" in str(error):
             raise CaptureError(
-                f"The step at {recurrence.where} updates a tensor in place by an operator whose schema does not say "
-                "so, as those of torch.native_batch_norm do not. Use the modules of torch.nn (nn.BatchNorm1d)."
+                f"The step at {recurrence.where} updates a tensor in place where nothing says so: in the forward of an "
+                "autograd.Function without ctx.mark_dirty, or by an operator whose schema does not tell, as that of "
+                "torch.native_batch_norm. Update it outside of the function; use the modules of torch.nn."
             ) from error
         raise CaptureError(
             f"The step at {recurrence.where} could not be traced with its gradient: {error}. Simplify the step, or "
