@@ -1,6 +1,6 @@
 """The normal form in which the repeating step is looked for.
 
-After functionalisation: every integer index is a ``torch.select`` beside its only user, rows that are written one by
+After functionalisation: tensors made of numbers that differ from step to step are fillings, every integer index is a ``torch.select`` beside its only user, rows that are written one by
 one into a tensor are one ``torch.stack``, a tensor that grows by ``torch.cat`` is one ``torch.cat``, and nodes that
 neither have users nor effects are gone. Common subexpressions stay: merging them would blur the borders between steps.
 """
@@ -19,6 +19,7 @@ from reroll.capture.normal.functional import functionalise
 from reroll.capture.normal.row_writes import collect_cat, collect_rows, forward_read, update_rows
 from reroll.capture.normal.selects import open_windows, to_select
 from reroll.capture.normal.sequence_operators import show_loops
+from reroll.capture.normal.step_tensors import show_numbers
 from reroll.graph.editing import drop_dead
 from reroll.graph.effects import mark_random
 from reroll.graph.lines import take_line
@@ -29,6 +30,7 @@ def normalise(module: fx.GraphModule, graph: fx.Graph) -> fx.Graph:
     """The normal form of a graph of a module, as a new graph with the same inputs and outputs."""
     new = functionalise(show_loops(graph))
     take_names(new)
+    show_numbers(new)
     mark_random(module, new)
     drop_dead(new)
     for node in list(new.nodes):
