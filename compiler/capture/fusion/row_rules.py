@@ -1,8 +1,8 @@
 """Operations that act on each time step alone: where time is in their result, given where it is in their operands.
 
 Dimensions are followed, never sizes compared with the number of steps: a batch as large as the sequence is long changes
-nothing. An operation without a rule, or whose rule says None, mixes the steps as far as is known. Which operations go entry by
-entry is what torch itself tags so (``torch.Tag.pointwise``), or what does nothing but such ones.
+nothing. An operation without a rule, or whose rule says None, mixes the steps as far as is known. What goes entry by
+entry is what torch itself tags so (``torch.Tag.pointwise``), or what is made of nothing but such operations.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The normal form in which the repeating step is looked for.
 
-After functionalisation: tensors made of numbers that differ from step to step are fillings, every integer index is a ``torch.select`` beside its only user, rows that are written one by
-one into a tensor are one ``torch.stack``, a tensor that grows by ``torch.cat`` is one ``torch.cat``, and nodes that
-neither have users nor effects are gone. Common subexpressions stay: merging them would blur the borders between steps.
+After functionalisation: tensors made of a number of the step are fillings, every integer index is a ``torch.select``
+beside its only user, rows that are written one by one into a tensor are one ``torch.stack``, a tensor that grows by
+``torch.cat`` is one ``torch.cat``, and nodes that neither have users nor effects are gone. Common subexpressions stay:
+merging them would blur the borders between steps.
 """
 
 from __future__ import annotations

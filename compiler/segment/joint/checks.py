@@ -3,8 +3,6 @@
 torch calculates, and then looks at what the calculation says of itself (``aten._linalg_check_errors``). That gives
 nothing, so a graph would lose it. A segment's first result passes through ``reroll::checked``, which looks at all of
 its calculations and raises torch's own error; what else the segment gives is of no use then.
-
-Private torch API, tried on 2.11 and 2.13: ``aten._linalg_check_errors``, ``TorchDispatchMode``.
 """
 
 from __future__ import annotations
@@ -16,7 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from reroll.graph.private import TorchDispatchMode
 
 aten = torch.ops.aten
 LIBRARY = torch.library.Library("reroll", "FRAGMENT")
@@ -92,3 +91,4 @@ class Noted:
             first = graph.call_function(torch.ops.reroll.checked.default, (results[0], told, " ".join(self.names)))
         first.meta["val"] = results[0].meta["val"]
         end.args = ((first, *results[1 : self.outputs], *results[behind:]),)
+        graph.set_codegen(fx.graph.CodeGen())  # that of the trace says how many results there are
