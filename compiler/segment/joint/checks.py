@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from reroll.graph.private import TorchDispatchMode
 
-aten = torch.ops.aten
+CHECK = torch.ops.aten._linalg_check_errors.default
 LIBRARY = torch.library.Library("reroll", "FRAGMENT")
 LIBRARY.define("checked(Tensor value, Tensor[] told, str names) -> Tensor")
 _made_up = ContextVar("values are made up", default=False)
@@ -27,7 +27,7 @@ _made_up = ContextVar("values are made up", default=False)
 def _checked(value: Tensor, told: Sequence[Tensor], names: str) -> Tensor:
     if not _made_up.get():
         for info, name in zip(told, names.split(), strict=True):
-            aten._linalg_check_errors(info, name, is_matrix=info.dim() == 0)
+            CHECK(info, name, is_matrix=info.dim() == 0)
     return value.clone()
 
 
@@ -57,7 +57,7 @@ class Checks(TorchDispatchMode):
         self.names = list[str]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not aten._linalg_check_errors.default:
+        if func is not CHECK:
             return func(*args, **(kwargs or {}))
         self.told.append(args[0])
         self.names.append(args[1])

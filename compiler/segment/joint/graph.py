@@ -26,7 +26,7 @@ from reroll.graph.inplace import out_of_place
 from reroll.graph.private import is_higher_order, is_mutable, is_overload
 from reroll.recurrence import Recurrence
 from reroll.segment.joint.cells import PARTS
-from reroll.segment.joint.checks import Noted
+from reroll.segment.joint.checks import CHECK, Noted
 
 aten = torch.ops.aten
 Function = Callable[..., tuple[Tensor, ...]]
@@ -49,7 +49,8 @@ def joint_graph(
     gradients, of which the graph takes the tangents behind the primals; without any it is the forward alone.
     decompose: into what inductor knows. look: what was seen in a run of the function. Raises CaptureError.
     """
-    table, function = _decompositions() if decompose else None, Noted(function)
+    table, noted = _decompositions() if decompose else None, Noted(function) if look.checks else None
+    function = noted or function
     try:
         with _values_unseen():
             graph = _traced(function, primals, ends, table) if not look.writes else None
@@ -67,13 +68,25 @@ def joint_graph(
             f"The step at {recurrence.where} could not be traced with its gradient: {error}. Simplify the step, or "
             "leave this model to another backend."
         ) from error
-    function.pass_through(graph.graph)
+    _check(graph.graph, noted, recurrence)
     _write_out_zeros(graph, primals[0].fake_mode)  # type: ignore[attr-defined]
     if not any(spelled(node) == "native_dropout" for node in recurrence.step.graph.nodes):  # which draws all the same
         _drop_all(graph.graph)
     leave_out_seeds(graph.graph)
     graph.graph.eliminate_dead_code()
     return graph
+
+
+def _check(graph: fx.Graph, noted: Noted | None, recurrence: Recurrence) -> None:
+    """Have the errors raised that torch raises for some values of a matrix. Raises CaptureError where they are lost."""
+    if noted:
+        noted.pass_through(graph)
+    elif any("_linalg_check_errors" in str((node.target, node.args)) for node in graph.nodes):
+        raise CaptureError(
+            f"The step at {recurrence.where} calls a function of torch.linalg that raises an error for some values of "
+            "a matrix, inside of a function that an operator runs, such as torch.cond. Call it outside of that, or "
+            "call the one that does not check: torch.linalg.inv_ex, solve_ex, cholesky_ex."
+        )
 
 
 def _write_out_zeros(graph: fx.GraphModule, mode: Any) -> None:
@@ -141,14 +154,15 @@ def _values_unseen() -> Iterator[None]:
 
 
 class SeenOperations(TorchDispatchMode):
-    """Sees whether an operation inside may change an operand."""
+    """Sees whether an operation inside may change an operand, or raises an error for some values of a matrix."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.writes = False
+        self.writes = self.checks = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.writes = self.writes or _may_write(func)
+        self.checks = self.checks or func is CHECK
         return func(*args, **(kwargs or {}))
 
 
