@@ -32,6 +32,7 @@ from reroll.program.writing import is_thin
 from reroll.recurrence import Numbers, Recurrence
 from reroll.schedules.machine import SegmentSeconds, work_seconds
 from reroll.schedules.problem import Problem
+from reroll.segment.joint.checks import values_made_up
 
 _SHORT = 0.02  # seconds
 _NAMES = """
@@ -67,7 +68,7 @@ def segment_seconds(executable: Executable) -> dict[int, SegmentSeconds]:
             "work on this device: its steps make indices or probabilities of values. Name a schedule that needs no "
             "times, such as 'revolve' or 'double'."
         )
-    with torch.no_grad(), random_numbers_kept():
+    with torch.no_grad(), random_numbers_kept(), values_made_up():
         try:
             return {steps: _seconds(executable, segment) for steps, segment in executable.compiled.segments.items()}
         except (RuntimeError, ValueError, IndexError) as error:
@@ -90,7 +91,7 @@ def waits_for_launches(kernels: Kernels, recurrence: Recurrence, device: Device)
     segment, host = kernels.compiled.segments[kernels.traced.steps], 0.0
     if not all(map(_takes_anything, segment.forward_graph.graph.nodes)):
         return True
-    with torch.no_grad(), random_numbers_kept():
+    with torch.no_grad(), random_numbers_kept(), values_made_up():
         try:
             run = _Made.of(kernels.compiled, recurrence, segment).forward
             run()
@@ -230,7 +231,8 @@ def _rehearsed(executable: Executable, found: dict[int, SegmentSeconds]) -> dict
     """The same, as slow as the longest segment is where some are played; as they are, where several in a row do not
     take made-up values, though one does."""
     alone, played = found[max(found)], None
-    with torch.no_grad(), random_numbers_kept(), suppress(RuntimeError, ValueError, IndexError, MemoryError):
+    refused = (RuntimeError, ValueError, IndexError, MemoryError)
+    with torch.no_grad(), random_numbers_kept(), values_made_up(), suppress(*refused):
         played = rehearsed(executable, alone)
     return found if played is None else _slower(found, played[0] / alone.tape, played[1] / alone.backward)
 

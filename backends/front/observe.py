@@ -227,9 +227,32 @@ def probe(
         if len(traces) == 2 and operations == len(traces[0].colours) and not _has_whole_loops(palette):
             _refuse_other_time(model, call, operations)
             _refuse_sizes(call, traces)
-    pattern = replace(find_pattern(traces, palette, free, multiple), changes_inputs=changes)
+    try:
+        pattern = replace(find_pattern(traces, palette, free, multiple), changes_inputs=changes)
+    except LengthError as error:
+        raise _of_each_step(traces, palette) or error from None
     _refuse_attributes(pattern)
     return pattern
+
+
+def _of_each_step(traces: Sequence[EventTrace], palette: Mapping[Any, int]) -> LengthError | None:
+    """What is said of a model that reads more tensors of its own the more steps there are; None of any other."""
+    colours = {number: list(filter(_is_state, colour)) for colour, number in palette.items()}
+    reads = [{item: at for at, number in enumerate(t.colours) for item in colours[number]} for t in traces]
+    more = [at for item, at in reads[-1].items() if all(item not in read for read in reads[:-1])]
+    if not more or len(reads[0]) == len(reads[1]):
+        return None
+    return LengthError(
+        f"In a run of {traces[-1].length} steps the model reads parameters or buffers that it does not read in one of "
+        f"{traces[-2].length}, first at {traces[-1].lines[more[0]]}. Steps with parameters of their own have no code "
+        "that serves every length. Leave out time_dim: reroll.compile(model) rolls them as blocks, anew for each "
+        "length."
+    )
+
+
+def _is_state(item: Any) -> bool:
+    """Whether an item of a colour is a tensor that the model holds."""
+    return isinstance(item, tuple) and item[:1] == ("from outside",) and str(item[1]).startswith("state ")
 
 
 def _traced(model: Callable[..., Any], call: Call, length: int, palette: dict[Any, int]) -> tuple[EventTrace, bool]:

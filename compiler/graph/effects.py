@@ -57,7 +57,7 @@ def _draws(module: torch.nn.Module, node: fx.Node) -> bool:
     if node.op == "call_module":
         return True
     name = spelled(node).split(".")[0]
-    if _switched_off(node, name):
+    if _switched_off(node, name) or (name in DROPOUTS and _rate(node) in (0, 1)):
         return False
     if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         return is_seeded(node)
@@ -73,8 +73,13 @@ def gives_operand(node: fx.Node) -> bool:
     name = spelled(node).split(".")[0]
     if node.op not in ("call_function", "call_method") or name not in DROPOUTS:
         return False
-    rate = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
-    return _switched_off(node, name) or (isinstance(rate, int | float) and rate == 0)
+    return _switched_off(node, name) or _rate(node) == 0
+
+
+def _rate(node: fx.Node) -> Any:
+    """What share a dropout drops."""
+    operands = node.args[3:] if node.target is out_of_place else node.args
+    return operands[1] if len(operands) > 1 else node.kwargs.get("p", 0.5)
 
 
 def _switched_off(node: fx.Node, name: str) -> bool:
@@ -83,7 +88,7 @@ def _switched_off(node: fx.Node, name: str) -> bool:
     if name in DROPOUTS:
         return (operands[2] if len(operands) > 2 else node.kwargs.get("training", True)) is False
     rate = operands[4] if len(operands) > 4 else node.kwargs.get("dropout_p", 0.0)
-    return name == "scaled_dot_product_attention" and isinstance(rate, int | float) and rate == 0
+    return name == "scaled_dot_product_attention" and isinstance(rate, int | float) and rate in (0, 1)
 
 
 def attribute(module: torch.nn.Module, node: fx.Node) -> Any:

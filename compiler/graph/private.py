@@ -83,6 +83,25 @@ def is_operator(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
 
 
+def gives_one_tensor(target: Any) -> bool:
+    """Whether an operator of ``torch.ops`` takes a tensor first and gives one of its own, by its schema."""
+    given, made = target._schema.arguments, target._schema.returns
+    kinds = [str(each.type) for each in (*given[:1], *made)]
+    return kinds == ["Tensor", "Tensor"] and not is_mutable(target)
+
+
+class OperationsSeen(TorchDispatchMode):
+    """Lists the operators that run inside."""
+
+    def __init__(self, seen: list[Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = seen
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
 def is_of_users(target: Any) -> bool:
     """Whether a call's target is an operator of ``torch.ops`` that is neither torch's own nor ours."""
     return is_operator(target) and not str(target).startswith(("aten.", "prims.", "reroll."))
