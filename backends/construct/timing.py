@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from reroll.backends.construct.kernels import Kernels
-from reroll.backends.construct.rehearsal import filled, rehearsed
+from reroll.backends.construct.rehearsal import filled, rehearsed, weight_std
 from reroll.backends.inductor.lower import Given, Segment
 from reroll.backends.runtime.executable import Compiled, Executable
 from reroll.backends.runtime.gradients import Gradients
@@ -197,7 +197,7 @@ def _collecting(executable: Executable, segment: Segment, operands: Sequence[Any
 
 def _made(like: Tensor) -> Tensor:
     """Normal numbers, or zeros where these are no floats, laid out like an example."""
-    return filled(laid_out_like(like), like.shape[-1] ** -0.5 if like.dim() > 1 else 1.0)
+    return filled(laid_out_like(like), weight_std(like) if like.dim() > 1 else 1.0)
 
 
 def clocked(executable: Executable) -> dict[int, SegmentSeconds]:

@@ -13,6 +13,7 @@ graph's inputs are freed after their last use), ``V`` (whose fake mode inductor 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from reroll.graph.editing import deduplicate, primals_and_tangents
 from reroll.graph.fakes import apart_from_dynamo
 from reroll.graph.names import take_names
 from reroll.graph.work import work
+from reroll.program.tried import blamed_on, guarded, passes_in
 from reroll.segment.cut.apart import InTwo, outputs_apart
 from reroll.segment.cut.partition import Cut, partition
 from reroll.segment.cut.policy import NO_POLICY, Policy, StepValue
@@ -292,8 +294,9 @@ def _prepare_for_inductor(traced: Traced) -> None:
 def _eager(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Boxed:
     from torch.fx.graph import _BoxedCodeGen
 
-    graph.graph.set_codegen(_BoxedCodeGen())
-    return fx.GraphModule(graph, graph.graph).forward
+    run = guarded(graph.graph)
+    run.set_codegen(_BoxedCodeGen())
+    return fx.GraphModule(graph, run).forward
 
 
 def _inductor(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Boxed:
@@ -306,7 +309,11 @@ def _inductor(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Boxed
     register()
     stamp(graph)
     store_repeated(graph)
-    return compiled(graph, traced.mode, backward=backward)
+    passes = passes_in(graph.graph)
+    with (
+        blamed_on(" and ".join(passes), "a half of a segment that inductor cannot compile") if passes else nullcontext()
+    ):
+        return compiled(graph, traced.mode, backward=backward)
 
 
 def _need_compiler() -> None:
