@@ -6,6 +6,7 @@ A call attempts to run the model on tokens. What an attempt ends in says what fo
             ─► Misfit      take tokens of the length of the call's pattern ─► attempt
             ─► Untraced    trace its other lengths; where they give no template, drop the pattern ─► attempt
             ─► Refused     take tokens of that length; where they were, record the model ─► attempt, or Dynamo's error
+            ─► Stale       have Dynamo read the model anew ─► attempt
             ─► Sampled     nothing: it was only to show another size (``dynamic=True``) ─► done
             ─► Unrecorded  have Dynamo read the model ─► attempt; where it has refused ─► Dynamo's error
 
@@ -39,6 +40,7 @@ from reroll.backends.front.entries import (
     Running,
     Sampled,
     SkippedError,
+    Stale,
     Unrecorded,
     Untraced,
     new_backend,
@@ -300,15 +302,18 @@ class Caller:
 
     def __init__(self, model: Callable[..., Any], time: Time, options: Options, *, dynamic: bool) -> None:
         self.model, self.time, self.options, self.dynamic = model, time, options, dynamic
-        # By keyword: Lightning's torch.compile leaves on a module what it is given beside it, and this backend is no
-        # part of the user's model, which may be pickled.
-        with hooks_inside():
-            traced = torch.compile(model=model, backend=new_backend(), fullgraph=True, dynamic=False)
-        self.front = self.read = Front(model, traced, options)
+        self.front = self.read = self._new_front()
         self.signature = _signature(model)
         self.steps = SHORT[0][-1]
         self.looked = self.sampled = False
         self.short = set[tuple[int, int]]()  # lengths that are too short, with ``steps`` when that was seen
+
+    def _new_front(self) -> Front:
+        # By keyword: Lightning's torch.compile leaves on a module what it is given beside it, and this backend is no
+        # part of the user's model, which may be pickled.
+        with hooks_inside():
+            traced = torch.compile(model=self.model, backend=new_backend(), fullgraph=True, dynamic=False)
+        return Front(self.model, traced, self.options)
 
     @torch.compiler.disable(reason=_WITHIN)  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -424,6 +429,10 @@ class Caller:
             case Misfit(steps):
                 LOG.debug("%d steps have the pattern of %d", running.call.length, steps)
                 running.steps = steps
+            case Stale():
+                LOG.debug("what the model reads has changed, though no guard of Dynamo's says so: it is read anew")
+                self.read = running.front = self._new_front()
+                running.observed = None
             case Untraced(entry):
                 LOG.debug("tracing the model at other lengths of the pattern of %d steps", running.steps)
                 self._trace(running, entry)

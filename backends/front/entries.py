@@ -9,6 +9,7 @@ of the call: the attempt ends, and says in what state (``Outcome``).
 
 from __future__ import annotations
 
+import os
 import random
 import weakref
 from collections import OrderedDict
@@ -19,8 +20,9 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from reroll.backends.dynamo.drawn import as_handed_over
+from reroll.backends.dynamo.drawn import as_handed_over, draws_numbers
 from reroll.backends.dynamo.entry import EXPLAINING, REFUSALS, HandedOn, unwrapped
+from reroll.backends.dynamo.unguarded import environment_read, refuse_unguarded
 from reroll.backends.front.arguments import Call, token
 from reroll.backends.front.families import LENGTHS, Family, forget
 from reroll.backends.front.held.keys import Hashed
@@ -84,7 +86,12 @@ class Sampled:
     """The sizes of the call are noted, for code that serves any. Nothing has run, and nothing was compiled."""
 
 
-Outcome = Ran | Misfit | Untraced | Refused | Unrecorded | Sampled
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """Something that the model reads is another one than Dynamo has read, whose guards do not tell. Nothing has run."""
+
+
+Outcome = Ran | Misfit | Untraced | Refused | Unrecorded | Sampled | Stale
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -164,7 +171,7 @@ RUNNING: ContextVar[Running | None] = ContextVar("RUNNING", default=None)
 class Unwound(BaseException):
     """Raised in place of running a graph; no ``except Exception`` of a model catches it."""
 
-    def __init__(self, state: Misfit | Untraced | Sampled) -> None:
+    def __init__(self, state: Misfit | Untraced | Sampled | Stale) -> None:
         super().__init__()
         self.state = state
 
@@ -203,6 +210,7 @@ def new_backend() -> Callable[..., Any]:
         assert running is not None, "only reroll.compile calls this backend"
         running.read()
         try:
+            refuse_unguarded()
             as_handed_over(module, ())
         except UnsupportedError as error:
             raise unwrapped(error) from None
@@ -229,7 +237,7 @@ class Entry:
     """One graph of Dynamo's: what its guards hold fixed, at every length."""
 
     def __init__(self, module: fx.GraphModule) -> None:
-        self.module = module
+        self.module, self.environment, self.draws = module, environment_read(), draws_numbers(module)
         self.families: dict[Any, Family] = {}
         self.observed: OrderedDict[Hashed, tuple[Hashed, Observed]] = OrderedDict()
         self.words = dict[Any, Any]()
@@ -238,6 +246,8 @@ class Entry:
         """Run the program of a call on its sequences."""
         if running.probing:
             raise Probed(self.module)
+        if self.environment is not None and self.environment != os.environ:
+            raise Unwound(Stale())
         if running.observed is None or not self.observed:
             running.observed = self._observe(running)
         lengths = running.observed.pattern.lengths
@@ -246,6 +256,8 @@ class Entry:
         family = self.families.get((lengths, running.call.places))
         if family is None:
             raise Unwound(Untraced(self))
+        if not self.draws and not running.observed.pattern.reads_as(family.pattern):
+            raise Unwound(Stale())
         if running.sampling:
             family.sample(running.observed, operands, running.sequences)
             raise Unwound(Sampled())
@@ -269,7 +281,9 @@ class Entry:
         lengths = running.observed.pattern.lengths
         try:
             modules = [*(_trace(running, steps) for steps in lengths[:-1]), self.module]
-            self.families[lengths, running.call.places] = Family(lengths, modules, running.front.options)
+            self.families[lengths, running.call.places] = Family(
+                running.observed.pattern, modules, running.front.options
+            )
         except NeverError:
             raise
         except LengthError as error:

@@ -18,7 +18,7 @@ import torch
 from reroll.backends.front.arguments import Call, first_steps
 from reroll.backends.front.counter import told
 from reroll.backends.front.held.keys import sharing
-from reroll.backends.front.held.state import State
+from reroll.backends.front.held.state import Change, State
 from reroll.backends.processes.apart import in_silence
 from reroll.backends.runtime.randomness import numpy_state, random_numbers_kept
 from reroll.capture.lengths.check import Check, Departure
@@ -29,7 +29,7 @@ from reroll.capture.recorder.identity import holds_tensors
 from reroll.capture.recorder.valueless import NeedsValues, Valueless, serves
 from reroll.capture.steps.runs import LONGEST_PERIOD
 from reroll.errors import LengthError, OptionError, UnsupportedError
-from reroll.graph.lines import user_line
+from reroll.graph.lines import line_that_changes, user_line
 from reroll.graph.nested import Place, leaves_of, places_of, tensors_of, with_leaves
 from reroll.graph.private import parametrized_anew, storage_id, version_of
 
@@ -223,7 +223,7 @@ def probe(
         traces.append(trace)
         operations = len(trace.colours)
         if len(traces) == 2:
-            _refuse_growing_lists(traces)
+            _refuse_growing_lists(model, call, traces)
         if len(traces) == 2 and operations == len(traces[0].colours) and not _has_whole_loops(palette):
             _refuse_other_time(model, call, operations)
             _refuse_sizes(call, traces)
@@ -231,7 +231,7 @@ def probe(
         pattern = replace(find_pattern(traces, palette, free, multiple), changes_inputs=changes)
     except LengthError as error:
         raise _of_each_step(traces, palette) or error from None
-    _refuse_attributes(pattern)
+    _refuse_attributes(model, call, pattern)
     return pattern
 
 
@@ -271,18 +271,34 @@ def _traced(model: Callable[..., Any], call: Call, length: int, palette: dict[An
         given, recorder = _run(model, short, note, state, short=True)[1:]
         trace.given.update(given)
         trace.sizes.extend(recorder.sizes)
-        added = sum(change.owner is None and isinstance(change.value, torch.Tensor) for change in state.changes())
+        added = sum(map(_is_added, state.changes()))
     return replace(trace, added=added), versions != [version_of(value) for value in sequences]
 
 
-def _refuse_growing_lists(traces: Sequence[EventTrace]) -> None:
+def _refuse_growing_lists(model: Callable[..., Any], call: Call, traces: Sequence[EventTrace]) -> None:
     """Refuse a model that adds values of its steps to a list that was there before."""
     if len({trace.added for trace in traces}) > 1:
+        line = line_that_leaves(model, call, _is_added)
         raise UnsupportedError(
             f"reroll.compile: the model, or a hook of it, adds values of its steps to a list that is there before the "
-            f"call ({traces[0].added} tensors in a run of {traces[0].length} steps), which a compiled loop does not "
-            "fill. Return the values from the forward, or use torch.compile(backend='reroll')."
+            f"call ({traces[0].added} tensors in a run of {traces[0].length} steps), at {line}, which a compiled loop "
+            "does not fill. Return the values from the forward, or use torch.compile(backend='reroll')."
         )
+
+
+def _is_named(name: str, change: Change) -> bool:
+    return change.name == name
+
+
+def _is_added(change: Change) -> bool:
+    return change.owner is None and isinstance(change.value, torch.Tensor)
+
+
+def line_that_leaves(model: Callable[..., Any], call: Call, wanted: Callable[[Change], bool]) -> str:
+    """The line of the user's code that changes something which can be reached from a model, in a run of few steps."""
+    short, _ = call.resized(SHORT[0][0], first_steps)
+    with looked_at(model, short, frozenset(), parameters=True) as state:
+        return line_that_changes(lambda: any(map(wanted, state.changes())), partial(short.run, model))
 
 
 def _has_whole_loops(palette: Mapping[Any, int]) -> bool:
@@ -406,21 +422,38 @@ def _run(
 ) -> tuple[Any, dict[tuple[Any, ...], int | None], Recorder]:
     """What the model returns, the event that made each of the tensors in it, by their place, and what recorded it.
 
-    Raises DrawnError if it draws from numpy's random numbers.
+    Raises DrawnError if it draws from numpy's random numbers, or from a generator that it holds.
     """
     recorder, before = Recorder(sink, tensor_names(state) | call.names(), short, valueless, sized), numpy_state()
     with recording(recorder):
         result = call.run(model)
-        if numpy_state() != before:
-            raise DrawnError(
-                "reroll.compile: the model draws from numpy's random numbers, in whose place torch.compile would draw "
-                "others. Draw from torch's (torch.rand, torch.randn), or draw before the call and pass what was drawn."
-            )
+        if numpy_state() != before or state.moved_on():
+            raise _drawn(model, call, state, before)
         _refuse_objects(result)
         recorder.give("result", result)
         for change in state.changes():
             recorder.give(change.name, change.value)
     return result, {place: recorder.event_of(value) for place, value in places_of(result)}, recorder
+
+
+def _drawn(model: Callable[..., Any], call: Call, state: State, before: Any) -> DrawnError:
+    """What is said of a model that draws from numpy's random numbers, as they were before, or moves an object on."""
+    name = state.moved_on()
+    state.restore()
+    line = line_that_changes(
+        lambda: numpy_state() != before if name is None else state.moved_on() is not None, partial(call.run, model)
+    )
+    if name is None:
+        return DrawnError(
+            f"reroll.compile: the model draws from numpy's random numbers at {line}, in whose place torch.compile "
+            "would draw others. Draw from torch's (torch.rand, torch.randn), or draw before the call and pass what was "
+            "drawn."
+        )
+    return DrawnError(
+        f"reroll.compile: the model draws or reads from an object that it holds ({name}) at {line}, which changes what "
+        "the object gives next: a compiled model would not. Draw or read before the call and pass what was drawn, or "
+        "draw from torch's random numbers (torch.rand, torch.randn)."
+    )
 
 
 def tensor_names(state: State) -> dict[int, str]:
@@ -473,7 +506,7 @@ def _refuse_objects(result: Any) -> None:
             )
 
 
-def _refuse_attributes(pattern: Pattern) -> None:
+def _refuse_attributes(model: Callable[..., Any], call: Call, pattern: Pattern) -> None:
     """Refuse models that leave something in an attribute that Dynamo would fill from a short trace."""
     names = {number: colour for colour, number in pattern.palette.items()}
     for slot in (slot for stretch in pattern.stretches for slot in stretch.slots):
@@ -485,8 +518,10 @@ def _refuse_attributes(pattern: Pattern) -> None:
         )
         inputs = any(isinstance(x, tuple) and str(x[1:2]).startswith("('argument") for x in colour)
         if given != "gives result" and (moves or inputs):
-            place = given.removeprefix("gives ").lstrip("0123456789 ")
+            name = given.removeprefix("gives ")
+            line = line_that_leaves(model, call, partial(_is_named, name))
             raise LengthError(
-                f"The model leaves in {place} what depends on the number of steps (a number, a "
-                "list that grows, or its input). Return it instead, or use torch.compile(backend='reroll')."
+                f"The model leaves in {name.lstrip('0123456789 ')} what depends on the number of steps (a number, a "
+                f"list that grows, or its input), at {line}. Return it instead, do that outside of the forward, or use "
+                "torch.compile(backend='reroll')."
             )

@@ -86,6 +86,21 @@ class Pattern:
     anchors: dict[tuple[Any, ...], str]
     changes_inputs: bool = False
 
+    def reads_as(self, other: Pattern) -> bool:
+        """Whether the user's numbers and texts are those of another pattern of the same lengths."""
+        return self is other or self._read() == other._read()
+
+    def _read(self) -> Any:
+        names = {number: colour for colour, number in self.palette.items()}
+        live = [(each.stretch, each.slot, each.column, each.values) for each in self.literals if each.live]
+        texts = [[x for x in names[slot.colour] if _is_text(x)] for each in self.stretches for slot in each.slots]
+        return live, texts
+
+
+def _is_text(item: Any) -> bool:
+    """Whether part of a colour is a text or the like of the user's, with its type."""
+    return isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], type)
+
 
 @dataclass(frozen=True, slots=True)
 class Literal:
