@@ -24,7 +24,7 @@ from reroll.backends.runtime.randomness import numpy_state, random_numbers_kept
 from reroll.capture.lengths.check import Check, Departure
 from reroll.capture.lengths.instantiate import TooShortError
 from reroll.capture.lengths.pattern import EventTrace, Pattern, find_pattern
-from reroll.capture.recorder.events import LITERALS, Numbers, Recorder, Sink, recording
+from reroll.capture.recorder.events import LITERALS, SIZE, Numbers, Recorder, Sink, recording
 from reroll.capture.recorder.identity import holds_tensors
 from reroll.capture.recorder.valueless import NeedsValues, Valueless, serves
 from reroll.capture.steps.runs import LONGEST_PERIOD
@@ -339,7 +339,7 @@ def _run_along(model: Callable[..., Any], call: Call, pattern: Pattern, *, value
             call, _ = call.resized(call.length, lambda value, dim, length: value.detach().clone())
         with looked_at(model, call, frozenset(call.dims), parameters=False) as state:
             without = _without_values(state, call) if valueless else None
-            result, *_ = _run(model, call, check.see, state, valueless=without, sized=check.made)
+            result, *_ = _run(model, call, check.see, state, valueless=without)
         check.finish()
         if without is not None and without.asked:
             raise NeedsValues
@@ -379,13 +379,12 @@ def _run(
     *,
     short: bool = False,
     valueless: Valueless | None = None,
-    sized: Callable[[Sequence[int]], None] | None = None,
 ) -> tuple[Any, dict[tuple[Any, ...], int | None], Recorder]:
     """What the model returns, the event that made each of the tensors in it, by their place, and what recorded it.
 
     Raises DrawnError if it draws from numpy's random numbers.
     """
-    recorder, before = Recorder(sink, tensor_names(state) | call.names(), short, valueless, sized), numpy_state()
+    recorder, before = Recorder(sink, tensor_names(state) | call.names(), short, valueless), numpy_state()
     with recording(recorder):
         result = call.run(model)
         if numpy_state() != before:
@@ -458,7 +457,7 @@ def _refuse_attributes(pattern: Pattern) -> None:
         given = next((x for x in colour if isinstance(x, str) and x.startswith("gives ")), "gives result")
         forms = (*slot.head, *slot.tail, slot.middle)
         moves = any(
-            form.c[i] or i in form.free for form in forms for i, kind in enumerate(slot.kinds) if kind != "made"
+            form.c[i] or i in form.free for form in forms for i, kind in enumerate(slot.kinds) if kind not in ("made", SIZE)
         )
         inputs = any(isinstance(x, tuple) and str(x[1:2]).startswith("('argument") for x in colour)
         if given != "gives result" and (moves or inputs):
