@@ -42,7 +42,7 @@ class Family:
     """
 
     def __init__(self, lengths: Sequence[int], modules: Sequence[fx.GraphModule], options: Options) -> None:
-        self.module, self.options = modules[-1], options
+        self.lengths, self.module, self.options = tuple(lengths), modules[-1], options
         iterations = options.truncate is not None
         found = [fuse(capture(each, maps=True, iterations=iterations)) for each in modules]
         self.template, self.notes = align(lengths, modules, found), found[-1].notes

@@ -36,6 +36,7 @@ from reroll.graph.private import parametrized_anew, storage_id, version_of
 SHORT = ((6, 7, 9), (16, 17, 19), (32, 33, 35))
 FEWEST = 8  # steps of a sequence that can show a pattern by itself
 _LONGEST_GUESS = 64  # steps of a period that is guessed: three runs of up to seven times as many
+_PERIODS = 5  # of fewer rows than that no loop is made
 _ROWS = 128  # rows that a slice takes, for which as many steps are looked at
 _TRIES = 5  # as many as it takes to get to a period of two
 _WHOLE_LOOPS = ("lstm", "gru", "rnn_tanh", "rnn_relu", "while_loop", "scan", "associative_scan")
@@ -119,7 +120,7 @@ def _followed(
         try:
             return _follow(model, call, pattern_of())
         except LengthError as error:
-            if isinstance(error, TooShortError) and error.rows is None:
+            if isinstance(error, TooShortError) and error.rows is None and call.length < FEWEST:
                 raise
             refusals.append(_without_frames(error))
             if sum(isinstance(each, OtherTimeError) for each in refusals) == len(SHORT):
@@ -183,8 +184,8 @@ def _candidates(length: int) -> Iterator[tuple[tuple[int, ...], tuple[str, ...],
 
 
 def _periodic(length: int, period: int) -> tuple[int, int, int]:
-    """Three lengths that leave the same rest as ``length`` for a period."""
-    first = max(4 * period, 8)
+    """Three lengths that leave the same rest as ``length`` for a period, and have enough of these."""
+    first = max(_PERIODS * period, FEWEST)
     first += (length - first) % period
     return first, first + period, first + 3 * period
 
@@ -457,7 +458,10 @@ def _refuse_attributes(pattern: Pattern) -> None:
         given = next((x for x in colour if isinstance(x, str) and x.startswith("gives ")), "gives result")
         forms = (*slot.head, *slot.tail, slot.middle)
         moves = any(
-            form.c[i] or i in form.free for form in forms for i, kind in enumerate(slot.kinds) if kind not in ("made", SIZE)
+            form.c[i] or i in form.free
+            for form in forms
+            for i, kind in enumerate(slot.kinds)
+            if kind not in ("made", SIZE)
         )
         inputs = any(isinstance(x, tuple) and str(x[1:2]).startswith("('argument") for x in colour)
         if given != "gives result" and (moves or inputs):

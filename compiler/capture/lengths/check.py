@@ -80,8 +80,7 @@ class Check:
                 self._skip()
 
     def _compare(self, numbers: Numbers, kinds: Sequence[str], form: Form, run: int) -> None:
-        """Raises Departure where numbers are others than predicted. Sizes may be: a slice ``[:20]`` takes all of a short
-        sequence."""
+        """Raises Departure where numbers are others than predicted: a slice ``[:20]`` takes all of a short sequence."""
         pairs = zip(kinds, numbers, form(run, self.length), strict=True)
         for column, (kind, number, expected) in enumerate(pairs):
             if number == expected or column in form.free:

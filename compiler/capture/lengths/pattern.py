@@ -8,7 +8,7 @@ Numbers of the user's that are no such function (``1 / T``, ``0.9 ** t``) are *f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,7 +118,9 @@ def find_pattern(
         counts = [starts[at][1] for starts in parsed]
         count = Affine.through(lengths, counts)
         if count is None or (not repeated and counts != [1] * len(traces)):
-            raise _no_function(traces[-1].lines[start], counts, lengths)
+            raise _no_function(traces[-1].lines[start], counts, lengths, "no affine function of the length")
+        if count.b < 0:
+            raise _no_function(traces[-1].lines[start], counts, lengths, "fewer times the longer a sequence is")
         slots = []
         for place in range(period):
             event = start + place
@@ -142,11 +144,9 @@ def find_pattern(
     return Pattern(lengths, tuple(stretches), palette, tuple(literals), anchors)
 
 
-def _no_function(line: str, counts: Sequence[int], lengths: Sequence[int]) -> LengthError:
+def _no_function(line: str, counts: Sequence[int], lengths: Sequence[int], what: str) -> LengthError:
     runs, at = ", ".join(map(str, counts)), ", ".join(map(str, lengths))
-    return LengthError(
-        f"The loop at {line} is run {runs} times at lengths {at}, which is no affine function of the length."
-    )
+    return LengthError(f"The loop at {line} is run {runs} times at lengths {at}, which is {what}.")
 
 
 def _any_run(events: frozenset[int], place: int, period: int, start: int, count: int) -> bool:
