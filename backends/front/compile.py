@@ -345,8 +345,8 @@ class Caller:
         return result
 
     def _say_short(self, call: Call) -> None:
-        """Warn, once, that a sequence of more than a few steps is run by torch. Raises LengthError where gradients would
-        have to be cut, or a budget kept."""
+        """Warn, once, that a sequence of more than a few steps is run by torch. Raises LengthError where gradients
+        would have to be cut, or a budget kept."""
         every = self.options.truncate
         if every is not None and call.length > every:
             raise LengthError(
