@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from reroll.backends.dynamo.drawn import as_handed_over, draws_numbers
-from reroll.backends.dynamo.entry import EXPLAINING, REFUSALS, HandedOn, unwrapped
+from reroll.backends.dynamo.entry import EXPLAINING, REFUSALS, Graph, HandedOn, unwrapped
 from reroll.backends.dynamo.unguarded import environment_read, refuse_unguarded
 from reroll.backends.front.arguments import Call, token
 from reroll.backends.front.families import LENGTHS, Family, forget
@@ -32,6 +32,7 @@ from reroll.backends.front.observe import Observed, observe
 from reroll.backends.front.turns import between_turns
 from reroll.backends.progress import hinting
 from reroll.capture.lengths.align import NeverError
+from reroll.capture.lengths.instantiate import TooShortError
 from reroll.capture.recorder.graph import Unrecordable
 from reroll.errors import LengthError, UnsupportedError
 from reroll.planning.options import Options
@@ -138,9 +139,7 @@ class Running:
             return Unrecorded(error)
         except REFUSALS as error:
             return Refused(error)
-        except IndexError as error:  # of a table that has a row for each step of the call, and no more
-            if self.steps <= self.call.length:
-                raise
+        except IndexError as error:  # of a table that has a row for each step of the call, or of a token
             return Refused(error)
         except RuntimeError as error:
             if _SKIPPED not in str(error):
@@ -261,7 +260,7 @@ class Entry:
         if running.sampling:
             family.sample(running.observed, operands, running.sequences)
             raise Unwound(Sampled())
-        graph, outputs = family.program(running.observed, operands, running.sequences)
+        graph, outputs = self._program(running, family, operands)
         graph.plans.follow()
         asked = EXPLAINING.get()
         if asked is not None:
@@ -271,6 +270,20 @@ class Entry:
         with running.call.as_it_is(), between_turns():
             results = graph.run(*given)
         return tuple(_given(results, outputs, running))
+
+    def _program(
+        self, running: Running, family: Family, operands: Sequence[Any]
+    ) -> tuple[Graph, tuple[int | None, ...]]:
+        """The program of a call; where a template does not tell what it is at this length, its lengths are unusable."""
+        assert running.observed is not None
+        try:
+            return family.program(running.observed, operands, running.sequences)
+        except TooShortError:
+            raise
+        except LengthError as error:
+            running.unusable[family.pattern.lengths] = error
+            running.observed = None
+            raise Unwound(Misfit(running.steps)) from None
 
     def trace(self, running: Running) -> bool:
         """Trace the call at the other lengths of its pattern; whether they give a template. If not, why is noted.

@@ -24,7 +24,7 @@ from reroll.backends.runtime.randomness import numpy_state, random_numbers_kept
 from reroll.capture.lengths.check import Check, Departure
 from reroll.capture.lengths.instantiate import TooShortError
 from reroll.capture.lengths.pattern import EventTrace, Pattern, find_pattern
-from reroll.capture.recorder.events import LITERALS, Numbers, Recorder, Sink, recording
+from reroll.capture.recorder.events import LITERALS, SIZE, Numbers, Recorder, Sink, recording
 from reroll.capture.recorder.identity import holds_tensors
 from reroll.capture.recorder.valueless import NeedsValues, Valueless, serves
 from reroll.capture.steps.runs import LONGEST_PERIOD
@@ -36,6 +36,7 @@ from reroll.graph.private import parametrized_anew, storage_id, version_of
 SHORT = ((6, 7, 9), (16, 17, 19), (32, 33, 35))
 FEWEST = 8  # steps of a sequence that can show a pattern by itself
 _LONGEST_GUESS = 64  # steps of a period that is guessed: three runs of up to seven times as many
+_PERIODS = 5  # of fewer rows than that no loop is made
 _ROWS = 128  # rows that a slice takes, for which as many steps are looked at
 _TRIES = 5  # as many as it takes to get to a period of two
 _WHOLE_LOOPS = ("lstm", "gru", "rnn_tanh", "rnn_relu", "while_loop", "scan", "associative_scan")
@@ -119,7 +120,7 @@ def _followed(
         try:
             return _follow(model, call, pattern_of())
         except LengthError as error:
-            if isinstance(error, TooShortError) and error.rows is None:
+            if isinstance(error, TooShortError) and error.rows is None and call.length < FEWEST:
                 raise
             refusals.append(_without_frames(error))
             if sum(isinstance(each, OtherTimeError) for each in refusals) == len(SHORT):
@@ -183,8 +184,8 @@ def _candidates(length: int) -> Iterator[tuple[tuple[int, ...], tuple[str, ...],
 
 
 def _periodic(length: int, period: int) -> tuple[int, int, int]:
-    """Three lengths that leave the same rest as ``length`` for a period."""
-    first = max(4 * period, 8)
+    """Three lengths that leave the same rest as ``length`` for a period, and have enough of these."""
+    first = max(_PERIODS * period, FEWEST)
     first += (length - first) % period
     return first, first + period, first + 3 * period
 
@@ -378,7 +379,7 @@ def _run_along(model: Callable[..., Any], call: Call, pattern: Pattern, *, value
             call, _ = call.resized(call.length, lambda value, dim, length: value.detach().clone())
         with looked_at(model, call, frozenset(call.dims), parameters=False) as state:
             without = _without_values(state, call) if valueless else None
-            result, *_ = _run(model, call, check.see, state, valueless=without, sized=check.made)
+            result, *_ = _run(model, call, check.see, state, valueless=without)
         check.finish()
         if without is not None and without.asked:
             raise NeedsValues
@@ -418,13 +419,12 @@ def _run(
     *,
     short: bool = False,
     valueless: Valueless | None = None,
-    sized: Callable[[Sequence[int]], None] | None = None,
 ) -> tuple[Any, dict[tuple[Any, ...], int | None], Recorder]:
     """What the model returns, the event that made each of the tensors in it, by their place, and what recorded it.
 
     Raises DrawnError if it draws from numpy's random numbers, or from a generator that it holds.
     """
-    recorder, before = Recorder(sink, tensor_names(state) | call.names(), short, valueless, sized), numpy_state()
+    recorder, before = Recorder(sink, tensor_names(state) | call.names(), short, valueless), numpy_state()
     with recording(recorder):
         result = call.run(model)
         if numpy_state() != before or state.moved_on():
@@ -514,7 +514,10 @@ def _refuse_attributes(model: Callable[..., Any], call: Call, pattern: Pattern) 
         given = next((x for x in colour if isinstance(x, str) and x.startswith("gives ")), "gives result")
         forms = (*slot.head, *slot.tail, slot.middle)
         moves = any(
-            form.c[i] or i in form.free for form in forms for i, kind in enumerate(slot.kinds) if kind != "made"
+            form.c[i] or i in form.free
+            for form in forms
+            for i, kind in enumerate(slot.kinds)
+            if kind not in ("made", SIZE)
         )
         inputs = any(isinstance(x, tuple) and str(x[1:2]).startswith("('argument") for x in colour)
         if given != "gives result" and (moves or inputs):
