@@ -22,6 +22,7 @@ from reroll.graph.lines import where
 from reroll.graph.private import map_aggregate, set_grad_enabled, storage_id
 
 _RESHAPES = ("squeeze_", "unsqueeze_", "transpose_", "swapaxes_", "swapdims_", "t_")
+_CONVERSIONS = ("to", "type", "type_as", "contiguous", "float", "double", "half", "bfloat16", "cpu", "cuda")
 
 
 def functionalise(graph: fx.Graph) -> fx.Graph:
@@ -155,8 +156,9 @@ class _Rewriter:
                 f"{where(node)}: the value shares memory with one that is updated in place, in a way that reroll "
                 "cannot follow. Write the update out of place."
             )
-        self.parents[node] = (bases[0], False)
-        self.taken[node] = self.versions[storage]
+        same = _gives_itself(node, bases[0])
+        self.parents[node] = (bases[0], same)
+        self.taken[node] = -1 if same else self.versions[storage]
 
     def _current(self, old: fx.Node) -> fx.Node:
         """The new node that holds the present value of an old one."""
@@ -250,6 +252,15 @@ class _Rewriter:
                 self.new.call_function(set_grad_enabled, (True,))
             self.env[root] = original
             self.versions[storage] += 1
+
+
+def _gives_itself(node: fx.Node, base: fx.Node) -> bool:
+    """Whether a node gives its first operand itself, as ``x.to(y)`` does where x has the type and device of y."""
+    value, made = example(base), example(node)
+    if value is None or made is None or node.args[:1] != (base,) or spelled(node) not in _CONVERSIONS:
+        return False
+    same = value.shape == made.shape and value.stride() == made.stride() and value.dtype == made.dtype
+    return same and value.storage_offset() == made.storage_offset()
 
 
 def _cuts_gradients(view: fx.Node) -> bool:
