@@ -132,6 +132,7 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
         replay=replay,
         again=several and device is None,
         thin=several and bool(recurrence.blocks) and options.may_be_thin,
+        recorded=device is not None,
         rewrite=partial(run_on_half, passes_of(options), context=context),
         watch=watch,
         once=once,

@@ -33,7 +33,7 @@ from reroll.segment.cut.apart import InTwo, outputs_apart
 from reroll.segment.cut.partition import Cut, partition
 from reroll.segment.cut.policy import NO_POLICY, Policy, StepValue
 from reroll.segment.cut.thin import Thin, thinner
-from reroll.segment.factors import Product, defer_products
+from reroll.segment.factors import Product, defer_products, handing_over
 from reroll.segment.invariants import Once
 from reroll.segment.packing import pack_saved
 from reroll.segment.trace import Traced
@@ -47,6 +47,26 @@ class Given(NamedTuple):
 
     counts: tuple[int, ...] = ()
     once: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Interpreted:
+    """A half that torch runs node by node: ``graph`` as it is run."""
+
+    graph: fx.Graph
+    call: Boxed
+
+    @classmethod
+    def of(cls, half: fx.GraphModule) -> Interpreted:
+        """A half, whose inputs are freed after their last use."""
+        from torch.fx.graph import _BoxedCodeGen
+
+        half.graph.set_codegen(_BoxedCodeGen())
+        return cls(half.graph, fx.GraphModule(half, half.graph).forward)
+
+    def __call__(self, inputs: list[Any]) -> Sequence[Any]:
+        """The results. Empties the list of inputs."""
+        return self.call(inputs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,7 +142,7 @@ class Segment:
     and inputs; ``reaches[i]`` are the outputs from which autograd reaches ``inputs[i]``. ``given_forward``
     and ``given_backward`` are their last operands. A gradient in ``products`` is None: it is a product of further
     results. ``tape`` are the saved values, before what is 0 or 1 is packed. ``thin``: the tape that holds fewer, if
-    there is one.
+    there is one. ``hands_over``: backwards take a ``Taker`` last, and hand gradients to it in place of giving them.
     """
 
     steps: int
@@ -140,6 +160,7 @@ class Segment:
     products: Mapping[int, Product] = field(default_factory=dict)
     tape: tuple[StepValue, ...] = ()
     thin: ThinTape | None = None
+    hands_over: bool = False
 
     @property
     def saved_inputs(self) -> dict[int, int]:
@@ -191,14 +212,16 @@ def lower(
     replay: bool,
     again: bool,
     thin: bool,
+    recorded: bool,
     rewrite: Callable[[fx.GraphModule], fx.GraphModule],
     watch: Watch,
     once: Once,
 ) -> Segment:
     """Cut a prepared joint graph, ``rewrite`` its halves, and compile them.
 
-    ``again``: segments may run again for their tape alone, and are not recorded. ``thin``: tapes may be thin. ``watch``
-    is told of event products, ``once`` takes what need be made only once per call.
+    ``again``: segments may run again for their tape alone, and are not recorded. ``thin``: tapes may be thin.
+    ``recorded``: halves may be. ``watch`` is told of event products, ``once`` takes what need be made only once per
+    call.
     """
     *halves, tape = _halves(traced, policy, pack=_packs(lowering, codec), replay=replay)
     forward, backward = (half and rewrite(half) for half in halves)
@@ -207,7 +230,9 @@ def lower(
     given_forward = _given(forward, [], watch, once)
     given_backward = _given(backward, gradients_of, watch, once)
     products = {} if backward is None else defer_products(backward, list(map(bool, gradients_of)))
-    lowered = partial(_inductor if lowering == "inductor" else _eager, traced=traced)
+    hands_over = lowering == "eager" and not recorded
+    hand = partial(handing_over, handed=_handed(traced), products=products) if hands_over else None
+    lowered = partial(_inductor, traced=traced) if lowering == "inductor" else partial(_eager, hand=hand)
     thinned = _thinned(traced, forward, backward) if thin and backward else None
     parts = outputs_apart(forward, traced.outputs) if again and backward else None
     return Segment(
@@ -226,6 +251,7 @@ def lower(
         products=products,
         tape=tape,
         thin=ThinTape.of(thinned, forward, parts, partial(lowered, backward=True)),
+        hands_over=hands_over,
     )
 
 
@@ -233,6 +259,12 @@ def _constants_reached(traced: Traced) -> list[str]:
     """For each input that a gradient goes to the name of the constant that it is, or nothing."""
     primals = primals_and_tangents(traced.graph.graph)[0]
     return [primals[number].meta.get("constant", "") for number in traced.inputs]
+
+
+def _handed(traced: Traced) -> list[bool]:
+    """For each input that a gradient goes to whether that is added up over the steps: it is no carry."""
+    primals = primals_and_tangents(traced.graph.graph)[0]
+    return ["carry" not in primals[number].meta for number in traced.inputs]
 
 
 def _given(half: fx.GraphModule | None, names: Sequence[str], watch: Watch, once: Once) -> Given:
@@ -289,11 +321,10 @@ def _prepare_for_inductor(traced: Traced) -> None:
         joint_graph_passes(traced.graph)
 
 
-def _eager(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Boxed:
-    from torch.fx.graph import _BoxedCodeGen
-
-    graph.graph.set_codegen(_BoxedCodeGen())
-    return fx.GraphModule(graph, graph.graph).forward
+def _eager(
+    graph: fx.GraphModule, hand: Callable[[fx.GraphModule], fx.GraphModule] | None, *, backward: bool
+) -> Boxed:
+    return Interpreted.of(hand(graph) if hand and backward else graph)
 
 
 def _inductor(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Boxed:
