@@ -192,7 +192,10 @@ def _collecting(
 ) -> tuple[Callable[[Sequence[Any]], Any], list[Any]]:
     """What adds up the gradients of constants, as a backward does; those of inputs, which are as long as these, not.
     And what the backward is given for it."""
-    routes = {steps: replace(each, slices=(), items=(), places=dict(each.constants)) for steps, each in executable.routes.items()}
+    routes = {
+        steps: replace(each, slices=(), items=(), places=dict(each.constants))
+        for steps, each in executable.routes.items()
+    }
     gradients = Gradients(operands, routes)
     taker = [gradients.taking(0, segment.steps)] if segment.hands_over else []
     return lambda results: gradients.collect(results, 0, segment.steps), taker

@@ -51,18 +51,19 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Interpreted:
-    """A half that torch runs node by node: ``graph`` as it is run."""
+    """A half that torch runs node by node: ``graph`` as it is run. ``hands_over``: see ``Segment``."""
 
     graph: fx.Graph
     call: Boxed
+    hands_over: bool
 
     @classmethod
-    def of(cls, half: fx.GraphModule) -> Interpreted:
+    def of(cls, half: fx.GraphModule, *, hands_over: bool) -> Interpreted:
         """A half, whose inputs are freed after their last use."""
         from torch.fx.graph import _BoxedCodeGen
 
         half.graph.set_codegen(_BoxedCodeGen())
-        return cls(half.graph, fx.GraphModule(half, half.graph).forward)
+        return cls(half.graph, fx.GraphModule(half, half.graph).forward, hands_over)
 
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
         """The results. Empties the list of inputs."""
@@ -142,7 +143,7 @@ class Segment:
     and inputs; ``reaches[i]`` are the outputs from which autograd reaches ``inputs[i]``. ``given_forward``
     and ``given_backward`` are their last operands. A gradient in ``products`` is None: it is a product of further
     results. ``tape`` are the saved values, before what is 0 or 1 is packed. ``thin``: the tape that holds fewer, if
-    there is one. ``hands_over``: backwards take a ``Taker`` last, and hand gradients to it in place of giving them.
+    there is one.
     """
 
     steps: int
@@ -160,7 +161,11 @@ class Segment:
     products: Mapping[int, Product] = field(default_factory=dict)
     tape: tuple[StepValue, ...] = ()
     thin: ThinTape | None = None
-    hands_over: bool = False
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether backwards take a ``Taker`` last, and hand gradients to it in place of giving them."""
+        return isinstance(self.backward, Interpreted) and self.backward.hands_over
 
     @property
     def saved_inputs(self) -> dict[int, int]:
@@ -226,13 +231,10 @@ def lower(
     *halves, tape = _halves(traced, policy, pack=_packs(lowering, codec), replay=replay)
     forward, backward = (half and rewrite(half) for half in halves)
     assert forward is not None
-    gradients_of = _constants_reached(traced)
-    given_forward = _given(forward, [], watch, once)
-    given_backward = _given(backward, gradients_of, watch, once)
-    products = {} if backward is None else defer_products(backward, list(map(bool, gradients_of)))
-    hands_over = lowering == "eager" and not recorded
-    hand = partial(handing_over, handed=_handed(traced), products=products) if hands_over else None
-    lowered = partial(_inductor, traced=traced) if lowering == "inductor" else partial(_eager, hand=hand)
+    constants = _constants_reached(traced)
+    given_forward, given_backward = _given(forward, [], watch, once), _given(backward, constants, watch, once)
+    products = {} if backward is None else defer_products(backward, list(map(bool, constants)))
+    lowered = _lowered(traced, lowering, None if recorded else products)
     thinned = _thinned(traced, forward, backward) if thin and backward else None
     parts = outputs_apart(forward, traced.outputs) if again and backward else None
     return Segment(
@@ -251,7 +253,6 @@ def lower(
         products=products,
         tape=tape,
         thin=ThinTape.of(thinned, forward, parts, partial(lowered, backward=True)),
-        hands_over=hands_over,
     )
 
 
@@ -259,6 +260,11 @@ def _constants_reached(traced: Traced) -> list[str]:
     """For each input that a gradient goes to the name of the constant that it is, or nothing."""
     primals = primals_and_tangents(traced.graph.graph)[0]
     return [primals[number].meta.get("constant", "") for number in traced.inputs]
+
+
+def _lowered(traced: Traced, lowering: str, products: Mapping[int, Product] | None) -> Callable[..., Boxed]:
+    """What compiles a half; with ``products`` a backward that torch runs hands its gradients over."""
+    return partial(_inductor, traced=traced) if lowering == "inductor" else partial(_eager, traced, products)
 
 
 def _handed(traced: Traced) -> list[bool]:
@@ -321,10 +327,10 @@ def _prepare_for_inductor(traced: Traced) -> None:
         joint_graph_passes(traced.graph)
 
 
-def _eager(
-    graph: fx.GraphModule, hand: Callable[[fx.GraphModule], fx.GraphModule] | None, *, backward: bool
-) -> Boxed:
-    return Interpreted.of(hand(graph) if hand and backward else graph)
+def _eager(traced: Traced, products: Mapping[int, Product] | None, graph: fx.GraphModule, *, backward: bool) -> Boxed:
+    hands_over = backward and products is not None
+    made = handing_over(graph, _handed(traced), products or {}) if hands_over else graph
+    return Interpreted.of(made, hands_over=hands_over)
 
 
 def _inductor(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Boxed:

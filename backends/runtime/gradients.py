@@ -100,7 +100,7 @@ class Gradients:
         """Add the results of the backward of steps [start, start + steps), but for what was taken before; gives the
         gradients of its carries."""
         routes, taking = self._routes[steps], self.taking(start, steps)
-        for number in (*(n for n, _ in routes.slices), *(n for n, *_ in routes.items), *(n for n, _ in routes.constants)):
+        for number, *_ in (*routes.slices, *routes.items, *routes.constants):
             if results[number] is not None:
                 taking.take(number, results[number], own=False)
         for number, (_, product) in enumerate(routes.products):
@@ -131,9 +131,9 @@ class Gradients:
     def _zeros(self, operand: int) -> Tensor:
         if operand not in self._sums:
             products = [each for routes in self._routes.values() for of, each in routes.products if of == operand]
-            by_events = [product for product in products if product.events]
+            first = next((product for product in products if product.events), products[0] if products else None)
             like = self._operands[operand]
-            self._sums[operand] = by_events[0].zeros(like) if by_events else torch.zeros_like(like)
+            self._sums[operand] = first.zeros(like) if first else torch.zeros_like(like)
         return self._sums[operand]
 
 

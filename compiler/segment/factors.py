@@ -3,10 +3,16 @@
 Those of weights that are products are formed where they are added up: ``G += A B`` instead of ``G += (A B)``. A
 backward then gives the factors, and the product adds onto the gradients so far, without a result of its own. What is
 run node by node hands each gradient over as soon as it is there (``handing_over``), and gives none at its end.
+
+The gradient of a kernel is a product, too, of incoming gradients and windows of the image (Chellapilla, Puri and
+Simard 2006). Where the windows hold at most half of what the kernel does, as in the last layers of a network, that is
+quicker than torch's convolution, which works in two copies of the kernel (512 to 512 channels of 3 x 3, 8 windows: 1.4
+for 9.2 ms; 64: 7.3 for 28).
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +21,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx
 
-from reroll.graph.editing import KNOWN, aten, call
+from reroll.graph.editing import KNOWN, aten, call, shape
 from reroll.graph.layouts import is_dense
 from reroll.graph.memory import origin, storage_nbytes
 from reroll.segment.ops import OUTER, OUTER_ADD
-from reroll.segment.products import turned
+from reroll.segment.products import mask_unread, turned
 
 _FRESH = {aten.convolution_backward.default, aten.native_batch_norm_backward.default}
 _FRESH |= {aten.native_layer_norm_backward.default, aten.native_group_norm_backward.default}
@@ -42,14 +48,16 @@ class Product:
     def zeros(self, like: Tensor) -> Tensor:
         """Zeros of the shape of a gradient, in the layout in which adding is fast: by rows for events."""
         if self.events is None:
-            return torch.zeros_like(like)
+            return torch.zeros_like(like) if like.dim() == 2 else like.new_zeros(like.shape)
         return like.new_zeros(like.shape[::-1]).t() if self.turned else like.new_zeros(like.shape)
 
     def add_to(self, total: Tensor, left: Tensor, right: Tensor) -> None:
         """Add the product of two factors to the gradients so far."""
         total = total.t() if self.turned else total
-        if self.events is None:
-            total.addmm_(left, right)
+        if total.dim() > 2 and not total.is_contiguous():
+            total.add_((left @ right).view(total.shape))
+        elif self.events is None:
+            total.view(len(left), -1).addmm_(left, right) if total.dim() > 2 else total.addmm_(left, right)
         elif not (total.is_contiguous() and OUTER_ADD(total, left, right, *self.events)):
             total.addmm_(left.t(), right)
 
@@ -71,6 +79,7 @@ def defer_products(half: fx.GraphModule, constants: Sequence[bool]) -> Mapping[i
             found[number] = Product(left, right, events, is_turned)
     output.args = (tuple(results),)
     half.graph.eliminate_dead_code()
+    mask_unread(half.graph)
     half.recompile()
     return found
 
@@ -157,13 +166,42 @@ def _factors(graph: fx.Graph, result: Any) -> tuple[list[fx.Node], Any, bool]:
     factors: Any = result.args[:2]
     if result.target is OUTER:
         return list(factors), result.args[2:], turns % 2 == 1
+    if result.target is operator.getitem and turns == 0:
+        return _windows(graph, *result.args) if result.args[1] == 1 else [], None, False
     if result.target is not aten.mm.default:
         return _NONE
     if turns % 2 == 0:
         return list(factors), None, False
-    with graph.inserting_before(graph.output_node()):
+    with graph.inserting_before(result):
         return [_turned(graph, factor) for factor in reversed(factors)], None, False
 
 
 def _turned(graph: fx.Graph, factor: fx.Node) -> fx.Node:
     return turned(factor) or call(graph, aten.permute.default, factor, [1, 0])
+
+
+def _windows(graph: fx.Graph, made: Any, _: int) -> list[fx.Node]:
+    """The factors of the gradient of a kernel: incoming gradients, one row a channel, and the windows of the image that
+    they come from; nothing where windows are many, or lie apart."""
+    if made.target is not aten.convolution_backward.default:
+        return []
+    grad, image, kernel, _, strides, padding, dilation, transposed, _, groups, _ = made.args
+    sizes, channels = shape(kernel), shape(grad)
+    if sizes is None or channels is None or transposed or groups != 1 or set(dilation) != {1}:
+        return []
+    dims = range(2, len(sizes))
+    if 2 * math.prod(channels) > channels[1] ** 2 or grad.meta["val"].is_complex():
+        return []
+    strides, padding = ([*given] * (len(dims) // len(given)) for given in (strides, padding))
+    with graph.inserting_before(made):
+        if any(padding):
+            pads = [each for size in reversed(padding) for each in (size, size)]
+            image = call(graph, aten.constant_pad_nd.default, image, pads)
+        for dim in dims:
+            image = call(graph, aten.unfold.default, image, dim, sizes[dim], strides[dim - 2])
+        order = [0, *dims, 1, *(dim + len(dims) for dim in dims)]
+        windows = call(graph, aten.permute.default, image, order)
+        right = call(graph, aten.reshape.default, windows, [-1, math.prod(sizes[1:])])
+        rows = call(graph, aten.permute.default, grad, [1, 0, *dims])
+        left = call(graph, aten.reshape.default, rows, [sizes[0], -1])
+    return [left, right]
