@@ -178,21 +178,28 @@ def _seconds(executable: Executable, segment: Segment) -> SegmentSeconds:
         return SegmentSeconds(ahead, ahead, 0.0)
     saved = forward()[segment.outputs :]
     tangents = [torch.ones_like(_made(segment.output_examples[index])) for index in segment.tangents]
-    collect = _collecting(executable, segment, operands)
+    collect, taker = _collecting(executable, segment, operands)
 
     def back(backward: Callable[[list[Any]], Any], thin: bool) -> float:
-        kept = segment.kept(saved, thin)
-        return seconds_of(lambda: collect(backward([*kept, *tangents, *made.last_of_backward])), _SHORT)
+        given = [*segment.kept(saved, thin), *tangents, *made.last_of_backward, *taker]
+        return seconds_of(lambda: collect(backward([*given])), _SHORT)
 
     thin = back(segment.thin.backward, thin=True) if segment.thin and thin_steps(executable.program) else 0.0
     return SegmentSeconds(ahead, ahead, back(segment.backward, thin=False), thin)
 
 
-def _collecting(executable: Executable, segment: Segment, operands: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
-    """Adds up the gradients of constants, as a backward does; those of inputs, which are as long as these, not."""
-    routes = {steps: replace(each, slices=(), items=()) for steps, each in executable.routes.items()}
+def _collecting(
+    executable: Executable, segment: Segment, operands: Sequence[Any]
+) -> tuple[Callable[[Sequence[Any]], Any], list[Any]]:
+    """What adds up the gradients of constants, as a backward does; those of inputs, which are as long as these, not.
+    And what the backward is given for it."""
+    routes = {
+        steps: replace(each, slices=(), items=(), places=dict(each.constants))
+        for steps, each in executable.routes.items()
+    }
     gradients = Gradients(operands, routes)
-    return lambda results: gradients.collect(results, 0, segment.steps)
+    taker = [gradients.taking(0, segment.steps)] if segment.hands_over else []
+    return lambda results: gradients.collect(results, 0, segment.steps), taker
 
 
 def _made(like: Tensor) -> Tensor:
