@@ -185,7 +185,7 @@ def recall(origin: Origin) -> Machine | None:
     try:
         read = json.loads(read_own(path.name))
     except ForeignError as error:
-        _ignore(path, error.strerror)
+        _ignore(path, str(error.strerror))
         return None
     except OSError:
         return None
