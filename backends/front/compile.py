@@ -557,7 +557,12 @@ def _noted(refusal: Exception, reason: Exception, cause: str = "") -> Exception:
 def _questions(lines: Sequence[str]) -> str:
     """What is said of a model that asks whether values are true, or packs sequences."""
     asked = [line for line in lines if not line.endswith(LONGEST)]
-    packed = " The longest sequence that is packed must be as long as the input." if len(asked) < len(lines) else ""
+    packed = (
+        " The longest sequence that is packed must be as long as the input: a batch in which it ends before is an "
+        "error, so cut the input of each to it first (x[:lengths.max()])."
+        if len(asked) < len(lines)
+        else ""
+    )
     if not asked:
         return packed
     return (
