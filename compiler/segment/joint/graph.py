@@ -84,8 +84,8 @@ def _check(graph: fx.Graph, noted: Noted | None, recurrence: Recurrence) -> None
     elif any("_linalg_check_errors" in str((node.target, node.args)) for node in graph.nodes):
         raise CaptureError(
             f"The step at {recurrence.where} calls a function of torch.linalg that raises an error for some values of "
-            "a matrix, inside of a function that an operator runs, such as torch.cond. Call it outside of that, or "
-            "call the one that does not check: torch.linalg.inv_ex, solve_ex, cholesky_ex."
+            "a matrix, and runs a function by an operator (torch.utils.checkpoint, torch.cond), where that error is "
+            "lost. Call the one that does not check: torch.linalg.inv_ex, solve_ex, cholesky_ex."
         )
 
 
