@@ -23,10 +23,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from reroll.errors import CaptureError
 from reroll.graph.effects import spelled
 from reroll.graph.inplace import out_of_place
-from reroll.graph.private import is_higher_order, is_mutable, is_overload
+from reroll.graph.private import CHECK, is_higher_order, is_mutable, is_overload
 from reroll.recurrence import Recurrence
 from reroll.segment.joint.cells import PARTS
-from reroll.segment.joint.checks import CHECK, Noted
+from reroll.segment.joint.checks import Noted
 
 aten = torch.ops.aten
 Function = Callable[..., tuple[Tensor, ...]]
