@@ -26,7 +26,8 @@ class Again:
     """The calls of one model: the lengths that came, and how many of the last ones had it looked at for one reason."""
 
     def __init__(self) -> None:
-        self._lengths, self._key, self._reason = set[int](), None, ""
+        self._lengths, self._reason = set[int](), ""
+        self._key: Any = None
         self._count, self._told = 0, False
 
     def note(self, length: int, key: Any, *, looked: bool) -> None:

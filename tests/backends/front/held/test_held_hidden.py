@@ -23,7 +23,7 @@ from reroll.errors import RerollWarning, UnsupportedError
 
 pytestmark = [pytest.mark.usefixtures("double_precision")]
 
-DRAWN = {
+DRAWN: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "random": (lambda: random.Random(3), lambda held: held.random()),
     "choice": (lambda: random.Random(3), lambda held: float(held.choice([1, 2, 3]))),
     "numpy": (lambda: np.random.default_rng(3), lambda held: held.normal()),
@@ -33,6 +33,10 @@ DRAWN = {
     "text": (lambda: io.StringIO("1\n2\n3\n4\n" * 9), lambda held: float(held.readline())),
     "bytes": (lambda: io.BytesIO(bytes([1, 2, 3, 4] * 9)), lambda held: held.read(1)[0]),
 }
+
+
+def nothing(_: Any) -> float:
+    return 1.0
 
 
 class Gained(nn.Module):
@@ -75,7 +79,7 @@ def test_what_an_object_gives_next_is_put_back(kind: str) -> None:
 
 
 def test_a_digest_that_goes_on_is_seen() -> None:
-    model = Gained(float, hashlib.md5())
+    model = Gained(nothing, hashlib.md5())
     state = State.of(model, parameters=False)
     model.held.update(b"more")
     assert state.moved_on() is not None
@@ -102,7 +106,7 @@ def test_a_generator_that_a_model_draws_from_is_refused_at_its_line(read: Any, m
     assert f"in {read.__name__}: return float(model.held." in note
 
 
-def gain_of_python(model: Gained) -> float:
+def gain_of_python(model: Gained) -> Any:
     return model.held.random()
 
 
@@ -134,8 +138,8 @@ class Cut(Gained):
 def test_a_deque_that_forgets_is_refused_and_a_list_that_is_cut_is_right(door: str) -> None:
     x_TBI = torch.randn(9, 3, 4)
     with pytest.raises(UnsupportedError, match=r"deque with maxlen \(self.held\).*\[-n:\]"):
-        compiled(Deque(float, collections.deque(maxlen=3)), door)(x_TBI)
-    plain, twin = Deque(float, collections.deque(maxlen=3)), Cut(float, [])
+        compiled(Deque(nothing, collections.deque(maxlen=3)), door)(x_TBI)
+    plain, twin = Deque(nothing, collections.deque(maxlen=3)), Cut(nothing, [])
     run = compiled(twin, door)
     for _ in range(5):
         torch.testing.assert_close(run(x_TBI), plain(x_TBI), rtol=0, atol=1e-12)
@@ -193,7 +197,7 @@ held = 0
 
 
 def test_an_attribute_is_no_global_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, reach = Gained(float), Reach()
+    model, reach = Gained(nothing), Reach()
     before = reach.noted(model, (), {})[1]
     monkeypatch.setitem(globals(), "rolled", 3)  # ``self.rolled`` is a method
     monkeypatch.setitem(globals(), "held", 3)
