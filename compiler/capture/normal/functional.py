@@ -72,7 +72,8 @@ def _before(source: fx.Node, node: fx.Node) -> torch.Tensor:
     args, kwargs = fx.map_arg((source.args, source.kwargs), lambda each: each.meta.get("example_value"))
     try:
         with torch.no_grad():
-            call = getattr(type(args[0]), source.target) if source.op == "call_method" else source.target
+            target: Any = source.target
+            call = getattr(type(args[0]), target) if source.op == "call_method" else target
             made = call(*args, **kwargs)
             own = value.detach().as_strided(made.shape, made.stride(), value.storage_offset())
     except Exception as error:

@@ -54,7 +54,7 @@ class Gained(nn.Module):
             rows.append(h)
         return torch.stack(rows)
 
-    def forward(self, x_TBI: Tensor) -> Tensor:
+    def forward(self, x_TBI: Tensor) -> Any:
         return self.rolled(x_TBI) * self.read(self)
 
 
