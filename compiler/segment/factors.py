@@ -181,7 +181,7 @@ def _factors(graph: fx.Graph, result: Any) -> tuple[list[fx.Node], Any, bool]:
     if result.target is OUTER:
         return list(factors), result.args[2:], turns % 2 == 1
     if result.target is operator.getitem and turns == 0:
-        return _windows(graph, *result.args) if result.args[1] == 1 else [], None, False
+        return _windows(graph, result.args[0]) if result.args[1] == 1 else [], None, False
     if result.target is not aten.mm.default:
         return _NONE
     if turns % 2 == 0:
@@ -194,7 +194,7 @@ def _turned(graph: fx.Graph, factor: fx.Node) -> fx.Node:
     return turned(factor) or call(graph, aten.permute.default, factor, [1, 0])
 
 
-def _windows(graph: fx.Graph, made: Any, _: int) -> list[fx.Node]:
+def _windows(graph: fx.Graph, made: Any) -> list[fx.Node]:
     """The factors of the gradient of a kernel: incoming gradients, one row a channel, and the windows of the image that
     they come from; nothing where windows are many, or lie apart."""
     if made.target is not aten.convolution_backward.default:
