@@ -223,3 +223,26 @@ def test_no_second_copy_of_the_parameters_is_held(given: dict[str, Any]) -> None
     assert whole > 500_000
     assert peak < 220_000
     assert peak == pytest.approx(reroll.explain(compiled, x).predicted_peak, rel=0.05)
+
+
+def twice(run: Any, model: nn.Module, x: Tensor) -> list[Tensor]:
+    """The gradients of a loss that is reversed twice, beside those of before, and which hooks change."""
+    hook = model.layers[0].weight.register_hook(lambda grad: grad * 2)  # type: ignore[union-attr]
+    loss = run(x)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    hook.remove()
+    return [torch.zeros(()) if each.grad is None else each.grad.clone() for each in model.parameters()]
+
+
+def test_sums_that_were_gradients_of_a_segment_are_added_up_by_autograd_as_ever() -> None:
+    model, x = Wide().double(), torch.randn(5, 2, 128, dtype=torch.float64)
+    compiled = reroll.compile(model, time_dim=0, lowering="eager", segment=2)
+    expected, found = [], []
+    for _ in range(2):  # the second time .grad is there already
+        expected = twice(model, model, x)
+    model.zero_grad()
+    for _ in range(2):
+        found = twice(compiled, model, x)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
