@@ -285,5 +285,8 @@ def _holds(node: fx.Node, storage: int) -> bool:
 def _spelled(node: fx.Node) -> str:
     name = spell(node)
     if name is None:
-        raise CaptureError(f"{where(node)}: the operation {node.target} has no importable name. Write it out of place.")
+        raise CaptureError(
+            f"{where(node)}: the operation {node.target} has no importable name. "
+            "Write it out of place; where it changes an array of numpy's, keep a tensor in its place (register_buffer)."
+        )
     return name
