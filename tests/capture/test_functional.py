@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import numpy
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -209,7 +209,7 @@ class Counts(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls = numpy.zeros(3)
+        self.calls = np.zeros(3)
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.zeros_like(x[0])
