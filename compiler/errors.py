@@ -1,11 +1,12 @@
 """Every error that reroll raises on purpose. Messages are sentences: where, which rule, what was found, what to do.
 
-``is_shortage`` says what an allocation that failed looks like.
+``is_shortage`` says what an allocation that failed looks like; ``remedy`` what helps where no file can be opened.
 """
 
 from __future__ import annotations
 
 import difflib
+import errno
 import sys
 import warnings
 from collections.abc import Sequence
@@ -111,6 +112,13 @@ def did_you_mean(name: str, valid: Sequence[str], cutoff: float = 0.4) -> str:
 def nearest(name: str, valid: Sequence[str]) -> str:
     """What is said of an unknown name: the valid one that is like it, if there is one, and all of them."""
     return f"{did_you_mean(name, valid)}Valid are: {', '.join(valid)}."
+
+
+def remedy(error: OSError, usual: str) -> str:
+    """What helps after a file could not be opened: the ``usual``, unless this process has too many open."""
+    if error.errno not in (errno.EMFILE, errno.ENFILE):
+        return usual
+    return "Close files that are not needed, or raise their number (ulimit -n)."
 
 
 def is_shortage(error: Exception) -> bool:

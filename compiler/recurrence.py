@@ -129,6 +129,7 @@ class Recurrence:
     each carry the steps of its loop that are not among these; None, or missing, where that is not known. ``left``: of
     how many iterations of the user's loop parts run by themselves around these steps, as far as is known, ``within``
     whether a step begins in the middle of one.
+    ``dropped``: whether steps behind these were left out whose outputs eager gives zeros for gradients.
     ``numbers_on``: where numbers lie that differ from step to step.
     """
 
@@ -153,6 +154,7 @@ class Recurrence:
     within: bool = False
     kept: tuple[RowSteps, ...] = ()
     numbers_on: torch.device = _COMPUTER
+    dropped: bool = False
 
     @property
     def operands(self) -> int:

@@ -13,8 +13,8 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from reroll.backends.cache.folder import cache_folder, is_anothers, write_whole
-from reroll.errors import warn
+from reroll.backends.cache.folder import WRITABLE, ForeignError, cache_folder, own_folder, read_own, write_own
+from reroll.errors import remedy, warn
 
 MOST_NBYTES = 1 << 30
 """Of all entries together; those that were used longest ago go first."""
@@ -38,8 +38,12 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def _name(key: str) -> str:
+    return _digest(key.encode())
+
+
 def _path(kind: str, key: str) -> Path:
-    return cache_folder() / kind / _digest(key.encode())
+    return cache_folder() / kind / _name(key)
 
 
 def unkept(reason: Unkept) -> None:
@@ -49,24 +53,19 @@ def unkept(reason: Unkept) -> None:
 
 def find(kind: str, key: str) -> bytes | None:
     """The bytes of an entry, None where there is none. A broken one is ignored with a RerollWarning."""
-    path = _path(kind, key)
     try:
-        if is_anothers(cache_folder()):
-            raise PermissionError
-        content, owner = path.read_bytes(), path.stat().st_uid
+        content = read_own(_name(key), kind)
+    except ForeignError as error:
+        ignore(kind, key, error.strerror)
+        return None
     except OSError:
         USES["missing"] += 1
         return None
     payload = content.partition(b"\n")[2]
-    if hasattr(os, "getuid") and owner not in (os.getuid(), 0):
-        ignore(kind, key, "was written by another user")
-        return None
     if content[: len(content) - len(payload)] != _head(key, payload):
         ignore(kind, key, "is broken or of another key")
         return None
     USES["found"] += 1
-    with suppress(OSError):
-        os.utime(path)
     return payload
 
 
@@ -81,18 +80,18 @@ def ignore(kind: str, key: str, why: str) -> None:
 def keep(kind: str, key: str, payload: bytes) -> None:
     """Write an entry. A RerollWarning, once, where the folder cannot be written."""
     try:
-        write_whole(_path(kind, key), _head(key, payload) + payload)
+        write_own(_head(key, payload) + payload, _name(key), kind)
     except OSError as error:
         USES["unwritable"] += 1
         if USES["unwritable"] == 1:
             warn(
                 f"Nothing can be kept in {cache_folder()} ({error.strerror}), so every process traces its segments "
-                "anew. Set REROLL_CACHE_DIR to a folder that can be written.",
+                f"anew. {remedy(error, WRITABLE)}",
             )
         return
     USES["kept"] += 1
     if USES["kept"] % _MANY == 1:
-        _make_room(cache_folder() / kind)
+        _make_room(kind)
 
 
 def _head(key: str, payload: bytes) -> bytes:
@@ -100,13 +99,13 @@ def _head(key: str, payload: bytes) -> bytes:
     return json.dumps(told).encode() + b"\n"
 
 
-def _make_room(folder: Path) -> None:
+def _make_room(kind: str) -> None:
     """Remove what was used longest ago, until the rest is small enough."""
-    with suppress(OSError):  # another process may do the same
-        entries = [(each.stat(), each) for each in folder.iterdir()]
+    with suppress(OSError), own_folder(kind) as folder, os.scandir(folder) as found:  # another process may do the same
+        entries = [(each.stat(follow_symlinks=False), each.name) for each in found]
         total = sum(status.st_size for status, _ in entries)
-        for status, each in sorted(entries, key=lambda entry: entry[0].st_mtime):
+        for status, name in sorted(entries, key=lambda entry: entry[0].st_mtime):
             if total <= MOST_NBYTES:
                 return
-            each.unlink(missing_ok=True)
+            os.unlink(name, dir_fd=folder)
             total -= status.st_size

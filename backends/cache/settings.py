@@ -51,15 +51,26 @@ def settings(devices: Iterable[torch.device]) -> str:
     return repr(parts)
 
 
-@functools.cache
 def _sources() -> str:
-    """A digest of the sources of this package."""
+    """A digest of the sources of this package. Raises Unkept where they cannot be read."""
+    try:
+        return _digest()
+    except OSError as error:
+        raise Unkept(f"the sources of reroll cannot be read ({error.strerror})") from error
+
+
+def _unread(error: OSError) -> None:
+    raise error
+
+
+@functools.cache
+def _digest() -> str:
     digest = hashlib.sha256()
     places = [place for name in _PACKAGES for place in importlib.import_module(name).__path__]
     files = {
         Path(at, name).resolve()
         for place in places
-        for at, _, names in os.walk(place, followlinks=True)
+        for at, _, names in os.walk(place, onerror=_unread, followlinks=True)
         for name in names
     }
     for path in sorted(path for path in files if path.suffix == ".py"):

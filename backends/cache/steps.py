@@ -68,7 +68,7 @@ def _function(target: Any) -> str:
 
 def refuse_users_operator(target: Any) -> None:
     """Raise Unkept for an operator of ``torch.ops`` that is a user's, or to which Python code gave a kernel."""
-    if is_of_users(target) and not str(target).startswith("reroll."):
+    if is_of_users(target):
         raise Unkept(f"{target} is an operator of the user's")
     if not all(is_own(kernel) for kernel in getattr(target, "py_kernels", {}).values()):
         raise Unkept(f"a kernel of {target} is the user's")

@@ -1,14 +1,8 @@
-"""Traced segments on disk: the joint graph of a segment, prepared for inductor, from one process to the next.
-
-Private torch API, tried on 2.11 and 2.13: ``GraphPickler`` of ``torch.fx._graph_pickler``, as inductor keeps graphs.
-"""
+"""Traced segments on disk: the joint graph of a segment, prepared for inductor, from one process to the next."""
 
 from __future__ import annotations
 
-import threading
-import warnings
 from collections.abc import Iterator
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -17,6 +11,7 @@ from torch import fx
 from reroll.backends.cache.entries import Unkept, find, ignore, keep, unkept
 from reroll.backends.cache.settings import settings
 from reroll.backends.cache.steps import refuse_users_operator, step_text, tensor_text
+from reroll.backends.cache.table import BROKEN, LEFT_OUT, PARTS, read_back, written
 from reroll.graph.fakes import apart_from_dynamo
 from reroll.graph.nested import leaves_of
 from reroll.graph.private import is_overload, storage_id
@@ -25,9 +20,6 @@ from reroll.segment.linear.steps import LINEAR
 from reroll.segment.trace import Traced, constant_names, trace_inputs, trace_mode
 
 KIND = "traces"
-_ONE_AT_A_TIME = threading.Lock()
-_LEFT_OUT = ("stack_trace", "nn_module_stack", "source_fn_stack", "fwd_nn_module_stack", "fwd_source_fn_stack")
-_PARTS = tuple(field.name for field in fields(Traced) if field.name not in ("graph", "mode"))
 
 
 def trace_key(recurrence: Recurrence, steps: int) -> str | None:
@@ -64,8 +56,8 @@ def recall(key: str) -> Traced | None:
     if payload is None:
         return None
     try:
-        return _read_back(payload)
-    except Exception as error:  # noqa: BLE001  # what is unpickled may call anything
+        return read_back(payload, trace_mode())
+    except BROKEN as error:
         ignore(KIND, key, f"cannot be read ({type(error).__name__}: {error})")
         return None
 
@@ -76,46 +68,20 @@ def remember(key: str, traced: Traced) -> None:
         keep(KIND, key, _checked(traced))
     except Unkept as reason:
         unkept(reason)
-    except Exception as error:  # noqa: BLE001  # what is pickled may call anything
-        unkept(Unkept(f"a trace cannot be written: {type(error).__name__}: {error}"))
 
 
 def _checked(traced: Traced) -> bytes:
     for node in traced.graph.graph.nodes:
-        _refuse(node)
-    payload = _written(traced)
-    if told(_read_back(payload)) != told(traced):
+        if is_overload(node.target):
+            refuse_users_operator(node.target)
+    payload = written(traced)
+    try:
+        found = told(read_back(payload, trace_mode()))
+    except BROKEN as error:
+        raise Unkept(f"a trace cannot be read back ({type(error).__name__}: {error})") from error
+    if found != told(traced):
         raise Unkept("a trace that was read back is another one")
     return payload
-
-
-def _refuse(node: fx.Node) -> None:
-    """Raise Unkept for a node that holds something, or calls what is not torch's own or ours."""
-    if node.op not in ("placeholder", "call_function", "output"):
-        raise Unkept(f"a trace holds {node.target}")
-    if is_overload(node.target):
-        refuse_users_operator(node.target)
-    elif node.op == "call_function" and getattr(node.target, "__module__", "") != "_operator":
-        raise Unkept(f"a trace calls {node.target}")
-
-
-def _written(traced: Traced) -> bytes:
-    from torch.fx._graph_pickler import GraphPickler, Options
-
-    options = Options(ops_filter=None, node_metadata_key_filter=lambda name: name not in _LEFT_OUT)
-    parts = tuple(getattr(traced, name) for name in _PARTS)
-    return GraphPickler.dumps((traced.graph, parts), options)
-
-
-def _read_back(payload: bytes) -> Traced:
-    from torch.fx._graph_pickler import GraphPickler
-
-    mode = trace_mode()
-    with _ONE_AT_A_TIME, warnings.catch_warnings():  # which sets filters of the process
-        warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 about its own code
-        found: Any = GraphPickler.loads(payload, mode)
-    graph, parts = found
-    return Traced(graph=graph, mode=mode, **dict(zip(_PARTS, parts, strict=True)))
 
 
 def told(traced: Traced) -> str:
@@ -126,7 +92,7 @@ def told(traced: Traced) -> str:
         f"{node.name} {node.op} {node.target} {node.args} {node.kwargs} {value} {sorted(_marks(node))}"
         for node, value in zip(traced.graph.graph.nodes, values, strict=True)
     ]
-    numbers = [getattr(traced, name) for name in _PARTS if name != "results"]
+    numbers = [getattr(traced, name) for name in PARTS if name != "results"]
     return "\n".join([*lines, repr(numbers), *map(tensor_text, traced.results)])
 
 
@@ -144,5 +110,5 @@ def _with_memory(leaf: Any, memories: dict[int, int]) -> Any:
 def _marks(node: fx.Node) -> Iterator[str]:
     """What else is noted of a node, by name, as text where that says it all."""
     for name, value in node.meta.items():
-        if name not in ("val", *_LEFT_OUT):
+        if name not in ("val", *LEFT_OUT):
             yield f"{name}={value}" if isinstance(value, (bool, int, float, str, tuple)) else name

@@ -13,7 +13,7 @@ from torch import fx
 from reroll.backends.codecs.codec import CODECS
 from reroll.backends.construct.kernels import Kernels
 from reroll.backends.inductor.half import Code
-from reroll.backends.inductor.lower import Halved, Segment
+from reroll.backends.inductor.lower import Halved, Interpreted, Segment
 from reroll.backends.inductor.workspaces import workspaces
 from reroll.backends.inductor.written.wrapper import wrapper_peak
 from reroll.backends.tiers.device import Device
@@ -205,7 +205,7 @@ def _peak(compiled: Any, graph: fx.Graph, owned: Owned) -> int:
         peak = wrapper_peak(compiled.source, owned, compiled.itemsizes, working)
         if peak is not None:
             return peak
-    return graph_peak(graph, owned, working)
+    return graph_peak(compiled.graph if isinstance(compiled, Interpreted) else graph, owned, working)
 
 
 def turned_gradients(segment: Segment, recurrence: Recurrence) -> int:

@@ -132,6 +132,7 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
         replay=replay,
         again=several and device is None,
         thin=several and bool(recurrence.blocks) and options.may_be_thin,
+        recorded=device is not None,
         rewrite=partial(run_on_half, passes_of(options), context=context),
         watch=watch,
         once=once,
@@ -139,8 +140,7 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
     told = progress(f"compiling segments of {' and '.join(map(str, lengths))} steps of the loop at {recurrence.where}")
     with told, refused_by_inductor(f"a segment of the loop at {recurrence.where}"):
         segments = {k: lowered(each) for k, each in traced.items()}
-    graphs = Graphs(device, recurrence.where, traced[lengths[0]].random)
-    compiled = Compiled(segments, watch, once, graphs)
+    compiled = Compiled(segments, watch, once, Graphs(device, recurrence.where, traced[lengths[0]].random))
     return Kernels(traced[lengths[0]], compiled, context, captured, recurrence.step, replay, replaying)
 
 

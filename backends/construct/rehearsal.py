@@ -19,6 +19,7 @@ from reroll.graph.memory import result_nbytes
 from reroll.program.program import store_all
 from reroll.recurrence import Recurrence, Slices, between
 from reroll.schedules.machine import SegmentSeconds
+from reroll.segment.trace import dense
 
 _FEW, _MORE = 2, 8  # segments of a play: the second takes as much longer as it has more
 _LONG = 0.05  # seconds of a segment beside which what is between two of them does not count
@@ -80,13 +81,12 @@ def _operand(recurrence: Recurrence, number: int) -> Tensor:
     spans = [(x.dim, *_span(x, recurrence.steps)) for x in read]
     if not spans:
         weight = like.dim() > 1 and number in recurrence.constants
-        return filled(laid_out_like(like), like.shape[-1] ** -0.5 if weight else 1.0)
+        return filled(laid_out_like(like), weight_std(like) if weight else 1.0)
     shape = list(like.shape)
     for dim, _, end in spans:
         shape[dim] = max(shape[dim], end)
-    made = (
-        laid_out_like(like) if shape == list(like.shape) else torch.empty(shape, dtype=like.dtype, device=like.device)
-    )
+    strides = like.stride() if shape == list(like.shape) else dense(shape, like.stride())
+    made = torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
     for dim, begin, end in spans:
         filled(made.narrow(dim, begin, end - begin), 1.0)
     return made
@@ -99,5 +99,15 @@ def _span(x: Slices, steps: int) -> tuple[int, int]:
 
 
 def filled(made: Tensor, std: float) -> Tensor:
-    """The tensor, with normal numbers in it; with zeros where it holds no floats."""
-    return made.normal_(std=std) if made.dtype.is_floating_point else made.zero_()
+    """The tensor, with normal numbers in it; with zeros where it holds no floats. What is expanded is written once."""
+    once = made[tuple(slice(None if step else 1) for step in made.stride())]
+    if made.dtype.is_floating_point:
+        once.normal_(std=std)
+    else:
+        once.zero_()
+    return made
+
+
+def weight_std(like: Tensor) -> float:
+    """How far the entries of a weight spread, so that a product with it is as large as what it is multiplied with."""
+    return max(like.shape[-1], 1) ** -0.5

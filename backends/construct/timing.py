@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from reroll.backends.construct.kernels import Kernels
-from reroll.backends.construct.rehearsal import filled, rehearsed
+from reroll.backends.construct.rehearsal import filled, rehearsed, weight_std
 from reroll.backends.inductor.lower import Given, Segment
 from reroll.backends.runtime.executable import Compiled, Executable
 from reroll.backends.runtime.gradients import Gradients
@@ -32,6 +32,7 @@ from reroll.program.writing import is_thin
 from reroll.recurrence import Numbers, Recurrence
 from reroll.schedules.machine import SegmentSeconds, work_seconds
 from reroll.schedules.problem import Problem
+from reroll.segment.joint.checks import values_made_up
 
 _SHORT = 0.02  # seconds
 _NAMES = """
@@ -67,7 +68,7 @@ def segment_seconds(executable: Executable) -> dict[int, SegmentSeconds]:
             "work on this device: its steps make indices or probabilities of values. Name a schedule that needs no "
             "times, such as 'revolve' or 'double'."
         )
-    with torch.no_grad(), random_numbers_kept():
+    with torch.no_grad(), random_numbers_kept(), values_made_up():
         try:
             return {steps: _seconds(executable, segment) for steps, segment in executable.compiled.segments.items()}
         except (RuntimeError, ValueError, IndexError) as error:
@@ -90,7 +91,7 @@ def waits_for_launches(kernels: Kernels, recurrence: Recurrence, device: Device)
     segment, host = kernels.compiled.segments[kernels.traced.steps], 0.0
     if not all(map(_takes_anything, segment.forward_graph.graph.nodes)):
         return True
-    with torch.no_grad(), random_numbers_kept():
+    with torch.no_grad(), random_numbers_kept(), values_made_up():
         try:
             run = _Made.of(kernels.compiled, recurrence, segment).forward
             run()
@@ -177,26 +178,33 @@ def _seconds(executable: Executable, segment: Segment) -> SegmentSeconds:
         return SegmentSeconds(ahead, ahead, 0.0)
     saved = forward()[segment.outputs :]
     tangents = [torch.ones_like(_made(segment.output_examples[index])) for index in segment.tangents]
-    collect = _collecting(executable, segment, operands)
+    collect, taker = _collecting(executable, segment, operands)
 
     def back(backward: Callable[[list[Any]], Any], thin: bool) -> float:
-        kept = segment.kept(saved, thin)
-        return seconds_of(lambda: collect(backward([*kept, *tangents, *made.last_of_backward])), _SHORT)
+        given = [*segment.kept(saved, thin), *tangents, *made.last_of_backward, *taker]
+        return seconds_of(lambda: collect(backward([*given])), _SHORT)
 
     thin = back(segment.thin.backward, thin=True) if segment.thin and thin_steps(executable.program) else 0.0
     return SegmentSeconds(ahead, ahead, back(segment.backward, thin=False), thin)
 
 
-def _collecting(executable: Executable, segment: Segment, operands: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
-    """Adds up the gradients of constants, as a backward does; those of inputs, which are as long as these, not."""
-    routes = {steps: replace(each, slices=(), items=()) for steps, each in executable.routes.items()}
+def _collecting(
+    executable: Executable, segment: Segment, operands: Sequence[Any]
+) -> tuple[Callable[[Sequence[Any]], Any], list[Any]]:
+    """What adds up the gradients of constants, as a backward does; those of inputs, which are as long as these, not.
+    And what the backward is given for it."""
+    routes = {
+        steps: replace(each, slices=(), items=(), places=dict(each.constants))
+        for steps, each in executable.routes.items()
+    }
     gradients = Gradients(operands, routes)
-    return lambda results: gradients.collect(results, 0, segment.steps)
+    taker = [gradients.taking(0, segment.steps)] if segment.hands_over else []
+    return lambda results: gradients.collect(results, 0, segment.steps), taker
 
 
 def _made(like: Tensor) -> Tensor:
     """Normal numbers, or zeros where these are no floats, laid out like an example."""
-    return filled(laid_out_like(like), like.shape[-1] ** -0.5 if like.dim() > 1 else 1.0)
+    return filled(laid_out_like(like), weight_std(like) if like.dim() > 1 else 1.0)
 
 
 def clocked(executable: Executable) -> dict[int, SegmentSeconds]:
@@ -230,7 +238,8 @@ def _rehearsed(executable: Executable, found: dict[int, SegmentSeconds]) -> dict
     """The same, as slow as the longest segment is where some are played; as they are, where several in a row do not
     take made-up values, though one does."""
     alone, played = found[max(found)], None
-    with torch.no_grad(), random_numbers_kept(), suppress(RuntimeError, ValueError, IndexError, MemoryError):
+    refused = (RuntimeError, ValueError, IndexError, MemoryError)
+    with torch.no_grad(), random_numbers_kept(), values_made_up(), suppress(*refused):
         played = rehearsed(executable, alone)
     return found if played is None else _slower(found, played[0] / alone.tape, played[1] / alone.backward)
 

@@ -45,11 +45,20 @@ def as_handed_over(module: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
     return found
 
 
+def draws_numbers(module: fx.GraphModule) -> bool:
+    """Whether numbers of Python's generator are among the inputs of a graph."""
+    return any(map(_is_number, module.graph.find_nodes(op="placeholder")))
+
+
+def _is_number(node: fx.Node) -> bool:
+    given = node.meta.get("grapharg")
+    return given is not None and isinstance(given.source, RandomValueSource)
+
+
 def _is_drawn(node: fx.Node) -> bool:
     """Whether an input is a float of Python's generator that is described as less than it is."""
-    given, value = node.meta.get("grapharg"), example(node)
-    drawn = given is not None and isinstance(given.source, RandomValueSource)
-    return drawn and value is not None and value.is_floating_point() and value.dtype != torch.float64
+    value = example(node)
+    return _is_number(node) and value is not None and value.is_floating_point() and value.dtype != torch.float64
 
 
 def _narrow(graph: fx.Graph, node: fx.Node) -> None:

@@ -6,6 +6,7 @@ A call attempts to run the model on tokens. What an attempt ends in says what fo
             ─► Misfit      take tokens of the length of the call's pattern ─► attempt
             ─► Untraced    trace its other lengths; where they give no template, drop the pattern ─► attempt
             ─► Refused     take tokens of that length; where they were, record the model ─► attempt, or Dynamo's error
+            ─► Stale       have Dynamo read the model anew ─► attempt
             ─► Sampled     nothing: it was only to show another size (``dynamic=True``) ─► done
             ─► Unrecorded  have Dynamo read the model ─► attempt; where it has refused ─► Dynamo's error
 
@@ -39,6 +40,7 @@ from reroll.backends.front.entries import (
     Running,
     Sampled,
     SkippedError,
+    Stale,
     Unrecorded,
     Untraced,
     new_backend,
@@ -64,6 +66,7 @@ from reroll.backends.processes.apart import alone, forward_of, spoken_around
 from reroll.backends.processes.sharded import sharded_inside
 from reroll.capture.lengths.align import NeverError, TransformError
 from reroll.capture.lengths.instantiate import TooShortError
+from reroll.capture.lengths.template import ADVICE
 from reroll.capture.recorder.ragged import LONGEST
 from reroll.errors import LengthError, OptionError, UnsupportedError, warn
 from reroll.graph.nested import tensors_of
@@ -300,15 +303,19 @@ class Caller:
 
     def __init__(self, model: Callable[..., Any], time: Time, options: Options, *, dynamic: bool) -> None:
         self.model, self.time, self.options, self.dynamic = model, time, options, dynamic
-        # By keyword: Lightning's torch.compile leaves on a module what it is given beside it, and this backend is no
-        # part of the user's model, which may be pickled.
-        with hooks_inside():
-            traced = torch.compile(model=model, backend=new_backend(), fullgraph=True, dynamic=False)
-        self.front = self.read = Front(model, traced, options)
+        self.front = self.read = self._new_front()
         self.signature = _signature(model)
         self.steps = SHORT[0][-1]
         self.looked = self.sampled = False
-        self.short = set[tuple[int, int]]()  # lengths that are too short, with ``steps`` when that was seen
+        self.short = dict[tuple[int, int], str]()  # why lengths are too short, with ``steps`` when that was seen
+        self.said = False  # that such a length is run by torch
+
+    def _new_front(self) -> Front:
+        # By keyword: Lightning's torch.compile leaves on a module what it is given beside it, and this backend is no
+        # part of the user's model, which may be pickled.
+        with hooks_inside():
+            traced = torch.compile(model=self.model, backend=new_backend(), fullgraph=True, dynamic=False)
+        return Front(self.model, traced, self.options)
 
     @torch.compiler.disable(reason=_WITHIN)  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -324,7 +331,7 @@ class Caller:
                 self._sample(call)
             short = call.length == 0 or (call.length, self.steps) in self.short or not self._settled(running)
         if short:
-            self._refuse_untruncated(call)
+            self._say_short(call)
             return self.model(*args, **kwargs)
         if running.front is not self.front:
             self._take(running.front)
@@ -342,14 +349,25 @@ class Caller:
             )
         return result
 
-    def _refuse_untruncated(self, call: Call) -> None:
-        """Raise LengthError for a sequence that is run by torch, where gradients would have to be cut."""
+    def _say_short(self, call: Call) -> None:
+        """Warn, once, that a sequence of more than a few steps is run by torch. Raises LengthError where gradients
+        would have to be cut, or a budget kept."""
         every = self.options.truncate
         if every is not None and call.length > every:
             raise LengthError(
                 f"truncate={every}: a sequence of {call.length} steps is too short for reroll, as its first and last "
                 "steps differ from the others, so its gradients cannot be cut. Pass a longer one."
             )
+        if call.length < FEWEST:
+            return
+        text = (
+            f"reroll.compile finds no loop in a sequence of {call.length} steps: {self.short[call.length, self.steps]}"
+        )
+        if self.options.memory_budget is not None:
+            raise LengthError(f"{text} It would run as plain PyTorch, which keeps no memory_budget. Leave that out.")
+        if not self.said:
+            self.said = True
+            warn(f"{text} Such sequences run as plain PyTorch, which saves no memory.")
 
     def _look(self, call: Call) -> None:
         """See that what time_dim names is time, once."""
@@ -379,17 +397,35 @@ class Caller:
         """Run the call; whether its sequence is long enough. One that is not is remembered, and looked at no more."""
         try:
             self._settle(running)
-        except TooShortError:
-            self.short.add((running.call.length, self.steps))
+        except TooShortError as error:
+            self.short[running.call.length, self.steps] = str(error)
             return False
         except LengthError as error:
-            raise self._with_numbers(error) from error.__cause__
+            raise self._with_questions(running, self._with_numbers(error)) from error.__cause__
         return True
 
     def _with_numbers(self, error: LengthError) -> LengthError:
         """A refusal, with the numbers that ``steps`` could have named where it names none."""
         numbers = "" if self.time.steps else told(self.model)
         return LengthError(f"{error} If the loop is not over that:{numbers}") if numbers else error
+
+    def _with_questions(self, running: Running, error: LengthError) -> LengthError:
+        """A refusal of a recorded model: why Dynamo does not read it, which is the way out that it names, and where it
+        asks whether values are true, which may end a loop."""
+        traced = running.front.traced
+        if not isinstance(traced, Recorded):
+            return error
+        asked = [line for line in traced.asked if not line.endswith(LONGEST)]
+        ends = (
+            f" The model asks whether values are true, at {'; '.join(asked)}. If an answer ends the loop (break), its "
+            "steps are as many as values say, which cannot be rolled: run all steps, and keep what is done by "
+            "torch.where."
+        )
+        instead = (
+            f"Dynamo does not read the model either ({traced.reason}). If that is an index made of a tensor, read all "
+            "rows before the loop (table[times], or torch.index_select), and iterate over them."
+        )
+        return LengthError(f"{str(error).replace(ADVICE, instead)}{ends if asked else ''}")
 
     def _take(self, front: Front) -> None:
         """Call the model this way from now on."""
@@ -424,6 +460,10 @@ class Caller:
             case Misfit(steps):
                 LOG.debug("%d steps have the pattern of %d", running.call.length, steps)
                 running.steps = steps
+            case Stale():
+                LOG.debug("what the model reads has changed, though no guard of Dynamo's says so: it is read anew")
+                self.read = running.front = self._new_front()
+                running.observed = None
             case Untraced(entry):
                 LOG.debug("tracing the model at other lengths of the pattern of %d steps", running.steps)
                 self._trace(running, entry)

@@ -9,6 +9,7 @@ of the call: the attempt ends, and says in what state (``Outcome``).
 
 from __future__ import annotations
 
+import os
 import random
 import weakref
 from collections import OrderedDict
@@ -19,8 +20,9 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from reroll.backends.dynamo.drawn import as_handed_over
-from reroll.backends.dynamo.entry import EXPLAINING, REFUSALS, HandedOn, unwrapped
+from reroll.backends.dynamo.drawn import as_handed_over, draws_numbers
+from reroll.backends.dynamo.entry import EXPLAINING, REFUSALS, Graph, HandedOn, unwrapped
+from reroll.backends.dynamo.unguarded import environment_read, refuse_unguarded
 from reroll.backends.front.arguments import Call, token
 from reroll.backends.front.families import LENGTHS, Family, forget
 from reroll.backends.front.held.keys import Hashed
@@ -30,6 +32,7 @@ from reroll.backends.front.observe import Observed, observe
 from reroll.backends.front.turns import between_turns
 from reroll.backends.progress import hinting
 from reroll.capture.lengths.align import NeverError
+from reroll.capture.lengths.instantiate import TooShortError
 from reroll.capture.recorder.graph import Unrecordable
 from reroll.errors import LengthError, UnsupportedError
 from reroll.planning.options import Options
@@ -84,7 +87,12 @@ class Sampled:
     """The sizes of the call are noted, for code that serves any. Nothing has run, and nothing was compiled."""
 
 
-Outcome = Ran | Misfit | Untraced | Refused | Unrecorded | Sampled
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """Something that the model reads is another one than Dynamo has read, whose guards do not tell. Nothing has run."""
+
+
+Outcome = Ran | Misfit | Untraced | Refused | Unrecorded | Sampled | Stale
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -131,9 +139,7 @@ class Running:
             return Unrecorded(error)
         except REFUSALS as error:
             return Refused(error)
-        except IndexError as error:  # of a table that has a row for each step of the call, and no more
-            if self.steps <= self.call.length:
-                raise
+        except IndexError as error:  # of a table that has a row for each step of the call, or of a token
             return Refused(error)
         except RuntimeError as error:
             if _SKIPPED not in str(error):
@@ -164,7 +170,7 @@ RUNNING: ContextVar[Running | None] = ContextVar("RUNNING", default=None)
 class Unwound(BaseException):
     """Raised in place of running a graph; no ``except Exception`` of a model catches it."""
 
-    def __init__(self, state: Misfit | Untraced | Sampled) -> None:
+    def __init__(self, state: Misfit | Untraced | Sampled | Stale) -> None:
         super().__init__()
         self.state = state
 
@@ -203,6 +209,7 @@ def new_backend() -> Callable[..., Any]:
         assert running is not None, "only reroll.compile calls this backend"
         running.read()
         try:
+            refuse_unguarded()
             as_handed_over(module, ())
         except UnsupportedError as error:
             raise unwrapped(error) from None
@@ -229,7 +236,7 @@ class Entry:
     """One graph of Dynamo's: what its guards hold fixed, at every length."""
 
     def __init__(self, module: fx.GraphModule) -> None:
-        self.module = module
+        self.module, self.environment, self.draws = module, environment_read(), draws_numbers(module)
         self.families: dict[Any, Family] = {}
         self.observed: OrderedDict[Hashed, tuple[Hashed, Observed]] = OrderedDict()
         self.words = dict[Any, Any]()
@@ -238,6 +245,8 @@ class Entry:
         """Run the program of a call on its sequences."""
         if running.probing:
             raise Probed(self.module)
+        if self.environment is not None and self.environment != os.environ:
+            raise Unwound(Stale())
         if running.observed is None or not self.observed:
             running.observed = self._observe(running)
         lengths = running.observed.pattern.lengths
@@ -246,10 +255,12 @@ class Entry:
         family = self.families.get((lengths, running.call.places))
         if family is None:
             raise Unwound(Untraced(self))
+        if not self.draws and not running.observed.pattern.reads_as(family.pattern):
+            raise Unwound(Stale())
         if running.sampling:
             family.sample(running.observed, operands, running.sequences)
             raise Unwound(Sampled())
-        graph, outputs = family.program(running.observed, operands, running.sequences)
+        graph, outputs = self._program(running, family, operands)
         graph.plans.follow()
         asked = EXPLAINING.get()
         if asked is not None:
@@ -260,6 +271,20 @@ class Entry:
             results = graph.run(*given)
         return tuple(_given(results, outputs, running))
 
+    def _program(
+        self, running: Running, family: Family, operands: Sequence[Any]
+    ) -> tuple[Graph, tuple[int | None, ...]]:
+        """The program of a call; where a template does not tell what it is at this length, its lengths are unusable."""
+        assert running.observed is not None
+        try:
+            return family.program(running.observed, operands, running.sequences)
+        except TooShortError:
+            raise
+        except LengthError as error:
+            running.unusable[family.pattern.lengths] = error
+            running.observed = None
+            raise Unwound(Misfit(running.steps)) from None
+
     def trace(self, running: Running) -> bool:
         """Trace the call at the other lengths of its pattern; whether they give a template. If not, why is noted.
 
@@ -269,7 +294,9 @@ class Entry:
         lengths = running.observed.pattern.lengths
         try:
             modules = [*(_trace(running, steps) for steps in lengths[:-1]), self.module]
-            self.families[lengths, running.call.places] = Family(lengths, modules, running.front.options)
+            self.families[lengths, running.call.places] = Family(
+                running.observed.pattern, modules, running.front.options
+            )
         except NeverError:
             raise
         except LengthError as error:

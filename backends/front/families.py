@@ -22,6 +22,7 @@ from reroll.capture.capture import capture
 from reroll.capture.fusion.fuse import fuse
 from reroll.capture.lengths.align import align
 from reroll.capture.lengths.instantiate import Instance, instantiate
+from reroll.capture.lengths.pattern import Pattern
 from reroll.errors import warn
 from reroll.graph.fakes import fake_of, new_fake_mode
 from reroll.planning.options import Options
@@ -41,11 +42,11 @@ class Family:
     Raises LengthError where they give no template.
     """
 
-    def __init__(self, lengths: Sequence[int], modules: Sequence[fx.GraphModule], options: Options) -> None:
-        self.module, self.options = modules[-1], options
+    def __init__(self, pattern: Pattern, modules: Sequence[fx.GraphModule], options: Options) -> None:
+        self.pattern, self.module, self.options = pattern, modules[-1], options
         iterations = options.truncate is not None
         found = [fuse(capture(each, maps=True, iterations=iterations)) for each in modules]
-        self.template, self.notes = align(lengths, modules, found), found[-1].notes
+        self.template, self.notes = align(pattern.lengths, modules, found), found[-1].notes
         check_policy(found[-1].recurrences, self.options)
         self.kernels: OrderedDict[Any, Kernels] = OrderedDict()
         self.said = False

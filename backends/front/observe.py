@@ -18,24 +18,25 @@ import torch
 from reroll.backends.front.arguments import Call, first_steps
 from reroll.backends.front.counter import told
 from reroll.backends.front.held.keys import sharing
-from reroll.backends.front.held.state import State
+from reroll.backends.front.held.state import Change, State
 from reroll.backends.processes.apart import in_silence
 from reroll.backends.runtime.randomness import numpy_state, random_numbers_kept
 from reroll.capture.lengths.check import Check, Departure
 from reroll.capture.lengths.instantiate import TooShortError
 from reroll.capture.lengths.pattern import EventTrace, Pattern, find_pattern
-from reroll.capture.recorder.events import LITERALS, Numbers, Recorder, Sink, recording
+from reroll.capture.recorder.events import LITERALS, SIZE, Numbers, Recorder, Sink, recording
 from reroll.capture.recorder.identity import holds_tensors
 from reroll.capture.recorder.valueless import NeedsValues, Valueless, serves
 from reroll.capture.steps.runs import LONGEST_PERIOD
 from reroll.errors import LengthError, OptionError, UnsupportedError
-from reroll.graph.lines import user_line
+from reroll.graph.lines import line_that_changes, user_line
 from reroll.graph.nested import Place, leaves_of, places_of, tensors_of, with_leaves
 from reroll.graph.private import parametrized_anew, storage_id, version_of
 
 SHORT = ((6, 7, 9), (16, 17, 19), (32, 33, 35))
 FEWEST = 8  # steps of a sequence that can show a pattern by itself
 _LONGEST_GUESS = 64  # steps of a period that is guessed: three runs of up to seven times as many
+_PERIODS = 5  # of fewer rows than that no loop is made
 _ROWS = 128  # rows that a slice takes, for which as many steps are looked at
 _TRIES = 5  # as many as it takes to get to a period of two
 _WHOLE_LOOPS = ("lstm", "gru", "rnn_tanh", "rnn_relu", "while_loop", "scan", "associative_scan")
@@ -119,7 +120,7 @@ def _followed(
         try:
             return _follow(model, call, pattern_of())
         except LengthError as error:
-            if isinstance(error, TooShortError) and error.rows is None:
+            if isinstance(error, TooShortError) and error.rows is None and call.length < FEWEST:
                 raise
             refusals.append(_without_frames(error))
             if sum(isinstance(each, OtherTimeError) for each in refusals) == len(SHORT):
@@ -183,8 +184,8 @@ def _candidates(length: int) -> Iterator[tuple[tuple[int, ...], tuple[str, ...],
 
 
 def _periodic(length: int, period: int) -> tuple[int, int, int]:
-    """Three lengths that leave the same rest as ``length`` for a period."""
-    first = max(4 * period, 8)
+    """Three lengths that leave the same rest as ``length`` for a period, and have enough of these."""
+    first = max(_PERIODS * period, FEWEST)
     first += (length - first) % period
     return first, first + period, first + 3 * period
 
@@ -223,13 +224,36 @@ def probe(
         traces.append(trace)
         operations = len(trace.colours)
         if len(traces) == 2:
-            _refuse_growing_lists(traces)
+            _refuse_growing_lists(model, call, traces)
         if len(traces) == 2 and operations == len(traces[0].colours) and not _has_whole_loops(palette):
             _refuse_other_time(model, call, operations)
             _refuse_sizes(call, traces)
-    pattern = replace(find_pattern(traces, palette, free, multiple), changes_inputs=changes)
-    _refuse_attributes(pattern)
+    try:
+        pattern = replace(find_pattern(traces, palette, free, multiple), changes_inputs=changes)
+    except LengthError as error:
+        raise _of_each_step(traces, palette) or error from None
+    _refuse_attributes(model, call, pattern)
     return pattern
+
+
+def _of_each_step(traces: Sequence[EventTrace], palette: Mapping[Any, int]) -> LengthError | None:
+    """What is said of a model that reads more tensors of its own the more steps there are; None of any other."""
+    colours = {number: list(filter(_is_state, colour)) for colour, number in palette.items()}
+    reads = [{item: at for at, number in enumerate(t.colours) for item in colours[number]} for t in traces]
+    more = [at for item, at in reads[-1].items() if all(item not in read for read in reads[:-1])]
+    if not more or len(reads[0]) == len(reads[1]):
+        return None
+    return LengthError(
+        f"In a run of {traces[-1].length} steps the model reads parameters or buffers that it does not read in one of "
+        f"{traces[-2].length}, first at {traces[-1].lines[more[0]]}. Steps with parameters of their own have no code "
+        "that serves every length. Leave out time_dim: reroll.compile(model) rolls them as blocks, anew for each "
+        "length."
+    )
+
+
+def _is_state(item: Any) -> bool:
+    """Whether an item of a colour is a tensor that the model holds."""
+    return isinstance(item, tuple) and item[:1] == ("from outside",) and str(item[1]).startswith("state ")
 
 
 def _traced(model: Callable[..., Any], call: Call, length: int, palette: dict[Any, int]) -> tuple[EventTrace, bool]:
@@ -248,18 +272,34 @@ def _traced(model: Callable[..., Any], call: Call, length: int, palette: dict[An
         given, recorder = _run(model, short, note, state, short=True)[1:]
         trace.given.update(given)
         trace.sizes.extend(recorder.sizes)
-        added = sum(change.owner is None and isinstance(change.value, torch.Tensor) for change in state.changes())
+        added = sum(map(_is_added, state.changes()))
     return replace(trace, added=added), versions != [version_of(value) for value in sequences]
 
 
-def _refuse_growing_lists(traces: Sequence[EventTrace]) -> None:
+def _refuse_growing_lists(model: Callable[..., Any], call: Call, traces: Sequence[EventTrace]) -> None:
     """Refuse a model that adds values of its steps to a list that was there before."""
     if len({trace.added for trace in traces}) > 1:
+        line = line_that_leaves(model, call, _is_added)
         raise UnsupportedError(
             f"reroll.compile: the model, or a hook of it, adds values of its steps to a list that is there before the "
-            f"call ({traces[0].added} tensors in a run of {traces[0].length} steps), which a compiled loop does not "
-            "fill. Return the values from the forward, or use torch.compile(backend='reroll')."
+            f"call ({traces[0].added} tensors in a run of {traces[0].length} steps), at {line}, which a compiled loop "
+            "does not fill. Return the values from the forward, or use torch.compile(backend='reroll')."
         )
+
+
+def _is_named(name: str, change: Change) -> bool:
+    return change.name == name
+
+
+def _is_added(change: Change) -> bool:
+    return change.owner is None and isinstance(change.value, torch.Tensor)
+
+
+def line_that_leaves(model: Callable[..., Any], call: Call, wanted: Callable[[Change], bool]) -> str:
+    """The line of the user's code that changes something which can be reached from a model, in a run of few steps."""
+    short, _ = call.resized(SHORT[0][0], first_steps)
+    with looked_at(model, short, frozenset(), parameters=True) as state:
+        return line_that_changes(lambda: any(map(wanted, state.changes())), partial(short.run, model))
 
 
 def _has_whole_loops(palette: Mapping[Any, int]) -> bool:
@@ -339,7 +379,7 @@ def _run_along(model: Callable[..., Any], call: Call, pattern: Pattern, *, value
             call, _ = call.resized(call.length, lambda value, dim, length: value.detach().clone())
         with looked_at(model, call, frozenset(call.dims), parameters=False) as state:
             without = _without_values(state, call) if valueless else None
-            result, *_ = _run(model, call, check.see, state, valueless=without, sized=check.made)
+            result, *_ = _run(model, call, check.see, state, valueless=without)
         check.finish()
         if without is not None and without.asked:
             raise NeedsValues
@@ -379,25 +419,41 @@ def _run(
     *,
     short: bool = False,
     valueless: Valueless | None = None,
-    sized: Callable[[Sequence[int]], None] | None = None,
 ) -> tuple[Any, dict[tuple[Any, ...], int | None], Recorder]:
     """What the model returns, the event that made each of the tensors in it, by their place, and what recorded it.
 
-    Raises DrawnError if it draws from numpy's random numbers.
+    Raises DrawnError if it draws from numpy's random numbers, or from a generator that it holds.
     """
-    recorder, before = Recorder(sink, tensor_names(state) | call.names(), short, valueless, sized), numpy_state()
+    recorder, before = Recorder(sink, tensor_names(state) | call.names(), short, valueless), numpy_state()
     with recording(recorder):
         result = call.run(model)
-        if numpy_state() != before:
-            raise DrawnError(
-                "reroll.compile: the model draws from numpy's random numbers, in whose place torch.compile would draw "
-                "others. Draw from torch's (torch.rand, torch.randn), or draw before the call and pass what was drawn."
-            )
+        if numpy_state() != before or state.moved_on():
+            raise _drawn(model, call, state, before)
         _refuse_objects(result)
         recorder.give("result", result)
         for change in state.changes():
             recorder.give(change.name, change.value)
     return result, {place: recorder.event_of(value) for place, value in places_of(result)}, recorder
+
+
+def _drawn(model: Callable[..., Any], call: Call, state: State, before: Any) -> DrawnError:
+    """What is said of a model that draws from numpy's random numbers, as they were before, or moves an object on."""
+    name = state.moved_on()
+    state.restore()
+    line = line_that_changes(
+        lambda: numpy_state() != before if name is None else state.moved_on() is not None, partial(call.run, model)
+    )
+    if name is None:
+        return DrawnError(
+            f"reroll.compile: the model draws from numpy's random numbers at {line}, in whose place torch.compile "
+            "would draw others. Draw from torch's (torch.rand, torch.randn), or draw before the call and pass what was "
+            "drawn."
+        )
+    return DrawnError(
+        f"reroll.compile: the model draws or reads from an object that it holds ({name}) at {line}, which changes what "
+        "the object gives next: a compiled model would not. Draw or read before the call and pass what was drawn, or "
+        "draw from torch's random numbers (torch.rand, torch.randn)."
+    )
 
 
 def tensor_names(state: State) -> dict[int, str]:
@@ -450,7 +506,7 @@ def _refuse_objects(result: Any) -> None:
             )
 
 
-def _refuse_attributes(pattern: Pattern) -> None:
+def _refuse_attributes(model: Callable[..., Any], call: Call, pattern: Pattern) -> None:
     """Refuse models that leave something in an attribute that Dynamo would fill from a short trace."""
     names = {number: colour for colour, number in pattern.palette.items()}
     for slot in (slot for stretch in pattern.stretches for slot in stretch.slots):
@@ -458,12 +514,17 @@ def _refuse_attributes(pattern: Pattern) -> None:
         given = next((x for x in colour if isinstance(x, str) and x.startswith("gives ")), "gives result")
         forms = (*slot.head, *slot.tail, slot.middle)
         moves = any(
-            form.c[i] or i in form.free for form in forms for i, kind in enumerate(slot.kinds) if kind != "made"
+            form.c[i] or i in form.free
+            for form in forms
+            for i, kind in enumerate(slot.kinds)
+            if kind not in ("made", SIZE)
         )
         inputs = any(isinstance(x, tuple) and str(x[1:2]).startswith("('argument") for x in colour)
         if given != "gives result" and (moves or inputs):
-            place = given.removeprefix("gives ").lstrip("0123456789 ")
+            name = given.removeprefix("gives ")
+            line = line_that_leaves(model, call, partial(_is_named, name))
             raise LengthError(
-                f"The model leaves in {place} what depends on the number of steps (a number, a "
-                "list that grows, or its input). Return it instead, or use torch.compile(backend='reroll')."
+                f"The model leaves in {name.lstrip('0123456789 ')} what depends on the number of steps (a number, a "
+                f"list that grows, or its input), at {line}. Return it instead, do that outside of the forward, or use "
+                "torch.compile(backend='reroll')."
             )

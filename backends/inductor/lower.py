@@ -13,6 +13,7 @@ graph's inputs are freed after their last use), ``V`` (whose fake mode inductor 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -29,11 +30,12 @@ from reroll.graph.editing import deduplicate, primals_and_tangents
 from reroll.graph.fakes import apart_from_dynamo
 from reroll.graph.names import take_names
 from reroll.graph.work import work
+from reroll.program.tried import blamed_on, guarded, passes_in
 from reroll.segment.cut.apart import InTwo, outputs_apart
 from reroll.segment.cut.partition import Cut, partition
 from reroll.segment.cut.policy import NO_POLICY, Policy, StepValue
 from reroll.segment.cut.thin import Thin, thinner
-from reroll.segment.factors import Product, defer_products
+from reroll.segment.factors import Product, defer_products, handing_over
 from reroll.segment.invariants import Once
 from reroll.segment.packing import pack_saved
 from reroll.segment.trace import Traced
@@ -47,6 +49,28 @@ class Given(NamedTuple):
 
     counts: tuple[int, ...] = ()
     once: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Interpreted:
+    """A half that torch runs node by node: ``graph`` as it is run. ``hands_over``: see ``Segment``."""
+
+    graph: fx.Graph
+    call: Boxed
+    hands_over: bool
+
+    @classmethod
+    def of(cls, half: fx.GraphModule, *, hands_over: bool) -> Interpreted:
+        """A half, whose inputs are freed after their last use."""
+        from torch.fx.graph import _BoxedCodeGen
+
+        run = guarded(half.graph)
+        run.set_codegen(_BoxedCodeGen())
+        return cls(half.graph, fx.GraphModule(half, run).forward, hands_over)
+
+    def __call__(self, inputs: list[Any]) -> Sequence[Any]:
+        """The results. Empties the list of inputs."""
+        return self.call(inputs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,6 +166,11 @@ class Segment:
     thin: ThinTape | None = None
 
     @property
+    def hands_over(self) -> bool:
+        """Whether backwards take a ``Taker`` last, and hand gradients to it in place of giving them."""
+        return isinstance(self.backward, Interpreted) and self.backward.hands_over
+
+    @property
     def saved_inputs(self) -> dict[int, int]:
         """The inputs that the forward saves as they are: their places, by their numbers among what it saves."""
         places = {node: at for at, node in enumerate(self.forward_graph.graph.find_nodes(op="placeholder"))}
@@ -191,23 +220,24 @@ def lower(
     replay: bool,
     again: bool,
     thin: bool,
+    recorded: bool,
     rewrite: Callable[[fx.GraphModule], fx.GraphModule],
     watch: Watch,
     once: Once,
 ) -> Segment:
     """Cut a prepared joint graph, ``rewrite`` its halves, and compile them.
 
-    ``again``: segments may run again for their tape alone, and are not recorded. ``thin``: tapes may be thin. ``watch``
-    is told of event products, ``once`` takes what need be made only once per call.
+    ``again``: segments may run again for their tape alone, and are not recorded. ``thin``: tapes may be thin.
+    ``recorded``: halves may be. ``watch`` is told of event products, ``once`` takes what need be made only once per
+    call.
     """
     *halves, tape = _halves(traced, policy, pack=_packs(lowering, codec), replay=replay)
     forward, backward = (half and rewrite(half) for half in halves)
     assert forward is not None
-    gradients_of = _constants_reached(traced)
-    given_forward = _given(forward, [], watch, once)
-    given_backward = _given(backward, gradients_of, watch, once)
-    products = {} if backward is None else defer_products(backward, list(map(bool, gradients_of)))
-    lowered = partial(_inductor if lowering == "inductor" else _eager, traced=traced)
+    constants = _constants_reached(traced)
+    given_forward, given_backward = _given(forward, [], watch, once), _given(backward, constants, watch, once)
+    products = {} if backward is None else defer_products(backward, list(map(bool, constants)))
+    lowered = _lowered(traced, lowering, None if recorded else products)
     thinned = _thinned(traced, forward, backward) if thin and backward else None
     parts = outputs_apart(forward, traced.outputs) if again and backward else None
     return Segment(
@@ -233,6 +263,17 @@ def _constants_reached(traced: Traced) -> list[str]:
     """For each input that a gradient goes to the name of the constant that it is, or nothing."""
     primals = primals_and_tangents(traced.graph.graph)[0]
     return [primals[number].meta.get("constant", "") for number in traced.inputs]
+
+
+def _lowered(traced: Traced, lowering: str, products: Mapping[int, Product] | None) -> Callable[..., Boxed]:
+    """What compiles a half; with ``products`` a backward that torch runs hands its gradients over."""
+    return partial(_inductor, traced=traced) if lowering == "inductor" else partial(_eager, traced, products)
+
+
+def _handed(traced: Traced) -> list[bool]:
+    """For each input that a gradient goes to whether that is added up over the steps: it is no carry."""
+    primals = primals_and_tangents(traced.graph.graph)[0]
+    return ["carry" not in primals[number].meta for number in traced.inputs]
 
 
 def _given(half: fx.GraphModule | None, names: Sequence[str], watch: Watch, once: Once) -> Given:
@@ -289,11 +330,10 @@ def _prepare_for_inductor(traced: Traced) -> None:
         joint_graph_passes(traced.graph)
 
 
-def _eager(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Boxed:
-    from torch.fx.graph import _BoxedCodeGen
-
-    graph.graph.set_codegen(_BoxedCodeGen())
-    return fx.GraphModule(graph, graph.graph).forward
+def _eager(traced: Traced, products: Mapping[int, Product] | None, graph: fx.GraphModule, *, backward: bool) -> Boxed:
+    hands_over = backward and products is not None
+    made = handing_over(graph, _handed(traced), products or {}) if hands_over else graph
+    return Interpreted.of(made, hands_over=hands_over)
 
 
 def _inductor(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Boxed:
@@ -306,7 +346,11 @@ def _inductor(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Boxed
     register()
     stamp(graph)
     store_repeated(graph)
-    return compiled(graph, traced.mode, backward=backward)
+    passes = passes_in(graph.graph)
+    with (
+        blamed_on(" and ".join(passes), "a half of a segment that inductor cannot compile") if passes else nullcontext()
+    ):
+        return compiled(graph, traced.mode, backward=backward)
 
 
 def _need_compiler() -> None:

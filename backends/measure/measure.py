@@ -57,7 +57,7 @@ def measured(fn: Callable[[], Any], made: Callable[[Any], Iterable[Tensor]]) -> 
         peak = (_cuda_peak if on_gpu else _cpu_peak)(fn, made)
     wall, seconds = time.perf_counter(), time.process_time()
     result = fn()
-    _settle()
+    settle()
     return Measurement(peak, time.process_time() - seconds, time.perf_counter() - wall, result)
 
 
@@ -107,7 +107,7 @@ def _events(tree: Iterable[Any]) -> Iterator[Event]:
 
 
 def _cuda_peak(fn: Callable[[], Any], made: Callable[[Any], Iterable[Tensor]]) -> int:
-    result, traces = traced_on_cards(fn, _settle)
+    result, traces = traced_on_cards(fn, settle)
     left_out = addresses(each for each in made(result) if each.is_cuda)
     del result
     return sum(sum(peak_of(events, left_out)) for events in traces)
@@ -118,7 +118,7 @@ def _devices() -> range:
     return range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
 
 
-def _settle() -> None:
+def settle() -> None:
     """Wait for what was left to CUDA devices."""
     for device in _devices():
         torch.cuda.synchronize(device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from reroll.backends.front.arguments import Call, find_time, first_steps
 from reroll.backends.front.compile import Caller
 from reroll.backends.front.held.state import State
 from reroll.backends.front.observe import looked_at
-from reroll.backends.tiers.calibrate import seconds_of
+from reroll.backends.measure.measure import settle
 from reroll.errors import UnsupportedError
 from reroll.graph.nested import places_of, tensors_of
 from reroll.graph.private import versions_kept
@@ -25,18 +26,20 @@ from reroll.planning.options import parse_budget
 _LENGTHS = (32, 96)
 _PARTS = (8, 2)  # of a sequence that is not much longer
 _FEWEST = 8  # steps
+_ROUNDS = 3
 _KNOWN: weakref.WeakKeyDictionary[Caller, dict[Any, Seconds]] = weakref.WeakKeyDictionary()
 
 
 class Seconds(NamedTuple):
-    """What a training step takes, in plain PyTorch and compiled; None where it cannot be told from a few steps."""
+    """CPU seconds of a training step, in plain PyTorch and compiled; None where they cannot be told from few steps."""
 
     plain: float | None
     compiled: float | None
 
 
 def step_seconds(caller: Caller, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Seconds:
-    """Seconds of a training step: those of two short sequences, continued to the length of this one.
+    """CPU seconds of a training step: those of two short sequences, continued to the length of this one. The plain and
+    the compiled one run in turns, so that what else the machine does slows both.
 
     The loss is the mean square of the results. What the model changes is put back, and what it says is not heard. It
     runs once for inputs of the same shapes. None if the sequence is short itself, if nothing needs a gradient, or if
@@ -49,28 +52,43 @@ def step_seconds(caller: Caller, inputs: Sequence[Any], kwargs: Mapping[str, Any
     known = _KNOWN.setdefault(caller, {})
     key = call.length, tuple((place, value.shape) for place, value in places_of((inputs, kwargs)))
     if key not in known:
-        plain = _continued(caller.model, caller.model, call)
-        alike = plain is not None and not isinstance(parse_budget(caller.options.memory_budget), float)
-        known[key] = Seconds(plain, _continued(caller.model, caller, call) if alike else None)
+        alike = not isinstance(parse_budget(caller.options.memory_budget), float)
+        runs = [caller.model, caller] if alike else [caller.model]
+        known[key] = Seconds(*(*_continued(caller.model, runs, call), None)[:2])
     return known[key]
 
 
-def _continued(model: Callable[..., Any], run: Callable[..., Any], call: Call) -> float | None:
-    """Seconds of ``run``, which is the model, or does as it does. None where more steps took less time, as on a machine
-    that is busy with other work."""
+def _continued(model: Callable[..., Any], runs: Sequence[Callable[..., Any]], call: Call) -> list[float | None]:
+    """Seconds of ``runs``, which are the model, or do as it does. None for one that fails, or where more steps took
+    less time."""
     few, more = (min(length, call.length // part) for length, part in zip(_LENGTHS, _PARTS, strict=True))
-    quiet = redirect_stdout(io.StringIO()), warnings.catch_warnings()
-    with suppress(Exception), quiet[0], quiet[1]:  # errors of lengths that the model is not made for
+    with redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        short, longer = (_seconds(model, run, call, length) for length in (few, more))
-        if short is not None and longer is not None and longer >= short:
-            return longer + (call.length - more) * (longer - short) / (more - few)
-    return None
+        short, longer = (_seconds(model, runs, call, length) for length in (few, more))
+    return [
+        b + (call.length - more) * (b - a) / (more - few) if a is not None and b is not None and b >= a else None
+        for a, b in zip(short, longer, strict=True)
+    ]
 
 
-def _seconds(model: Callable[..., Any], run: Callable[..., Any], call: Call, length: int) -> float | None:
+def _seconds(
+    model: Callable[..., Any], runs: Sequence[Callable[..., Any]], call: Call, length: int
+) -> list[float | None]:
+    """The least that each takes in some rounds, in which they take turns, behind one that does not count."""
+    taken: list[list[float]] = [[] for _ in runs]
+    for done in range(1 + _ROUNDS):
+        for run, times in zip(runs, taken, strict=True):
+            if len(times) == done:  # else it has failed
+                with suppress(Exception):  # errors of lengths that the model is not made for
+                    times.append(_step(model, run, call, length))
+    return [min(times[1:]) if len(times) > _ROUNDS else None for times in taken]
+
+
+def _step(model: Callable[..., Any], run: Callable[..., Any], call: Call, length: int) -> float:
     part, _ = call.resized(length, first_steps)
     leaves = [leaf for leaf, _ in named_leaves(model, part.args, part.kwargs)]
+    if not leaves:
+        raise UnsupportedError("The model has nothing that a gradient is for.")
 
     def step() -> None:
         torch.autograd.grad(mean_squares(part.run(run)), leaves, allow_unused=True)
@@ -78,7 +96,15 @@ def _seconds(model: Callable[..., Any], run: Callable[..., Any], call: Call, len
     reached = (value for value, *_ in State.of(model, part.args, part.kwargs, parameters=False, values=False).tensors)
     buffers = tuple(each for each in reached if each.is_leaf and not each.requires_grad and not each.is_inference())
     with versions_kept(buffers), looked_at(model, part, frozenset(), parameters=True):
-        return seconds_of(step) if leaves else None
+        return cpu_seconds_of(step)
+
+
+def cpu_seconds_of(step: Callable[[], object]) -> float:
+    """CPU seconds of one call, of all threads of the process; they include what is waited for a CUDA device."""
+    before = time.process_time()
+    step()
+    settle()
+    return time.process_time() - before
 
 
 def named_leaves(model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[Tensor, str]]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from reroll.backends.inductor.lower import Segment
 from reroll.recurrence import Items, Recurrence, Slices
-from reroll.segment.factors import Product
+from reroll.segment.factors import Product, Taker
 from reroll.segment.trace import time_slice
 
 
@@ -24,7 +24,7 @@ class Routes:
     of a list of items its offset from the segment's first step too. ``constants``: (number, operand). ``products``:
     (operand, product), gradients that are given by their factors. ``reached``: for each carry the outputs from which
     autograd reaches it, ``sources``: the same of each input, by the operands that are read there at any step. ``lone``:
-    operands that one step alone reads, from a list, as blocks read their weights.
+    operands that one step alone reads, from a list, as blocks read their weights. ``places``: all by their numbers.
     """
 
     carries: tuple[int | None, ...]
@@ -35,6 +35,7 @@ class Routes:
     reached: tuple[frozenset[int], ...]
     sources: Mapping[tuple[int, ...], frozenset[int]]
     lone: frozenset[int]
+    places: Mapping[int, Slices | tuple[Items, int] | int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, segment: Segment, recurrence: Recurrence) -> Routes:
@@ -46,15 +47,19 @@ class Routes:
         sources = dict[tuple[int, ...], frozenset[int]]()
         for place, outputs in ends.items():
             sources[slots.operands[place]] = sources.get(slots.operands[place], frozenset()) | outputs
+        slices = tuple((number, x) for number, x, _ in xs if isinstance(x, Slices))
+        items = tuple((number, x, offset) for number, x, offset in xs if isinstance(x, Items))
+        constants = tuple((given[place], slots.operands[place][0]) for place in slots.constants if place in given)
         return cls(
             carries=tuple(given.get(place) for place in slots.carries),
-            slices=tuple((number, x) for number, x, _ in xs if isinstance(x, Slices)),
-            items=tuple((number, x, offset) for number, x, offset in xs if isinstance(x, Items)),
-            constants=tuple((given[place], slots.operands[place][0]) for place in slots.constants if place in given),
+            slices=slices,
+            items=items,
+            constants=constants,
             products=tuple((slots.operands[segment.inputs[n]][0], each) for n, each in segment.products.items()),
             reached=tuple(ends.get(place, frozenset()) for place in slots.carries),
             sources=sources,
             lone=frozenset(operand for operand, times in _reads(recurrence).items() if times == 1),
+            places={**dict(slices), **{number: (x, offset) for number, x, offset in items}, **dict(constants)},
         )
 
     def live_operands(self, grads: Sequence[Tensor | None]) -> set[int]:
@@ -87,35 +92,72 @@ class Gradients:
         """The gradient of an operand, which is forgotten."""
         return self._sums.pop(operand, None)
 
+    def taking(self, start: int, steps: int) -> Taker:
+        """What takes gradients from the backward of steps [start, start + steps) while it runs."""
+        return _Taking(self, self._routes[steps], start, steps)
+
     def collect(self, results: Sequence[Any], start: int, steps: int) -> list[Tensor | None]:
-        """Add the results of the backward of steps [start, start + steps); gives the gradients of its carries."""
-        routes = self._routes[steps]
-        for number, x in routes.slices:
+        """Add the results of the backward of steps [start, start + steps), but for what was taken before; gives the
+        gradients of its carries."""
+        routes, taking = self._routes[steps], self.taking(start, steps)
+        for number, *_ in (*routes.slices, *routes.items, *routes.constants):
             if results[number] is not None:
-                time_slice(self._zeros(x.operand), x, start, steps).add_(results[number])
-        for number, items, offset in routes.items:
-            operand = items.operands[start + offset]
-            self._add(operand, results[number], lone=operand in routes.lone)
-        for number, operand in routes.constants:
-            self._add(operand, results[number])
-        for operand, product in routes.products:
-            product.add_to(self._zeros(operand), results)
+                taking.take(number, results[number], own=False)
+        for number, (_, product) in enumerate(routes.products):
+            if results[product.left] is not None:
+                taking.multiply(number, results[product.left], results[product.right])
         return [None if number is None else results[number] for number in routes.carries]
+
+    def add_rows(self, grad: Tensor, x: Slices, start: int, steps: int) -> None:
+        """Add the gradient of the rows of some steps."""
+        time_slice(self._zeros(x.operand), x, start, steps).add_(grad)
+
+    def add_product(self, operand: int, product: Product, left: Tensor, right: Tensor) -> None:
+        """Add a gradient that is given by its factors."""
+        product.add_to(self._zeros(operand), left, right)
+
+    def add(self, operand: int, grad: Tensor, *, own: bool, lone: bool = False) -> None:
+        """Add a gradient. The first is laid out as those that follow, so that adding them is fast; a ``lone`` one as
+        its operand, as autograd would copy it otherwise, when all of the loop's are there. It becomes the sum where it
+        is its ``own`` memory."""
+        like = self._operands[operand]
+        if operand in self._sums:
+            self._sums[operand].add_(grad)
+        elif lone and grad.stride() != like.stride():
+            self._sums[operand] = torch.empty_like(like, dtype=grad.dtype).copy_(grad)
+        else:
+            self._sums[operand] = grad if own else grad.clone()
 
     def _zeros(self, operand: int) -> Tensor:
         if operand not in self._sums:
             products = [each for routes in self._routes.values() for of, each in routes.products if of == operand]
-            by_events = [product for product in products if product.events]
+            first = next((product for product in products if product.events), products[0] if products else None)
             like = self._operands[operand]
-            self._sums[operand] = by_events[0].zeros(like) if by_events else torch.zeros_like(like)
+            self._sums[operand] = first.zeros(like) if first else torch.zeros_like(like)
         return self._sums[operand]
 
-    def _add(self, operand: int, grad: Tensor | None, *, lone: bool = False) -> None:
-        """Add a gradient. The first is laid out as those that follow, so that adding them is fast; a ``lone`` one as
-        its operand, as autograd would copy it otherwise, when all of the loop's are there."""
-        if grad is not None and operand in self._sums:
-            self._sums[operand].add_(grad)
-        elif grad is not None:
-            like = self._operands[operand]
-            turned = lone and grad.stride() != like.stride()
-            self._sums[operand] = torch.empty_like(like, dtype=grad.dtype).copy_(grad) if turned else grad.clone()
+
+class _Taking(NamedTuple):
+    """Takes gradients, by their numbers in the backward of some steps."""
+
+    gradients: Gradients
+    routes: Routes
+    start: int
+    steps: int
+
+    def take(self, number: int, grad: Tensor, own: bool) -> None:
+        """Add it to what it is a gradient of."""
+        place, gradients = self.routes.places.get(number), self.gradients
+        if isinstance(place, Slices):
+            gradients.add_rows(grad, place, self.start, self.steps)
+        elif isinstance(place, int):
+            gradients.add(place, grad, own=own)
+        elif place is not None:
+            items, offset = place
+            operand = items.operands[self.start + offset]
+            gradients.add(operand, grad, own=own, lone=operand in self.routes.lone)
+
+    def multiply(self, number: int, left: Tensor, right: Tensor) -> None:
+        """Add the product of these factors."""
+        operand, product = self.routes.products[number]
+        self.gradients.add_product(operand, product, left, right)

@@ -302,7 +302,8 @@ class Run:
                 return [None] * len(carried)
             tangents = self._tangents(segment, carried, start, steps)
             saved_again = (packed(each.rows) if isinstance(each, Unpacked) else each for each in saved)
-            arguments = [*saved_again, *tangents, *self.fixed[steps][1]]
+            taker = [self.grads.taking(start, steps)] if segment.hands_over else []
+            arguments = [*saved_again, *tangents, *self.fixed[steps][1], *taker]
             if not self.keep:
                 saved.clear()
             del tangents, saved

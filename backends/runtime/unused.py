@@ -21,9 +21,8 @@ from torch import Tensor, fx
 from reroll.backends.runtime.executable import Executable
 from reroll.backends.runtime.randomness import OwnNumbers, device_states, random_state, set_device_states
 from reroll.errors import UnsupportedError, is_shortage, warn
-from reroll.graph.editing import KNOWN
+from reroll.graph.effects import is_torchs
 from reroll.graph.nested import tensors_of
-from reroll.graph.private import is_higher_order
 from reroll.recurrence import Items, Recurrence, Slices
 from reroll.segment.trace import first_step
 
@@ -31,7 +30,6 @@ Rows = dict[int, list[bool]]
 """By the number of a stacked output whether the loss uses it, step for step, where that is known."""
 
 
-_TORCH = ("torch", "_operator", "builtins", "math")
 _ROUNDING = 1e-6  # of a gradient: both are made by the same operations
 
 
@@ -118,14 +116,13 @@ class Unused:
         whole = frozenset(number for number in came if number >= carried and number not in partly)
         live = frozenset(number for number in came if number < carried)
         found = list[frozenset[int]]()
+        if self.own and recurrence.dropped:
+            self._trial(executable, plain, frozenset())
         for step in reversed(range(recurrence.steps)):
             live = live | whole | {number for number, used in partly.items() if used[step]}
-            seen = self.known.get(live) or _look(executable, plain, live)
+            seen = self._trial(executable, plain, live)
             if seen is None:
                 return None
-            self.known[live] = seen
-            if seen.differ:
-                raise UnsupportedError(_refusal(recurrence))
             found.append(seen.reached)
             before = frozenset(number for number in seen.reached if number < carried)
             if not partly and before | whole == live:  # so it stays
@@ -133,6 +130,15 @@ class Unused:
                 break
             live = before
         return found[::-1]
+
+    def _trial(self, executable: Executable, plain: Sequence[Tensor], live: frozenset[int]) -> Trial | None:
+        """What is seen of a step of which these results matter; None if memory does not suffice to look."""
+        seen = self.known.get(live) or _look(executable, plain, live)
+        if seen is not None:
+            self.known[live] = seen
+            if seen.differ:
+                raise UnsupportedError(_refusal(executable.recurrence))
+        return seen
 
 
 def _of_all_steps(recurrence: Recurrence, partly: Rows) -> Rows:
@@ -205,18 +211,7 @@ class Trial:
 
 def own_functions(step: fx.GraphModule) -> list[fx.Node]:
     """The operations of a step whose gradients may be another's than torch's."""
-    return [node for node in step.graph.nodes if node.op == "call_function" and _is_own(node, step)]
-
-
-def _is_own(node: fx.Node, step: fx.GraphModule) -> bool:
-    target: Any = node.target
-    if is_higher_order(target):
-        bodies = [getattr(step, str(each.target), None) for each in node.all_input_nodes if each.op == "get_attr"]
-        inside = any(own_functions(body) for body in bodies if isinstance(body, fx.GraphModule))
-        return inside or target.name() == "autograd_function_apply"
-    if type(target).__module__ == "torch._ops":
-        return str(target).partition(".")[0] not in KNOWN
-    return not str(getattr(target, "__module__", None) or "torch").startswith(_TORCH)
+    return [node for node in step.graph.nodes if not is_torchs(node, step)]
 
 
 def look(

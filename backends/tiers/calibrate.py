@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from reroll.backends.cache.folder import cache_folder, is_anothers, write_whole
+from reroll.backends.cache.folder import WRITABLE, ForeignError, cache_folder, read_own, write_own
 from reroll.backends.codecs.codec import encode
 from reroll.backends.tiers.tier import TIERS, Tier
-from reroll.errors import MachineError, OptionError, warn
+from reroll.errors import MachineError, OptionError, remedy, warn
 from reroll.schedules.machine import REMOTE_TIERS, Machine, MachineTier
 
 BLOCKS = (1 << 16, 1 << 19, 1 << 22)
@@ -181,13 +181,20 @@ def recall(origin: Origin) -> Machine | None:
     A file that is broken, or speaks of another origin, is ignored with a RerollWarning.
     """
     path = path_of(origin)
-    if not path.exists() or is_anothers(path.parent):
+    try:
+        read = json.loads(read_own(path.name))
+    except ForeignError as error:
+        _ignore(path, error.strerror)
+        return None
+    except OSError:
+        return None
+    except ValueError as error:
+        _ignore(path, f"is broken ({error})")
         return None
     try:
-        read = json.loads(path.read_text("utf-8"))
         machine = Machine.from_json(json.dumps(read["machine"]))
         found = dict(read["measured_on"])
-    except (OSError, ValueError, TypeError, KeyError, MachineError) as error:
+    except (ValueError, TypeError, KeyError, MachineError) as error:
         _ignore(path, f"is broken ({type(error).__name__}: {error})")
         return None
     other = [f"{name} {found.get(name)!r}, not {value!r}" for name, value in origin.items() if found.get(name) != value]
@@ -202,11 +209,11 @@ def remember(origin: Origin, machine: Machine) -> None:
     path = path_of(origin)
     text = json.dumps({"measured_on": dict(origin), "machine": json.loads(machine.to_json())}, indent=2) + "\n"
     try:
-        write_whole(path, text.encode())
+        write_own(text.encode(), path.name)
     except OSError as error:
         warn(
             f"The calibration cannot be kept in {path.parent} ({error.strerror}), so it is measured again in every "
-            "process. Set REROLL_CACHE_DIR to a folder that can be written.",
+            f"process. {remedy(error, WRITABLE)}",
         )
 
 

@@ -1,9 +1,10 @@
-"""Carries lie in memory as they do in the user's program, where a step can tell.
+"""Carries, and rows of other loops, lie in memory as they do in the user's program, where a step can tell.
 
 Between segments a carry is contiguous. In the user's program it lies as the step before left it, a transposed one for
 example, and that can be told: random numbers are drawn in the order of memory, and a ``view`` wants a layout that it
 can look at. So a step begins by giving its carries the layout that they have there. The first steps may find another
-one, that of the initial values: where the step can tell they are taken off, and stay outside of the loop.
+one, that of the initial values: where the step can tell they are taken off, and stay outside of the loop. Rows that
+another loop gave, and weights of blocks, are read from contiguous memory, too.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def keep_layouts(outer: fx.Graph, recurrences: Sequence[Recurrence]) -> tuple[fx
     Raises CaptureError for a loop whose layouts never settle and whose step can tell, or that looks past a carry in
     memory.
     """
+    recurrences = [_read_as_before(each) if _may_tell(each) else each for each in recurrences]
     found = {each.name: _layouts(outer, each) for each in recurrences}
     if all(len(layouts) == 1 and all(map(is_plain, layouts[0])) for layouts in found.values()):
         return outer, list(recurrences)
@@ -43,9 +45,20 @@ def keep_layouts(outer: fx.Graph, recurrences: Sequence[Recurrence]) -> tuple[fx
         if first and _may_tell(each):
             call = next(node for node in graph.nodes if node.target == each.name)
             each = peel(graph, call, each, len(first), 0)
-        kept.append(replace(each, step=_begun(each.step, settled)))
+        kept.append(replace(each, step=_begun(each.step, 0, settled)))
     graph.lint()
     return graph, kept
+
+
+def _read_as_before(recurrence: Recurrence) -> Recurrence:
+    """The recurrence with a step that begins by laying out what it reads at each step as the user's program has it."""
+    _, xs, _ = recurrence.inputs
+    read = recurrence.read_first(recurrence.examples, row=0)[: len(xs)]
+    before = [given if (value := example(x)) is None else value for x, given in zip(xs, read, strict=True)]
+    layouts = tuple(map(memory_order, before))
+    if layouts == tuple(map(memory_order, read)):
+        return recurrence
+    return replace(recurrence, step=_begun(recurrence.step, len(recurrence.carries), layouts))
 
 
 def _layouts(outer: fx.Graph, recurrence: Recurrence) -> list[Layouts]:
@@ -132,8 +145,8 @@ def _stepped(recurrence: Recurrence, carries: list[torch.Tensor], operands: list
     return [result.detach() for result in results[: len(carries)]]
 
 
-def _begun(step: fx.GraphModule, layouts: Layouts) -> fx.GraphModule:
-    """A step that lays out its carries first."""
+def _begun(step: fx.GraphModule, first: int, layouts: Layouts) -> fx.GraphModule:
+    """A step that lays out its inputs from the ``first`` on before all else."""
     if all(map(is_plain, layouts)):
         return step
     graph = fx.Graph()
@@ -141,7 +154,7 @@ def _begun(step: fx.GraphModule, layouts: Layouts) -> fx.GraphModule:
     graph.output(result)
     inputs = graph.find_nodes(op="placeholder")
     with graph.inserting_before(inputs[-1].next):
-        for node, order in zip(inputs, layouts, strict=False):
+        for node, order in zip(inputs[first:], layouts, strict=False):
             if not is_plain(order):
                 users = list(node.users)
                 made = lay_out(graph, node, order)

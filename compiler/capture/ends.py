@@ -22,7 +22,7 @@ from reroll.capture.fills import filled, filling
 from reroll.capture.steps.colours import Sequence, alike, forward_of
 from reroll.capture.steps.operands import Carried, Constant, Inner, Literal
 from reroll.capture.steps.step import Step
-from reroll.graph.effects import example, has_effect, spelled
+from reroll.graph.effects import example, has_effect, is_torchs, spelled
 from reroll.graph.inplace import out_of_place
 from reroll.graph.layouts import is_plain, memory_order
 from reroll.graph.lines import take_line
@@ -285,7 +285,8 @@ def _is_unread(step: Step, place: int, missing: list[int]) -> bool:
     readers = [step.sequence.position[user] for user in node.users if user in step.sequence.position]
     unread = all(reader - begin in missing for reader in readers if reader in inside)
     carried = all(each.delay == 1 for each in step.operands[place] if isinstance(each, Carried))
-    return unread and carried and not has_effect(node) and all(isinstance(o, known) for o in step.operands[place])
+    plain = not has_effect(node) and is_torchs(node, step.sequence.module)  # no gradient where none comes in
+    return unread and carried and plain and all(isinstance(o, known) for o in step.operands[place])
 
 
 def _moved(step: Step, node: fx.Node, found: Mapping[int, fx.Node]) -> Iterator[tuple[fx.Node, fx.Node]]:

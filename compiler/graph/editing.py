@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from reroll.graph.effects import attribute, has_effect, is_random
+from reroll.graph.effects import attribute, gradient_sources, has_effect, is_random, is_torchs
 from reroll.graph.names import add_names, names_of
 from reroll.graph.private import is_higher_order, is_mutable, is_overload, map_aggregate
 
@@ -212,9 +212,10 @@ def _namer(names: dict[fx.Node, str]) -> Callable[[Any], Any]:
 
 
 def merge_duplicates(graph: fx.Graph) -> None:
-    """Equal work of one step is done once: same operation, operands, submodules and modes, no random numbers."""
+    """Equal work of one step is done once: same operation, operands, submodules and modes, no random numbers. What is
+    not torch's own is done once where a gradient comes to one of the two alone."""
     seen: dict[Any, fx.Node] = {}
-    scope = 0
+    scope, reached = 0, {each for result in graph.output_node().all_input_nodes for each in gradient_sources(result)}
     for node in list(graph.nodes):
         if has_effect(node) and not is_random(node):
             scope += 1
@@ -223,12 +224,13 @@ def merge_duplicates(graph: fx.Graph) -> None:
         parts = [_part(leaf) for leaf in flatten(node)]
         args, kwargs = rebuild(node, parts)
         key = (node.op, node.target, repr((args, kwargs)), scope)
-        if key in seen:
-            add_names(seen[key], names_of(node))
-            node.replace_all_uses_with(seen[key])
-            graph.erase_node(node)
-        else:
-            seen[key] = node
+        first = seen.setdefault(key, node)
+        if first is node or not (is_torchs(node) or {first, node} - reached):
+            continue
+        reached |= {first} if node in reached else set()
+        add_names(first, names_of(node))
+        node.replace_all_uses_with(first)
+        graph.erase_node(node)
 
 
 def _part(leaf: Any) -> Any:

@@ -1,19 +1,33 @@
-"""What a node does besides giving a value: random numbers, effects, and the modes that it runs in."""
+"""What a node does besides giving a value: random numbers, effects, gradients, and the modes that it runs in."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import fx
 
 from reroll.graph.inplace import out_of_place
-from reroll.graph.private import autocast_dtypes, is_seeded, set_grad_enabled, tagged_random
+from reroll.graph.private import (
+    autocast_dtypes,
+    is_higher_order,
+    is_of_users,
+    is_operator,
+    is_seeded,
+    set_grad_enabled,
+    tagged_random,
+)
 
 _RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "gumbel", "fractional_max_pool", "multi_head_attention")
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 _EFFECTS = ("copy_", "_set_grad_enabled", "_enter_autocast", "_exit_autocast", "_assert_async", "set_stream")
 _TRANSFORMS = ("torch._functorch", "torch._C._functorch")
+_TORCH = ("torch", "_operator", "operator", "builtins", "math")
+_USERS = re.compile(r"ops\.(?!aten\.)")  # as `inplace.spell` writes operators of others
+_OWN_GRADIENTS = ("autograd_function_apply", "register_hook")
+_CUTS = ("detach", "detach_")
 _ENTER, _EXIT = ("_enter_autocast", "_enter_inference_mode"), ("_exit_autocast", "_exit_inference_mode")
 Mode = tuple[bool, tuple[tuple[str, tuple[object, ...]], ...]]
 
@@ -43,7 +57,7 @@ def _draws(module: torch.nn.Module, node: fx.Node) -> bool:
     if node.op == "call_module":
         return True
     name = spelled(node).split(".")[0]
-    if _switched_off(node, name):
+    if _switched_off(node, name) or (name in DROPOUTS and _rate(node) in (0, 1)):
         return False
     if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         return is_seeded(node)
@@ -59,8 +73,13 @@ def gives_operand(node: fx.Node) -> bool:
     name = spelled(node).split(".")[0]
     if node.op not in ("call_function", "call_method") or name not in DROPOUTS:
         return False
-    rate = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
-    return _switched_off(node, name) or (isinstance(rate, int | float) and rate == 0)
+    return _switched_off(node, name) or _rate(node) == 0
+
+
+def _rate(node: fx.Node) -> Any:
+    """What share a dropout drops."""
+    operands = node.args[3:] if node.target is out_of_place else node.args
+    return operands[1] if len(operands) > 1 else node.kwargs.get("p", 0.5)
 
 
 def _switched_off(node: fx.Node, name: str) -> bool:
@@ -69,7 +88,7 @@ def _switched_off(node: fx.Node, name: str) -> bool:
     if name in DROPOUTS:
         return (operands[2] if len(operands) > 2 else node.kwargs.get("training", True)) is False
     rate = operands[4] if len(operands) > 4 else node.kwargs.get("dropout_p", 0.0)
-    return name == "scaled_dot_product_attention" and isinstance(rate, int | float) and rate == 0
+    return name == "scaled_dot_product_attention" and isinstance(rate, int | float) and rate in (0, 1)
 
 
 def attribute(module: torch.nn.Module, node: fx.Node) -> Any:
@@ -92,6 +111,55 @@ def has_effect(node: fx.Node) -> bool:
     if node.op == "get_attr" or node.target is out_of_place:
         return False
     return spelled(node) in (*_EFFECTS, *_ENTER, *_EXIT) or in_transform(node)
+
+
+def is_torchs(node: fx.Node, module: torch.nn.Module | None = None) -> bool:
+    """Whether what a node does is torch's own: its name says what that is, and its gradient is linear in the one that
+    comes in.
+
+    A function with a gradient of its own (``autograd.Function``), an operator of ``torch.library`` or a hook may clip
+    its gradient, or add to it. So what is not torch's own is neither done once in place of several times, nor for rows
+    of several steps at once, nor where eager leaves it out. module: that of the graph; without it an operator that runs
+    functions is taken for none of torch's own.
+    """
+    target: Any = node.target
+    if node.op != "call_function":
+        return True
+    if is_higher_order(target):
+        found = [attribute(module, each) for each in node.all_input_nodes if module and each.op == "get_attr"]
+        bodies = [each for each in found if isinstance(each, fx.GraphModule)]
+        inner = all(is_torchs(each, body) for body in bodies for each in body.graph.nodes)
+        return bool(bodies) and inner and target.name() not in _OWN_GRADIENTS
+    if is_operator(target):
+        return not is_of_users(target)
+    if target is out_of_place:
+        kind, place, *name = str(node.args[0]).split(":")
+        return kind == "method" or (_is_place_of_torchs(place) and not _USERS.match(name[0]))
+    return _is_place_of_torchs(getattr(target, "__module__", None) or "torch")
+
+
+def _is_place_of_torchs(module: str) -> bool:
+    return module.partition(".")[0] in _TORCH
+
+
+def gradient_sources(
+    node: fx.Node, inputs: Callable[[fx.Node], Iterable[fx.Node]] = lambda node: node.all_input_nodes
+) -> set[fx.Node]:
+    """A value, and all values to which its gradient flows: what it depends on, but by whole numbers, comparisons and
+    what is cut off. ``inputs``: what a node is computed from."""
+    found, todo = set[fx.Node](), [node]
+    while todo:
+        each = todo.pop()
+        if each not in found and _differentiable(each):
+            found.add(each)
+            todo += inputs(each)
+    return found
+
+
+def _differentiable(node: fx.Node) -> bool:
+    value = example(node)
+    kinds = value is None or value.dtype.is_floating_point or value.dtype.is_complex
+    return kinds and spelled(node) not in _CUTS
 
 
 def in_transform(node: fx.Node) -> bool:

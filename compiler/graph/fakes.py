@@ -6,15 +6,15 @@ Private torch API, tried on 2.11 and 2.13: ``FakeTensor`` and ``FakeTensorMode``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from reroll.graph.private import storage_id
+from reroll.graph.private import saved_as_it_is, storage_id
 
 
 def fake_like(
@@ -46,9 +46,12 @@ def new_fake_mode() -> FakeTensorMode:
     return FakeTensorMode()
 
 
-def apart_from_dynamo(mode: FakeTensorMode) -> AbstractContextManager[Any]:
-    """Let torch know of this mode alone, as if Dynamo traced nothing around."""
-    return tracing(TracingContext(mode))
+@contextmanager
+def apart_from_dynamo(mode: FakeTensorMode) -> Iterator[None]:
+    """Let torch know of this mode alone, as if Dynamo traced nothing around, and nobody had hooks on what autograd
+    saves: those of torch.utils.checkpoint run the model again."""
+    with tracing(TracingContext(mode)), saved_as_it_is():
+        yield
 
 
 def fake_of(mode: FakeTensorMode, value: Any) -> Any:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import torch
 from torch import fx
 
+from reroll.graph.effects import example, is_random, spelled
+from reroll.graph.inplace import out_of_place
+
+_TELLS = ("view", "view_as", "as_strided", "stride", "is_contiguous", "contiguous", "ravel", "unflatten", "unfold")
 Order = tuple[int, ...]
 """Dimensions as they lie in memory, that of the largest stride first."""
 
@@ -51,3 +55,25 @@ def lay_out(graph: fx.Graph, node: fx.Node, order: Order) -> fx.Node:
             value = getattr(value, method)(*args)
             node.meta["example_value"] = value
     return node
+
+
+def shows(node: fx.Node, apart: Container[fx.Node] = ()) -> bool:
+    """Whether the layout of a node's value shows in a result of the graph, or makes an operation fail.
+
+    apart: readers of the node that are done away with.
+    """
+    todo, seen = [user for user in node.users if user not in apart], set[fx.Node]()
+    while todo:
+        user = todo.pop()
+        if user in seen:
+            continue
+        seen.add(user)
+        name = spelled(user).split(".")[0]
+        if user.op in ("output", "call_module") or user.target is out_of_place:
+            return True
+        if name in _TELLS or name.endswith("_like") or is_random(user):
+            return True
+        value = example(user)
+        if value is None or value.numel() > 1:
+            todo += user.users
+    return False

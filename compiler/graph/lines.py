@@ -6,7 +6,8 @@ import ast
 import linecache
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -91,10 +92,50 @@ def _running() -> Iterator[str]:
             return
         if package not in _OURS:
             found = True
-            name, number = frame.f_code.co_filename, frame.f_lineno
-            code = linecache.getline(name, number).strip()
-            yield f'File "{name}", line {number}, in {frame.f_code.co_name}\n    {code}'.rstrip()
+            yield _shown(frame)
         frame = frame.f_back
+
+
+def _shown(frame: Any) -> str:
+    """The line at which a frame is, as in a traceback."""
+    name, number = frame.f_code.co_filename, frame.f_lineno
+    code = linecache.getline(name, number).strip()
+    return f'File "{name}", line {number}, in {frame.f_code.co_name}\n    {code}'.rstrip()
+
+
+class _Found(BaseException):
+    """Raised in a run to end it; no ``except Exception`` of a model catches it."""
+
+
+def line_that_changes(is_changed: Callable[[], bool], run: Callable[[], object]) -> str:
+    """The line of the user's code, in a run, behind which something is changed, in one line."""
+    before, last = sys.gettrace(), "the model"
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal last
+        if is_changed():
+            raise _Found
+        shown = frame.f_back if event == "return" else frame
+        if shown is not None and not _is_others(shown):
+            last = ": ".join(map(str.strip, _shown(shown).split("\n")))
+        return trace
+
+    def begin(frame: Any, event: str, argument: Any) -> Any:
+        return None if _is_others(frame) else trace
+
+    sys.settrace(begin)
+    try:
+        with suppress(_Found, Exception):  # what a model raises is told where it is run for its values
+            run()
+    finally:
+        sys.settrace(before)
+    return last
+
+
+def _is_others(frame: Any) -> bool:
+    """Whether code of torch's, of this project's or of Python's runs in a frame."""
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return package in _OURS or package in sys.stdlib_module_names
 
 
 @dataclass(frozen=True, slots=True, order=True)

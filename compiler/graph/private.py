@@ -9,7 +9,8 @@ constants are real under a fake mode; ``TorchDispatchMode`` is asked for every o
 ``OpOverloadPacket`` is an operator with all of its overloads. Of a tensor, ``_version`` counts changes in place,
 ``_base`` is what it is a view of, and ``_cdata`` of its storage tells whether two share memory; torch has no public
 name for these. ``_unsafe_preserve_version_counter`` puts the first back, where values are as they were. Of a module,
-``_compiled_call_impl`` is what ``Module.compile`` has set. ``_are_functorch_transforms_active``: inside of ``vmap``.
+``_compiled_call_impl`` is what ``Module.compile`` has set. ``_top_saved_tensors_default_hooks``: hooks on what autograd
+saves. ``_are_functorch_transforms_active``: inside of ``vmap``.
 In ``torch.nn.modules.module``, ``_global_forward_hooks`` and three like it hold the hooks of all modules; in
 ``torch.nn.utils.parametrize``, ``_cache`` holds what ``parametrize.cached()`` keeps.
 """
@@ -78,10 +79,33 @@ def is_higher_order(target: Any) -> bool:
     return isinstance(target, torch._ops.HigherOrderOperator)
 
 
+def is_operator(target: Any) -> bool:
+    """Whether a call's target is an operator of ``torch.ops``, with or without the name of an overload."""
+    return isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
+
+
+def gives_one_tensor(target: Any) -> bool:
+    """Whether an operator of ``torch.ops`` takes a tensor first and gives one of its own, by its schema."""
+    given, made = target._schema.arguments, target._schema.returns
+    kinds = [str(each.type) for each in (*given[:1], *made)]
+    return kinds == ["Tensor", "Tensor"] and not is_mutable(target)
+
+
+class OperationsSeen(TorchDispatchMode):
+    """Lists the operators that run inside."""
+
+    def __init__(self, seen: list[Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = seen
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
 def is_of_users(target: Any) -> bool:
-    """Whether a call's target is an operator of ``torch.ops`` that is not torch's own."""
-    kinds = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
-    return isinstance(target, kinds) and not str(target).startswith(("aten.", "prims."))
+    """Whether a call's target is an operator of ``torch.ops`` that is neither torch's own nor ours."""
+    return is_operator(target) and not str(target).startswith(("aten.", "prims.", "reroll."))
 
 
 def written(target: Any) -> Iterator[tuple[int, str]]:
@@ -129,6 +153,20 @@ def argument_names(target: Any) -> frozenset[str]:
 def overload_name(target: Any) -> str:
     """The last part of an operator's name, as in ``aten.add.Tensor``."""
     return str(target._overloadname)
+
+
+@contextmanager
+def saved_as_it_is() -> Iterator[None]:
+    """Inside, hooks that are outside of here do not see what autograd saves."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        yield  # as hooks of our own would keep results alive until Python collects
+        return
+    with torch.autograd.graph.saved_tensors_hooks(_itself, _itself):
+        yield
+
+
+def _itself(value: torch.Tensor) -> torch.Tensor:
+    return value
 
 
 def version_of(tensor: torch.Tensor) -> int:

@@ -9,8 +9,9 @@ from reroll.errors import RerollError
 from reroll.planning.choice import Choice, may_move
 from reroll.planning.options import Options
 from reroll.planning.plan import Demand, Plan
+from reroll.program.timeline import trace
 from reroll.schedules.interval import best_chunk, best_slots
-from reroll.schedules.machine import Costs, work_seconds
+from reroll.schedules.machine import Costs
 from reroll.schedules.named import find, least_memory
 from reroll.schedules.problem import Problem
 
@@ -20,7 +21,7 @@ _MANY = 2_000  # pieces of a sequence from which on an alternative is not worth 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A plan by its name: predicted local ``peak`` in bytes, ``seconds`` of one training step, ``rerun`` steps.
+    """A plan by its name: predicted local ``peak`` in bytes, ``seconds`` of its program in time, ``rerun`` steps.
 
     ``tiers``: bytes at the peak of each remote tier. ``chosen``: whether this is the plan that was taken.
     """
@@ -45,9 +46,10 @@ def pareto(alternatives: Iterable[Alternative]) -> list[Alternative]:
 def alternatives(plan: Plan, demand: Demand, options: Options, costs: Costs) -> tuple[Alternative, ...]:
     """The chosen plan, and what plain BPTT, standard and the optimum for several sizes of memory would take; where
     carries may be moved, remote, double and the optimum over two tiers too."""
-    found = [replace(_alternative(plan, costs), chosen=True)]
+    found = [replace(_alternative(plan, demand, costs), chosen=True)]
     chosen = plan.choice.describe()
-    choices = (replace(each, ahead=plan.choice.ahead) for each in _choices(plan.choice, options, costs))
+    whole = replace(plan.choice, problem=replace(plan.choice.problem, tape=demand.tape))  # also where tapes are thin
+    choices = (replace(each, ahead=plan.choice.ahead) for each in _choices(whole, options, costs))
     for name, choice in {each.describe(): each for each in choices}.items():
         if name == chosen or len(choice.root.children) > _MANY:
             continue
@@ -55,7 +57,7 @@ def alternatives(plan: Plan, demand: Demand, options: Options, costs: Costs) -> 
             planned = demand.plan(choice)
         except RerollError:  # a pass of the user's own may be made for another schedule
             continue
-        other = _alternative(planned, costs)
+        other = _alternative(planned, demand, costs)
         found += [other] if other.tiers or "remote" not in find(choice.schedule).numbers else []  # revolve's, else
     return tuple(found)
 
@@ -68,7 +70,7 @@ def may_move_carries(choice: Choice, options: Options) -> bool:
 def _choices(chosen: Choice, options: Options, costs: Costs) -> Iterator[Choice]:
     moving = may_move_carries(chosen, options)
     problem, tape = chosen.problem, max(chosen.problem.tape // chosen.segment, 1)
-    chunk = best_chunk(problem.steps, problem.carry, tape)
+    chunk = problem.whole(best_chunk(problem.steps, problem.carry, tape))
     yield Choice("store_all", problem)
     yield Choice("standard", replace(problem, chunk=chunk))
     if moving:
@@ -90,19 +92,9 @@ def _memories(problem: Problem) -> Iterator[int]:
         yield round(low * (high / low) ** (level / _LEVELS))
 
 
-def _alternative(plan: Plan, costs: Costs) -> Alternative:
-    seconds, rerun = _seconds(plan, costs), plan.tally.reforward_steps
-    return Alternative(plan.choice.describe(), plan.prediction.peak, seconds, rerun, dict(plan.tally.tier_peaks))
-
-
-def _seconds(plan: Plan, costs: Costs) -> float:
-    """Of all runs, backwards and transfers, one after another."""
-    steps, tally = plan.choice.steps, plan.tally
-    ahead = work_seconds(costs.segments, "advance", steps)
-    back = work_seconds(costs.segments, "backward", steps)
-    moved = 0.0
-    for tier in tally.tier_peaks:
-        place, carry = costs.machine.tier(tier), plan.choice.problem.carry
-        moved += place.write_seconds(tally.carries_written * carry, tally.remote_writes)
-        moved += place.read_seconds(tally.carries_read * carry, tally.remote_reads)
-    return ahead * tally.forward_steps / steps + back + moved
+def _alternative(plan: Plan, demand: Demand, costs: Costs) -> Alternative:
+    seconds = trace(plan.program, demand.needs, costs).seconds
+    tally = plan.tally
+    return Alternative(
+        plan.choice.describe(), plan.prediction.peak, seconds, tally.reforward_steps, dict(tally.tier_peaks)
+    )

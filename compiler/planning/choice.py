@@ -100,7 +100,7 @@ def steps_run(choice: Choice) -> float:
 def preferred(problem: Problem, options: Options, replay: bool) -> Choice:
     """What is chosen without a budget. ``replay``: tapes are so small that no step need run again."""
     if options.schedule == "auto" and options.chunk is None and options.truncate is not None:
-        return Choice("standard", replace(problem, chunk=min(options.truncate, problem.steps)))
+        return Choice("standard", replace(problem, chunk=problem.whole(options.truncate)))
     if options.schedule == "auto" and options.chunk is None:
         return Choice("store_all", problem) if replay else _nearly_fastest(problem)
     schedule = "standard" if options.schedule == "auto" else options.schedule
@@ -110,11 +110,11 @@ def preferred(problem: Problem, options: Options, replay: bool) -> Choice:
     if "chunk" in numbers and "slots" in numbers:
         if problem.tier == "local":
             chunk, slots = best_local_double(steps, carry, tape)
-        chunk = min(options.chunk or chunk, steps)
+        chunk = problem.whole(options.chunk or chunk)
         if options.chunk is not None or problem.tier != "local":
             slots = best_slots(chunk, carry, tape)
         slots = min(options.slots or slots or 1, chunk)
-    return Choice(schedule, replace(problem, chunk=min(options.chunk or chunk, steps), slots=slots))
+    return Choice(schedule, replace(problem, chunk=problem.whole(options.chunk or chunk), slots=slots))
 
 
 def _nearly_fastest(problem: Problem) -> Choice:

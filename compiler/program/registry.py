@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from reroll.errors import IllegalProgramError, PassError
 from reroll.program.context import Context
 from reroll.program.program import Program
+from reroll.program.tried import PASS, blamed_on, try_half, try_step
 from reroll.program.verifier import check
 from reroll.words.registry import Registry
 
@@ -50,6 +51,11 @@ class RegisteredPass:
     name: str
     on: On
     target: Any
+
+    @property
+    def is_users(self) -> bool:
+        """Whether it is none of reroll's own."""
+        return str(getattr(self.target, "__module__", "")).partition(".")[0] != "reroll"
 
     def make(self) -> Callable[..., Any]:
         """The callable pass; a class is instantiated without arguments."""
@@ -139,7 +145,8 @@ def run(passes: Sequence[str] | str, program: Program, context: Context) -> Prog
         if (result.steps, result.segment) != (program.steps, program.segment):
             raise PassError(f"Pass {entry.name!r} changed the steps or the segment of the program. Keep them.")
         try:
-            check(result)
+            with blamed_on(entry.name, "a program that cannot be checked"):
+                check(result)
         except IllegalProgramError as error:
             raise PassError(f"Pass {entry.name!r} returned an illegal program. {error}") from error
         program = result
@@ -149,8 +156,14 @@ def run(passes: Sequence[str] | str, program: Program, context: Context) -> Prog
 def run_on_step(passes: Sequence[str] | str, step: fx.GraphModule, context: Context) -> fx.GraphModule:
     """Run those of the passes that are declared for the step graph, in order. Raises PassError."""
     for entry in [find(name) for name in pass_names(passes)]:
-        if entry.on == "step":
-            step = _apply(entry, step, context, fx.GraphModule)
+        if entry.on != "step":
+            continue
+        recurrence = context.recurrence
+        before = try_step(step, recurrence, entry.name) if recurrence and entry.is_users else []
+        step = _apply(entry, step, context, fx.GraphModule)
+        if recurrence and entry.is_users and try_step(step, recurrence, entry.name) != before:
+            raise PassError(f"Pass {entry.name!r} changed the results of a step. Keep their shapes and dtypes.")
+        with blamed_on(entry.name, "a step that is no graph"):
             step.recompile()  # the graph is what counts: a pass may have left code that is another's
     return step
 
@@ -162,17 +175,31 @@ def run_on_half(passes: Sequence[str] | str, half: fx.GraphModule, context: Cont
     """
     for entry in [find(name) for name in pass_names(passes)]:
         if entry.on == "half":
-            before = _signature(half)
+            before, known = _signature(half), {(node.name, node.target) for node in half.graph.nodes}
             half = _apply(entry, half, context, fx.GraphModule)
-            half.graph.lint()
-            if _signature(half) != before:
+            with blamed_on(entry.name, "a half of a segment that is no graph"):
+                kept = _operands(half) == before[0]
+            if kept and entry.is_users:
+                try_half(half, entry.name)
+                for node in half.graph.nodes:
+                    if (node.name, node.target) not in known:
+                        node.meta[PASS] = entry.name
+            with blamed_on(entry.name, "a half of a segment that is no graph"):
+                half.graph.lint()
+                kept = kept and _signature(half) == before
+            if not kept:
                 raise PassError(f"Pass {entry.name!r} changed the operands or results of a segment. Keep them.")
     return half
 
 
+def _operands(half: fx.GraphModule) -> list[str]:
+    return [node.name for node in half.graph.find_nodes(op="placeholder")]
+
+
 def _signature(half: fx.GraphModule) -> Any:
     """Names of the operands; shapes, dtypes and devices of the results."""
-    names = [node.name for node in half.graph.find_nodes(op="placeholder")]
     results: Any = half.graph.output_node().args[0]
     values = [getattr(node, "meta", {}).get("val") for node in results]
-    return names, [isinstance(value, Tensor) and (tuple(value.shape), value.dtype, value.device) for value in values]
+    return _operands(half), [
+        isinstance(value, Tensor) and (tuple(value.shape), value.dtype, value.device) for value in values
+    ]

@@ -55,6 +55,10 @@ class Problem:
         """How many segments the steps make, the short one included."""
         return -(-self.steps // self.segment)
 
+    def whole(self, steps: int) -> int:
+        """How many steps the segments hold that so many steps need: chunks are whole segments."""
+        return min(-(-steps // self.segment) * self.segment, self.steps)
+
     def moving(self, tier: MachineTier, run_seconds: float) -> Self:
         """The problem with the room of a tier and what it costs to move a carry, where a segment runs so long."""
         room = None if tier.capacity is None else tier.capacity // self.carry

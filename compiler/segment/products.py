@@ -134,3 +134,16 @@ def turned(node: fx.Node) -> fx.Node | None:
     """The matrix whose transpose a node is; None if it is no transpose."""
     permuted = node.target is aten.permute.default and list(node.args[1]) == [1, 0]  # type: ignore[arg-type]
     return node.all_input_nodes[0] if permuted or node.target is aten.t.default else None
+
+
+def mask_unread(graph: fx.Graph) -> None:
+    """Ask convolutions for no gradient that is not read any more."""
+    for node in graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
+        read = {user.args[1] for user in node.users}
+        before: Any = node.args[-1]
+        mask = [asked and place in read for place, asked in enumerate(before)]
+        if mask != before:
+            node.args = (*node.args[:-1], mask)
+            node.meta["val"] = tuple(
+                value if asked else None for value, asked in zip(node.meta["val"], mask, strict=True)
+            )

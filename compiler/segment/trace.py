@@ -154,6 +154,12 @@ def trace_inputs(recurrence: Recurrence, mode: FakeTensorMode, steps: int) -> li
     return [fake_of(mode, value) for value in [*contiguous, *inputs]]
 
 
+def step_examples(recurrence: Recurrence, mode: FakeTensorMode) -> list[Any]:
+    """What one step takes, without memory."""
+    fakes, slots = trace_inputs(recurrence, mode, 1), recurrence.slots(1)
+    return [*fakes[: len(recurrence.carries)], *_at(slots, fakes, 0)]
+
+
 def trace(recurrence: Recurrence, steps: int, *, decompose: bool) -> Traced:
     """The functional joint graph of ``steps`` steps."""
     mode, carried, slots = trace_mode(), len(recurrence.carries), recurrence.slots(steps)
@@ -258,11 +264,11 @@ def linear_carries(recurrence: Recurrence) -> Sequence[Core]:
     numbers = candidates(recurrence.step.graph, recurrence.examples[:carried])
     if not numbers or recurrence.random or recurrence.autocast:
         return ()
-    mode, slots = trace_mode(), recurrence.slots(1)
+    mode = trace_mode()
     with apart_from_dynamo(mode), recurrence.modes():
-        fakes = trace_inputs(recurrence, mode, 1)
+        examples = step_examples(recurrence, mode)
         with mode:
-            return cores(recurrence.step, [*fakes[:carried], *_at(slots, fakes, 0)], numbers)
+            return cores(recurrence.step, examples, numbers)
 
 
 def _segment_function(

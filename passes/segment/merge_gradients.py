@@ -18,7 +18,7 @@ from torch import fx
 from reroll.graph.editing import aten, behind, call, constants, deduplicate, reads_memory, shape
 from reroll.program.context import Context
 from reroll.program.registry import register_pass
-from reroll.segment.products import concatenated, in_time, turned, within
+from reroll.segment.products import concatenated, in_time, mask_unread, turned, within
 
 _VIEWS = (aten.permute.default, aten.t.default, aten.transpose.int, aten.view.default, aten.reshape.default)
 
@@ -40,7 +40,7 @@ def merge_gradients(half: fx.GraphModule, context: Context) -> fx.GraphModule:
     for root in [] if reads_memory(graph) else [node for node in graph.nodes if _is_root(node)]:
         _merge(graph, root, fixed, context.vectors)
     graph.eliminate_dead_code()
-    _mask_unread(graph)
+    mask_unread(graph)
     deduplicate(graph)
     _share_kernels(graph)
     half.recompile()
@@ -208,19 +208,6 @@ _KINDS: dict[Any, Kind] = {
     operator.getitem: Kind(_kernel_key, lambda node: node.args[0].args[:2], _kernel),
     aten.embedding_dense_backward.default: Kind(_embedding_key, lambda node: node.args[:2], _embedding),
 }
-
-
-def _mask_unread(graph: fx.Graph) -> None:
-    """Ask convolutions for no gradient that is not read any more."""
-    for node in graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
-        read = {user.args[1] for user in node.users}
-        before: Any = node.args[-1]
-        mask = [asked and place in read for place, asked in enumerate(before)]
-        if mask != before:
-            node.args = (*node.args[:-1], mask)
-            node.meta["val"] = tuple(
-                value if asked else None for value, asked in zip(node.meta["val"], mask, strict=True)
-            )
 
 
 def _share_kernels(graph: fx.Graph) -> None:

@@ -208,6 +208,10 @@ def test_the_code_of_a_step_is_that_of_its_graph_though_a_pass_left_the_old_one(
             lambda program, context: replace(program, graph=fx.Graph()),
             "Pass 'wrong' returned an illegal program. Node .* breaks the rule 'graph'",
         ),
+        (
+            lambda program, context: replace(program, graph=None),
+            "Pass 'wrong' left a program that cannot be checked: AttributeError",
+        ),
     ],
 )
 def test_a_wrong_pass_is_named(wrong: Any, message: str) -> None:

@@ -29,7 +29,7 @@ def test_only_products_that_nobody_else_reads_are_deferred() -> None:
     for number, product in products.items():
         assert found[number] is None
         found[number] = torch.zeros_like(half(*values)[number])
-        product.add_to(found[number], found)
+        product.add_to(found[number], found[product.left], found[product.right])
     for one, other in zip(found, half(*values), strict=False):
         torch.testing.assert_close(one, other)
 

@@ -10,12 +10,13 @@ from typing import Any
 from torch import Tensor
 
 from reroll.backends.front.held.origin import is_users_code
+from reroll.capture.recorder.identity import is_a
 
 
 def attributes(value: Any) -> MutableMapping[str, Any]:
     """The attributes of an object, in its dict and in its slots; not those by which Dynamo marks tensors."""
     kind: Any = type(value)
-    return _Attributes(value) if isinstance(value, Tensor) or slots_of(kind) else vars(value)
+    return _Attributes(value) if is_a(value, Tensor) or slots_of(kind) else vars(value)
 
 
 class _Attributes(MutableMapping[str, Any]):
@@ -59,4 +60,4 @@ def slots_of(kind: Any) -> Mapping[str, types.MemberDescriptorType]:
     """The slots of a user's class and of the classes that it is made from (``__slots__``)."""
     classes = [each for each in reversed(kind.__mro__) if is_users_code(each) and "__slots__" in vars(each)]
     found = [(name, each) for owner in classes for name, each in vars(owner).items()]
-    return {name: each for name, each in found if isinstance(each, types.MemberDescriptorType)}
+    return {name: each for name, each in found if is_a(each, types.MemberDescriptorType)}

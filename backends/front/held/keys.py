@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reroll.backends.front.held.links import items_of, text_of
 from reroll.backends.front.held.state import State
 from reroll.backends.processes.apart import in_parts
-from reroll.capture.recorder.identity import PLAIN, Same
+from reroll.capture.recorder.identity import PLAIN, Same, is_a
 from reroll.errors import UnsupportedError
 from reroll.graph.inplace import overlapping, whole_extent
 from reroll.graph.private import any_autocast, autocast_dtypes, hooks_of_all_modules
@@ -21,7 +22,7 @@ _PLAIN = (*PLAIN, type(...), torch.Size)
 
 def plain(value: Any) -> bool:
     """Whether a value is a number, a text or the like, which holds nothing else."""
-    return isinstance(value, _PLAIN)
+    return is_a(value, _PLAIN)
 
 
 def placed(word: str, state: State) -> dict[int, tuple[str, int]]:
@@ -43,8 +44,8 @@ class Described:
             if id(value) in places:
                 return places[id(value)]
         if plain(value):
-            return type(value), repr(value)
-        if isinstance(value, tuple):
+            return type(value), text_of(value)
+        if is_a(value, tuple):
             return type(value), tuple(map(self, value))
         return Same(value)
 
@@ -59,9 +60,9 @@ class Described:
 
     def items(self, content: Any) -> Any:
         """Those of a dict, list, set or deque."""
-        if isinstance(content, dict):
-            return tuple((self(key), self(value)) for key, value in content.items())
-        return tuple(map(self, content))
+        if is_a(content, dict):
+            return tuple((self(key), self(value)) for key, value in items_of(content))
+        return tuple(map(self, items_of(content)))
 
 
 class Hashed:

@@ -9,6 +9,7 @@ import types
 import weakref
 from collections import ChainMap, OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Iterable, Iterator, MutableMapping
+from contextlib import suppress
 from contextvars import ContextVar
 from gc import get_referents
 from typing import Any
@@ -18,60 +19,76 @@ from torch import Tensor, nn
 
 from reroll.backends.front.held.attributes import attributes, slots_of
 from reroll.backends.front.held.origin import holds_attributes, is_installed, is_users_code
-from reroll.capture.recorder.identity import PLAIN, content_of
+from reroll.capture.recorder.identity import PLAIN, content_of, is_a
 
 _CACHED = type(functools.lru_cache(lambda: None))
 _POINTERS = (functools.partial, weakref.ref, ContextVar, defaultdict)
 CONTAINERS = (dict, list, set, deque, array.array, bytearray)
+_SEQUENCES = (list, set, deque, tuple, frozenset)
 PLAIN_ITEMS = frozenset({dict, OrderedDict, list, tuple, set, frozenset})
 WRAPPERS = (
     *(types.FunctionType, types.MethodType, staticmethod, classmethod, property, types.MappingProxyType, _CACHED),
     *(functools.partial, weakref.ref, ContextVar),
 )
+_READERS = ("__dict__", "__getattribute__")
 _HOLDERS = (
     *(nn.Module, ChainMap, UserDict, UserList, functools.partialmethod, types.SimpleNamespace),
     threading.local,  # its attributes are those of this thread
 )
 
 
+def items_of(value: Any) -> Iterable[Any]:
+    """What a container holds, of a dict keys with values: by its own kind, not by what a subclass makes of it."""
+    if is_a(value, dict):
+        return OrderedDict.items(value) if is_a(value, OrderedDict) else dict.items(value)
+    return next((kind.__iter__(value) for kind in _SEQUENCES if is_a(value, kind)), value)
+
+
+def text_of(value: Any) -> str:
+    """A number or a text, as it is written; by its identity where its class cannot write it."""
+    with suppress(Exception):
+        return repr(value)
+    return object.__repr__(value)
+
+
 def leads_to(value: Any) -> Iterable[Any]:
     """The values that an object holds."""
     if type(value) in PLAIN_ITEMS:
-        return value.values() if isinstance(value, dict) else value
+        return value.values() if is_a(value, dict) else value
     found = [*pointed_to(value), *attributes_of(value).values()]
-    if isinstance(value, dict):
+    if is_a(value, dict):
         return *found, *dict.values(value)
-    if isinstance(value, list | set | deque | tuple | frozenset):
-        return *found, *value
-    if isinstance(value, types.FunctionType):
+    if is_a(value, _SEQUENCES):
+        return *found, *items_of(value)
+    if is_a(value, types.FunctionType):
         return *found, *variables(value), *defaults(value)
-    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+    if is_a(value, np.ndarray) and value.dtype.hasobject:
         return list(value.flat)
     return found or _wrapped(value)
 
 
 def _wrapped(value: Any) -> Iterable[Any]:
     """What an object of Python's is made around, for good."""
-    if isinstance(value, types.MethodType):
+    if is_a(value, types.MethodType):
         return value.__self__, value.__func__
-    if isinstance(value, staticmethod | classmethod):
+    if is_a(value, staticmethod | classmethod):
         return (value.__func__,)
-    if isinstance(value, property):
+    if is_a(value, property):
         return value.fget, value.fset, value.fdel
-    if isinstance(value, _CACHED):
+    if is_a(value, _CACHED):
         return (value.__wrapped__,)
-    return get_referents(value) if isinstance(value, types.MappingProxyType) else ()
+    return get_referents(value) if is_a(value, types.MappingProxyType) else ()
 
 
 def pointed_to(value: Any) -> tuple[Any, ...]:
     """What an object of Python's, that has no attributes of a user's, stands for."""
-    if not isinstance(value, _POINTERS):
+    if not is_a(value, _POINTERS):
         return ()
-    if isinstance(value, functools.partial):
+    if is_a(value, functools.partial):
         return value.func, value.args, value.keywords
-    if isinstance(value, weakref.ref):
+    if is_a(value, weakref.ref):
         return (value(),)
-    if isinstance(value, defaultdict):
+    if is_a(value, defaultdict):
         return (value.default_factory,)
     return (value.get(None),)
 
@@ -87,10 +104,23 @@ def has_attributes(value: Any) -> bool:
     Not so a thread of an installed library: what it notes of itself, such as when that of progress bars last woke up,
     changes whatever a model does. One of the user's own may have what a model reads.
     """
-    if isinstance(value, types.FunctionType):
+    if is_a(value, types.FunctionType):
         return is_users_code(value) and not is_installed(value)
     kind: Any = type(value)
-    return _have_attributes(kind)
+    return _have_attributes(kind) and (not _reads_its_dict(kind) or _is_readable(value))
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _reads_its_dict(kind: Any) -> bool:
+    """Whether a class has Python code of its own run where ``__dict__`` is read."""
+    own = [each for each in kind.__mro__ if is_users_code(each)]
+    return any(is_a(vars(each).get(name), types.FunctionType | property) for each in own for name in _READERS)
+
+
+def _is_readable(value: Any) -> bool:
+    with suppress(Exception):  # whatever its code raises: it is known by its identity
+        return type(vars(value)) is dict
+    return False
 
 
 @functools.lru_cache(maxsize=1 << 12)
@@ -106,12 +136,12 @@ def _have_attributes(kind: Any) -> bool:
 
 def written(value: Any) -> str | None:
     """A number or a text, or a tuple or frozen set of these, as a text; None for all else."""
-    if isinstance(value, PLAIN):
-        return repr(value)
+    if is_a(value, PLAIN):
+        return text_of(value)
     if type(value) not in (tuple, frozenset):
         return None
     parts = [each for each in map(written, value) if each is not None]
-    ordered = sorted(parts) if isinstance(value, frozenset) else parts
+    ordered = sorted(parts) if is_a(value, frozenset) else parts
     return f"{type(value).__name__}{ordered}" if len(parts) == len(value) else None
 
 

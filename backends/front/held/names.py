@@ -14,12 +14,15 @@ from typing import Any, NamedTuple, TypeGuard
 
 from reroll.backends.front.held.links import written
 from reroll.backends.front.held.origin import Code, is_installed, is_users_code
+from reroll.capture.recorder.identity import global_names, is_a
 
 MISSING = object()
 _LOADED = (type, types.ModuleType, types.FunctionType)  # what importing puts into a module
 _BY_NAME = frozenset({"globals", "vars", "eval", "exec", "getattr", "hasattr"})
 _IN_TEXTS = frozenset({"eval", "exec"})
 _OF_MODULES = frozenset({"import_module", "__import__", "modules"})
+_BY_TEXT = _OF_MODULES | _IN_TEXTS | {"globals", "locals", "vars", "getmodule", "__globals__"}
+"""What code may find its own globals by, when it does not load them."""
 
 
 class Named(NamedTuple):
@@ -33,6 +36,7 @@ class Named(NamedTuple):
 class Spaces:
     """Where names are looked up (``found``: by identity, with the names), as more code is reached.
 
+    Of its own globals only those count that code loads, or may find by a text: an attribute is none of them.
     Functions of installed libraries are followed by their globals alone, of which there are enough. A function of the
     user's may read more: names in the modules that its globals lead to, torch's and Python's among them; and names in
     any module that is held by an object, which any of these functions may be given.
@@ -46,9 +50,9 @@ class Spaces:
 
     def named_by(self, code: Code) -> Iterator[Named]:
         """What stands for the names of more code, but for what came before."""
-        if isinstance(code, type):
+        if is_a(code, type):
             yield from (Named(code, *each) for each in vars(code).items() if _counts(*each))
-        elif isinstance(code, types.ModuleType):
+        elif is_a(code, types.ModuleType):
             self._held[id(code)] = code
             yield from self._new(code, vars(code), self._read)
         elif is_users_code(code):
@@ -68,7 +72,8 @@ class Spaces:
         for module in modules:  # grows
             yield from self._new(module, vars(module), read)
             modules += (each for name in read if _is_module(each := vars(module).get(name)) and each not in modules)
-        yield from self._new(function, function.__globals__, read)
+        if _BY_TEXT & {*read}:
+            yield from self._new(function, function.__globals__, read)
 
     def _in_held(self, function: types.FunctionType) -> Iterator[Named]:
         new = [name for name in texts_and_names(function.__code__) if name not in self._read]
@@ -92,7 +97,7 @@ class Assigned:
     """What the names of code stand for, as it is: to see what a run assigns there, and to put it back."""
 
     def __init__(self, spaces: Spaces, code: Iterable[Code]) -> None:
-        self._classes = [(each, dict(vars(each))) for each in code if isinstance(each, type)]
+        self._classes = [(each, dict(vars(each))) for each in code if is_a(each, type)]
         self._named = [(space, {name: space.get(name, MISSING) for name in read}) for space, read in spaces.users()]
 
     def names(self) -> list[str]:
@@ -124,7 +129,7 @@ def _others(space: Mapping[str, Any], before: Mapping[str, Any], *, new: bool = 
     names = [*before, *(space.keys() - before.keys())] if new else [*before]
     for name in (each for each in names if each[:2] != "__"):
         was, value = before.get(name, MISSING), space.get(name, MISSING)
-        loaded = was is MISSING and isinstance(value, _LOADED)
+        loaded = was is MISSING and is_a(value, _LOADED)
         if value is not was and not loaded and (written(was) is None or written(value) != written(was)):
             yield name
 
@@ -145,7 +150,7 @@ def missing_globals(code: Iterable[Code]) -> list[Missing]:
     Not those that code may ask for before: in a ``try``, by a text or an attribute of that name, or by ``globals()``;
     none at all if some code handles a NameError.
     """
-    functions = [each for each in code if isinstance(each, types.FunctionType)]
+    functions = [each for each in code if is_a(each, types.FunctionType)]
     if any("NameError" in global_names(each.__code__) for each in functions):
         return []
     asked = {name for each in functions for name in _asked(each.__code__)}
@@ -201,15 +206,10 @@ def _parts(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _parts(constant)
 
 
-@functools.lru_cache(maxsize=1 << 14)
-def global_names(code: types.CodeType) -> tuple[str, ...]:
-    """Names of globals and attributes that a function reads, itself or in functions that it defines."""
-    return tuple(dict.fromkeys(name for part in _parts(code) for name in part.co_names))
-
-
 @functools.lru_cache(maxsize=1 << 12)
 def texts_and_names(code: types.CodeType) -> tuple[str, ...]:
-    """The same, with the texts that may be names: of ``getattr(config, "alpha")``, and within those of ``eval``."""
+    """All names in a function, those of attributes too, with the texts that may be names: of ``getattr(config,
+    "alpha")``, and within those of ``eval``."""
     texts = [*_texts(code.co_consts)]
     inner = (texts_and_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
     if _IN_TEXTS & {*code.co_names}:
@@ -221,9 +221,9 @@ def texts_and_names(code: types.CodeType) -> tuple[str, ...]:
 
 def _texts(values: Iterable[Any]) -> Iterator[str]:
     for value in values:
-        if isinstance(value, str):
+        if is_a(value, str):
             yield value
-        elif isinstance(value, tuple | frozenset):
+        elif is_a(value, tuple | frozenset):
             yield from _texts(value)
 
 
@@ -258,4 +258,4 @@ def _counts(name: str, value: Any) -> bool:
 
 
 def _is_module(value: Any) -> TypeGuard[types.ModuleType]:
-    return isinstance(value, types.ModuleType)
+    return is_a(value, types.ModuleType)

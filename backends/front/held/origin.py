@@ -6,7 +6,7 @@ import functools
 import sys
 import sysconfig
 import types
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 Code: TypeAlias = types.FunctionType | type | types.ModuleType
 """What names values: a function those of its module, a class its attributes, a module its globals."""
@@ -27,7 +27,7 @@ def is_users_code(code: Code) -> bool:
 
 def holds_attributes(kind: type) -> bool:
     """Whether attributes of objects of a class may be a user's settings; those of Python's own may, but for a few."""
-    return _is_users(kind.__module__)
+    return _is_users(_module_of(kind))
 
 
 def is_installed(code: Code) -> bool:
@@ -37,27 +37,36 @@ def is_installed(code: Code) -> bool:
     return _is_installed(_file_of(_module_of(code)))
 
 
-def _module_of(code: Code) -> str | None:
+def _module_of(code: Code) -> str:
+    """The name of its module; of classes made by Cython and the like it may be no text, and counts as none."""
     if isinstance(code, types.FunctionType):
-        return code.__globals__.get("__name__")
-    return code.__name__ if isinstance(code, types.ModuleType) else code.__module__
+        return _text(code.__globals__.get("__name__"))
+    return _text(vars(code).get("__name__") if isinstance(code, types.ModuleType) else _of_class(code))
 
 
-def _file_of(module: str | None) -> str:
+def _of_class(kind: type) -> Any:
+    return type.__getattribute__(kind, "__module__")
+
+
+def _text(name: Any) -> str:
+    return name if isinstance(name, str) else ""
+
+
+def _file_of(module: str) -> str:
     """Where a module was read from; in Python itself there is no file."""
-    found = sys.modules.get(module or "")
+    found = sys.modules.get(module)
     inside = _INSTALLED[0] if module in sys.builtin_module_names else ""
-    return getattr(found, "__file__", None) or inside
+    return _text(vars(found).get("__file__") if isinstance(found, types.ModuleType) else None) or inside
 
 
 @functools.lru_cache(maxsize=1 << 12)
-def _is_users(module: str | None) -> bool:
-    return (module or "").partition(".")[0] not in _NOT_OURS
+def _is_users(module: str) -> bool:
+    return module.partition(".")[0] not in _NOT_OURS
 
 
 @functools.lru_cache(maxsize=1 << 12)
-def _is_pythons(module: str | None) -> bool:
-    return (module or "").partition(".")[0] in sys.stdlib_module_names
+def _is_pythons(module: str) -> bool:
+    return module.partition(".")[0] in sys.stdlib_module_names
 
 
 @functools.lru_cache(maxsize=1 << 12)

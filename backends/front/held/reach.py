@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from operator import attrgetter, is_
@@ -16,11 +15,11 @@ from torch import Tensor, nn
 
 from reroll.backends.front.held.attributes import attributes
 from reroll.backends.front.held.keys import Described, Hashed, array_in_words, modes, placed, tensors_in_words
-from reroll.backends.front.held.links import forward_in, leads_to, pointed_to
+from reroll.backends.front.held.links import forward_in, items_of, leads_to, pointed_to
 from reroll.backends.front.held.names import MISSING
 from reroll.backends.front.held.origin import Code
 from reroll.backends.front.held.state import State
-from reroll.capture.recorder.identity import content_of
+from reroll.capture.recorder.identity import Same, content_of, is_a
 
 _SMALL, _SMALL_ARRAY = 1 << 10, 1 << 14  # bytes of constants; the values of arrays are compared
 _OF_FUNCTIONS = attrgetter("__code__", "__defaults__", "__kwdefaults__", "__closure__")
@@ -58,7 +57,8 @@ class Reach:
         # The tuple and the dict of a call are new at every call, so they are known by what they hold.
         roots = words(model), tuple(map(words, args)), words.items(kwargs)
         tensors = tensors_in_words([value for value, *_ in state.tensors])
-        return state, (roots, own.key, words.held(given), named.described(words), tensors, modes())
+        seed = torch.initial_seed() if named.reads_seed else None
+        return state, (roots, own.key, words.held(given), named.described(words), tensors, modes(), seed)
 
     def _model(self, model: Any) -> _Own:
         if self._own is not None and self._own.holds(model):
@@ -93,21 +93,21 @@ class _Own:
         self.model, self.found = model, found
         self.places = placed("own", part)
         self.key = Hashed(Described(self.places).held(part))
-        self.modules = [each for each in part.reached if isinstance(each, nn.Module)]
+        self.modules = [each for each in part.reached if is_a(each, nn.Module)]
         self.tensors = [weakref.ref(value) for value, *_ in part.tensors]
         self.identities = [id(value) for value, *_ in part.tensors]
         numbers = {identity: number for number, identity in enumerate(self.identities)}
         apart = [*_held_apart(part.reached), *(value for value, _ in part.objects)]
-        self.fixed = {numbers[id(value)] for value in apart if isinstance(value, Tensor)}
-        self.with_attributes = {numbers[id(value)] for value, _ in part.objects if isinstance(value, Tensor)}
+        self.fixed = {numbers[id(value)] for value in apart if is_a(value, Tensor)}
+        self.with_attributes = {numbers[id(value)] for value, _ in part.objects if is_a(value, Tensor)}
         self.arrays = [value for value, _ in part.arrays if _is_large(value)]
         self._objects = [value for value, _ in part.objects]
         self._containers = [value for value, _ in part.containers]
         self._code, self._classes = part.code, part.classes
-        part.bare = [each for each in part.bare if not isinstance(each, Tensor)]
+        part.bare = [each for each in part.bare if not is_a(each, Tensor)]
         self.watched = _Watched(part, [])
         before = self.watched.before
-        self.spots = [(at, numbers[id(each)]) for at, each in enumerate(before) if isinstance(each, Tensor)]
+        self.spots = [(at, numbers[id(each)]) for at, each in enumerate(before) if is_a(each, Tensor)]
         for at, _ in self.spots:
             before[at] = Tensor
 
@@ -136,7 +136,7 @@ class _Own:
             return False
         for at, number in self.spots:
             value = now[at]
-            if not isinstance(value, Tensor) or found.setdefault(number, value) is not value:
+            if not is_a(value, Tensor) or found.setdefault(number, value) is not value:
                 return False
             now[at] = Tensor
         return self.watched.is_like(now) and self._takes(found) and not any(map(_has_more, self._bare()))
@@ -165,10 +165,10 @@ class _Own:
 
 def _held_apart(reached: Sequence[Any]) -> Iterator[Any]:
     """What anything holds but a module by itself: as an attribute, a parameter or a buffer."""
-    modules = [each for each in reached if isinstance(each, nn.Module)]
+    modules = [each for each in reached if is_a(each, nn.Module)]
     own = {id(vars(each).get(name)) for each in modules for name in ("_parameters", "_buffers")}  # torch.jit has none
     for value in reached:
-        if not isinstance(value, nn.Module) and id(value) not in own:
+        if not is_a(value, nn.Module) and id(value) not in own:
             yield from leads_to(value)
 
 
@@ -189,6 +189,7 @@ class _Named:
         read = {id(value): value for value in self.watched.before}
         self.met = [read[each] for each in read.keys() & before]
         self.large = [*filter(_is_large, (*self.part.reached, *self.met))]
+        self.reads_seed = (torch.initial_seed.__name__, Same(torch.initial_seed)) in self.part.plain
         self._key: tuple[Any, Hashed] | None = None
 
     def holds(self, own: _Own, both: State, seen: set[int]) -> bool:
@@ -214,19 +215,19 @@ class _Watched:
 
     def __init__(self, part: State, code: Iterable[Code]) -> None:
         self.names = [(space, tuple(read)) for space, read in part.spaces.found.values()]
-        self.functions = [each for each in part.reached if isinstance(each, types.FunctionType)]
+        self.functions = [each for each in part.reached if is_a(each, types.FunctionType)]
         self.cells = [cell for cell, _ in part.cells]
         defaults = [each.__kwdefaults__ for each in self.functions if each.__kwdefaults__]
         containers = [value for value, _ in part.containers]
         self.objects = [value for value, _ in part.objects]
         self.of_dict = [each for each in self.objects if type(attributes(each)) is dict]
         self.of_slots = [each for each in self.objects if type(attributes(each)) is not dict]
-        self.classes = [each for each in code if isinstance(each, type)]
-        self.dicts: list[dict[Any, Any]] = [*defaults, *(each for each in containers if isinstance(each, dict))]
-        self.items = [each for each in containers if not isinstance(each, dict)]
+        self.classes = [each for each in code if is_a(each, type)]
+        self.dicts: list[dict[Any, Any]] = [*defaults, *(each for each in containers if is_a(each, dict))]
+        self.items = [each for each in containers if not is_a(each, dict)]
         self.pointed = [value for value, _ in part.pointed]
         self.bare = part.bare
-        self.modules = [each for each in self.objects if isinstance(each, nn.Module)]
+        self.modules = [each for each in self.objects if is_a(each, nn.Module)]
         self.arrays = [(value, array_in_words(value)) for value, _ in part.arrays]
         self.before = self.now()
 
@@ -242,8 +243,7 @@ class _Watched:
         read += chain.from_iterable(map(_OF_FUNCTIONS, self.functions))
         read += chain.from_iterable(map(content_of, self.cells))
         for held in self.dicts:
-            read += held.keys() if type(held) is OrderedDict else dict.keys(held)  # whose order is its own
-            read += dict.values(held)
+            read += chain.from_iterable(items_of(held))
         for held_by in map(vars, [*self.of_dict, *self.classes]):
             read += held_by
             read += held_by.values()
@@ -251,7 +251,7 @@ class _Watched:
             read += [*chain.from_iterable(each.items())]
         for each in self.items:
             read.append(MISSING)  # what one list gives to the next is another list
-            read += each
+            read += items_of(each)
         read += map(type, self.objects)
         read += chain.from_iterable(map(pointed_to, self.pointed))
         read += map(len, map(attributes, self.bare))
@@ -261,9 +261,9 @@ class _Watched:
 
 def _is_large(value: Any) -> bool:
     """Whether a value is a tensor or an array, and no constant of a few bytes, which may be kept."""
-    if isinstance(value, np.ndarray):
+    if is_a(value, np.ndarray):
         return value.nbytes > _SMALL_ARRAY or value.dtype.hasobject
-    if not isinstance(value, Tensor):
+    if not is_a(value, Tensor):
         return False
     strided = value.layout is torch.strided
     return value.grad_fn is not None or not strided or value.untyped_storage().nbytes() > _SMALL
@@ -276,7 +276,7 @@ def _has_more(tensor: Tensor) -> bool:
 
 def _read(code: Sequence[Code]) -> list[Any]:
     """What says which names functions and classes read, and where."""
-    said = ((each.__code__, each.__globals__) if isinstance(each, types.FunctionType) else (each,) for each in code)
+    said = ((each.__code__, each.__globals__) if is_a(each, types.FunctionType) else (each,) for each in code)
     return [*chain.from_iterable(said)]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import copy
 import io
+import os
 import sys
 import types
 import weakref
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from reroll.backends.front.held.attributes import attributes
+from reroll.backends.front.held.hidden import Hidden, hidden_in
 from reroll.backends.front.held.links import (
     CONTAINERS,
     PLAIN_ITEMS,
@@ -32,13 +34,14 @@ from reroll.backends.front.held.links import (
     defaults,
     forward_in,
     has_attributes,
+    items_of,
     leads_to,
     pointed_to,
     written,
 )
 from reroll.backends.front.held.names import Assigned, Named, Spaces
 from reroll.backends.front.held.origin import Code, is_installed, is_users_code
-from reroll.capture.recorder.identity import PLAIN, Same, content_of
+from reroll.capture.recorder.identity import PLAIN, Same, content_of, is_a
 from reroll.errors import UnsupportedError
 from reroll.graph.private import version_of
 
@@ -66,9 +69,10 @@ class State:
 
     plain: functions of the user's by their code, and the numbers, texts and callables among their defaults, the globals
     that they name, and the attributes of classes. pointed: weak references, context variables and the like, with what
-    they stand for. bare: tensors and functions without attributes. code: the functions and classes that were reached,
-    which name globals and hold attributes, and modules that objects hold; spaces: where their names stand. assigned:
-    what stood there, if values are noted. reached: everything that may lead further.
+    they stand for. bare: tensors and functions without attributes. hidden: objects whose state is in no attribute.
+    code: the functions and classes that were reached, which name globals and hold attributes, and modules that objects
+    hold; spaces: where their names stand. assigned: what stood there, if values are noted. reached: everything that may
+    lead further.
     """
 
     parameters: bool
@@ -81,6 +85,7 @@ class State:
     plain: list[Any] = field(default_factory=list)
     pointed: list[tuple[Any, tuple[Any, ...]]] = field(default_factory=list)
     bare: list[Any] = field(default_factory=list)
+    hidden: list[Hidden] = field(default_factory=list)
     code: list[Code] = field(default_factory=list)
     classes: set[type] = field(default_factory=set)
     spaces: Spaces = field(default_factory=Spaces)
@@ -110,7 +115,7 @@ class State:
         todo = list(roots)
         while todo:
             value = todo.pop()
-            if not isinstance(value, PLAIN) and id(value) not in seen and id(value) not in before:
+            if not is_a(value, PLAIN) and id(value) not in seen and id(value) not in before:
                 seen.add(id(value))
                 self.reached.append(value)
                 todo += self._note(value)
@@ -124,24 +129,28 @@ class State:
 
     def joined(self, part: State) -> State:
         """What both states hold, this one's first."""
-        held = ("objects", "containers", "cells", "tensors", "arrays", "plain", "pointed", "bare", "code")
+        held = ("objects", "containers", "cells", "tensors", "arrays", "plain", "pointed", "bare", "hidden", "code")
         both: dict[str, Any] = {name: [*getattr(self, name), *getattr(part, name)] for name in held}
         return State(self.parameters, self.values, **both, classes=self.classes | part.classes, spaces=part.spaces)
 
     def _note(self, value: Any) -> Iterable[Any]:
         """Note one object, and give what it leads to."""
-        if isinstance(value, Tensor):
+        if is_a(value, Tensor):
             kept = self.parameters if isinstance(value, nn.Parameter) else self.values
             self.tensors.append((value, version_of(value), _copy(value) if kept else None))
-        elif isinstance(value, CONTAINERS):
+        elif is_a(value, CONTAINERS):
             self.containers.append((value, _content(value) if self.values else value))
-        elif isinstance(value, types.FunctionType):
+        elif is_a(value, types.FunctionType):
             self._note_function(value)
-        elif isinstance(value, type | types.ModuleType):
+        elif is_a(value, type | types.ModuleType):
             self._note_space(value)
-        elif isinstance(value, np.ndarray):
+        elif is_a(value, np.ndarray):
             self.arrays.append((value, value.copy() if self.values else value))
-        elif hasattr(type(value), "__next__") and not isinstance(value, io.IOBase):
+        elif is_a(value, memoryview):
+            self._note(np.asarray(value))
+        elif self.values and (found := hidden_in(value)):
+            self.hidden.append(found)
+        elif any("__next__" in vars(kind) for kind in type(value).__mro__) and not is_a(value, io.IOBase):
             raise UnsupportedError(
                 f"reroll.compile: the model keeps an iterator ({type(value).__name__}), whose state cannot be put back "
                 "after a look at the model. Keep a number or a list instead."
@@ -155,11 +164,11 @@ class State:
         if pointed := pointed_to(value):
             self.pointed.append((value, pointed))
         if not has_attributes(value):
-            if isinstance(value, tuple | list | dict | set) and is_users_code(type(value)):
+            if is_a(value, tuple | list | dict | set) and is_users_code(type(value)):
                 self._note_class(type(value))
             return
         held = attributes(value)
-        if isinstance(value, _BARE) and not held:
+        if is_a(value, _BARE) and not held:
             self.bare.append(value)
             return
         self.objects.append((value, dict(held)))
@@ -172,7 +181,7 @@ class State:
 
     def _note_space(self, value: type | types.ModuleType) -> None:
         """Note a module or class that an object holds."""
-        if isinstance(value, types.ModuleType):
+        if is_a(value, types.ModuleType):
             self.code.append(value)
             self._note_class(type(value))
         elif is_users_code(value):
@@ -199,6 +208,8 @@ class State:
                 yield value
             elif callable(value):
                 self.plain.append((name, Same(value)))
+                if value is os.getenv:
+                    yield os.environ
 
     def restore(self) -> None:
         """Put back what changed; all else is left alone, as another thread may be about to change it."""
@@ -211,13 +222,18 @@ class State:
                 cell.cell_contents = content
         for value in self.bare:
             attributes(value).clear()
-        for value, values in self.arrays:
-            if not _same_values(value, values):
-                value[...] = values
+        self._restore_values()
         for tensor, version, kept in self.tensors:
             _restore(tensor, version, kept)
         if self.assigned is not None:
             self.assigned.restore()
+
+    def _restore_values(self) -> None:
+        for value, values in self.arrays:
+            if not _same_values(value, values):
+                value[...] = values
+        for each in self.hidden:
+            each.restore()
 
     @property
     def owners(self) -> list[Any]:
@@ -229,10 +245,11 @@ class State:
         for number, (value, held) in enumerate(self.objects):
             yield from _changed(f"{number} {type(value).__name__}", held, attributes(value), number)
         for number, (value, content) in enumerate(self.containers):
-            now = value if isinstance(value, dict) else dict(enumerate(value))
-            was = content if isinstance(content, dict) else dict(enumerate(content))
-            fixed = isinstance(value, set) or (not isinstance(value, dict) and len(was) != len(now))
-            yield from _changed(f"container {number}", was, now, None if fixed else len(self.objects) + number)
+            now, was = (dict(items_of(x) if is_a(x, dict) else enumerate(items_of(x))) for x in (value, content))
+            fixed = is_a(value, set) or (not is_a(value, dict) and len(was) != len(now))
+            yield from _changed(
+                f"{number} {type(value).__name__}", was, now, None if fixed else len(self.objects) + number
+            )
         for number, (value, values) in enumerate(self.arrays):
             if not _same_values(value, values):
                 yield Change(f"array {number}", value.tolist(), None, None, values)
@@ -250,6 +267,10 @@ class State:
                 Change(f"{name} of a {type(value).__name__}", now, None, name, None)
                 for name, now in attributes(value).items()
             )
+
+    def moved_on(self) -> str | None:
+        """The class of an object whose state is in no attribute (a generator of random numbers), and is another one."""
+        return next((type(each.value).__name__ for each in self.hidden if each.is_changed), None)
 
     def changed_parameter(self) -> bool:
         """Whether a parameter was changed in place."""
@@ -285,22 +306,24 @@ def _equal(tensor: Tensor, kept: Tensor) -> bool:
 
 
 def _content(value: Any) -> Any:
-    """A copy of a dict, list, set or the like; of a dict what it holds, and not what a subclass makes of that."""
-    return dict(dict.items(value)) if isinstance(value, dict) else copy.copy(value)
+    """A copy of a dict, list, set or the like: what it holds, and not what a subclass makes of that."""
+    kind = next((each for each in (dict, list, set) if is_a(value, each)), None)
+    return kind(items_of(value)) if kind else copy.copy(value)
 
 
 def _leads_further(owner: Code, value: Any) -> bool:
     """Whether a walk goes on from what stands for a name; not to classes and modules that installed code names."""
-    if isinstance(value, type | types.ModuleType):
-        return not is_installed(owner) and (isinstance(value, types.ModuleType) or is_users_code(value))
-    if isinstance(owner, types.ModuleType) and not is_users_code(owner):
-        return isinstance(value, types.FunctionType) and is_users_code(value)
-    return value is not sys.modules and (isinstance(value, _FOLLOWED) or has_attributes(value))
+    if is_a(value, type | types.ModuleType):
+        return not is_installed(owner) and (is_a(value, types.ModuleType) or is_users_code(value))
+    if is_a(owner, types.ModuleType) and not is_users_code(owner):
+        read_at_calls = value is os.environ or value is sys.argv
+        return read_at_calls or (is_a(value, types.FunctionType) and is_users_code(value))
+    return value is not sys.modules and (is_a(value, _FOLLOWED) or has_attributes(value))
 
 
 def _changed(name: str, was: Mapping[Any, Any], now: Mapping[Any, Any], owner: int | None) -> Iterator[Change]:
     for key in now:
-        found = dict.__getitem__(now, key) if isinstance(now, dict) else now[key]
+        found = dict.__getitem__(now, key) if is_a(now, dict) else now[key]
         if (key not in was or was[key] is not found) and not _is_remembered(key, found):
             yield Change(f"{name}.{key}", found, owner, key, was.get(key))
     for key in was.keys() - now.keys():
@@ -311,35 +334,35 @@ def _is_remembered(key: Any, value: Any) -> bool:
     """Whether an item is what code remembers of an object that it does not own: weak references, under a weak key."""
     if not isinstance(key, weakref.ref):
         return False
-    return isinstance(value, weakref.ref) or (
-        isinstance(value, tuple) and all(isinstance(each, weakref.ref) for each in value)
-    )
+    return is_a(value, weakref.ref) or (is_a(value, tuple) and all(is_a(each, weakref.ref) for each in value))
 
 
 def _same_values(array: Any, values: Any) -> bool:
+    if array.dtype.hasobject:
+        return array.shape == values.shape and [*map(id, array.flat)] == [*map(id, values.flat)]
     return array is values or np.array_equal(array, values, equal_nan=array.dtype.kind in "fc")
 
 
 def _refill(value: Any, content: Any) -> None:
     """Give a list, dict, set or the like the content that it had, if it has another one, but for what is remembered."""
-    if isinstance(value, set):
-        changed = value != content
-    elif isinstance(value, MutableMapping):
+    if is_a(value, set):
+        changed = {*map(id, items_of(value))} != {*map(id, content)}
+    elif is_a(value, MutableMapping):
         changed = [*_identities(value)] != [*_identities(content)]
-    elif isinstance(value, list | deque):
-        changed = [*map(id, value)] != [*map(id, content)]
+    elif is_a(value, list | deque):
+        changed = [*map(id, items_of(value))] != [*map(id, items_of(content))]
     else:
         changed = value != content
-    if changed and isinstance(value, list | array.array | bytearray):
+    if changed and is_a(value, list | array.array | bytearray):
         value[:] = content
     elif changed:
         kept = {key: item for key, item in value.items() if _is_remembered(key, item)} if type(value) is dict else {}
         value.clear()
-        (value.extend if isinstance(value, deque) else value.update)(content)
+        (value.extend if is_a(value, deque) else value.update)(content)
         if kept:
             value.update(kept)
 
 
 def _identities(mapping: Mapping[Any, Any]) -> Iterator[tuple[Any, int]]:
-    items = dict.items(mapping) if isinstance(mapping, dict) else mapping.items()
+    items = items_of(mapping) if isinstance(mapping, dict) else mapping.items()
     return ((key, id(item)) for key, item in items)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.capture.fusion.row_rules import RULES, Rows, argument, pointwise, shape, updated
-from reroll.graph.effects import example, is_random, modes, spelled
+from reroll.capture.fusion.row_rules import Rows, argument, pointwise, rule_of, shape, updated
+from reroll.graph.effects import example, is_random, is_torchs, modes, spelled
 from reroll.graph.inplace import out_of_place
 from reroll.graph.lines import where
 from reroll.recurrence import Recurrence
@@ -85,15 +85,10 @@ def unheld(call: fx.Node, rows: Mapping[fx.Node, Rows], readers: Container[fx.No
 
 
 def _apply(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
-    name = _name(node)
-    rule = RULES.get(name)
-    if (
-        not is_torchs(node)
-        or rule is None
-        or is_random(node)
-        or not node.args
-        or not all(_known(n) for n in node.all_input_nodes)
-    ):
+    if not is_torchs(node) or is_random(node) or not node.args or not all(_known(n) for n in node.all_input_nodes):
+        return None
+    rule = rule_of(node, _name(node))
+    if rule is None:
         return None
     if node.target is out_of_place:
         return updated(node, rows) if rule is pointwise else None
@@ -116,14 +111,6 @@ def _joins(node: fx.Node, found: Mapping[fx.Node, Rows | str]) -> bool:
 
 def _known(node: fx.Node) -> bool:
     return "example_value" in node.meta or node.target is torch.unbind
-
-
-def is_torchs(node: fx.Node) -> bool:
-    """Whether what a node calls is torch's own, so that its name says what it does."""
-    if node.op == "call_method" or node.target is out_of_place:
-        return True
-    module = getattr(node.target, "__module__", None) or "torch"
-    return node.op == "call_function" and module.partition(".")[0] in ("torch", "_operator")
 
 
 def _name(node: fx.Node) -> str:

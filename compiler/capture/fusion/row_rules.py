@@ -1,11 +1,13 @@
 """Operations that act on each time step alone: where time is in their result, given where it is in their operands.
 
 Dimensions are followed, never sizes compared with the number of steps: a batch as large as the sequence is long changes
-nothing. An operation without a rule, or whose rule says None, mixes the steps as far as is known.
+nothing. An operation without a rule, or whose rule says None, mixes the steps as far as is known. What goes entry by
+entry is what torch itself tags so (``torch.Tag.pointwise``), or what is made of nothing but such operations.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +17,8 @@ import torch
 from torch import fx
 
 from reroll.graph.effects import DROPOUTS, example
+from reroll.graph.inplace import out_of_place
+from reroll.graph.private import OperationsSeen, gives_one_tensor, outside_modes
 
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 _TABLE = 32  # how many times as large as a step's rows a table is at most whose rows the steps look up
@@ -275,12 +279,9 @@ def _window(source: Rows, index: slice) -> Rows | None:
     return _taken(source, length=stop - start, shift=source.shift - start, first=first, last=last, passes=start)
 
 
-_POINTWISE = (
-    "add sub rsub mul div truediv pow neg abs exp expm1 log log1p sqrt rsqrt reciprocal square sign sin cos erf sigmoid"
-    " tanh relu relu6 leaky_relu elu selu celu gelu silu mish softplus softsign logsigmoid hardtanh hardsigmoid"
-    " hardswish threshold clamp clip clamp_min clamp_max where maximum minimum gt lt ge le eq ne logical_and logical_or"
-    " logical_not logical_xor and_ or_ xor invert floor ceil round trunc frac fmod remainder float double half bfloat16"
-    " to type_as detach clone contiguous masked_fill addcmul addcdiv lerp heaviside atan2"
+_UNTAGGED = (  # what goes entry by entry, and neither torch's tag nor a run says so, or not of its update in place
+    "to type float double half bfloat16 int long bool type_as detach clone contiguous"
+    " logsigmoid log_sigmoid hardswish floordiv floor_divide masked_fill"
 )
 _REDUCTIONS = ("sum", "mean", "amax", "amin", "prod", "logsumexp", "all", "any", "argmax", "argmin")
 _POOLED = [
@@ -288,7 +289,7 @@ _POOLED = [
 ]
 _ADAPTED = [(f"adaptive_{kind}_pool{dims}d", dims) for dims in (1, 2, 3) for kind in ("avg", "max")]
 RULES: Mapping[str, Rule] = {
-    **dict.fromkeys((*_POINTWISE.split(), *DROPOUTS), pointwise),
+    **dict.fromkeys((*_UNTAGGED.split(), *DROPOUTS), pointwise),
     **dict.fromkeys(_REDUCTIONS, _along(1, step=-1)),
     **dict.fromkeys(("softmax", "log_softmax", "cumsum", "cumprod", "index_select"), _along(1)),
     **dict.fromkeys(("chunk", "split"), _along(2, 0)),
@@ -310,3 +311,43 @@ RULES: Mapping[str, Rule] = {
     "flip": _along(1, name="dims"),
     "glu": _along(1, -1),
 }
+
+
+def rule_of(node: fx.Node, name: str) -> Rule | None:
+    """The rule of what a node calls, whose name is ``name``; None where there is none."""
+    rule = RULES.get(name)
+    if rule is None and (_tagged(name) if node.target is out_of_place else _goes_entry_by_entry(node, name)):
+        return pointwise
+    return rule
+
+
+@functools.cache
+def _tagged(name: str) -> bool:
+    """Whether torch's operation of this name goes entry by entry, in whatever way it is called."""
+    packet = getattr(torch.ops.aten, {"truediv": "div"}.get(name, name), None)
+    overloads = getattr(packet, "overloads", list)()
+    called = [each for each in (getattr(packet, name) for name in overloads) if gives_one_tensor(each)]
+    return bool(called) and all(torch.Tag.pointwise in each.tags for each in called)
+
+
+def _goes_entry_by_entry(node: fx.Node, name: str) -> bool:
+    """Whether a node does: by its name, or as it is made of operations that do."""
+    if example(node) is None or any(example(source) is None for source in node.all_input_nodes):
+        return False
+    if _tagged(name):
+        return True
+    args, kwargs = fx.map_arg((node.args, node.kwargs), _without_memory)
+    function: Any = getattr(torch.Tensor, node.target, None) if isinstance(node.target, str) else node.target
+    seen = list[Any]()
+    try:
+        with outside_modes(), torch.no_grad(), OperationsSeen(seen):
+            function(*args, **kwargs)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):  # it takes no tensors without memory
+        return False
+    return bool(seen) and all(torch.Tag.pointwise in each.tags for each in seen)
+
+
+def _without_memory(node: fx.Node) -> torch.Tensor:
+    value = example(node)
+    assert value is not None
+    return torch.empty(value.shape, dtype=value.dtype, device="meta")

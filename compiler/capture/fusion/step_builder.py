@@ -193,6 +193,7 @@ def merge(
         peeled=first.peeled + second.peeled,
         left=max(first.left, second.left),
         within=first.within or second.within,
+        dropped=first.dropped or second.dropped,
         random=first.random or second.random,
         where=f"{first.where}; {second.where}",
         kept=first.kept_rows + second.kept_rows,

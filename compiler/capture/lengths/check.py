@@ -12,7 +12,7 @@ from typing import Any
 
 from reroll.capture.lengths.forms import EDGES, Affine, Form
 from reroll.capture.lengths.pattern import Literal, Pattern, Slot
-from reroll.capture.recorder.events import Numbers
+from reroll.capture.recorder.events import SIZE, Numbers
 
 _Values = tuple[int | float, ...]
 _ONE = 4
@@ -38,7 +38,6 @@ class Check:
     run: int = 0
     place: int = 0
     departed: str = ""
-    sizes: tuple[Affine | None, ...] = ()
     rows: int | None = None
 
     def __post_init__(self) -> None:
@@ -49,7 +48,6 @@ class Check:
             [_steady(slot, count, self.length) for slot in stretch.slots]
             for stretch, count in zip(self.pattern.stretches, self.counts, strict=True)
         ]
-        self.predicted = [[slot.sizes for slot in stretch.slots] for stretch in self.pattern.stretches]
         self._skip()
 
     @property
@@ -73,8 +71,7 @@ class Check:
         steady, first, last = self.steady[self.stretch][place]
         if numbers != steady or not first <= self.run < last:
             slot = self.pattern.stretches[self.stretch].slots[place]
-            self._compare(numbers, *slot.form(self.run, self.counts[self.stretch]))
-        self.sizes = self.predicted[self.stretch][place]
+            self._compare(numbers, slot.kinds, *slot.form(self.run, self.counts[self.stretch]))
         self.place = place + 1
         if self.place == len(colours):
             self.place, self.run = 0, self.run + 1
@@ -82,19 +79,15 @@ class Check:
                 self.run, self.stretch = 0, self.stretch + 1
                 self._skip()
 
-    def made(self, sizes: Sequence[int]) -> None:
-        """What the last event has made. Raises Departure where its sizes are others than the pattern predicts: a slice
-        ``[:20]`` takes all of a short sequence."""
-        for size, form in zip(sizes, self.sizes, strict=False):
-            if form is not None and form.a + form.b * self.length != size:
-                self.rows = size
-                self._depart(f"makes a value with {size} entries here, which short sequences do not explain")
-
-    def _compare(self, numbers: Numbers, form: Form, run: int) -> None:
-        expected = form(run, self.length)
-        if numbers != expected and any(
-            a != b and column not in form.free for column, (a, b) in enumerate(zip(numbers, expected, strict=True))
-        ):
+    def _compare(self, numbers: Numbers, kinds: Sequence[str], form: Form, run: int) -> None:
+        """Raises Departure where numbers are others than predicted: a slice ``[:20]`` takes all of a short sequence."""
+        pairs = zip(kinds, numbers, form(run, self.length), strict=True)
+        for column, (kind, number, expected) in enumerate(pairs):
+            if number == expected or column in form.free:
+                continue
+            if kind == SIZE:
+                self.rows = int(number)
+                self._depart(f"reads a value with {number} entries here, which short sequences do not explain")
             self._depart("reads another step's value here, or has another number")
         for column in form.free:
             self.values.setdefault((self.stretch, self.place, column), []).append(numbers[column])
@@ -113,7 +106,7 @@ class Check:
             raise Departure(self.departed)
         if self.stretch != len(self.counts):
             self._depart("has more operations")
-        self.colours, self.steady, self.predicted = [], [], []  # of no use any more; the rest is kept for each length
+        self.colours, self.steady = [], []  # of no use any more; the rest is kept for each length
 
     def values_of(self, literal: Literal) -> tuple[int | float, ...]:
         """The values of a number of the user's at every run of its loop, once the run is over."""

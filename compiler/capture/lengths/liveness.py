@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from reroll.capture.recorder.events import markers
+from reroll.capture.recorder.events import LITERALS, SIZE, markers
 from reroll.graph.effects import draws
 
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -55,7 +55,9 @@ def _distances(colour: tuple[Any, ...], numbers: Sequence[Any]) -> Iterator[int]
         elif item == "made":
             yield int(numbers[at])
             at += 2
-        elif item in ("int", "float"):
+        elif isinstance(item, tuple) and item and item[0] == SIZE:
+            at += item[1]
+        elif item in LITERALS:
             at += 1
 
 
@@ -63,4 +65,4 @@ def _of_run(kinds: Sequence[str], first: Sequence[Any], slopes: Sequence[Any], c
     """Those of the items of a list that differ evenly; of lists in them, any that the numbers may be."""
     for run in range(count):
         values = [a + b * run for a, b in zip(first, slopes, strict=True)]
-        yield from (int(value) for kind, value in zip(kinds, values, strict=True) if kind not in ("int", "float"))
+        yield from (int(value) for kind, value in zip(kinds, values, strict=True) if kind not in (*LITERALS, SIZE))

@@ -8,7 +8,7 @@ Numbers of the user's that are no such function (``1 / T``, ``0.9 ** t``) are *f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +16,7 @@ import numpy as np
 
 from reroll.capture.lengths.forms import Affine, Form, Rows, find_forms
 from reroll.capture.lengths.liveness import live_events
-from reroll.capture.recorder.events import LITERALS, markers
-from reroll.capture.recorder.ragged import PACK
+from reroll.capture.recorder.events import LITERALS, SIZE, markers
 from reroll.capture.steps.operands import MIN_STEPS
 from reroll.capture.steps.search import repeats
 from reroll.errors import LengthError
@@ -25,17 +24,13 @@ from reroll.errors import LengthError
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One event of a stretch: its colour, and its numbers in the first runs, the last ones (last first), the others.
-
-    ``sizes``: of what is made outside of loops, as functions of T; None for one that is no affine function.
-    """
+    """One event of a stretch: its colour, and its numbers in the first runs, the last ones (last first), the others."""
 
     colour: int
     kinds: tuple[str, ...]
     head: tuple[Form, ...]
     tail: tuple[Form, ...]
     middle: Form
-    sizes: tuple[Affine | None, ...] = ()
 
     def form(self, run: int, count: int) -> tuple[Form, int]:
         """The form that holds at a run of ``count``, and the run to apply it to."""
@@ -86,6 +81,21 @@ class Pattern:
     anchors: dict[tuple[Any, ...], str]
     changes_inputs: bool = False
 
+    def reads_as(self, other: Pattern) -> bool:
+        """Whether the user's numbers and texts are those of another pattern of the same lengths."""
+        return self is other or self._read() == other._read()
+
+    def _read(self) -> Any:
+        names = {number: colour for colour, number in self.palette.items()}
+        live = [(each.stretch, each.slot, each.column, each.values) for each in self.literals if each.live]
+        texts = [[x for x in names[slot.colour] if _is_text(x)] for each in self.stretches for slot in each.slots]
+        return live, texts
+
+
+def _is_text(item: Any) -> bool:
+    """Whether part of a colour is a text or the like of the user's, with its type."""
+    return isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], type)
+
 
 @dataclass(frozen=True, slots=True)
 class Literal:
@@ -107,7 +117,8 @@ def find_pattern(
 ) -> Pattern:
     """The pattern of three recordings, shortest first. Raises LengthError if there is none.
 
-    free: kinds of the user's numbers that may be no affine function of run and length. multiple: how many steps are one
+    free: kinds of the user's numbers that may be no affine function of run and length; so may sizes outside of loops,
+    where no step is cut to them. multiple: how many steps are one
     run of a loop, for loops whose numbers have a period. A loop whose operations have that period is no longer then.
     """
     names = {number: colour for colour, number in palette.items()}
@@ -117,13 +128,14 @@ def find_pattern(
     layout = _only_loops(layout, [_parse(trace, traces[-1].colours, layout) for trace in traces])
     parsed = [_parse(trace, traces[-1].colours, layout) for trace in traces]
     live = [live_events(trace.colours, trace.numbers, names) for trace in traces]
-    sized = [_sized(trace, palette) for trace in traces]
     stretches, literals = [], []
     for at, (start, period, repeated) in enumerate(layout):
         counts = [starts[at][1] for starts in parsed]
         count = Affine.through(lengths, counts)
         if count is None or (not repeated and counts != [1] * len(traces)):
-            raise _no_function(traces[-1].lines[start], counts, lengths)
+            raise _no_function(traces[-1].lines[start], counts, lengths, "no affine function of the length")
+        if count.b < 0:
+            raise _no_function(traces[-1].lines[start], counts, lengths, "fewer times the longer a sequence is")
         slots = []
         for place in range(period):
             event = start + place
@@ -133,9 +145,9 @@ def find_pattern(
                 [trace.numbers[starts[at][0] + place + period * r] for r in range(starts[at][1])]
                 for trace, starts in zip(traces, parsed, strict=True)
             ]
-            head, tail, middle = find_forms(lengths, rows, kinds, free, traces[-1].lines[event])
-            made = [sizes[starts[at][0] + place] for sizes, starts in zip(sized, parsed, strict=True)]
-            slots.append(Slot(colour, kinds, head, tail, middle, () if repeated else _sizes(lengths, made)))
+            loose = free if repeated else (*free, SIZE)
+            head, tail, middle = find_forms(lengths, rows, kinds, loose, traces[-1].lines[event])
+            slots.append(Slot(colour, kinds, head, tail, middle))
             line = traces[-1].lines[event]
             read = any(_any_run(found, place, period, *starts[at]) for found, starts in zip(live, parsed, strict=True))
             for column, kind in enumerate(kinds):
@@ -147,26 +159,9 @@ def find_pattern(
     return Pattern(lengths, tuple(stretches), palette, tuple(literals), anchors)
 
 
-def _no_function(line: str, counts: Sequence[int], lengths: Sequence[int]) -> LengthError:
+def _no_function(line: str, counts: Sequence[int], lengths: Sequence[int], what: str) -> LengthError:
     runs, at = ", ".join(map(str, counts)), ", ".join(map(str, lengths))
-    return LengthError(
-        f"The loop at {line} is run {runs} times at lengths {at}, which is no affine function of the length."
-    )
-
-
-def _sized(trace: EventTrace, palette: Mapping[Any, int]) -> Sequence[Any]:
-    """The sizes of what each event made; nothing of a model that packs sequences, which are as large as lengths say."""
-    packed = any(getattr(colour[0], "__name__", "") == PACK for colour in palette)
-    return trace.sizes if trace.sizes and not packed else [None] * len(trace.colours)
-
-
-def _sizes(lengths: Sequence[int], made: Sequence[Sequence[int] | None]) -> tuple[Affine | None, ...]:
-    """The sizes of what an event makes at each length, as functions of the length; nothing where it makes no tensor, or
-    one of another rank."""
-    found = [each for each in made if each is not None]
-    if len(found) < len(lengths) or len({len(each) for each in found}) > 1:
-        return ()
-    return tuple(Affine.through(lengths, values) for values in zip(*found, strict=True))
+    return LengthError(f"The loop at {line} is run {runs} times at lengths {at}, which is {what}.")
 
 
 def _any_run(events: frozenset[int], place: int, period: int, start: int, count: int) -> bool:

@@ -16,14 +16,19 @@ import torch
 from torch import fx
 
 from reroll.errors import CaptureError
-from reroll.graph.effects import example, gives_operand
+from reroll.graph.effects import example, gives_operand, spelled
 from reroll.graph.inplace import Place, operand, out_of_place, spell, storage_of, updated_places
 from reroll.graph.lines import where
 from reroll.graph.private import map_aggregate, set_grad_enabled, storage_id
 
+_RESHAPES = ("squeeze_", "unsqueeze_", "transpose_", "swapaxes_", "swapdims_", "t_")
+_CONVERSIONS = ("to", "type", "type_as", "contiguous", "float", "double", "half", "bfloat16", "cpu", "cuda")
+
 
 def functionalise(graph: fx.Graph) -> fx.Graph:
     """A graph in which no node changes another one's value, but for final write-backs to inputs."""
+    if any(map(_reshapes, graph.nodes)):
+        graph = _with_views(graph)
     if any(map(gives_operand, graph.nodes)):
         graph = _with_aliases(graph)
     updates = {node: places for node in graph.nodes if (places := updated_places(node))}
@@ -38,6 +43,44 @@ def functionalise(graph: fx.Graph) -> fx.Graph:
 def _touched(updates: Mapping[fx.Node, tuple[Place, ...]]) -> set[int | None]:
     """The memory that is updated."""
     return {storage_of(operand(node, place)) for node, places in updates.items() for place in places}
+
+
+def _reshapes(node: fx.Node) -> bool:
+    """Whether a node gives what another one made another shape in place."""
+    source = node.all_input_nodes[:1]
+    return spelled(node) in _RESHAPES and bool(source) and source[0].op in ("call_function", "call_method")
+
+
+def _with_views(graph: fx.Graph) -> fx.Graph:
+    """A copy of a graph in which a tensor that is given another shape in place keeps its own, and a view of it is read
+    from there on. Raises CaptureError where its own is not known."""
+    new = fx.Graph()
+    new.output(new.graph_copy(graph, {}))
+    for node in (node for node in new.nodes if _reshapes(node)):
+        source = node.all_input_nodes[0]
+        if example(source) is example(node):
+            source.meta["example_value"] = _before(source, node)
+        node.op, node.target = "call_method", spelled(node)[:-1]
+        later = {each for each in source.users if each is not node and node < each}
+        source.replace_all_uses_with(node, delete_user_cb=later.__contains__)
+    return new
+
+
+def _before(source: fx.Node, node: fx.Node) -> torch.Tensor:
+    """The example of a node before another one gave it another shape."""
+    value: Any = example(node)
+    args, kwargs = fx.map_arg((source.args, source.kwargs), lambda each: each.meta.get("example_value"))
+    try:
+        with torch.no_grad():
+            call = getattr(type(args[0]), source.target) if source.op == "call_method" else source.target
+            made = call(*args, **kwargs)
+            own = value.detach().as_strided(made.shape, made.stride(), value.storage_offset())
+    except Exception as error:
+        raise CaptureError(
+            f"{where(node)}: {spelled(node)} gives a tensor another shape in place, and its own is not known. Write "
+            f"{spelled(node)[:-1]}, which makes a view."
+        ) from error
+    return own.requires_grad_(value.requires_grad)  # type: ignore[no-any-return]
 
 
 def _with_aliases(graph: fx.Graph) -> fx.Graph:
@@ -113,8 +156,9 @@ class _Rewriter:
                 f"{where(node)}: the value shares memory with one that is updated in place, in a way that reroll "
                 "cannot follow. Write the update out of place."
             )
-        self.parents[node] = (bases[0], False)
-        self.taken[node] = self.versions[storage]
+        same = _gives_itself(node, bases[0])
+        self.parents[node] = (bases[0], same)
+        self.taken[node] = -1 if same else self.versions[storage]
 
     def _current(self, old: fx.Node) -> fx.Node:
         """The new node that holds the present value of an old one."""
@@ -208,6 +252,15 @@ class _Rewriter:
                 self.new.call_function(set_grad_enabled, (True,))
             self.env[root] = original
             self.versions[storage] += 1
+
+
+def _gives_itself(node: fx.Node, base: fx.Node) -> bool:
+    """Whether a node gives its first operand itself, as ``x.to(y)`` does where x has the type and device of y."""
+    value, made = example(base), example(node)
+    if value is None or made is None or node.args[:1] != (base,) or spelled(node) not in _CONVERSIONS:
+        return False
+    same = value.shape == made.shape and value.stride() == made.stride() and value.dtype == made.dtype
+    return same and value.storage_offset() == made.storage_offset()
 
 
 def _cuts_gradients(view: fx.Node) -> bool:

@@ -1,8 +1,9 @@
 """The normal form in which the repeating step is looked for.
 
-After functionalisation: every integer index is a ``torch.select`` beside its only user, rows that are written one by
-one into a tensor are one ``torch.stack``, a tensor that grows by ``torch.cat`` is one ``torch.cat``, and nodes that
-neither have users nor effects are gone. Common subexpressions stay: merging them would blur the borders between steps.
+After functionalisation: tensors made of a number of the step are fillings, every integer index is a ``torch.select``
+beside its only user, rows that are written one by one into a tensor are one ``torch.stack``, a tensor that grows by
+``torch.cat`` is one ``torch.cat``, and nodes that neither have users nor effects are gone; hooks are functions. Common
+subexpressions stay: merging them would blur the borders between steps.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import torch
 from torch import fx
 
 from reroll.capture.normal.functional import functionalise
+from reroll.capture.normal.functions import functions_of_values
 from reroll.capture.normal.row_writes import collect_cat, collect_rows, forward_read, update_rows
 from reroll.capture.normal.selects import open_windows, to_select
 from reroll.capture.normal.sequence_operators import show_loops
+from reroll.capture.normal.step_tensors import show_numbers
 from reroll.graph.editing import drop_dead
 from reroll.graph.effects import mark_random
 from reroll.graph.lines import take_line
@@ -27,8 +30,9 @@ from reroll.graph.names import take_names
 
 def normalise(module: fx.GraphModule, graph: fx.Graph) -> fx.Graph:
     """The normal form of a graph of a module, as a new graph with the same inputs and outputs."""
-    new = functionalise(show_loops(graph))
+    new = functionalise(show_loops(functions_of_values(module, graph)))
     take_names(new)
+    show_numbers(new)
     mark_random(module, new)
     drop_dead(new)
     for node in list(new.nodes):
@@ -45,6 +49,8 @@ def normalise(module: fx.GraphModule, graph: fx.Graph) -> fx.Graph:
     _sink_selects(new)
     drop_dead(new)
     _read_all_results(new)
+    for node in new.find_nodes(op="get_attr"):  # so that whoever reads one may be moved to any place
+        next(iter(new.nodes)).prepend(node)
     new.lint()
     return new
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ from reroll.graph.effects import example
 from reroll.graph.inplace import out_of_place
 
 _SETITEM = "function:operator:setitem"
-_PICKS = ("function:operator:getitem", "method:select", "function:torch:select")
+_GETITEM = "function:operator:getitem"
+_INDEX_COPY = "method:index_copy_"
 
 
 def _row_write(node: Any) -> tuple[fx.Node, int, int, Any] | None:
@@ -34,17 +36,8 @@ def _row_write(node: Any) -> tuple[fx.Node, int, int, Any] | None:
 
 def _one_row(items: tuple[Any, ...]) -> tuple[int, int] | None:
     """(dimension, index) of an index that takes one row and all of every other dimension."""
-    place = _row_part(items)
-    return place[:2] if place is not None and all(item == slice(None) for item in place[2]) else None
-
-
-def _row_part(items: tuple[Any, ...] | None) -> tuple[int, int, tuple[Any, ...]] | None:
-    """(dimension, index, rest) of an index that takes one row, or the part ``rest`` of the first one that it names."""
-    rows = [(dim, at) for dim, at in enumerate(items or ()) if isinstance(at, int)]
-    if items is None or not rows or None in items:
-        return None
-    dim, at = rows[0]
-    return dim, at, (*items[:dim], *items[dim + 1 :])
+    rows = [(dim, at) for dim, at in enumerate(items) if isinstance(at, int)]
+    return rows[0] if len(rows) == 1 and all(isinstance(at, int) or at == slice(None) for at in items) else None
 
 
 def update_rows(graph: fx.Graph, node: fx.Node) -> None:
@@ -53,46 +46,97 @@ def update_rows(graph: fx.Graph, node: fx.Node) -> None:
     value = example(node)
     if found is None or value is None:
         return
-    dim, at, chain, rest = found
     args: Any = node.args
-    index: Any = (*(slice(None),) * dim, at)
+    index: Any = (*(slice(None),) * found.dim, found.at)
     with graph.inserting_before(node):
         row = graph.call_function(operator.getitem, (args[3], index))
-        changed = graph.call_function(out_of_place, (args[0], (0,), (chain,), row, *rest), dict(node.kwargs))
+        changed = graph.call_function(
+            out_of_place, (found.operation, (0,), (found.views,), row, *found.operands), dict(node.kwargs)
+        )
         written = graph.call_function(out_of_place, (_SETITEM, (0,), ((),), args[3], index, changed))
     for made in (row, changed):
-        made.meta = dict(node.meta, example_value=value.select(dim, at))
+        made.meta = dict(node.meta, example_value=value.select(found.dim, found.at))
     row.meta["random"] = written.meta["random"] = False
     replace(node, written)
 
 
-def _updated_row(node: fx.Node) -> tuple[int, int, tuple[Any, ...], tuple[Any, ...]] | None:
-    """(dimension, index, views of the row, other operands) of an operation that updates one row, or a part of one."""
+@dataclass(frozen=True)
+class _Update:
+    """An operation that updates one row of a tensor, or a part of the row."""
+
+    dim: int
+    at: int
+    operation: str
+    views: tuple[Any, ...]
+    """From the row to what is updated."""
+    operands: tuple[Any, ...]
+
+
+def _updated_row(node: fx.Node) -> _Update | None:
     args: Any = node.args
     value = example(node)
     if node.target is not out_of_place or args[1] != (0,) or value is None:
         return None
-    chain, rest = args[2][0], args[4:]
-    if not chain:
-        place = _row_part(as_tuple(rest[0], value.dim())) if args[0] == _SETITEM else None
-        whole = place is None or all(item == slice(None) for item in place[2])
-        return (
-            None if place is None or whole else (place[0], place[1] % value.shape[place[0]], (), (place[2], *rest[1:]))
-        )
-    operation, extra, named = chain[0]
-    if operation not in _PICKS or named:
+    operation, chain, rest = args[0], args[2][0], args[4:]
+    if chain:
+        place = _picked(chain[0], value)
+        return None if place is None else _Update(*place[:2], operation, (*place[2], *chain[1:]), rest)
+    if operation == _INDEX_COPY and len(rest) == 3 and not node.kwargs:
+        dim, at = rest[0], _one_number(rest[1])
+        if not isinstance(dim, int) or at is None or value.dim() == 0:
+            return None
+        dim %= value.dim()
+        return _Update(dim, at % value.shape[dim], "method:copy_", (_unsqueezing(dim),), (rest[2],))
+    if operation != _SETITEM or _row_write(node) is not None:
         return None
-    if operation.endswith("getitem"):
-        place = _row_part(as_tuple(extra[0], value.dim()))
-    else:
-        place = (extra[0] % value.dim(), extra[1], ()) if len(extra) == 2 else None
-    if place is None:
+    place = _row_part(as_tuple(rest[0], value.dim()), value)
+    return None if place is None else _Update(*place[:2], operation, place[2], (slice(None), *rest[1:]))
+
+
+def _picked(view: tuple[Any, ...], value: torch.Tensor) -> tuple[int, int, tuple[Any, ...]] | None:
+    """(dimension, index, views of the row) of a view that takes one row of a tensor, or a part of one."""
+    operation, extra, named = view
+    name = operation.rpartition(":")[2]
+    if named:
         return None
-    dim, at, part = place
-    views: tuple[Any, ...] = (
-        () if all(item == slice(None) for item in part) else (("function:operator:getitem", (part,), {}),)
-    )
-    return dim, at % value.shape[dim], (*views, *chain[1:]), rest
+    if name == "getitem":
+        return _row_part(as_tuple(extra[0], value.dim()), value)
+    if not all(isinstance(each, int) for each in extra) or len(extra) != {"select": 2, "narrow": 3}.get(name):
+        return None
+    dim = extra[0] % value.dim()
+    views = () if name == "select" else (_unsqueezing(dim),)
+    return None if name == "narrow" and extra[2] != 1 else (dim, extra[1] % value.shape[dim], views)
+
+
+def _row_part(items: tuple[Any, ...] | None, value: torch.Tensor) -> tuple[int, int, tuple[Any, ...]] | None:
+    """(dimension, index, views of the row) of an index that takes a row, as ``x[:, t]`` and ``x[:, t:t + 1]`` do, or a
+    part of the first row that it names."""
+    if items is None or None in items:
+        return None
+    for dim, at in enumerate(items):
+        if isinstance(at, int):
+            part = (*items[:dim], *items[dim + 1 :])
+            whole = all(item == slice(None) for item in part)
+            return dim, at % value.shape[dim], () if whole else ((_GETITEM, (part,), {}),)
+    for dim, at in enumerate(items):
+        places = range(value.shape[dim])[at]
+        if len(places) == 1 < value.shape[dim]:
+            part = (*items[:dim], slice(None), *items[dim + 1 :])
+            whole = all(item == slice(None) for item in part)
+            return dim, places[0], (_unsqueezing(dim), *(() if whole else ((_GETITEM, (part,), {}),)))
+    return None
+
+
+def _unsqueezing(dim: int) -> tuple[Any, ...]:
+    return "method:unsqueeze", (dim,), {}
+
+
+def _one_number(index: Any) -> int | None:
+    """The number in a tensor of one number that the graph makes, as ``torch.tensor([3])``."""
+    made = isinstance(index, fx.Node) and index.target is torch.tensor
+    numbers = index.args[0] if made and index.args else None
+    one = isinstance(numbers, list | tuple) and len(numbers) == 1 and type(numbers[0]) is int
+    return numbers[0] if one else None
 
 
 def forward_read(graph: fx.Graph, node: fx.Node) -> None:
@@ -131,12 +175,29 @@ def collect_rows(graph: fx.Graph, node: fx.Node) -> None:
     dim, slot = last[1], value.select(last[1], 0)
     shaped = [_shaped(graph, row, slot, at) for row, at in (rows[index] for index in sorted(rows))]
     with graph.inserting_before(node):
-        stacked = graph.call_function(torch.stack, (shaped, dim))
         if len(rows) < value.shape[dim]:
+            stacked = graph.call_function(torch.stack, (shaped, dim))
             stacked.meta = dict(node.meta, example_value=None)
             stacked = graph.call_function(put_rows, (base, dim, tuple(sorted(rows)), stacked))
+        else:
+            stacked = _stacked(graph, shaped, dim, value)
     stacked.meta["example_value"] = value
     replace(node, stacked)
+
+
+def _stacked(graph: fx.Graph, rows: list[fx.Node], dim: int, value: torch.Tensor) -> fx.Node:
+    """The stack of rows, laid out as the tensor into which they were written."""
+    order = sorted(range(value.dim()), key=lambda each: (-value.stride(each), each))
+    if value.is_contiguous() or not value.permute(order).is_contiguous():
+        return graph.call_function(torch.stack, (rows, dim))
+    others = [each - (each > dim) for each in order if each != dim]
+    if others != sorted(others):
+        rows = [graph.call_method("permute", (row, others)) for row in rows]
+        for row in rows:
+            row.meta["example_value"] = value.select(dim, 0).permute(others)
+    dense = graph.call_function(torch.stack, (rows, order.index(dim)))
+    dense.meta["example_value"] = value.permute(order)
+    return graph.call_method("permute", (dense, [order.index(each) for each in range(value.dim())]))
 
 
 def _shaped(graph: fx.Graph, written: Any, slot: torch.Tensor, write: fx.Node) -> fx.Node:

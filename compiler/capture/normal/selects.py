@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from reroll.graph.effects import example, spelled
+from reroll.graph.inplace import out_of_place
 from reroll.graph.lines import take_line
 
 _WINDOW = 16
@@ -57,11 +58,18 @@ def open_windows(graph: fx.Graph) -> None:
         window = _window(node)
         if window is not None:
             dim, start, width = window
-            groups.setdefault((node.args[0], dim, width), []).append((node, start))
+            groups.setdefault((_unwritten(node.args[0]), dim, width), []).append((node, start))
     for (_, dim, width), members in groups.items():
         if len({start for _, start in members}) >= 3:
             for node, start in members:
                 _open(graph, node, dim, start, width)
+
+
+def _unwritten(base: Any) -> Any:
+    """A tensor before anything was written into it."""
+    while isinstance(base, fx.Node) and base.target is out_of_place and len(base.args[1]) == 1:  # type: ignore[arg-type]
+        base = base.args[3]
+    return base
 
 
 def _window(node: fx.Node) -> tuple[int, int, int] | None:

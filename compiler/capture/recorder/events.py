@@ -3,7 +3,7 @@
 Dynamo is only shown short inputs, and no short trace tells what a loop does later on (``if t % 8 == 7: detach``). So a
 model is also run as it is, without a tape, under a ``TorchFunctionMode`` that turns every operation into an *event*: a
 colour (the operation, the structure of its operands, which inputs and parameters they are) and its numbers (how many
-events ago each operand was made, and all integers and floats). Nothing of an event is kept but that.
+events ago each operand was made, its sizes, and all integers and floats). Nothing of an event is kept but that.
 
 A run that is only looked at never goes backward, but needs gradients on, as models ask for them. Its graph of nodes
 would grow with the run, and small nodes that stay among tensors that go break the heap into pieces: over 8,192 steps of
@@ -37,6 +37,8 @@ Numbers = tuple[int | float, ...]
 Sink = Callable[[tuple[Any, ...], Numbers], None]
 LITERALS = ("int", "float")
 """Markers in a colour where it has a number of the user's; ``made`` and ``count`` mark numbers of the recording."""
+SIZE = "size"
+"""Marks a size of an operand: ``(SIZE, n)`` in a colour stands for all ``n`` of one."""
 _PLAIN = (int, float, bool, str, complex, type(None), np.generic, torch.Size, torch.dtype, torch.device, torch.layout)
 _GETTERS = frozenset(
     {
@@ -58,7 +60,8 @@ class Recorder(TorchFunctionMode):
 
     inputs: names of the tensors that are passed to the model. Other tensors from outside are known by their identity.
     short: whether the run is on the first steps of sequences alone. ``sizes`` are those of what each event made first.
-    valueless: what gives results without their values. sized: is told the sizes of what each event made first.
+    valueless: what gives results without their values. packs: whether the run has packed sequences, after which sizes
+    are no numbers of events: they are as large as lengths say, which is not what short runs are shown.
     """
 
     def __init__(
@@ -67,11 +70,10 @@ class Recorder(TorchFunctionMode):
         inputs: Mapping[int, str],
         short: bool = False,
         valueless: Valueless | None = None,
-        sized: Callable[[Sequence[int]], None] | None = None,
     ) -> None:
         super().__init__()
-        self.sink, self.inputs, self.short, self.valueless, self.sized = sink, inputs, short, valueless, sized
-        self.sizes = list[Any]()
+        self.sink, self.inputs, self.short, self.valueless = sink, inputs, short, valueless
+        self.sizes, self.packs = list[Any](), False
         self.made: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
         self.history = History()
         self.count, self.muted = 0, False
@@ -87,7 +89,7 @@ class Recorder(TorchFunctionMode):
                 return step_by_step(*args)
         colour, numbers = self._operands(func, args, kwargs)
         if getattr(func, "__name__", "") == PACK:
-            args = self._packed(*args)
+            args, self.packs = self._packed(*args), True
         if _updates(func) or "out" in kwargs:  # told of before it happens, so that a departure comes before any harm
             self._tell(colour, numbers)
             return self._made(self._value(func, args, kwargs, colour))
@@ -152,8 +154,6 @@ class Recorder(TorchFunctionMode):
             known = weakref.ref(item)
             if index == 0 and self.short and self.sizes:
                 self.sizes[-1] = item.shape
-            if index == 0 and self.sized is not None:
-                self.sized(item.shape)
             self.made[id(item)] = (known, self.count - 1, index)
             self.history.made(item, known)
         return result
@@ -209,6 +209,9 @@ class Recorder(TorchFunctionMode):
         if entry is not None and entry[0]() is value:
             colour.append("made")
             numbers += (self.count - entry[1], entry[2])
+            if not self.packs:
+                colour.append((SIZE, value.dim()))
+                numbers += value.shape
         else:
             self.history.keep(value)
             colour.append(("from outside", self.inputs.get(id(value), id(value))))
@@ -251,6 +254,8 @@ def markers(colour: tuple[Any, ...]) -> list[str]:
             found.append(item)
         elif item == "made":
             found += ["made", "made"]
+        elif isinstance(item, tuple) and item and item[0] == SIZE:
+            found += [SIZE] * item[1]
         elif isinstance(item, tuple) and item and item[0] == "run":
             inner = [marker for key in item[1:] for marker in markers(key)]
             found += ["count"] * (2 * len(inner) + 1)

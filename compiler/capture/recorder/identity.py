@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dis
+import functools
 import types
 from typing import Any
 
@@ -9,7 +11,16 @@ import torch
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device)
 """Types of values that hold nothing else, and are the same if they are written the same."""
+_OF_OBJECTS = frozenset(
+    {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "STORE_ATTR", "DELETE_ATTR", "IMPORT_NAME", "IMPORT_FROM"}
+)
+"""Instructions whose name is that of an attribute, or of a module."""
 _METHODS = ("forward", "backward", "setup_context", "vjp", "jvp", "vmap")
+
+
+def is_a(value: Any, kinds: Any) -> bool:
+    """Whether an object is of a class by its type: a proxy or mock may claim another ``__class__``, or raise there."""
+    return issubclass(type(value), kinds)
 
 
 class Same:
@@ -33,6 +44,18 @@ def content_of(cell: types.CellType) -> tuple[Any, ...]:
         return (cell.cell_contents,)
     except ValueError:  # an empty cell
         return ()
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def global_names(code: types.CodeType) -> tuple[str, ...]:
+    """Names of globals that code loads or assigns, itself or in functions that it defines; none of attributes."""
+    inner = (global_names(each) for each in code.co_consts if isinstance(each, types.CodeType))
+    own = (each.argval for each in dis.get_instructions(code) if _names_a_global(each))
+    return tuple(dict.fromkeys((*own, *(name for names in inner for name in names))))
+
+
+def _names_a_global(instruction: dis.Instruction) -> bool:
+    return instruction.opcode in dis.hasname and instruction.opname not in _OF_OBJECTS
 
 
 def fingerprint(value: Any, inside: tuple[Any, ...] = ()) -> Any:
@@ -101,7 +124,7 @@ def holds_tensors(value: Any, inside: tuple[Any, ...] = ()) -> bool:
 def _numbers_read(function: types.FunctionType) -> tuple[tuple[str, str], ...]:
     """The globals that a function names, where they are numbers, texts and the like."""
     found = function.__globals__
-    read = [(name, found[name]) for name in function.__code__.co_names if name in found]
+    read = [(name, found[name]) for name in global_names(function.__code__) if name in found]
     return tuple((name, repr(value)) for name, value in read if isinstance(value, PLAIN))
 
 

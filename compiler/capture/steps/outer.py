@@ -12,7 +12,7 @@ from torch import fx
 from reroll.capture.steps.runs import Item, longest, slopes
 from reroll.graph.effects import example
 from reroll.graph.fakes import contiguous
-from reroll.graph.layouts import is_plain, lay_out, memory_order
+from reroll.graph.layouts import is_plain, lay_out, memory_order, shows
 from reroll.graph.lines import take_line
 
 Group = list[list[fx.Node]]
@@ -129,11 +129,20 @@ class Outer:
             return None
         dim %= value.dim()
         pieces = [self._piece(group, dim, old.target is torch.stack) for group in groups]
-        return self._laid_out(pieces[0]) if len(pieces) == 1 else self.graph.call_function(torch.cat, (pieces, dim))
+        made = pieces[0] if len(pieces) == 1 else self.graph.call_function(torch.cat, (pieces, dim))
+        return self._as_collected(made, old, nodes, dim)
 
-    def _laid_out(self, piece: fx.Node) -> fx.Node:
-        """A piece in the layout of a new stack: every other row of one has another."""
-        return self.graph.call_method("contiguous", (piece,)) if piece.target is operator.getitem else piece
+    def _as_collected(self, made: fx.Node, old: fx.Node, rows: Iterable[fx.Node], dim: int) -> fx.Node:
+        """Rows that were stacked in contiguous memory, and moved to ``dim``, in the layout that torch gives the user's
+        stack or cat of them: where something can tell, if it is no contiguous one."""
+        order = memory_order(example(old))  # type: ignore[arg-type]
+        if not is_plain(order):
+            return lay_out(self.graph, made, order) if shows(old) else made
+        alike = all(is_plain(memory_order(value)) for value in map(example, rows) if value is not None)
+        moved = dim > 0 and made.target is not torch.cat
+        if not moved and made.target is not operator.getitem and alike:
+            return made
+        return self.graph.call_method("contiguous", (made,))
 
     def stacked(self, olds: Iterable[fx.Node]) -> fx.Node | None:
         """Nodes stacked along a new first dimension, if some are rows that follow each other evenly."""
@@ -184,7 +193,7 @@ class Outer:
 
     def _column(self, group: list[fx.Node], dim: int) -> fx.Node:
         """Rows of one stacked output stacked along ``dim``."""
-        call, method = self.graph.call_function, self.graph.call_method
+        call = self.graph.call_function
         stacked, first = self._holding(group), self.emitted[group[0]][1]
         step = self.emitted[group[1]][1] - first
         if step < 0:
@@ -194,7 +203,7 @@ class Outer:
             stacked = call(operator.getitem, (stacked, slice(first, first + abs(step) * len(group), abs(step))))
         elif rows is None or rows.shape[0] != len(group):
             stacked = call(torch.narrow, (stacked, 0, first, len(group)))
-        return method("contiguous", (call(torch.movedim, (stacked, 0, dim)),)) if dim else stacked
+        return call(torch.movedim, (stacked, 0, dim)) if dim else stacked
 
 
 def _needs(node: fx.Node) -> bool:

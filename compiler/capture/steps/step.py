@@ -21,7 +21,7 @@ from reroll.capture.steps.operands import (
     Region,
     classify,
 )
-from reroll.graph.effects import attribute, example, has_effect, in_transform, spelled
+from reroll.graph.effects import attribute, example, has_effect, in_transform, is_torchs, spelled
 
 _TAIL = 3
 _HARDLY = 0.1  # of the bytes of all carries
@@ -111,13 +111,21 @@ def _uniform(sequence: Sequence, region: Region) -> bool:
 
 
 def _find_invariants(step: Step) -> None:
-    """Fill ``invariant``: work that is the same at every step, in the modes around the loop, may be done before it."""
+    """Fill ``invariant``: torch's work that is the same at every step, in the modes around the loop, may be done before
+    it; its gradient is then that of the sum over all steps."""
     carried = {register.place for register in step.registers}
     modes = step.sequence.modes[step.region.start : step.region.start + step.region.period]
+    module = step.sequence.module
     for place, operands in enumerate(step.operands):
         node = step.node(place, 0)
         same = all(isinstance(operand, Literal) or step.fixed(operand) is not None for operand in operands)
-        if same and place not in carried and modes[place] == modes[0] and not has_effect(node):
+        if (
+            same
+            and place not in carried
+            and modes[place] == modes[0]
+            and not has_effect(node)
+            and is_torchs(node, module)
+        ):
             step.invariant.add(place)
 
 

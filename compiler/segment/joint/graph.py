@@ -23,16 +23,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from reroll.errors import CaptureError
 from reroll.graph.effects import spelled
 from reroll.graph.inplace import out_of_place
-from reroll.graph.lines import where
 from reroll.graph.private import is_higher_order, is_mutable, is_overload
 from reroll.recurrence import Recurrence
 from reroll.segment.joint.cells import PARTS
+from reroll.segment.joint.checks import CHECK, Noted
 
 aten = torch.ops.aten
 Function = Callable[..., tuple[Tensor, ...]]
-_CHECK = "_linalg_check_errors"
-_EX = ("solve", "inv", "cholesky", "lu_factor", "ldl_factor")
-_UNCHECKED = {name: f"{name}_ex" for name in _EX} | {"inverse": "inv_ex"}
 _STATES = ("philox_seed", "philox_offset", "rng_state", "unused")  # of generators, as attentions name them
 _SEEN_THROUGH = {"autograd_function_apply"}  # it runs its functions before modes are asked
 
@@ -52,7 +49,8 @@ def joint_graph(
     gradients, of which the graph takes the tangents behind the primals; without any it is the forward alone.
     decompose: into what inductor knows. look: what was seen in a run of the function. Raises CaptureError.
     """
-    table = _decompositions() if decompose else None
+    table, noted = _decompositions() if decompose else None, Noted(function) if look.checks else None
+    function = noted or function
     try:
         with _values_unseen():
             graph = _traced(function, primals, ends, table) if not look.writes else None
@@ -63,32 +61,33 @@ def joint_graph(
     except RuntimeError as error:
         if "input mutations" in str(error):
             raise CaptureError(
-                f"The step at {recurrence.where} updates a tensor in place by an operator whose schema does not say "
-                "so, as those of torch.native_batch_norm do not. Use the modules of torch.nn (nn.BatchNorm1d)."
+                f"The step at {recurrence.where} updates a tensor in place where nothing says so: in the forward of an "
+                "autograd.Function without ctx.mark_dirty, or by an operator whose schema does not tell, as that of "
+                "torch.native_batch_norm. Update it outside of the function; use the modules of torch.nn."
             ) from error
         raise CaptureError(
             f"The step at {recurrence.where} could not be traced with its gradient: {error}. Simplify the step, or "
             "leave this model to another backend."
         ) from error
-    if look.checks or any(_CHECK in str((node.target, node.args)) for node in graph.graph.nodes):
-        raise CaptureError(_checked(recurrence))
+    _check(graph.graph, noted, recurrence)
     _write_out_zeros(graph, primals[0].fake_mode)  # type: ignore[attr-defined]
+    if not any(spelled(node) == "native_dropout" for node in recurrence.step.graph.nodes):  # which draws all the same
+        _drop_all(graph.graph)
     leave_out_seeds(graph.graph)
     graph.graph.eliminate_dead_code()
     return graph
 
 
-def _checked(recurrence: Recurrence) -> str:
-    """What is said of a step that raises an error for some values of a matrix, by the first call in it that does."""
-    calls = (node for node in recurrence.step.graph.nodes if node.op in ("call_function", "call_method"))
-    named = ((node, spelled(node).removeprefix("linalg_")) for node in calls)
-    call, name = next(((node, name) for node, name in named if name in _UNCHECKED), (None, ""))
-    line = recurrence.where if call is None else where(call)
-    instead = f"torch.linalg.{_UNCHECKED[name]}" if name else f"that of {', '.join(sorted(set(_UNCHECKED.values())))}"
-    return (
-        f"{line}: this raises an error for some values of a matrix, which a step of a loop here cannot. Use the "
-        f"function of torch.linalg that does not check: {instead}."
-    )
+def _check(graph: fx.Graph, noted: Noted | None, recurrence: Recurrence) -> None:
+    """Have the errors raised that torch raises for some values of a matrix. Raises CaptureError where they are lost."""
+    if noted:
+        noted.pass_through(graph)
+    elif any("_linalg_check_errors" in str((node.target, node.args)) for node in graph.nodes):
+        raise CaptureError(
+            f"The step at {recurrence.where} calls a function of torch.linalg that raises an error for some values of "
+            "a matrix, inside of a function that an operator runs, such as torch.cond. Call it outside of that, or "
+            "call the one that does not check: torch.linalg.inv_ex, solve_ex, cholesky_ex."
+        )
 
 
 def _write_out_zeros(graph: fx.GraphModule, mode: Any) -> None:
@@ -97,6 +96,26 @@ def _write_out_zeros(graph: fx.GraphModule, mode: Any) -> None:
         node.target, node.args = aten.full.default, (node.args[0], 0)
         with mode:
             node.meta["val"] = aten.full.default(*node.args, **node.kwargs)
+
+
+def _drop_all(graph: fx.Graph) -> None:
+    """A dropout that drops all is a product with zero, for which torch draws nothing; its parts here would draw."""
+    for node in graph.find_nodes(op="call_function", target=aten.native_dropout.default):
+        source, rate, *_ = node.args
+        if rate != 1.0:
+            continue
+        value, mask = node.meta["val"]
+        with graph.inserting_before(node):
+            made = (
+                graph.call_function(aten.mul.Scalar, (source, 0.0)),
+                graph.call_function(aten.full.default, (list(mask.shape), False), _placed(mask, mask.device)),
+            )
+        for result, like in zip(made, (value, mask), strict=True):
+            result.meta["val"] = like
+        for pick in list(node.users):
+            pick.replace_all_uses_with(made[pick.args[1]])
+            graph.erase_node(pick)
+        graph.erase_node(node)
 
 
 def leave_out_seeds(graph: fx.Graph) -> None:
@@ -144,7 +163,7 @@ class SeenOperations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.writes = self.writes or _may_write(func)
-        self.checks = self.checks or _CHECK in str(func)
+        self.checks = self.checks or func is CHECK
         return func(*args, **(kwargs or {}))
 
 

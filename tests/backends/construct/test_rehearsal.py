@@ -130,3 +130,59 @@ def test_long_segments_are_not_played() -> None:
     alone = played.call_args.args[1]
     assert costs is not None
     assert costs.segments[20] == alone
+
+
+class Beside(nn.Module):
+    """A loop with a constant, rows or a first carry that lie as ``make`` says."""
+
+    def __init__(self, make: Callable[[nn.Parameter, int], tuple[Tensor, Tensor, Tensor]]) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(N, N) / 4), nn.Parameter(torch.randn(1, N))
+        self.make, self.iters = make, 24
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        constant, rows, h = self.make(self.bias, x.shape[0])
+        for t in range(self.iters):
+            h = torch.tanh(h @ self.weight + constant.sum(-1, keepdim=True) + rows[t] + x)
+        return h
+
+
+def _beside(constant: Any = None, rows: Any = None, first: Any = None) -> Any:
+    def make(bias: Tensor, batch: int) -> tuple[Tensor, Tensor, Tensor]:
+        plain = bias.new_zeros(batch, N)
+        return (
+            constant(bias, batch) if constant else plain,
+            rows(bias, batch) if rows else bias.new_zeros(24, batch, N),
+            first(bias, batch) if first else plain,
+        )
+
+    return make
+
+
+LAYOUTS = {
+    "a constant, expanded": _beside(
+        lambda bias, batch: torch.arange(8.0, dtype=bias.dtype).view(1, N).expand(batch, N)
+    ),
+    "a parameter, expanded": _beside(lambda bias, batch: bias.expand(batch, N)),
+    "one number": _beside(lambda bias, batch: bias.new_ones(()).expand(batch, N)),
+    "windows that overlap": _beside(lambda bias, batch: bias.new_ones(batch + N - 1).unfold(0, N, 1)),
+    "strides of one": _beside(lambda bias, batch: torch.as_strided(bias.new_ones(batch + N), (batch, N), (1, 1))),
+    "a constant, turned": _beside(lambda bias, batch: bias.new_ones(N, 1).expand(N, batch).t()),
+    "nothing in a row": _beside(lambda bias, batch: bias.new_ones(batch, 0)),
+    "truths": _beside(lambda bias, batch: torch.ones(1, N, dtype=torch.bool).expand(batch, N)),
+    "rows, expanded": _beside(rows=lambda bias, batch: torch.ones(24, 1, 1).to(bias).expand(24, batch, N)),
+    "one row for all steps": _beside(rows=lambda bias, batch: bias.expand(24, batch, N)),
+    "a first carry, expanded": _beside(first=lambda bias, batch: bias.new_ones(1, N).expand(batch, N)),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_made_up_values_lie_as_the_users_do(name: str) -> None:
+    """So that a plan that needs times can be made, and they are told."""
+    model, x = Beside(LAYOUTS[name]), torch.randn(B, N, dtype=torch.float64)
+    fast = reroll.compile(model, steps="iters", lowering="eager", segment=2, memory_budget=0.6, remote="disk")
+    leaves = [*model.parameters()]
+    expected, found = (torch.autograd.grad(run(x).sum(), leaves, allow_unused=True) for run in (model, fast))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert reroll.explain(fast, x).loops[0].costs is not None

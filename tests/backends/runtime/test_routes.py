@@ -158,7 +158,7 @@ def test_a_segment_without_gradients_reaches_nothing() -> None:
 def test_the_only_gradient_of_a_weight_lies_as_the_weight(places: tuple[int, int]) -> None:
     """Else autograd copies it, when those of all blocks are there. Where others follow, it lies as they do."""
     lone = frozenset(place for place in places if places.count(place) == 1)
-    routes = Routes((), (), ((0, Items(places), 0),), (), (), (), {}, lone)
+    routes = Routes((), (), ((0, Items(places), 0),), (), (), (), {}, lone, {0: (Items(places), 0)})
     weights = [torch.randn(3, 4) for _ in range(2)]
     gradients, turned = Gradients(weights, {1: routes}), torch.randn(4, 3)
     gradients.collect([turned.t()], 0, 1)

@@ -156,7 +156,7 @@ def test_the_cache_of_a_user_without_a_home_is_the_users_own(tmp_path: Path, mon
     assert recall(origin) == MACHINE
     cache_folder().chmod(0o777)  # so anybody may have put a file there
     assert recall(origin) is None
-    with pytest.warns(RerollWarning, match="not this user's alone.*Set REROLL_CACHE_DIR"):
+    with pytest.warns(RerollWarning, match="other users may write in it.*Set REROLL_CACHE_DIR"):
         remember(origin, MACHINE)
 
 

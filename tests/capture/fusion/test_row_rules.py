@@ -72,6 +72,10 @@ def result(module: fx.GraphModule) -> fx.Node:
 
 ROWS: dict[str, tuple[Function, Rows]] = {
     "entry by entry": (lambda i: torch.tanh(i.x), rows()),
+    "entry by entry, by a tag of torch": (lambda i: torch.nan_to_num(torch.atan(i.late)), rows(1)),
+    "entry by entry, by another name": (lambda i: torch.multiply(i.x, i.row), rows()),
+    "made of what goes entry by entry": (lambda i: functional.softsign(i.x), rows()),
+    "the larger of two": (lambda i: torch.max(i.x, i.whole), rows()),
     "two with time": (lambda i: i.x * (i.x + 1), rows()),
     "one row for all": (lambda i: i.x + i.row, rows()),
     "a row per step from outside": (lambda i: i.x + i.whole, rows()),

@@ -77,7 +77,7 @@ STACKED: tuple[tuple[str, int, str], ...] = (
 )
 JOINED: tuple[tuple[str, int, str], ...] = (
     ("y0 y1 y2 y3 y4 y5", 0, "flatten(y, 0, 1)"),
-    ("y0 y1 y2 y3 y4 y5", 1, "flatten(contiguous(movedim(y, 0, 1)), 1, 2)"),
+    ("y0 y1 y2 y3 y4 y5", 1, "contiguous(flatten(movedim(y, 0, 1), 1, 2))"),
     ("a y1 y2", 0, "cat([a, flatten(narrow(y, 0, 1, 2), 0, 1)], 0)"),
     (
         "y0 z0 y1 z1 y2 z2",

@@ -16,8 +16,7 @@ from torch.nn import functional
 
 import reroll
 import reroll.segment.joint.graph as joint
-from agreement import compare
-from reroll.errors import CaptureError
+from agreement import QUICK, compare
 
 T, B, H = 9, 2, 4
 
@@ -88,21 +87,77 @@ EXTRAS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("extra", EXTRAS.values(), ids=EXTRAS)
-def test_checks_of_values_are_refused_with_what_does_without(extra: Callable[[Tensor], Tensor]) -> None:
-    def inverse(layers: Any, x: Tensor, h: Tensor) -> Tensor:
-        return torch.tanh(torch.linalg.inv(h @ x * 0.1 + 3 * torch.eye(H)) + extra(x) + h)
+MATRICES: dict[str, Callable[[Tensor], Tensor]] = {
+    "inv": torch.linalg.inv,
+    "solve": lambda a: torch.linalg.solve(a, a + 1.0),
+    "solve a vector": lambda a: torch.linalg.solve(a, a[:, 0])[:, None] + a,
+    "cholesky": lambda a: torch.linalg.cholesky(a @ a.mT + a.diagonal().sign().diag()),
+    "several": lambda a: torch.linalg.inv(torch.stack([a, 2 * a])).sum(0) @ torch.linalg.inv(a),
+    "with an update": lambda a: torch.linalg.inv(a.clone().mul_(2.0)),
+    "eigenvalues": lambda a: torch.linalg.eigvalsh(a + a.mT + torch.arange(float(H)).diag()) * a,
+}
 
-    def unchecked(layers: Any, x: Tensor, h: Tensor) -> Tensor:
-        made: Tensor = torch.tanh(torch.linalg.inv_ex(h @ x * 0.1 + 3 * torch.eye(H)).inverse + extra(x) + h)
-        return made
 
-    inputs = (torch.randn(T, H, H), torch.randn(H, H))
-    with pytest.raises(
-        CaptureError, match=r"linalg\.inv\(h @ x .*raises an error for some values of a matrix.*\.inv_ex"
-    ):
-        compare(Loop(inverse), inputs)
-    assert not compare(Loop(unchecked), inputs, tolerance=1e-5)[0]
+class Matrices(nn.Module):
+    """Reads a factor of a matrix at each step: with zero it is singular."""
+
+    steps: Tensor
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function, self.linear = function, nn.Linear(H, H)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x_THH: Tensor, factor_T: Tensor) -> Tensor:
+        h_HH = torch.zeros_like(x_THH[0])
+        for t in range(x_THH.shape[0]):
+            matrix_HH = (0.1 * self.linear(x_THH[t] + h_HH) + 3 * torch.eye(H)) * factor_T[t]
+            h_HH = torch.tanh(0.1 * self.function(matrix_HH))
+            self.steps += 1
+        return h_HH
+
+
+@pytest.mark.parametrize("function", MATRICES.values(), ids=MATRICES)
+def test_a_step_raises_what_torch_raises_for_some_matrices(
+    function: Callable[[Tensor], Tensor], double_precision: None
+) -> None:
+    torch.manual_seed(0)
+    model, inputs = Matrices(function), (torch.randn(T, H, H), torch.ones(T))
+    assert not compare(model, inputs)[0]
+    if function is MATRICES["eigenvalues"]:
+        return
+    compiled = torch.compile(model, backend="reroll", options=QUICK)
+    wrong, before = torch.ones(T), model.steps.clone()
+    wrong[T // 2] = 0.0
+    with pytest.raises(torch.linalg.LinAlgError) as expected:
+        model(inputs[0], wrong)
+    model.steps.copy_(before)
+    with pytest.raises(torch.linalg.LinAlgError) as raised:
+        compiled(inputs[0], wrong)
+    assert str(raised.value) == str(expected.value)
+    assert torch.equal(model.steps, before)
+    compiled(*inputs).sum().backward()
+
+
+DROPPED: dict[str, Callable[[Tensor], Tensor]] = {
+    "dropout": lambda h: functional.dropout(h, 1.0),
+    "some of it": lambda h: torch.cat([functional.dropout(h[:1], 1.0), functional.dropout(h[1:], 0.5)]),
+    "in place": lambda h: functional.dropout(h * 1, 1.0, True, True),
+    "attention": lambda h: functional.scaled_dot_product_attention(h[None], h[None], h[None], dropout_p=1.0)[0],
+    "features": lambda h: functional.feature_alpha_dropout(h[..., None], 1.0, True)[..., 0],
+    "of nothing": lambda h: h + functional.dropout(h[:0], 0.5).sum(),
+    "that draws all the same": lambda h: torch.native_dropout(h, 1.0, True)[0],
+}
+
+
+@pytest.mark.parametrize("drop", DROPPED.values(), ids=DROPPED)
+def test_what_drops_all_draws_as_torch_does(drop: Callable[[Tensor], Tensor], double_precision: None) -> None:
+    def step(layers: Any, x: Tensor, h: Tensor) -> Tensor:
+        return torch.tanh(layers[0](x) + h) + drop(h)
+
+    found, made = compare(Loop(step, nn.Linear(H, H)), (torch.randn(T, B, H), torch.randn(B, H)))
+    assert not found
+    assert made[0].recurrences
 
 
 @pytest.mark.parametrize("options", [{}, {"memory_budget": 0.9}], ids=["free", "budget"])

@@ -70,7 +70,7 @@ def _added(found: Capture, recurrence: Recurrence) -> Capture:
     call, _, totals = _totals(graph, recurrence)
     shorter = recurrence
     if unread := _unread(totals, recurrence):
-        shorter = peel(graph, call, recurrence, 0, unread)
+        shorter = replace(peel(graph, call, recurrence, 0, unread), dropped=True)
         graph.eliminate_dead_code(has_effect)
         add_examples(graph)
     call, analysed, totals = _totals(graph, shorter)

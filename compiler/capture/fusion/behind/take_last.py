@@ -13,13 +13,13 @@ from typing import Any
 from torch import fx
 
 from reroll.capture.fusion.behind.each import rewritten, where_legal
-from reroll.capture.fusion.behind.flows import one_mode, operands_behind, sources
+from reroll.capture.fusion.behind.flows import one_mode, operands_behind
 from reroll.capture.fusion.behind.totals import total_of
 from reroll.capture.fusion.hoist import copy_with_examples, row_read
 from reroll.capture.fusion.peel import RowEmitter, outer_emitter
 from reroll.capture.fusion.row_analysis import Illegal, is_pick, rows_of, timed, unheld
 from reroll.capture.fusion.row_rules import Rows
-from reroll.graph.effects import example
+from reroll.graph.effects import example, gradient_sources
 from reroll.recurrence import Capture, Recurrence
 
 
@@ -92,7 +92,7 @@ def _refuse_lost(graph: fx.Graph, call: fx.Node, recurrence: Recurrence, made: M
         return [call.args[each] for each in operands] if operands is not None else [node]  # type: ignore[misc]
 
     def leaves(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-        found = {each for node in nodes for each in sources(node, inputs)}
+        found = {each for node in nodes for each in gradient_sources(node, inputs)}
         return {each for each in found if each.op == "placeholder" or (is_pick(each, call) and [each] == inputs(each))}
 
     if not one_mode(graph) or not leaves(made) <= leaves(made.values()):

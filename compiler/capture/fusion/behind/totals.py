@@ -13,9 +13,8 @@ from torch import fx
 from torch.nn import functional
 
 from reroll.capture.fusion.peel import RowEmitter
-from reroll.capture.fusion.row_analysis import is_torchs
 from reroll.capture.fusion.row_rules import Rows, argument, shape
-from reroll.graph.effects import example, spelled
+from reroll.graph.effects import example, is_torchs, spelled
 
 _POINTWISE = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss")
 _BINARY = ("binary_cross_entropy", "binary_cross_entropy_with_logits")

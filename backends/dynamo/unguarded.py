@@ -1,0 +1,86 @@
+"""What Dynamo builds into a graph and sets no guard for: read at the first call, it would stay so at all later ones.
+
+Such are numbers of a ``random.Random`` that a model holds, ``os.environ`` where a name is asked for that may be missing
+(``get``, ``getenv``, ``in``), and that a ``deque`` with ``maxlen`` drops what no longer fits.
+
+Private torch API, tried on 2.13 and read in 2.11: ``current_tx`` of ``InstructionTranslator``, which knows the code
+that a graph is made of, its ``side_effects`` on objects of the user's, and its ``random_calls``; ``traced_code`` of the
+``TracingContext``; ``_inst``, Python's own generator.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from collections import deque
+from collections.abc import Mapping
+from functools import lru_cache
+from types import CodeType
+from typing import Any
+
+from torch._dynamo.symbolic_convert import InstructionTranslator
+
+from reroll.capture.recorder.identity import global_names
+from reroll.errors import UnsupportedError
+
+_ENVIRONMENT = frozenset({"environ", "getenv"})
+
+
+def refuse_unguarded() -> None:
+    """Raise UnsupportedError for what the graph that Dynamo is compiling would go on with, though it has changed."""
+    output = _output()
+    if output is None:
+        return
+    if any(getattr(call, "__self__", None) is not random._inst for call, *_ in output.random_calls):
+        raise UnsupportedError(
+            "The model draws a number from a random.Random of its own, of which torch.compile draws the same ones at "
+            "every call. Draw before the call and pass what was drawn, or draw from torch (torch.rand)."
+        )
+    effects = output.side_effects
+    held = [each for each in effects.keepalive if type(each) is deque and each.maxlen is not None]
+    for variable in filter(effects.is_modified, filter(None, map(effects.id_to_variable.get, map(id, held)))):
+        raise UnsupportedError(
+            f"The model changes a collections.deque with maxlen{_named(variable.source)}, of which torch.compile "
+            "forgets that it drops what no longer fits. Keep a list in its place, and cut it: "
+            "self.last = [*self.last, new][-n:]."
+        )
+
+
+def environment_read() -> Mapping[Any, Any] | None:
+    """What ``os.environ`` holds, if code of the graph that Dynamo is compiling names it."""
+    output = _output()
+    if output is None or not any(map(_reads_environment, output.tracing_context.traced_code)):
+        return None
+    return dict(os.environ)
+
+
+def refuse_environment(before: Mapping[Any, Any] | None) -> None:
+    """Raise UnsupportedError where it holds something else now."""
+    if before is None or before == os.environ:
+        return
+    changed = sorted(name for name in {*before, *os.environ} if before.get(name) != os.environ.get(name))
+    raise UnsupportedError(
+        f"The model reads os.environ, in which {', '.join(changed)} changed since it was compiled, and torch.compile "
+        "has read it once. Read it outside of the forward, and keep it in an attribute of the model."
+    )
+
+
+def _output() -> Any:
+    try:
+        return InstructionTranslator.current_tx().output
+    except AttributeError:
+        return None
+
+
+def _named(source: Any) -> str:
+    """What Dynamo calls an object of the user's; a method in torch 2.11, an attribute later."""
+    name = getattr(source, "name", "")
+    found = re.sub(r"[LG]\['(\w+)'\]", r"\1", str(name() if callable(name) else name))
+    found = re.sub(r"^fn\.__closure__\[\d+\]\.cell_contents", "self", found)  # reads a module's hooks with it
+    return f" ({found})" if found else ""
+
+
+@lru_cache(maxsize=1 << 12)
+def _reads_environment(code: CodeType) -> bool:
+    return bool(_ENVIRONMENT & {*code.co_names}) and bool({"os", *_ENVIRONMENT} & {*global_names(code)})

@@ -1,0 +1,266 @@
+"""What short runs of a model tell of a length: rolled and equal to eager's, or refused or told of, with the cause."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import reroll
+
+
+class Cell(nn.Module):
+    """A loop of a GRU's cell over time, the first dimension, in a way that is told."""
+
+    def __init__(self, loop: Callable[[nn.Module, Tensor], Any]) -> None:
+        super().__init__()
+        self.cell, self.loop = nn.GRUCell(4, 4), loop
+
+    def forward(self, x: Tensor) -> Any:
+        return self.loop(self.cell, x)
+
+
+def agree(model: nn.Module, fast: Any, *args: Any) -> None:
+    """Results and gradients of a compiled model are eager's, in float64."""
+    results, grads = [], []
+    for each in (fast, model):
+        result = each(*args)
+        results.append(result)
+        total = result.sum() if isinstance(result, Tensor) else sum(part.sum() for part in result)
+        grads.append(torch.autograd.grad(total, [*model.parameters()], allow_unused=True))
+    torch.testing.assert_close(*results, rtol=0, atol=1e-12)
+    torch.testing.assert_close(*grads, rtol=0, atol=1e-12)
+
+
+def compiled(model: Any, **how: Any) -> Any:
+    """A model compiled in float64."""
+    torch.manual_seed(0)
+    return reroll.compile(model.double() if isinstance(model, nn.Module) else model, lowering="eager", **how)
+
+
+def rows(*sizes: int) -> Tensor:
+    """Input in float64."""
+    return torch.randn(*sizes, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("every", "steps"), [(7, 50), (10, 60), (20, 130)])
+def test_what_is_done_at_every_kth_step_is_rolled(every: int, steps: int) -> None:
+    def loop(cell: nn.Module, x: Tensor) -> Any:
+        h, saved = torch.zeros_like(x[0]), []
+        for n in range(x.shape[0]):
+            h = cell(x[n], h)
+            if n % every == 0:
+                saved.append(h[:, 0])
+        return h, torch.stack(saved)
+
+    model = Cell(loop)
+    fast, x = compiled(model, time_dim=0), rows(steps, 2, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        agree(model, fast, x)
+    assert reroll.explain(fast, x).loops
+
+
+def too_short(**how: Any) -> tuple[nn.Module, Any]:
+    """A model, and itself compiled, for which 10 and 11 steps are known to be too few."""
+    model = Cell(states)
+    fast = compiled(model, time_dim=0, **how)
+    caller = fast.reroll_caller
+    caller.short |= {(steps, caller.steps): "The loop reads more." for steps in (3, 10, 11)}
+    return model, fast
+
+
+def test_a_sequence_of_eight_steps_that_is_not_rolled_is_told_of_once() -> None:
+    model, fast = too_short()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        agree(model, fast, rows(3, 2, 4))
+    with pytest.warns(reroll.RerollWarning, match="10 steps: The loop reads more.*which saves no memory"):
+        agree(model, fast, rows(10, 2, 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        agree(model, fast, rows(11, 2, 4))
+
+
+def test_a_budget_that_cannot_be_kept_as_nothing_is_rolled_is_an_error() -> None:
+    _, fast = too_short(memory_budget=0.5)
+    with pytest.raises(reroll.LengthError, match="keeps no memory_budget"):
+        fast(rows(10, 2, 4))
+
+
+def states(cell: nn.Module, x: Tensor) -> Tensor:
+    h, out = torch.zeros_like(x[0]), []
+    for t in range(x.shape[0]):
+        h = cell(x[t], h)
+        out.append(h)
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("order", [(25, 9, 40), (9, 25)])
+def test_a_template_that_does_not_tell_a_length_ends_no_search(order: tuple[int, ...]) -> None:
+    """Of 6, 7 and 9 steps ``[:8]`` are 6, 7 and 8."""
+    model = Cell(lambda cell, x: states(cell, x)[:8].sum(0))
+    fast = compiled(model, time_dim=0)
+    for steps in order:
+        agree(model, fast, rows(steps, 2, 4))
+
+
+@pytest.mark.parametrize("order", [(12, 13, 12), (13, 12, 13)])
+def test_the_second_half_is_refused_in_any_order(order: tuple[int, ...]) -> None:
+    fast = compiled(Cell(lambda cell, x: states(cell, x)[x.shape[0] // 2 :]), time_dim=0)
+    for steps in order:
+        with pytest.raises(reroll.LengthError, match=r"torch\.compile\(backend='reroll'\)"):
+            fast(rows(steps, 2, 4))
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_around_a_compiled_model(warm: bool, reentrant: bool) -> None:
+    model = Cell(states)
+    fast, x = compiled(model, time_dim=0), rows(12, 2, 4).requires_grad_()
+    if warm:
+        fast(x)
+    found, expected = checkpoint(fast, x, use_reentrant=reentrant), model(x)
+    torch.testing.assert_close(found, expected)
+    for each in (found, expected):
+        each.square().sum().backward()
+    grads = [each.grad for each in model.parameters()]
+    x_grad, x.grad = x.grad, None
+    model.zero_grad()
+    for _ in range(2):
+        model(x).square().sum().backward()
+    assert x_grad is not None
+    torch.testing.assert_close(x_grad, x.grad)
+    torch.testing.assert_close(grads, [each.grad for each in model.parameters()])
+
+
+@pytest.mark.parametrize("door", ["compile", "backend"])
+@pytest.mark.parametrize("form", ["squeeze_", "read later", "twice", "transpose_", "of a state"])
+def test_a_shape_that_is_changed_in_place(form: str, door: str) -> None:
+    def loop(cell: nn.Module, x: Tensor) -> Tensor:
+        h = x.new_zeros(4, 4)
+        for t in range(x.shape[0]):
+            row = x[t : t + 1] + 0
+            if form == "squeeze_":
+                h = cell(row.squeeze_(0), h)
+            elif form == "read later":
+                torch.squeeze(row, 0).size()
+                row.squeeze_(0)
+                h = cell(row, h)
+            elif form == "twice":
+                h = cell(row.squeeze_(0).unsqueeze_(0)[0], h)
+            elif form == "transpose_":
+                h = cell(row.squeeze(0).t_(), h)
+            else:
+                h = cell(x[t], h).unsqueeze_(0).squeeze_(0)
+        return h
+
+    model = Cell(loop)
+    how: dict[str, Any] = {"time_dim": 0} if door == "compile" else {}
+    agree(model, compiled(model, **how), rows(14, 4, 4))
+
+
+class Table(nn.Module):
+    """A loop over a number of its own, with a parameter for each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.T, self.w = 24, nn.Parameter(torch.rand(24))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.zeros_like(x[0])
+        for t in range(self.T):
+            h = torch.tanh(h * self.w[t] + x[t])
+        return h
+
+
+def test_a_loop_over_a_number_of_the_models_own() -> None:
+    model = Table()
+    agree(model, compiled(model, time_dim=0), rows(24, 3))
+    agree(model, compiled(model, steps="T"), rows(24, 3))
+
+
+class Window(nn.Module):
+    """Reads the mean of the last 20 states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 5), nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, out = x.new_zeros(3, 5), []
+        memory = h[None]
+        for t in range(x.shape[0]):
+            h = torch.tanh(self.a(x[t]) + self.b(memory.mean(0)))
+            memory = torch.cat([memory, h[None]])[-20:]
+            out.append(h)
+        return torch.stack(out)
+
+
+def test_a_memory_of_20_steps_is_right_or_refused() -> None:
+    model = Window()
+    fast = compiled(model, time_dim=0)
+    for steps in (30, 40, 12, 50):
+        x = rows(steps, 3, 4)
+        try:
+            found = fast(x)
+        except reroll.LengthError:
+            continue
+        torch.testing.assert_close(found, model(x), rtol=0, atol=1e-12)
+
+
+class Decoder(nn.Module):
+    """Ends when all sequences have, or does not."""
+
+    def __init__(self, ends: bool) -> None:
+        super().__init__()
+        self.cell, self.ends = nn.GRUCell(4, 5), ends
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        h = x.new_zeros(x.shape[1], 5)
+        for t in range(x.shape[0]):
+            alive = t < lengths
+            if self.ends and not alive.any():
+                break
+            h = torch.where(alive[:, None], self.cell(x[t], h), h)
+        return h
+
+
+def test_a_loop_that_ends_by_values_is_refused_with_what_works() -> None:
+    x, lengths = rows(12, 3, 4), torch.tensor([3, 5, 8])
+    where = {"time_dim": {"x": 0, "lengths": None}}
+    with pytest.raises(reroll.LengthError, match=r"any\(\).*break.*torch\.where"):
+        compiled(Decoder(ends=True), **where)(x, lengths)
+    model = Decoder(ends=False)
+    agree(model, compiled(model, **where), x, lengths)
+
+
+class Sampler(nn.Module):
+    """Steps of a sampler, which reads a table at times that are tensors without dimensions, or all rows before."""
+
+    def __init__(self, before: bool) -> None:
+        super().__init__()
+        self.net, self.n, self.before = nn.Linear(5, 4), 12, before
+        self.register_buffer("alphas", torch.linspace(0.999, 0.01, 1000))
+
+    def forward(self, x: Tensor) -> Tensor:
+        times = torch.linspace(999, 0, self.n).long()
+        rows_ = self.alphas[times] if self.before else times
+        for t, row in zip(times, rows_, strict=True):
+            a = row if self.before else self.alphas[t]
+            e = self.net(torch.cat([x, (t / 1000).expand(x.shape[0], 1).to(x.dtype)], -1))
+            x = (x - (1 - a).sqrt() * e) * a.sqrt()
+        return x
+
+
+def test_an_index_that_is_a_tensor_is_refused_with_what_works() -> None:
+    x = rows(3, 4)
+    with pytest.raises(reroll.LengthError, match=r"Dynamo does not read the model either.*before the loop"):
+        compiled(Sampler(before=False), steps="n")(x)
+    model = Sampler(before=True)
+    agree(model, compiled(model, steps="n"), x)

@@ -1,0 +1,105 @@
+"""Rows that are written into a tensor, as the recurrences of linear attention write them, are the outputs of a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import reroll
+
+Write = Callable[[Tensor, int, Tensor], Any]
+
+
+def indexed(o: Tensor, i: int, y: Tensor) -> None:
+    o[:, :, i] = y
+
+
+def from_the_end(o: Tensor, i: int, y: Tensor) -> None:
+    o[..., i - o.shape[2], :] = y
+
+
+def a_slice(o: Tensor, i: int, y: Tensor) -> None:
+    o[:, :, i : i + 1] = y.unsqueeze(2)
+
+
+def part_of_a_slice(o: Tensor, i: int, y: Tensor) -> None:
+    o[:, :2, i : i + 1, 1:] = y[:, :2, None, 1:]
+
+
+def added_to_a_slice(o: Tensor, i: int, y: Tensor) -> None:
+    o[:, :, i : i + 1] += y.unsqueeze(2)
+
+
+def selected(o: Tensor, i: int, y: Tensor) -> None:
+    o.select(2, i).copy_(y)
+
+
+def narrowed(o: Tensor, i: int, y: Tensor) -> None:
+    o.narrow(2, i, 1).copy_(y.unsqueeze(2))
+
+
+def by_index_copy(o: Tensor, i: int, y: Tensor) -> None:
+    o.index_copy_(2, torch.tensor([i]), y.unsqueeze(2))
+
+
+class GatedDeltaRule(nn.Module):
+    """fla's ``naive_recurrent_gated_delta_rule``: the rows are written into what ``torch.zeros(...).to(v)`` gives."""
+
+    def __init__(self, write: Write, transposed: bool = False) -> None:
+        super().__init__()
+        self.write, self.transposed, self.scale = write, transposed, nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v, beta, g = (x.transpose(1, 2) for x in (q, k, v, beta, g))
+        batch, heads, steps, width = k.shape
+        o = torch.zeros_like(v) if self.transposed else torch.zeros(batch, heads, steps, v.shape[-1]).to(v)
+        state = torch.zeros(batch, heads, width, v.shape[-1]).to(v)
+        q = q * self.scale
+        for i in range(steps):
+            state = state.clone() * g[:, :, i].exp()[..., None, None]
+            delta = (v[:, :, i].clone() - (state.clone() * k[:, :, i][..., None]).sum(-2)) * beta[:, :, i][..., None]
+            state = state.clone() + k[:, :, i].unsqueeze(-1) * delta.unsqueeze(-2)
+            self.write(o, i, torch.einsum("bhd,bhdm->bhm", q[:, :, i], state))
+        return o.transpose(1, 2).contiguous(), state
+
+
+def inputs(steps: int) -> list[Tensor]:
+    shapes = [(2, steps, 3, 4), (2, steps, 3, 4), (2, steps, 3, 5), (2, steps, 3), (2, steps, 3)]
+    return [(0.5 * torch.randn(shape, dtype=torch.float64)).requires_grad_() for shape in shapes]
+
+
+def seen(run: Callable[..., Any], model: nn.Module, given: list[Tensor]) -> tuple[Any, list[Tensor]]:
+    results = run(*given)
+    loss = torch.stack([result.square().sum() for result in results]).sum()
+    return results, list(torch.autograd.grad(loss, [*given, *model.parameters()]))
+
+
+@pytest.mark.parametrize("door", ["reroll", "backend"])
+@pytest.mark.parametrize(
+    "write", [indexed, from_the_end, a_slice, part_of_a_slice, added_to_a_slice, selected, narrowed, by_index_copy]
+)
+def test_rows_of_the_gated_delta_rule(write: Write, door: str) -> None:
+    model, given = GatedDeltaRule(write).double(), inputs(9)
+    run: Any = (
+        reroll.compile(model, time_dim=1, lowering="eager")
+        if door == "reroll"
+        else torch.compile(model, backend="reroll", options={"lowering": "eager"})
+    )
+    expected, wanted = seen(model, model, given)
+    results, found = seen(run, model, given)
+    torch.testing.assert_close(results, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    assert [loop.recurrence.steps for loop in reroll.explain(run, *given).loops] == [9]
+
+
+def test_rows_lie_as_the_tensor_they_were_written_into() -> None:
+    model, given = GatedDeltaRule(indexed, transposed=True).double(), inputs(9)
+    run = reroll.compile(model, time_dim=1, lowering="eager")
+    expected, wanted = seen(model, model, given)
+    results, found = seen(run, model, given)
+    assert [each.stride() for each in results] == [each.stride() for each in expected]
+    torch.testing.assert_close((*results, *found), (*expected, *wanted), rtol=1e-12, atol=1e-12)
