@@ -56,7 +56,7 @@ def find(kind: str, key: str) -> bytes | None:
     try:
         content = read_own(_name(key), kind)
     except ForeignError as error:
-        ignore(kind, key, error.strerror)
+        ignore(kind, key, str(error.strerror))
         return None
     except OSError:
         USES["missing"] += 1

@@ -110,4 +110,4 @@ def filled(made: Tensor, std: float) -> Tensor:
 
 def weight_std(like: Tensor) -> float:
     """How far the entries of a weight spread, so that a product with it is as large as what it is multiplied with."""
-    return max(like.shape[-1], 1) ** -0.5
+    return float(max(like.shape[-1], 1) ** -0.5)

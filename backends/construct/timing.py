@@ -22,7 +22,7 @@ from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.backends.tiers.calibrate import calibrate, seconds_of
 from reroll.backends.tiers.device import Device, background_of
 from reroll.backends.tiers.tier import Folder
-from reroll.errors import UnsupportedError, is_shortage
+from reroll.errors import OptionError, StorageError, UnsupportedError, is_shortage
 from reroll.graph.fakes import laid_out_like
 from reroll.graph.private import is_seeded, operator_name
 from reroll.program.program import Program, store_all, tape
@@ -262,7 +262,10 @@ def with_transfers(problem: Problem, kernels: Kernels, recurrence: Recurrence, f
     """The problem with what it costs to move a carry to its tier, in runs of a segment, and how many find room."""
     program = store_all(problem.steps, problem.segment)
     executable = Executable.of(recurrence, program, kernels.compiled)
-    tier = calibrate(folder=folder).tier(problem.tier)
+    try:
+        tier = calibrate(folder=folder).tier(problem.tier)
+    except OptionError as error:  # it was there when the options were checked
+        raise StorageError(f"The spill folder has vanished: {error}") from error
     return problem.moving(tier, segment_seconds(executable)[problem.segment].forward)
 
 

@@ -13,6 +13,7 @@ Mind: The entry point is a plain function: Dynamo sets attributes on it. Two com
     `tag_activation_checkpoint` run as it is does not keep random numbers: torch's own checkpoint is put in its place;
     nested ones still do not keep them.
     Inputs of a graph are as its placeholders say, but for numbers of Python's `random`, which `drawn.py` mends first.
+    What Dynamo builds in without a guard is refused, or read anew (``unguarded.py``).
     Torch registers a backend in two steps, between which another thread may come (`names.py`).
     accelerate has a closed Enum of backends: `register_with_accelerate` answers its `_missing_`.
 """

@@ -7,7 +7,8 @@ changed.
 
 Private torch API, tried on 2.11 and 2.13: ``FakeTensorMode`` to run the graph around the recurrences without memory,
 ``ShortenTraceback``, whose kin Dynamo raises as they are, ``TorchRuntimeError``, ``Unsupported``, ``UserError`` and
-``InternalTorchDynamoError`` (what it raises where it cannot trace), ``config`` with its ``disable``, ``patch`` and
+``InternalTorchDynamoError`` (what it raises where it cannot trace; ``ConstraintViolationError`` and
+``GuardOnDataDependentSymNode`` go through it as they are), ``config`` with its ``disable``, ``patch`` and
 ``_make_closure_patcher``, ``dynamo_ctx`` of a compiled module with ``enter_exit_hooks``, which run around each of its
 calls, and ``_stance``: whether the user has switched it off.
 """
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._dynamo.exc import InternalTorchDynamoError, ShortenTraceback, TorchRuntimeError, Unsupported, UserError
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode
 
 from reroll.backends.construct.kernels import Results, check_policy
 from reroll.backends.construct.plan import Built
@@ -53,7 +55,11 @@ Compiled = Callable[..., Any]
 _LONG = 512
 LOG = logging.getLogger(__name__)
 HandedOn = ShortenTraceback
-UNREADABLE = (Unsupported, UserError, InternalTorchDynamoError)
+ON_META = (
+    "the model holds or is given a tensor on the meta device, which has no values. Make its memory first "
+    '(model.to_empty(device="cpu"), then load its weights), or use the plain model to look at shapes.'
+)
+UNREADABLE = (Unsupported, UserError, InternalTorchDynamoError, ConstraintViolationError, GuardOnDataDependentSymNode)
 """What Dynamo raises where it meets Python code that it does not take, or fails in."""
 REFUSALS = (TorchRuntimeError, *UNREADABLE)
 """What Dynamo raises where it cannot trace a model."""
@@ -182,6 +188,8 @@ def _compile(
     parsed = Options.of(options)
     refuse_pieces(gm)
     refuse_in_place(gm)
+    if any(isinstance(each, Tensor) and each.is_meta for each in example_inputs):
+        raise UnsupportedError(f"reroll: {ON_META}")
     refuse_unguarded()
     example_inputs = as_handed_over(gm, example_inputs)
     found = fuse(capture(gm, depth=parsed.depth, iterations=parsed.truncate is not None))

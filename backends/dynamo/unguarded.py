@@ -59,7 +59,8 @@ def refuse_environment(before: Mapping[Any, Any] | None) -> None:
     """Raise UnsupportedError where it holds something else now."""
     if before is None or before == os.environ:
         return
-    changed = sorted(name for name in {*before, *os.environ} if before.get(name) != os.environ.get(name))
+    now = dict(os.environ)
+    changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
     raise UnsupportedError(
         f"The model reads os.environ, in which {', '.join(changed)} changed since it was compiled, and torch.compile "
         "has read it once. Read it outside of the forward, and keep it in an attribute of the model."

@@ -3,7 +3,7 @@
 In: a model and `time_dim`; at each call arguments of some length T
 Out: the model's own results at T, with gradients; a LengthError or refusal before any result otherwise
 Nouns: Caller, Front, Entry, Call, token (a short stand-in for a sequence), Family; what an attempt ends in: Ran,
-    Misfit, Untraced, Refused, Unrecorded
+    Misfit, Untraced, Refused, Unrecorded, Stale
 Mind: Calls of compiled models take turns (`turns.py`) but for what is compiled: a first call sets torch's stance and
     Dynamo's settings, which are global. Another thread's call under them ran uncompiled, and a forward that waits for
     another thread's must not keep that from its turn (`tests/backends/front/test_threads.py`).
@@ -16,6 +16,8 @@ Mind: Calls of compiled models take turns (`turns.py`) but for what is compiled:
     A loop over another dimension than `time_dim` is found by two more short runs, where a model does the same number of
     operations at two lengths, and more than 256 (`observe._refuse_other_time`).
     `Caller.__call__` stays disabled for Dynamo, and its warning has `stacklevel=5` for that frame.
+    A family knows the pattern that it was traced for: where a later look finds other numbers of the user's, Dynamo's
+    guards do not hold what the model reads, and it is read anew (``Stale``), unless the graph draws these numbers.
     Dynamo comes first, the recorder second: it has no guards. A number that the model counts up at every call makes the
     front look at the model again at every call, as it makes Dynamo compile again.
     The tokens of a call (9 steps of input) outlive it, held by frames, so their memory is freed before a program runs.

@@ -45,6 +45,7 @@ from reroll.backends.front.entries import (
     Untraced,
     new_backend,
 )
+from reroll.backends.front.held.again import Again
 from reroll.backends.front.held.names import missing_globals
 from reroll.backends.front.held.state import State
 from reroll.backends.front.modules import CompiledModule, ShardedModule, refuse_no_scalar, with_loss
@@ -58,6 +59,7 @@ from reroll.backends.front.observe import (
     other_size,
     refuse_sparse,
     refuse_unrolled,
+    why_it_differs,
 )
 from reroll.backends.front.outputs import outputs
 from reroll.backends.front.recorded import Recorded
@@ -307,6 +309,7 @@ class Caller:
         self.signature = _signature(model)
         self.steps = SHORT[0][-1]
         self.looked = self.sampled = False
+        self.again = Again()
         self.short = dict[tuple[int, int], str]()  # why lengths are too short, with ``steps`` when that was seen
         self.said = False  # that such a length is run by torch
 
@@ -340,6 +343,7 @@ class Caller:
             raise LengthError(
                 "The model has no operation that Dynamo sees, so there is nothing to compile. Use it as it is."
             )
+        self.again.note(call.length, running.held, looked=running.looked)
         result = outputs(running.returned, running)
         running.returned = None
         if any(lent() is not None for lent in running.lent):
@@ -529,7 +533,7 @@ class Caller:
             if short or isinstance(error, OtherTimeError) or not isinstance(refusal, (*UNREADABLE, SkippedError)):
                 error.__context__ = refusal  # it led here
                 raise
-            raise _noted(refusal, error) from None
+            raise _noted(refusal, error, why_it_differs(self.model, running.call)) from None
 
 
 def _is_transformed() -> bool:
@@ -544,16 +548,21 @@ def _is_transformed() -> bool:
     return True
 
 
-def _noted(refusal: Exception, reason: Exception) -> Exception:
+def _noted(refusal: Exception, reason: Exception, cause: str = "") -> Exception:
     """Dynamo's refusal, with why nothing else can be done."""
-    refusal.add_note(f"reroll.compile cannot record the model's operations either: {reason}")
+    refusal.add_note(f"reroll.compile cannot record the model's operations either: {reason}{cause}")
     return refusal
 
 
 def _questions(lines: Sequence[str]) -> str:
     """What is said of a model that asks whether values are true, or packs sequences."""
     asked = [line for line in lines if not line.endswith(LONGEST)]
-    packed = " The longest sequence that is packed must be as long as the input." if len(asked) < len(lines) else ""
+    packed = (
+        " The longest sequence that is packed must be as long as the input: a batch in which it ends before is an "
+        "error, so cut the input of each to it first (x[:lengths.max()])."
+        if len(asked) < len(lines)
+        else ""
+    )
     if not asked:
         return packed
     return (

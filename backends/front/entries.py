@@ -109,9 +109,10 @@ class Running:
     """One call of a compiled model: its arguments, the tokens in their place, and what is known of its length.
 
     probing: whether the graph is only looked at. sampling: whether only its sizes are. unusable: lengths whose traces
-    gave no template, and why. failed: the way to a graph, Dynamo's or a record, that this call has tried in vain.
-    returned: what came of it, a few steps long, with ``Row`` s. It is held here and in no frame: what was tried in vain
-    holds its frames, and a ``Row`` that is held by somebody else is an error.
+    gave no template, and why. held: the key of what the model holds. looked: whether the model was looked at. failed:
+    the way to a graph, Dynamo's or a record, that this call has tried in vain. returned: what came of it, a few steps
+    long, with ``Row`` s. It is held here and in no frame: what was tried in vain holds its frames, and a ``Row`` that
+    is held by somebody else is an error.
     """
 
     front: Front
@@ -125,6 +126,8 @@ class Running:
     lent: list[weakref.ref[Any]] = field(default_factory=list)
     unusable: dict[tuple[int, ...], LengthError] = field(default_factory=dict)
     failed: Refused | Unrecorded | None = None
+    held: Any = None
+    looked: bool = False
     returned: Any = None
     read: Callable[[], Any] = tuple
 
@@ -314,6 +317,7 @@ class Entry:
         known = self.observed.get(key)
         key = known[0] if known else Hashed((places, counted, self._shared(held)))
         observed = running.observed or (known[1] if known else None)
+        running.held, running.looked = held, running.looked or known is None
         if observed is None or observed.pattern.lengths in running.unusable:
             alike = [each for other, each in self.observed.values() if other.value[0] == places]
             patterns = [each.pattern for each in alike if each.pattern.lengths not in running.unusable]

@@ -5,6 +5,7 @@ The model, its arguments, its Python state and the random numbers are afterwards
 
 from __future__ import annotations
 
+import random
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -14,7 +15,9 @@ from itertools import chain
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
+from reroll.backends.dynamo.entry import ON_META
 from reroll.backends.front.arguments import Call, first_steps
 from reroll.backends.front.counter import told
 from reroll.backends.front.held.keys import sharing
@@ -25,7 +28,7 @@ from reroll.capture.lengths.check import Check, Departure
 from reroll.capture.lengths.instantiate import TooShortError
 from reroll.capture.lengths.pattern import EventTrace, Pattern, find_pattern
 from reroll.capture.recorder.events import LITERALS, SIZE, Numbers, Recorder, Sink, recording
-from reroll.capture.recorder.identity import holds_tensors
+from reroll.capture.recorder.identity import holds_tensors, is_a
 from reroll.capture.recorder.valueless import NeedsValues, Valueless, serves
 from reroll.capture.steps.runs import LONGEST_PERIOD
 from reroll.errors import LengthError, OptionError, UnsupportedError
@@ -43,6 +46,9 @@ _WHOLE_LOOPS = ("lstm", "gru", "rnn_tanh", "rnn_relu", "while_loop", "scan", "as
 _SOME = 64  # operations from which on their sizes say whether they are done over time
 _MANY = 256  # operations from which on a loop over another dimension than time is looked for
 _UNROLLED = 2_000  # operations from which on a loop is looked for before Dynamo reads the model
+_SHOWING = frozenset(
+    getattr(torch.Tensor, name) for name in ("__bool__", "__float__", "__int__", "__index__", "item", "tolist", "numpy")
+)
 _TRANSFORMS = (
     "reroll.compile: the model uses torch.func transforms, which a run that checks it cannot follow. Use "
     "torch.compile(backend='reroll') for this model."
@@ -98,13 +104,15 @@ def _shared(model: Callable[..., Any], call: Call) -> list[torch.Tensor]:
 
 
 def refuse_sparse(model: Callable[..., Any], call: Call) -> State:
-    """What a call can reach. Raises UnsupportedError if a sparse tensor is among it."""
+    """What a call can reach. Raises UnsupportedError if a sparse tensor is among it, or one without values."""
     state = State.of(model, call.args, call.kwargs, parameters=False, values=False)
     if any(value.layout is not torch.strided for value, _, _ in state.tensors):
         raise UnsupportedError(
             "reroll.compile: the model holds or is given a sparse tensor, which Dynamo does not read and a record of "
             "its operations does not tell. Use a dense one (to_dense()), or the plain model."
         )
+    if any(value.is_meta for value, _, _ in state.tensors):
+        raise UnsupportedError(f"reroll.compile: {ON_META}")
     return state
 
 
@@ -287,12 +295,41 @@ def _refuse_growing_lists(model: Callable[..., Any], call: Call, traces: Sequenc
         )
 
 
+class _Shown(TorchFunctionMode):
+    """Notes the first line of the user's code that is shown values."""
+
+    line = ""
+
+    def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _SHOWING and not self.line:
+            self.line = user_line()
+        return func(*args, **(kwargs or {}))
+
+
+def why_it_differs(model: Callable[..., Any], call: Call) -> str:
+    """What may have a model do other things from run to run, with its line: Python's random numbers, or values."""
+    short, _ = call.resized(SHORT[0][0], first_steps)
+    shown, before = _Shown(), random.getstate()
+    with suppress(Exception), looked_at(model, short, frozenset(), parameters=True):
+        line = line_that_changes(lambda: random.getstate() != before, partial(short.run, model))
+        if random.getstate() != before:
+            return (
+                f" It draws from Python's random at {line}. Draw from torch, and choose without Python: "
+                "torch.where(torch.rand(()) < p, a, b)."
+            )
+        with shown:
+            short.run(model)
+    if not shown.line:
+        return ""
+    return f" It looks at values at {shown.line}. Choose without Python: torch.where(condition, a, b)."
+
+
 def _is_named(name: str, change: Change) -> bool:
     return change.name == name
 
 
 def _is_added(change: Change) -> bool:
-    return change.owner is None and isinstance(change.value, torch.Tensor)
+    return change.owner is None and is_a(change.value, torch.Tensor)
 
 
 def line_that_leaves(model: Callable[..., Any], call: Call, wanted: Callable[[Change], bool]) -> str:
@@ -398,14 +435,14 @@ def _named(state: State) -> Iterator[Any]:
         names = function.__code__.co_names
         for value in (function.__globals__.get(name) for name in names):
             yield value
-            if isinstance(value, types.ModuleType):
+            if is_a(value, types.ModuleType):
                 yield from (vars(value).get(name) for name in names)
 
 
 def _without_values(state: State, call: Call) -> Valueless:
     """What gives results without values, in a run of a model in some state. Raises NeedsValues where that calls
     functions of TorchScript: these are no operations, and may read values unseen."""
-    if any(isinstance(each, torch.jit.ScriptFunction | torch.jit.ScriptModule) for each in _named(state)):
+    if any(is_a(each, torch.jit.ScriptFunction | torch.jit.ScriptModule) for each in _named(state)):
         raise NeedsValues
     tensors = [*(value for value, _, _ in state.tensors), *tensors_of((call.args, call.kwargs))]
     return Valueless(frozenset(storage_id(each) for each in tensors if each.layout == torch.strided))
@@ -462,16 +499,16 @@ def tensor_names(state: State) -> dict[int, str]:
     return {
         id(tensor): f"state {number} {place}"
         for number, (_, content) in reversed(list(enumerate(owners)))
-        for place, tensor in _held_in(content if isinstance(content, dict) else dict(enumerate(content)))
+        for place, tensor in _held_in(content if is_a(content, dict) else dict(enumerate(content)))
     }
 
 
 def _held_in(content: Mapping[Any, Any]) -> Iterator[tuple[Place, torch.Tensor]]:
     """The tensors in what an object or container holds, and in tuples there; what else holds some has its own names."""
     for key, value in content.items():
-        if isinstance(value, torch.Tensor):
+        if is_a(value, torch.Tensor):
             yield (key,), value
-        elif isinstance(value, tuple):
+        elif is_a(value, tuple):
             yield from (((key, *place), tensor) for place, tensor in _held_in(dict(enumerate(value))))
 
 

@@ -25,7 +25,7 @@ from reroll.backends.front.families import forget
 from reroll.backends.front.held.keys import plain
 from reroll.backends.front.held.names import Assigned
 from reroll.backends.front.held.state import Change, State
-from reroll.backends.front.observe import looked_at
+from reroll.backends.front.observe import line_that_leaves, looked_at
 from reroll.backends.runtime.randomness import numpy_state
 from reroll.capture.recorder.graph import GraphRecorder, Unrecordable
 from reroll.capture.recorder.identity import by_value, fingerprint
@@ -144,7 +144,8 @@ class Recorded:
             results: list[Any] = []
             skeleton = [with_leaves(partial(_place, results, {}), result)]
             for change in changes:
-                _check(change)
+                if not _is_told(change):
+                    raise self._unrecordable(running, change)
                 skeleton.append(with_leaves(partial(_place_apart, results), change.value))
             module, read, sizes = recorder.finish(results)
         changed = tuple((change.owner, change.key) for change in changes)
@@ -157,6 +158,14 @@ class Recorded:
             sizes,
             recorder.cleared,
             tuple(recorder.asked),
+        )
+
+    def _unrecordable(self, running: Running, change: Change) -> Unrecordable:
+        line = line_that_leaves(self.model, running.call, lambda each: each.name == change.name)
+        return Unrecordable(
+            f"The model changes {change.name.lstrip('0123456789 ')} to a {type(change.value).__name__}, at {line}. A "
+            "recorded model may only assign tensors to attributes and items that stay: return everything else, or "
+            "compute it from the arguments."
         )
 
     def _applied(self) -> tuple[Any, ...]:
@@ -250,10 +259,7 @@ def _check_names(assigned: Assigned | None) -> None:
         )
 
 
-def _check(change: Change) -> None:
+def _is_told(change: Change) -> bool:
+    """Whether a record can tell of a change: tensors that an attribute or item gets."""
     leaves = [*leaves_of(change.value)]
-    if change.owner is None or not (not leaves or any(isinstance(leaf, Tensor) for leaf in leaves)):
-        raise Unrecordable(
-            f"The model changes {change.name} to a {type(change.value).__name__}. A recorded model may only assign "
-            "tensors to attributes and items that stay: return everything else, or compute it from the arguments."
-        )
+    return change.owner is not None and (not leaves or any(isinstance(leaf, Tensor) for leaf in leaves))

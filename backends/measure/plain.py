@@ -53,7 +53,7 @@ def step_seconds(caller: Caller, inputs: Sequence[Any], kwargs: Mapping[str, Any
     key = call.length, tuple((place, value.shape) for place, value in places_of((inputs, kwargs)))
     if key not in known:
         alike = not isinstance(parse_budget(caller.options.memory_budget), float)
-        runs = [caller.model, caller] if alike else [caller.model]
+        runs: list[Callable[..., Any]] = [caller.model, caller] if alike else [caller.model]
         known[key] = Seconds(*(*_continued(caller.model, runs, call), None)[:2])
     return known[key]
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from reroll.errors import StorageError
+
 _ROOT = Path("/")
 _GROUPS = Path("sys/fs/cgroup")
 _LIMITS = (
@@ -19,8 +21,13 @@ _LIMITS = (
 
 
 def free_disk(folder: str | os.PathLike[str]) -> int:
-    """Bytes free in the file system of a folder."""
-    return shutil.disk_usage(folder).free
+    """Bytes free in the file system of a folder. Raises StorageError where it is not there."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError as error:
+        raise StorageError(
+            f"The spill folder {os.fspath(folder)} cannot be read: {error.strerror}. Choose one that exists."
+        ) from error
 
 
 def free_bytes(device: torch.device) -> int | None:

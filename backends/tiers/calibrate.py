@@ -9,10 +9,9 @@ import hashlib
 import json
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +20,7 @@ import torch
 
 from reroll.backends.cache.folder import WRITABLE, ForeignError, cache_folder, read_own, write_own
 from reroll.backends.codecs.codec import encode
+from reroll.backends.tiers.spill_file import spill_folder
 from reroll.backends.tiers.tier import TIERS, Tier
 from reroll.errors import MachineError, OptionError, remedy, warn
 from reroll.schedules.machine import REMOTE_TIERS, Machine, MachineTier
@@ -45,7 +45,7 @@ def calibrate(force: bool = False, folder: str | os.PathLike[str] | None = None)
     the user's cache folder) and taken from there, except with ``force``. Capacities are those of the moment.
     Raises OptionError for a folder that is none, StorageError for one that cannot be written.
     """
-    folder = Path(tempfile.gettempdir() if folder is None else folder).resolve()
+    folder = spill_folder(folder).resolve()
     if not folder.is_dir():
         raise OptionError(f"{folder} is not a folder in which a disk tier could be measured. Create it first.")
     origin = _origin(folder)
@@ -163,8 +163,9 @@ def _origin(folder: Path) -> Origin:
 
 def _cpu() -> str:
     """The model of the CPU, or at least its kind."""
-    about = Path("/proc/cpuinfo")
-    lines = about.read_text().splitlines() if about.exists() else []
+    lines = list[str]()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(models, platform.machine())
 
@@ -184,7 +185,7 @@ def recall(origin: Origin) -> Machine | None:
     try:
         read = json.loads(read_own(path.name))
     except ForeignError as error:
-        _ignore(path, error.strerror)
+        _ignore(path, str(error.strerror))
         return None
     except OSError:
         return None

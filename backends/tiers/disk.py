@@ -16,13 +16,11 @@ copies.
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 import weakref
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,7 +28,7 @@ import torch
 from reroll.backends.tiers.available import free_disk
 from reroll.backends.tiers.device import background_of
 from reroll.backends.tiers.heap import give_back
-from reroll.backends.tiers.spill_file import PLACES, Place, filesystem
+from reroll.backends.tiers.spill_file import PLACES, Place, filesystem, spill_folder
 from reroll.backends.tiers.tier import (
     STAGING,
     Traffic,
@@ -203,7 +201,7 @@ class DiskTier:
     def __init__(self, folder: str | os.PathLike[str] | None = None, staging: int = STAGING) -> None:
         if staging < 1:
             raise OptionError(f"A disk tier with staging={staging} could never write. Give at least 1 block.")
-        self.folder = Path(tempfile.gettempdir() if folder is None else folder)
+        self.folder = spill_folder(folder)
         self.traffic = Traffic()
         self._device: torch.device | None = None
         self._staging = staging
@@ -295,4 +293,4 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_anew)
 
 
-register_tier(REMOTE_TIERS.find("disk"), DiskTier, lambda folder: free_disk(folder or tempfile.gettempdir()))
+register_tier(REMOTE_TIERS.find("disk"), DiskTier, lambda folder: free_disk(spill_folder(folder)))

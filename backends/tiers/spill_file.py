@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 import threading
 import weakref
@@ -17,25 +18,40 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reroll.backends.tiers.extents import Extents
-from reroll.errors import StorageError
+from reroll.errors import StorageError, remedy
+
+_MOUNTS = Path("/proc/self/mounts")
+_ESCAPED = re.compile(rb"\\([0-7]{3})")  # a blank or another byte in the name of a place
+
+
+def spill_folder(folder: str | os.PathLike[str] | None) -> Path:
+    """The folder, by default the system's temporary one. Raises StorageError where there is no such."""
+    try:
+        return Path(tempfile.gettempdir() if folder is None else folder)
+    except OSError as error:
+        raise StorageError(
+            f"The disk tier finds no temporary folder to write to ({error.strerror}). Name one by spill_folder=... or "
+            "by the environment variable TMPDIR."
+        ) from error
 
 
 def filesystem(folder: str | os.PathLike[str]) -> str:
     """The type of the file system under a folder, such as "ext4" or "tmpfs"; "unknown" where no system says it."""
-    path = Path(folder).resolve()
-    mounts = Path("/proc/self/mounts")
-    if not mounts.exists():
+    try:
+        path, lines = Path(folder).resolve(), _MOUNTS.read_bytes().splitlines()
+    except OSError:  # what kind it is only makes messages better
         return "unknown"
     kinds: dict[Path, str] = {}
-    for line in mounts.read_text().splitlines():
-        _, place, kind, *_ = line.split(" ")
-        kinds[Path(place.encode().decode("unicode_escape"))] = kind  # the last mount on a place is the visible one
+    for _, place, kind, *_ in (line.split(b" ") for line in lines):
+        named = _ESCAPED.sub(lambda found: bytes([int(found[1], 8)]), place)
+        kinds[Path(os.fsdecode(named))] = os.fsdecode(kind)  # the last mount on a place is the visible one
     return next((kinds[place] for place in (path, *path.parents) if place in kinds), "unknown")
 
 
 def _no_file(folder: Path, error: OSError) -> StorageError:
     return StorageError(
-        f"No spill file can be made in {folder}: {error.strerror}. Choose a folder that exists and is writable."
+        f"No spill file can be made in {folder}: {error.strerror}. "
+        f"{remedy(error, 'Choose a folder that exists and is writable, then repeat the training step.')}"
     )
 
 
@@ -94,7 +110,7 @@ class SpillFile:
         reason = getattr(error, "strerror", None) or str(error)
         return StorageError(
             f"The spill file in {self.folder} ({filesystem(self.folder)}) cannot be {done}: {reason}. "
-            f"Free space there or choose another folder, then repeat the training step."
+            "Free space there or choose another folder, then repeat the training step."
         )
 
 

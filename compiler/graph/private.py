@@ -11,6 +11,7 @@ constants are real under a fake mode; ``TorchDispatchMode`` is asked for every o
 name for these. ``_unsafe_preserve_version_counter`` puts the first back, where values are as they were. Of a module,
 ``_compiled_call_impl`` is what ``Module.compile`` has set. ``_top_saved_tensors_default_hooks``: hooks on what autograd
 saves. ``_are_functorch_transforms_active``: inside of ``vmap``.
+``_linalg_check_errors`` looks at what a calculation with a matrix says of itself, and raises its error.
 In ``torch.nn.modules.module``, ``_global_forward_hooks`` and three like it hold the hooks of all modules; in
 ``torch.nn.utils.parametrize``, ``_cache`` holds what ``parametrize.cached()`` keeps.
 """
@@ -32,6 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 LazyGraphModule = _LazyGraphModule
+CHECK = torch.ops.aten._linalg_check_errors.default
 set_grad_enabled = torch._C._set_grad_enabled
 in_transform: Callable[[], bool] = torch._C._are_functorch_transforms_active
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled

@@ -175,20 +175,25 @@ def run_on_half(passes: Sequence[str] | str, half: fx.GraphModule, context: Cont
     """
     for entry in [find(name) for name in pass_names(passes)]:
         if entry.on == "half":
-            before, known = _signature(half), {(node.name, node.target) for node in half.graph.nodes}
-            half = _apply(entry, half, context, fx.GraphModule)
-            with blamed_on(entry.name, "a half of a segment that is no graph"):
-                kept = _operands(half) == before[0]
-            if kept and entry.is_users:
-                try_half(half, entry.name)
-                for node in half.graph.nodes:
-                    if (node.name, node.target) not in known:
-                        node.meta[PASS] = entry.name
-            with blamed_on(entry.name, "a half of a segment that is no graph"):
-                half.graph.lint()
-                kept = kept and _signature(half) == before
-            if not kept:
-                raise PassError(f"Pass {entry.name!r} changed the operands or results of a segment. Keep them.")
+            half = _rewritten(entry, half, context)
+    return half
+
+
+def _rewritten(entry: RegisteredPass, half: fx.GraphModule, context: Context) -> fx.GraphModule:
+    before, known = _signature(half), {(node.name, node.target) for node in half.graph.nodes}
+    half = _apply(entry, half, context, fx.GraphModule)
+    with blamed_on(entry.name, "a half of a segment that is no graph"):
+        kept = _operands(half) == before[0]
+    if kept and entry.is_users:
+        try_half(half, entry.name)
+        for node in half.graph.nodes:
+            if (node.name, node.target) not in known:
+                node.meta[PASS] = entry.name
+    with blamed_on(entry.name, "a half of a segment that is no graph"):
+        half.graph.lint()
+        kept = kept and _signature(half) == before
+    if not kept:
+        raise PassError(f"Pass {entry.name!r} changed the operands or results of a segment. Keep them.")
     return half
 
 

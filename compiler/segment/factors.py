@@ -16,7 +16,7 @@ import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, fx
@@ -79,7 +79,7 @@ def defer_products(half: fx.GraphModule, constants: Sequence[bool]) -> Mapping[i
             found[number] = Product(left, right, events, is_turned)
     output.args = (tuple(results),)
     half.graph.eliminate_dead_code()
-    mask_unread(half.graph)
+    _sum_biases(half.graph)
     half.recompile()
     return found
 
@@ -151,6 +151,20 @@ def _is_whole(grad: fx.Node) -> bool:
     value, whole = grad.meta["val"], made.meta["val"]
     fresh = called is made or called.target in _FRESH
     return fresh and not value.is_complex() and is_dense(value) and storage_nbytes(value) == storage_nbytes(whole)
+
+
+def _sum_biases(graph: fx.Graph) -> None:
+    """Add up the gradients of biases whose kernel's gradient nobody asks for: oneDNN would make that one, too."""
+    mask_unread(graph)
+    for made in graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
+        grad, mask = cast(Any, made.args[0]), cast(Any, made.args[-1])
+        for bias in [user for user in made.users if user.args[1] == 2 and not mask[1]]:
+            with graph.inserting_before(bias):
+                dims = [dim for dim in range(grad.meta["val"].dim()) if dim != 1]
+                bias.replace_all_uses_with(call(graph, aten.sum.dim_IntList, grad, dims))
+            graph.erase_node(bias)
+    graph.eliminate_dead_code()
+    mask_unread(graph)
 
 
 def _factors(graph: fx.Graph, result: Any) -> tuple[list[fx.Node], Any, bool]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import reroll
 from halves import kinds, traced, weights
 from reroll.planning.options import Lowering
-from reroll.segment.factors import defer_products
+from reroll.segment.factors import defer_products, handing_over
 
 
 def test_only_products_that_nobody_else_reads_are_deferred() -> None:
@@ -88,3 +88,137 @@ def test_no_product_of_the_size_of_a_weight_is_held_beside_the_gradient() -> Non
     alone = [e for e in profile.events() if e.name == "aten::mm" and e.input_shapes[0][0] == 300]
     assert len(formed) > 5
     assert len(alone) <= 3
+
+
+KERNELS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "two dimensions": ((2, 5, 3, 3), (60, 5, 3, 3), {"padding": 1}),
+    "strides, and padding of one side": ((2, 5, 4, 3), (60, 5, 3, 1), {"stride": (2, 1), "padding": (1, 0)}),
+    "one dimension": ((3, 4, 5), (40, 4, 2), {}),
+    "three dimensions": ((1, 3, 2, 3, 2), (64, 3, 2, 2, 1), {"padding": (0, 1, 0)}),
+    "points": ((2, 6, 3, 3), (50, 6, 1, 1), {"stride": 2}),
+}
+
+
+def kernel_gradients(image: tuple[int, ...], kernel: tuple[int, ...], given: dict[str, Any]) -> Any:
+    """The gradients of an image and of a kernel as a graph, and their operands."""
+    convolution = (nn.functional.conv1d, nn.functional.conv2d, nn.functional.conv3d)[len(image) - 3]
+    x, w = (each.double() for each in weights(image, kernel))
+    g = torch.randn_like(convolution(x, w, **given))
+
+    def half(g: Tensor, x: Tensor, w: Tensor) -> Any:
+        x, w = x.requires_grad_(), w.requires_grad_()
+        return torch.autograd.grad(convolution(x, w, **given), (x, w), g)
+
+    return half, [g, x, w]
+
+
+@pytest.mark.parametrize("case", KERNELS)
+def test_the_gradient_of_a_kernel_is_a_product_of_its_few_windows(case: str) -> None:
+    half, values = kernel_gradients(*KERNELS[case])
+    made = traced(half, values, 1)
+    products = defer_products(made, [False, True])
+    found = list(made(*values))
+    (convolution,) = made.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution_backward.default)
+    assert convolution.args[-1] == [True, False, False]
+    expected = half(*values)
+    zeros = products[1].zeros(values[2].detach())
+    for total in (zeros, torch.randn_like(expected[1].transpose(0, -1)).transpose(0, -1)):  # laid out otherwise, too
+        before = total.clone()
+        products[1].add_to(total, found[products[1].left], found[products[1].right])
+        torch.testing.assert_close(total - before, expected[1], rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(found[0], expected[0])
+
+
+@pytest.mark.parametrize(
+    ("image", "kernel", "given"),
+    [
+        ((2, 5, 3, 3), (35, 5, 3, 3), {"padding": 1}),  # 18 windows, 35 channels
+        ((2, 6, 3, 3), (60, 3, 3, 3), {"padding": 1, "groups": 2}),
+        ((2, 6, 5, 5), (60, 6, 3, 3), {"padding": 1, "dilation": 2}),
+    ],
+)
+def test_other_kernels_are_left_to_torch(image: Any, kernel: Any, given: Any) -> None:
+    half, values = kernel_gradients(image, kernel, given)
+    assert defer_products(traced(half, values, 1), [False, True]) == {}
+
+
+class Taken:
+    """What was handed over, and when."""
+
+    def __init__(self) -> None:
+        self.own, self.grads = dict[int, bool](), dict[int, Tensor]()
+
+    def take(self, number: int, grad: Tensor, own: bool) -> None:
+        self.own[number], self.grads[number] = own, grad.clone()
+        if own:
+            grad.fill_(float("nan"))
+
+    def multiply(self, number: int, left: Tensor, right: Tensor) -> None:
+        self.grads[-1 - number] = left @ right
+
+
+def test_gradients_are_handed_over_where_they_are_made() -> None:
+    """What is taken may be written to: nothing else reads it then, in the graph or behind it."""
+
+    def half(x: Tensor, g: Tensor) -> Any:
+        fresh, read, twice = x * 2, x.exp(), x.sin()
+        view, part, wide = x.cos().t(), x.tan()[:2], x.sum(0).expand(5, 4)
+        later = read * 3
+        return fresh, read, twice, twice, view, part, wide, x, x.T @ g, later, g.sum(0)
+
+    values = weights((5, 4), (5, 3))
+    made = traced(half, values, 0)
+    expected = half(*values)
+    products = defer_products(made, [False] * 8 + [True, False, False])
+    handed = handing_over(made, [True] * 10 + [False], products)
+    taken = Taken()
+    found = handed(*values, taken)
+    assert [number for number, own in taken.own.items() if own] == [0, 4, 9]
+    torch.testing.assert_close(taken.grads.pop(-1), expected[8])
+    for number, grad in taken.grads.items():
+        torch.testing.assert_close(grad, expected[number])
+    assert list(found[:10]) == [None] * 10
+    torch.testing.assert_close(found[10], expected[10])
+    calls = [str(node.target) for node in handed.graph.nodes if node.op == "call_function"]
+    assert "_take" in calls[calls.index("aten.mul.Tensor") + 1]
+
+
+class Wide(nn.Module):
+    """A step with a convolution of many windows, one of few, and products: each weight has 36 to 147 KB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.many, self.few = nn.Conv2d(32, 32, 3, padding=1), nn.Conv2d(64, 64, 3, padding=1)
+        self.layers = nn.ModuleList(nn.Linear(128, 128) for _ in range(6))
+
+    def forward(self, x_TBN: Tensor) -> Tensor:
+        h_BN = torch.zeros_like(x_TBN[0])
+        for x_BN in x_TBN:
+            h_BN = torch.tanh(h_BN + x_BN)
+            for layer in self.layers:
+                h_BN = torch.tanh(layer(h_BN))
+            h_BN = h_BN + self.many(h_BN.view(-1, 32, 2, 2)).flatten(1) + self.few(h_BN.view(-1, 64, 2, 1)).flatten(1)
+        return h_BN.square().sum()
+
+
+@pytest.mark.parametrize("given", [{"segment": 1}, {"segment": 2}, {"schedule": "standard"}], ids=str)
+def test_no_second_copy_of_the_parameters_is_held(given: dict[str, Any]) -> None:
+    """Beside the gradients at most one weight's, in the two copies that a convolution works in."""
+    model, x = Wide(), torch.randn(6, 2, 128)
+    whole = sum(each.nbytes for each in model.parameters())
+    compiled = reroll.compile(model, time_dim=0, lowering="eager", **given)
+
+    def step(run: Any) -> None:
+        model.zero_grad()
+        run(x).backward()
+
+    step(model)
+    expected = [each.grad for each in model.parameters()]
+    step(compiled)
+    for each, grad in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(each.grad, grad, rtol=1e-4, atol=1e-5)
+    model.zero_grad()
+    peak = reroll.measure(lambda: step(compiled), [model]).local_peak
+    assert whole > 500_000
+    assert peak < 220_000
+    assert peak == pytest.approx(reroll.explain(compiled, x).predicted_peak, rel=0.05)

@@ -4,7 +4,8 @@ In: a model and the arguments of a call
 Out: a `State` (what was reached, as it was), which can be put back; a key, equal for states in which the same
     operations have the same operands
 Nouns: State, Change, Reach (states of one model, call after call), Spaces (where names of code are looked up), Assigned
-    (what stood there, to see what a run assigns)
+    (what stood there, to see what a run assigns), Hidden (a state that no attribute shows), Again (calls at which the
+    model was looked at anew)
 Mind: A state has three parts, and their order is that of the operands of a record: what the model holds, what its
     arguments hold besides, and what the code of both names (globals of its functions, attributes of its classes). The
     last is thousands of objects for a model of a large library. So `Reach` walks the first and the last once, and at a
@@ -15,5 +16,7 @@ Mind: A state has three parts, and their order is that of the operands of a reco
     How far a walk goes is by who wrote the code (`origin.py`): from the user's functions to modules and classes that
     they name, from installed ones to their globals alone, from torch's and Python's nowhere. Objects of Python's own
     classes are followed all the same: they may hold settings.
+    Objects may lie or raise when they are asked (proxies, mocks): a walk asks for their type (``is_a``), reads
+    containers by their own kind (``items_of``), and takes no attribute but from ``__dict__`` and slots.
     The suite has no libraries: after a change run `benchmarks/doors.py --only Norse Sinabs transformers --again`, too.
 """

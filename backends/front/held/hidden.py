@@ -111,7 +111,7 @@ class Hidden:
 
 def hidden_in(value: Any) -> Hidden | None:
     """The state of an object, if it is one of these; torch's own generator is that of every graph."""
-    kind = None if value is torch.default_generator else _kind_of(type(value))
+    kind = None if value is torch.default_generator else _kind_of(type(value))  # type: ignore[arg-type]
     return None if kind is None else Hidden(value, kind)
 
 

@@ -41,7 +41,8 @@ def items_of(value: Any) -> Iterable[Any]:
     """What a container holds, of a dict keys with values: by its own kind, not by what a subclass makes of it."""
     if is_a(value, dict):
         return OrderedDict.items(value) if is_a(value, OrderedDict) else dict.items(value)
-    return next((kind.__iter__(value) for kind in _SEQUENCES if is_a(value, kind)), value)
+    found: Iterable[Any] = next((kind.__iter__(value) for kind in _SEQUENCES if is_a(value, kind)), value)
+    return found
 
 
 def text_of(value: Any) -> str:

@@ -50,9 +50,9 @@ class Spaces:
 
     def named_by(self, code: Code) -> Iterator[Named]:
         """What stands for the names of more code, but for what came before."""
-        if is_a(code, type):
+        if isinstance(code, type):
             yield from (Named(code, *each) for each in vars(code).items() if _counts(*each))
-        elif is_a(code, types.ModuleType):
+        elif isinstance(code, types.ModuleType):
             self._held[id(code)] = code
             yield from self._new(code, vars(code), self._read)
         elif is_users_code(code):
@@ -97,7 +97,7 @@ class Assigned:
     """What the names of code stand for, as it is: to see what a run assigns there, and to put it back."""
 
     def __init__(self, spaces: Spaces, code: Iterable[Code]) -> None:
-        self._classes = [(each, dict(vars(each))) for each in code if is_a(each, type)]
+        self._classes = [(each, dict(vars(each))) for each in code if isinstance(each, type)]
         self._named = [(space, {name: space.get(name, MISSING) for name in read}) for space, read in spaces.users()]
 
     def names(self) -> list[str]:
@@ -150,7 +150,7 @@ def missing_globals(code: Iterable[Code]) -> list[Missing]:
     Not those that code may ask for before: in a ``try``, by a text or an attribute of that name, or by ``globals()``;
     none at all if some code handles a NameError.
     """
-    functions = [each for each in code if is_a(each, types.FunctionType)]
+    functions = [each for each in code if isinstance(each, types.FunctionType)]
     if any("NameError" in global_names(each.__code__) for each in functions):
         return []
     asked = {name for each in functions for name in _asked(each.__code__)}

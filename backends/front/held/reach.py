@@ -262,7 +262,7 @@ class _Watched:
 def _is_large(value: Any) -> bool:
     """Whether a value is a tensor or an array, and no constant of a few bytes, which may be kept."""
     if is_a(value, np.ndarray):
-        return value.nbytes > _SMALL_ARRAY or value.dtype.hasobject
+        return bool(value.nbytes > _SMALL_ARRAY or value.dtype.hasobject)
     if not is_a(value, Tensor):
         return False
     strided = value.layout is torch.strided
@@ -276,7 +276,7 @@ def _has_more(tensor: Tensor) -> bool:
 
 def _read(code: Sequence[Code]) -> list[Any]:
     """What says which names functions and classes read, and where."""
-    said = ((each.__code__, each.__globals__) if is_a(each, types.FunctionType) else (each,) for each in code)
+    said = ((each.__code__, each.__globals__) if isinstance(each, types.FunctionType) else (each,) for each in code)
     return [*chain.from_iterable(said)]
 
 

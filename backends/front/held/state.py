@@ -181,7 +181,7 @@ class State:
 
     def _note_space(self, value: type | types.ModuleType) -> None:
         """Note a module or class that an object holds."""
-        if is_a(value, types.ModuleType):
+        if isinstance(value, types.ModuleType):
             self.code.append(value)
             self._note_class(type(value))
         elif is_users_code(value):
@@ -323,7 +323,7 @@ def _leads_further(owner: Code, value: Any) -> bool:
 
 def _changed(name: str, was: Mapping[Any, Any], now: Mapping[Any, Any], owner: int | None) -> Iterator[Change]:
     for key in now:
-        found = dict.__getitem__(now, key) if is_a(now, dict) else now[key]
+        found = now[key]
         if (key not in was or was[key] is not found) and not _is_remembered(key, found):
             yield Change(f"{name}.{key}", found, owner, key, was.get(key))
     for key in was.keys() - now.keys():

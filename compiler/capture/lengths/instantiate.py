@@ -58,6 +58,10 @@ def instantiate(template: Template, check: Check) -> Instance:
 
 def _recurrence(loop: LoopTemplate, builder: _Builder) -> Recurrence:
     steps = builder.whole(loop.steps, loop.recurrence.where)
+    if steps < 0:
+        raise TooShortError(
+            f"{builder.check.length} steps are fewer than those before and behind the loop at {loop.recurrence.where}."
+        )
     xs = list[PerStep]()
     for x in loop.xs:
         if isinstance(x, Slices):

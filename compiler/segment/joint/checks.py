@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from reroll.graph.private import TorchDispatchMode
+from reroll.graph.private import CHECK, TorchDispatchMode
 
-CHECK = torch.ops.aten._linalg_check_errors.default
 LIBRARY = torch.library.Library("reroll", "FRAGMENT")
 LIBRARY.define("checked(Tensor value, Tensor[] told, str names) -> Tensor")
 _made_up = ContextVar("values are made up", default=False)

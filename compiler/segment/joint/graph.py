@@ -23,10 +23,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from reroll.errors import CaptureError
 from reroll.graph.effects import spelled
 from reroll.graph.inplace import out_of_place
-from reroll.graph.private import is_higher_order, is_mutable, is_overload
+from reroll.graph.private import CHECK, is_higher_order, is_mutable, is_overload
 from reroll.recurrence import Recurrence
 from reroll.segment.joint.cells import PARTS
-from reroll.segment.joint.checks import CHECK, Noted
+from reroll.segment.joint.checks import Noted
 
 aten = torch.ops.aten
 Function = Callable[..., tuple[Tensor, ...]]
@@ -85,8 +85,8 @@ def _check(graph: fx.Graph, noted: Noted | None, recurrence: Recurrence) -> None
     elif any("_linalg_check_errors" in str((node.target, node.args)) for node in graph.nodes):
         raise CaptureError(
             f"The step at {recurrence.where} calls a function of torch.linalg that raises an error for some values of "
-            "a matrix, inside of a function that an operator runs, such as torch.cond. Call it outside of that, or "
-            "call the one that does not check: torch.linalg.inv_ex, solve_ex, cholesky_ex."
+            "a matrix, and runs a function by an operator (torch.utils.checkpoint, torch.cond), where that error is "
+            "lost. Call the one that does not check: torch.linalg.inv_ex, solve_ex, cholesky_ex."
         )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +23,7 @@ import reroll.backends.tiers.host as host
 from reroll.backends.runtime.executable import Executable
 from reroll.backends.tiers.disk import DiskTier
 from reroll.backends.tiers.host import HostTier
+from reroll.backends.tiers.spill_file import filesystem
 
 pytestmark = pytest.mark.filterwarnings("ignore:Memory ran out")
 STEPS = 23
@@ -144,3 +147,71 @@ def test_a_fault_is_an_error_or_does_no_harm(point: str, tmp_path: Path) -> None
             else:
                 torch.testing.assert_close(found, expected)
         torch.testing.assert_close(step(run, net, x), expected)
+
+
+PLANS: dict[str, dict[str, Any]] = {
+    "double": {"schedule": "double", "segment": 1, "chunk": 4, "slots": 2},
+    "hrevolve": {"schedule": "hrevolve", "slots": 2},
+    "a budget": {"memory_budget": 0.6},
+}
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """No file can be opened."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_folder_that_vanishes_is_a_storage_error_or_does_no_harm(plan: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net, folder = Net().double(), tmp_path / "spill"
+    x, longer = (torch.randn(steps, 3, 4, dtype=torch.float64) for steps in (STEPS, 31))
+    folder.mkdir()
+    run = reroll.compile(net, time_dim=0, lowering="eager", remote="disk", spill_folder=folder, **PLANS[plan])
+    folder.rmdir()
+    with pytest.raises(reroll.StorageError, match=f"{folder}"):
+        step(run, net, x)
+    assert net.weight.grad is None
+    folder.mkdir()
+    torch.testing.assert_close(step(run, net, x), step(net, net, x))
+    torch.manual_seed(0)
+    h, rows = run(x)
+    shutil.rmtree(folder)  # its file has no name, and lives on
+    found = torch.autograd.grad(h.sum() + rows.square().sum(), net.weight)[0]
+    torch.testing.assert_close(found, step(net, net, x)[0])
+    run = reroll.compile(net, time_dim=0, lowering="eager", remote="disk", **PLANS[plan])
+    torch.testing.assert_close(step(run, net, longer), step(net, net, longer))
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_without_descriptors_the_limit_is_named_and_the_next_step_is_right(plan: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net, x = Net().double(), torch.randn(STEPS, 3, 4, dtype=torch.float64)
+    run = reroll.compile(net, time_dim=0, lowering="eager", remote="disk", spill_folder=tmp_path, **PLANS[plan])
+    with no_descriptors(), pytest.raises(reroll.StorageError, match=r"Too many open files\. .*ulimit -n"):
+        step(run, net, x)
+    expected = step(net, net, x)
+    torch.testing.assert_close(step(run, net, x), expected)
+    with no_descriptors():
+        torch.testing.assert_close(step(run, net, x), expected)
+
+
+def test_a_table_of_mounts_that_cannot_be_read_is_no_error(tmp_path: Path) -> None:
+    with no_descriptors():
+        assert filesystem(tmp_path) == "unknown"
+    assert filesystem(tmp_path) != "unknown"
+
+
+def test_a_place_with_blanks_and_other_letters_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts, place = tmp_path / "mounts", tmp_path / "a b\té"
+    place.mkdir()
+    line = str(place).replace(" ", "\\040").replace("\t", "\\011")
+    mounts.write_bytes(os.fsencode(f"disk / ext4 rw 0 0\ndisk {line} xfs rw 0 0\nd\udcff /x tmpfs rw 0 0\n"))
+    monkeypatch.setattr("reroll.backends.tiers.spill_file._MOUNTS", mounts)
+    assert (filesystem(place), filesystem(tmp_path)) == ("xfs", "ext4")

@@ -47,6 +47,12 @@ def test_a_loop_that_is_run_a_number_of_times_that_is_not_affine_is_refused() ->
         find_pattern(traces, PALETTE)
 
 
+def test_a_loop_that_is_run_fewer_times_at_greater_lengths_is_refused() -> None:
+    traces = [trace(n, [(1, (1, 0))] + [(0, (1, 0, 0.5))] * (16 - n) + [(2, (1, 0))]) for n in LENGTHS]
+    with pytest.raises(LengthError, match="8, 7, 5 times at lengths 8, 9, 11, which is fewer times the longer"):
+        find_pattern(traces, PALETTE)
+
+
 def test_a_loop_that_begins_within_what_looks_like_one_more_run_of_another() -> None:
     """``for t in range(T)`` with one operation more in the first four steps: the steps end alike."""
     warm, plain = [(1, (1, 0)), (0, (1, 0, 0.5)), (1, (1, 0))], [(1, (1, 0)), (1, (1, 0))]

@@ -125,7 +125,8 @@ def test_what_is_packed_is_told_in_a_sentence() -> None:
         reroll.compile(Ragged("GRU"), time_dim={"x": 0}, **EAGER)(*data(20))
     assert len(said) == 1
     assert str(said[0].message).endswith(
-        "must not change. The longest sequence that is packed must be as long as the input."
+        "must not change. The longest sequence that is packed must be as long as the input: a batch "
+        "in which it ends before is an error, so cut the input of each to it first (x[:lengths.max()])."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -205,13 +206,9 @@ class Window(nn.Module):
 def test_a_memory_of_20_steps_is_right_or_refused() -> None:
     model = Window()
     fast = compiled(model, time_dim=0)
-    for steps in (30, 40, 12, 50):
-        x = rows(steps, 3, 4)
-        try:
-            found = fast(x)
-        except reroll.LengthError:
-            continue
-        torch.testing.assert_close(found, model(x), rtol=0, atol=1e-12)
+    for steps in (30, 12, 50):
+        with suppress(reroll.LengthError):
+            agree(model, fast, rows(steps, 3, 4))
 
 
 class Decoder(nn.Module):

@@ -1,0 +1,81 @@
+"""Says once that a model is looked at again at every call, and what is another then: it takes longer than the call."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from reroll.backends.front.held.keys import Hashed
+from reroll.capture.recorder.identity import Same
+from reroll.errors import warn
+
+_IN_A_ROW = 3
+_PARTS = (
+    "an argument",
+    "the model",
+    "an argument",
+    "what its code names",
+    "a tensor",
+    "a mode of torch",
+    "torch's seed",
+)
+"""Of a key of ``Reach.noted``."""
+
+
+class Again:
+    """The calls of one model: the lengths that came, and how many of the last ones had it looked at for one reason."""
+
+    def __init__(self) -> None:
+        self._lengths, self._reason = set[int](), ""
+        self._key: Any = None
+        self._count, self._told = 0, False
+
+    def note(self, length: int, key: Any, *, looked: bool) -> None:
+        """Note a call with its length and key, and whether the model was looked at; warn at the third in a row."""
+        before, self._key = self._key, key
+        if not looked:
+            self._count = 0
+        elif length in self._lengths and before is not None:
+            name, change = difference(before, key)
+            self._count = self._count + 1 if name == self._reason else 1
+            self._reason = name
+            if self._count == _IN_A_ROW and not self._told:
+                self._tell(f"{name}{change}")
+        self._lengths.add(length)
+
+    def _tell(self, what: str) -> None:
+        self._told = True
+        warn(
+            f"The model was looked at anew in {_IN_A_ROW} calls in a row, of lengths that came before, which takes "
+            f"longer than a call: {what} was another one each time. Keep what changes at every call in a tensor, or "
+            "where the forward does not read it."
+        )
+
+
+def difference(before: Any, now: Any) -> tuple[str, str]:
+    """What differs first in two keys of ``Reach.noted``: its name, and how."""
+    for part, one, other in zip(_PARTS, before, now, strict=True):
+        if one != other:
+            return _difference(one, other, part)
+    return "something", ""
+
+
+def _difference(before: Any, now: Any, name: str) -> tuple[str, str]:
+    before, now = (each.value if isinstance(each, Hashed | Same) else each for each in (before, now))
+    if not isinstance(before, tuple) or not isinstance(now, tuple) or len(before) != len(now):
+        plain = isinstance(before, str | int) and isinstance(now, str | int)
+        return name, f" ({before}, then {now})" if plain else ""
+    at = next((at for at, (one, other) in enumerate(zip(before, now, strict=True)) if one != other), None)
+    if at is None:
+        return name, ""
+    return _difference(before[at], now[at], _named(now[0]) if at == 1 and len(now) == 2 and _named(now[0]) else name)
+
+
+def _named(key: Any) -> str:
+    """The name of what stands beside it: as code has it, or of an attribute or item, in words."""
+    if isinstance(key, str):
+        return key
+    if not isinstance(key, tuple) or len(key) != 2 or key[0] not in (str, bytes):
+        return ""
+    name = ast.literal_eval(key[1])
+    return name if isinstance(name, str) else name.decode("utf-8", "replace")
