@@ -37,7 +37,7 @@ from reroll.backends.dynamo.drawn import as_handed_over
 from reroll.backends.dynamo.garbage import SELDOM_FULL
 from reroll.backends.dynamo.pieces import broken, pieces
 from reroll.backends.dynamo.surroundings import compile_surroundings, run_by_torch
-from reroll.backends.dynamo.unguarded import environment_read, refuse_environment, refuse_unguarded
+from reroll.backends.dynamo.unguarded import Read, refuse_unguarded
 from reroll.backends.inductor.whole import compile_whole, refused_by_inductor
 from reroll.backends.processes.apart import refuse_pieces
 from reroll.backends.processes.together import check_together, refuse_in_place
@@ -238,10 +238,10 @@ def _break(gm: fx.GraphModule) -> str:
 
 def _entry(graph: Graph) -> Compiled:
     """What Dynamo calls: runs the graph, or names it to whoever explains."""
-    run, written, environment = graph.run, _written(graph.module.graph), environment_read()
+    run, written, read = graph.run, _written(graph.module.graph), Read.here()
 
     def entry(*args: Any) -> Any:
-        refuse_environment(environment)
+        read.refuse_changed()
         graph.plans.follow()
         asked = EXPLAINING.get()
         if asked is not None:

@@ -1,7 +1,8 @@
 """What Dynamo builds into a graph and sets no guard for: read at the first call, it would stay so at all later ones.
 
 Such are numbers of a ``random.Random`` that a model holds, ``os.environ`` where a name is asked for that may be missing
-(``get``, ``getenv``, ``in``), and that a ``deque`` with ``maxlen`` drops what no longer fits.
+(``get``, ``getenv``, ``in``), the order of an ``OrderedDict``, and that a ``deque`` with ``maxlen`` drops what no
+longer fits.
 
 Private torch API, tried on 2.13 and read in 2.11: ``current_tx`` of ``InstructionTranslator``, which knows the code
 that a graph is made of, its ``side_effects`` on objects of the user's, and its ``random_calls``; ``traced_code`` of the
@@ -13,8 +14,10 @@ from __future__ import annotations
 import os
 import random
 import re
-from collections import deque
+import weakref
+from collections import OrderedDict, deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType
 from typing import Any
@@ -47,24 +50,54 @@ def refuse_unguarded() -> None:
         )
 
 
-def environment_read() -> Mapping[Any, Any] | None:
-    """What ``os.environ`` holds, if code of the graph that Dynamo is compiling names it."""
-    output = _output()
-    if output is None or not any(map(_reads_environment, output.tracing_context.traced_code)):
-        return None
-    return dict(os.environ)
+@dataclass(frozen=True, slots=True, eq=False)
+class Read:
+    """What the code of a graph has read at its first call: ``os.environ``, if it names that, and the keys of each
+    ``OrderedDict`` in their order."""
+
+    environment: Mapping[Any, Any] | None
+    orders: tuple[tuple[weakref.ref[OrderedDict[Any, Any]], tuple[Any, ...]], ...]
+
+    @classmethod
+    def here(cls) -> Read:
+        """What that of the graph has read that Dynamo is compiling."""
+        output = _output()
+        if output is None:
+            return cls(None, ())
+        named = any(map(_reads_environment, output.tracing_context.traced_code))
+        held = [each for each in output.side_effects.keepalive if issubclass(type(each), OrderedDict)]
+        orders = tuple((weakref.ref(each), tuple(OrderedDict.__iter__(each))) for each in held)
+        return cls(dict(os.environ) if named else None, orders)
+
+    @property
+    def changed(self) -> str:
+        """What is another one now, and what to do about it; empty if nothing is."""
+        if self.environment is not None and self.environment != os.environ:
+            before, now = self.environment, dict(os.environ)
+            names = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+            return (
+                f"The model reads os.environ, in which {', '.join(names)} changed since it was compiled, and "
+                "torch.compile has read it once. Read it outside of the forward, and keep it in an attribute of the "
+                "model."
+            )
+        if any(_is_moved(reference(), order) for reference, order in self.orders):
+            return (
+                "The model reads a collections.OrderedDict whose order changed since it was compiled (move_to_end), "
+                "which torch.compile does not see. Remove what is to be moved and set it again: held[key] = "
+                "held.pop(key)."
+            )
+        return ""
+
+    def refuse_changed(self) -> None:
+        """Raise UnsupportedError where something is another one now."""
+        if text := self.changed:
+            raise UnsupportedError(text)
 
 
-def refuse_environment(before: Mapping[Any, Any] | None) -> None:
-    """Raise UnsupportedError where it holds something else now."""
-    if before is None or before == os.environ:
-        return
-    now = dict(os.environ)
-    changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
-    raise UnsupportedError(
-        f"The model reads os.environ, in which {', '.join(changed)} changed since it was compiled, and torch.compile "
-        "has read it once. Read it outside of the forward, and keep it in an attribute of the model."
-    )
+def _is_moved(held: OrderedDict[Any, Any] | None, order: tuple[Any, ...]) -> bool:
+    """Whether the keys are those, in another order; other keys are Dynamo's to see."""
+    keys = () if held is None else tuple(OrderedDict.__iter__(held))
+    return keys != order and {*keys} == {*order}
 
 
 def _output() -> Any:

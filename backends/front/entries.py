@@ -9,7 +9,6 @@ of the call: the attempt ends, and says in what state (``Outcome``).
 
 from __future__ import annotations
 
-import os
 import random
 import weakref
 from collections import OrderedDict
@@ -22,7 +21,7 @@ from torch import Tensor, fx
 
 from reroll.backends.dynamo.drawn import as_handed_over, draws_numbers
 from reroll.backends.dynamo.entry import EXPLAINING, REFUSALS, Graph, HandedOn, unwrapped
-from reroll.backends.dynamo.unguarded import environment_read, refuse_unguarded
+from reroll.backends.dynamo.unguarded import Read, refuse_unguarded
 from reroll.backends.front.arguments import Call, token
 from reroll.backends.front.families import LENGTHS, Family, forget
 from reroll.backends.front.held.keys import Hashed
@@ -239,7 +238,7 @@ class Entry:
     """One graph of Dynamo's: what its guards hold fixed, at every length."""
 
     def __init__(self, module: fx.GraphModule) -> None:
-        self.module, self.environment, self.draws = module, environment_read(), draws_numbers(module)
+        self.module, self.read, self.draws = module, Read.here(), draws_numbers(module)
         self.families: dict[Any, Family] = {}
         self.observed: OrderedDict[Hashed, tuple[Hashed, Observed]] = OrderedDict()
         self.words = dict[Any, Any]()
@@ -248,7 +247,7 @@ class Entry:
         """Run the program of a call on its sequences."""
         if running.probing:
             raise Probed(self.module)
-        if self.environment is not None and self.environment != os.environ:
+        if self.read.changed:
             raise Unwound(Stale())
         if running.observed is None or not self.observed:
             running.observed = self._observe(running)

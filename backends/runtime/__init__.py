@@ -8,6 +8,8 @@ Mind: There is one forward kernel per segment length. First run, re-run and tapi
     Carries at borders are contiguous, and operands are laid out as segments were compiled for (`node.conform`).
     Operands that no incoming gradient reaches get None (`gradients.Routes.live_operands`). No gradient that is given is
     memory of an incoming one: autograd would take it for a leaf's own, and add to the user's (`run._apart`).
+    A backward that torch runs node by node hands gradients over while it runs (`gradients._Taking`): what is its own
+    memory becomes the sum, and is written to from then on. Recorded and compiled ones give all at their end.
     `_Reversible` is told whether gradients are wanted: `ctx.needs_input_grad` is true under `no_grad` too, and all was
     taped there.
     After a failed allocation a call is played again from its operands (`run.again`), so gradients are whole.

@@ -100,7 +100,8 @@ class Gradients:
         """Add the results of the backward of steps [start, start + steps), but for what was taken before; gives the
         gradients of its carries."""
         routes, taking = self._routes[steps], self.taking(start, steps)
-        for number, *_ in (*routes.slices, *routes.items, *routes.constants):
+        listed = *(each[0] for each in routes.slices), *(each[0] for each in routes.items)
+        for number in (*listed, *(each[0] for each in routes.constants)):
             if results[number] is not None:
                 taking.take(number, results[number], own=False)
         for number, (_, product) in enumerate(routes.products):

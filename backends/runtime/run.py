@@ -303,7 +303,7 @@ class Run:
             tangents = self._tangents(segment, carried, start, steps)
             saved_again = (packed(each.rows) if isinstance(each, Unpacked) else each for each in saved)
             taker = [self.grads.taking(start, steps)] if segment.hands_over else []
-            arguments = [*saved_again, *tangents, *self.fixed[steps][1], *taker]
+            arguments: list[Any] = [*saved_again, *tangents, *self.fixed[steps][1], *taker]
             if not self.keep:
                 saved.clear()
             del tangents, saved

@@ -18,6 +18,8 @@ _INPLACE_OPERATORS = {
     getattr(operator, name)
     for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor")
 }
+_OF_ARRAYS = {"__setitem__", "fill", "sort", "put", "partition", "resize"}
+_OF_ARRAYS |= {each.__name__ for each in _INPLACE_OPERATORS}
 STATISTICS = {
     torch.nn.functional.batch_norm: ("training", ("running_mean", "running_var")),
     torch.nn.functional.instance_norm: ("use_input_stats", ("running_mean", "running_var")),
@@ -55,6 +57,8 @@ def _function_updates(node: fx.Node) -> Iterator[Place]:
     elif is_overload(target):
         for index, argument in written(target):
             yield index if index < len(node.args) else argument
+    elif type(target).__module__ == "torch._dynamo.utils" and name.removeprefix("wrapped_") in _OF_ARRAYS:
+        yield 0  # as Dynamo writes what is done with an array of numpy's
     elif name.endswith("_") and not name.endswith("__"):
         yield 0 if node.args else next(iter(node.kwargs), 0)
     elif "out" in node.kwargs and isinstance(node.kwargs["out"], fx.Node):

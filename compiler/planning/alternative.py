@@ -48,7 +48,8 @@ def alternatives(plan: Plan, demand: Demand, options: Options, costs: Costs) -> 
     carries may be moved, remote, double and the optimum over two tiers too."""
     found = [replace(_alternative(plan, demand, costs), chosen=True)]
     chosen = plan.choice.describe()
-    whole = replace(plan.choice, problem=replace(plan.choice.problem, tape=demand.tape))  # also where tapes are thin
+    tape = max(demand.tape, 1)  # of whole tapes, also where they are thin
+    whole = replace(plan.choice, problem=replace(plan.choice.problem, tape=tape))
     choices = (replace(each, ahead=plan.choice.ahead) for each in _choices(whole, options, costs))
     for name, choice in {each.describe(): each for each in choices}.items():
         if name == chosen or len(choice.root.children) > _MANY:

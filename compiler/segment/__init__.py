@@ -9,7 +9,9 @@ Mind: Whether a gradient depends on what comes in is read off autograd's graph (
     product is distributed over steps only if all but its rows is made of constants.
     `invariants.py`: what depends on constants alone is made once per call, not once per segment. `factors.py`: a
     backward gives the two factors of a weight's gradient, and `addmm_` or `event_outer_add` adds their product to the
-    sum. Sums by events lie by rows, K x N, however the weight lies; else they would be dense in silence.
+    sum. Few windows of an image are such factors, too. What is run node by node hands each gradient over right behind
+    the node that makes it (`handing_over`); only memory that nothing else reads may become a sum. Sums by events lie by
+    rows, K x N, however the weight lies; else they would be dense in silence.
     Brought together are at most 4 MiB on a CPU (`products.LARGEST`).
     Fake tensors have a `ShapeEnv` so that inductor keeps graphs on disk; no shape may depend on data.
 """

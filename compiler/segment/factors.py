@@ -21,14 +21,17 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, fx
 
-from reroll.graph.editing import KNOWN, aten, call, shape
+from reroll.graph.editing import aten, call, shape
 from reroll.graph.layouts import is_dense
 from reroll.graph.memory import origin, storage_nbytes
 from reroll.segment.ops import OUTER, OUTER_ADD
 from reroll.segment.products import mask_unread, turned
 
-_FRESH = {aten.convolution_backward.default, aten.native_batch_norm_backward.default}
-_FRESH |= {aten.native_layer_norm_backward.default, aten.native_group_norm_backward.default}
+_NORMS = (aten.native_batch_norm_backward, aten.native_layer_norm_backward, aten.native_group_norm_backward)
+_SUMS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.sum, aten.embedding_dense_backward)
+_FRESH = {aten.convolution_backward, *_NORMS, *_SUMS, aten.add, aten.mul, aten.neg, aten.clone, aten.cat, aten.stack}
+"""What always gives memory of its own. Of others that is not sure: ``conj_physical`` of real numbers gives its operand,
+and no schema says so."""
 _NONE: tuple[list[fx.Node], Any, bool] = ([], None, False)
 
 
@@ -126,7 +129,7 @@ def handing_over(half: fx.GraphModule, handed: Sequence[bool], products: Mapping
 
 
 def _own_results(graph: fx.Graph) -> set[fx.Node]:
-    """Results that are all of a memory which an operation of torch's has made, and which nothing reads afterwards."""
+    """Results that are all of a memory which an operation has made for them, and which nothing reads afterwards."""
     output, order = graph.output_node(), {node: at for at, node in enumerate(graph.nodes)}
     results: Any = output.args[0]
     same = dict[fx.Node, list[fx.Node]]()
@@ -143,14 +146,13 @@ def _own_results(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _is_whole(grad: fx.Node) -> bool:
-    """Whether a value is all of a memory that an operation of torch's has made."""
+    """Whether a value is all of a memory that an operation has made for it."""
     made = origin(grad)
     called: Any = made.args[0] if made.target is operator.getitem else made
-    if called.op != "call_function" or getattr(called.target, "namespace", "") not in KNOWN:
+    if getattr(called.target, "overloadpacket", None) not in _FRESH:
         return False
     value, whole = grad.meta["val"], made.meta["val"]
-    fresh = called is made or called.target in _FRESH
-    return fresh and not value.is_complex() and is_dense(value) and storage_nbytes(value) == storage_nbytes(whole)
+    return not value.is_complex() and is_dense(value) and storage_nbytes(value) == storage_nbytes(whole)
 
 
 def _sum_biases(graph: fx.Graph) -> None:
@@ -181,7 +183,7 @@ def _factors(graph: fx.Graph, result: Any) -> tuple[list[fx.Node], Any, bool]:
     if result.target is OUTER:
         return list(factors), result.args[2:], turns % 2 == 1
     if result.target is operator.getitem and turns == 0:
-        return _windows(graph, *result.args) if result.args[1] == 1 else [], None, False
+        return _windows(graph, result.args[0]) if result.args[1] == 1 else [], None, False
     if result.target is not aten.mm.default:
         return _NONE
     if turns % 2 == 0:
@@ -194,7 +196,7 @@ def _turned(graph: fx.Graph, factor: fx.Node) -> fx.Node:
     return turned(factor) or call(graph, aten.permute.default, factor, [1, 0])
 
 
-def _windows(graph: fx.Graph, made: Any, _: int) -> list[fx.Node]:
+def _windows(graph: fx.Graph, made: Any) -> list[fx.Node]:
     """The factors of the gradient of a kernel: incoming gradients, one row a channel, and the windows of the image that
     they come from; nothing where windows are many, or lie apart."""
     if made.target is not aten.convolution_backward.default:

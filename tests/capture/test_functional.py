@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -201,3 +202,30 @@ def test_a_dropout_that_drops_nothing_gives_its_operand_itself(name: str, which:
         torch.compile(model, backend="reroll", options={"lowering": "eager"}),
     ):
         torch.testing.assert_close(torch.autograd.grad(run(x).sum(), x)[0], expected)
+
+
+class Counts(torch.nn.Module):
+    """Counts in an array of numpy's how often it was called, behind a loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = np.zeros(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.zeros_like(x[0])
+        for t in range(x.shape[0]):
+            h = torch.tanh(x[t] + 0.5 * h)
+        self.calls[1] += 1
+        self.calls[1:] *= 2
+        return h
+
+
+@pytest.mark.filterwarnings("ignore::reroll.RerollWarning")
+def test_an_array_that_a_model_writes_is_written_or_refused() -> None:
+    model, plain, x = Counts(), Counts(), torch.randn(6, 2)
+    compiled = torch.compile(model, backend="reroll", options={"lowering": "eager"})
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), plain(x))
+    assert (model.calls == plain.calls).all()
+    with pytest.raises(reroll.LengthError, match="register_buffer"):
+        reroll.compile(Counts(), time_dim=0, lowering="eager")(torch.randn(20, 2))

@@ -161,24 +161,25 @@ def test_gradients_are_handed_over_where_they_are_made() -> None:
     """What is taken may be written to: nothing else reads it then, in the graph or behind it."""
 
     def half(x: Tensor, g: Tensor) -> Any:
-        fresh, read, twice = x * 2, x.exp(), x.sin()
-        view, part, wide = x.cos().t(), x.tan()[:2], x.sum(0).expand(5, 4)
+        fresh, read, twice = x * 2, x * 6, x * 7
+        view, part, wide = (x * 4).t(), (x * 5)[:2], x.sum(0).expand(5, 4)
         later = read * 3
-        return fresh, read, twice, twice, view, part, wide, x, x.T @ g, later, g.sum(0)
+        same = torch.ops.aten.conj_physical(x)  # is x
+        return fresh, read, twice, twice, view, part, wide, x, x.T @ g, later, same, g.sum(0)
 
     values = weights((5, 4), (5, 3))
     made = traced(half, values, 0)
     expected = half(*values)
-    products = defer_products(made, [False] * 8 + [True, False, False])
-    handed = handing_over(made, [True] * 10 + [False], products)
+    products = defer_products(made, [number == 8 for number in range(12)])
+    handed = handing_over(made, [True] * 11 + [False], products)
     taken = Taken()
     found = handed(*values, taken)
     assert [number for number, own in taken.own.items() if own] == [0, 4, 9]
     torch.testing.assert_close(taken.grads.pop(-1), expected[8])
     for number, grad in taken.grads.items():
         torch.testing.assert_close(grad, expected[number])
-    assert list(found[:10]) == [None] * 10
-    torch.testing.assert_close(found[10], expected[10])
+    assert list(found[:11]) == [None] * 11
+    torch.testing.assert_close(found[11], expected[11])
     calls = [str(node.target) for node in handed.graph.nodes if node.op == "call_function"]
     assert "_take" in calls[calls.index("aten.mul.Tensor") + 1]
 
@@ -222,3 +223,26 @@ def test_no_second_copy_of_the_parameters_is_held(given: dict[str, Any]) -> None
     assert whole > 500_000
     assert peak < 220_000
     assert peak == pytest.approx(reroll.explain(compiled, x).predicted_peak, rel=0.05)
+
+
+def twice(run: Any, model: nn.Module, x: Tensor) -> list[Tensor]:
+    """The gradients of a loss that is reversed twice, beside those of before, and which hooks change."""
+    hook = next(model.parameters()).register_hook(lambda grad: grad * 2)
+    loss = run(x)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    hook.remove()
+    return [torch.zeros(()) if each.grad is None else each.grad.clone() for each in model.parameters()]
+
+
+def test_sums_that_were_gradients_of_a_segment_are_added_up_by_autograd_as_ever() -> None:
+    model, x = Wide().double(), torch.randn(5, 2, 128, dtype=torch.float64)
+    compiled = reroll.compile(model, time_dim=0, lowering="eager", segment=2)
+    expected, found = [], []
+    for _ in range(2):  # the second time .grad is there already
+        expected = twice(model, model, x)
+    model.zero_grad()
+    for _ in range(2):
+        found = twice(compiled, model, x)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)

@@ -106,7 +106,13 @@ def turned(x: Tensor, w: Tensor) -> Tensor:
     return torch.tanh(x @ w).t().contiguous().view(B, H) * x
 
 
+def outer(x: Tensor, w: Tensor) -> Tensor:
+    rows = x.view(2, 2, H).transpose(0, 1)
+    return (rows.unsqueeze(-1) @ rows.exp().unsqueeze(-2)).sum(-1).view(B, H)
+
+
 HELD, NONE = {0, 1}, set[int]()
+OUTER = {"view", "transpose", "unsqueeze", "expand", "clone", "_unsafe_view", "exp"}
 CUTS: dict[str, tuple[Step, dict[str, Any], dict[str, int], set[str]]] = {
     "a result": (tanh, {}, {"aten.tanh": 1}, set()),
     "a product": (square, {}, {"aten.mm": 1}, set()),
@@ -120,6 +126,7 @@ CUTS: dict[str, tuple[Step, dict[str, Any], dict[str, int], set[str]]] = {
     "a sum": (normed, {}, {"aten.sum": 1}, set()),
     "random numbers": (noisy, {}, {"aten.rand_like": 1}, set()),
     "what a view and its copy are of": (turned, {}, {"aten.tanh": 1}, {"t", "clone", "view"}),
+    "nothing that batched products have laid out": (outer, {}, {}, OUTER),
     "replayed: the product again": (square, {"replay": True}, {}, {"mm"}),
     "replayed: both products again, neither of them after the other": (
         twice,

@@ -55,7 +55,8 @@ def text_of(value: Any) -> str:
 def leads_to(value: Any) -> Iterable[Any]:
     """The values that an object holds."""
     if type(value) in PLAIN_ITEMS:
-        return value.values() if is_a(value, dict) else value
+        held: Iterable[Any] = value.values() if is_a(value, dict) else value
+        return held
     found = [*pointed_to(value), *attributes_of(value).values()]
     if is_a(value, dict):
         return *found, *dict.values(value)

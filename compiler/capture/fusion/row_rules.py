@@ -324,8 +324,8 @@ def rule_of(node: fx.Node, name: str) -> Rule | None:
 @functools.cache
 def _tagged(name: str) -> bool:
     """Whether torch's operation of this name goes entry by entry, in whatever way it is called."""
-    packet = getattr(torch.ops.aten, {"truediv": "div"}.get(name, name), None)
-    overloads = getattr(packet, "overloads", list)()
+    packet: Any = getattr(torch.ops.aten, {"truediv": "div"}.get(name, name), None)
+    overloads = packet.overloads() if hasattr(packet, "overloads") else ()
     called = [each for each in (getattr(packet, name) for name in overloads) if gives_one_tensor(each)]
     return bool(called) and all(torch.Tag.pointwise in each.tags for each in called)
 

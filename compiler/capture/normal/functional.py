@@ -72,7 +72,8 @@ def _before(source: fx.Node, node: fx.Node) -> torch.Tensor:
     args, kwargs = fx.map_arg((source.args, source.kwargs), lambda each: each.meta.get("example_value"))
     try:
         with torch.no_grad():
-            call = getattr(type(args[0]), source.target) if source.op == "call_method" else source.target
+            target: Any = source.target
+            call = getattr(type(args[0]), target) if source.op == "call_method" else target
             made = call(*args, **kwargs)
             own = value.detach().as_strided(made.shape, made.stride(), value.storage_offset())
     except Exception as error:
@@ -284,5 +285,8 @@ def _holds(node: fx.Node, storage: int) -> bool:
 def _spelled(node: fx.Node) -> str:
     name = spell(node)
     if name is None:
-        raise CaptureError(f"{where(node)}: the operation {node.target} has no importable name. Write it out of place.")
+        raise CaptureError(
+            f"{where(node)}: the operation {node.target} has no importable name. "
+            "Write it out of place; where it changes an array of numpy's, keep a tensor in its place (register_buffer)."
+        )
     return name

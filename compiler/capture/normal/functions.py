@@ -105,7 +105,7 @@ def _applied(module: fx.GraphModule, hook: fx.Node, source: fx.Node) -> fx.Node:
     names = [f"{body.target}_{kind}" for kind in ("forward", "backward")]
     for name, each in zip(names, _bodies(attribute(module, body), len(read)), strict=True):
         setattr(module, name, each)
-    marks = {"non_differentiable_idx": [], "saved_for_backward_idx": [*range(len(read))]}
+    marks: Any = {"non_differentiable_idx": [], "saved_for_backward_idx": [*range(len(read))]}
     front = graph.find_nodes(op="placeholder")[-1].next if source.op == "placeholder" else source.next
     with graph.inserting_before(hook if read else front):
         applied = graph.call_function(_APPLY, (*map(graph.get_attr, names), source, *read), marks)

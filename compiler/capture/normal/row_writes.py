@@ -134,7 +134,7 @@ def _unsqueezing(dim: int) -> tuple[Any, ...]:
 def _one_number(index: Any) -> int | None:
     """The number in a tensor of one number that the graph makes, as ``torch.tensor([3])``."""
     made = isinstance(index, fx.Node) and index.target is torch.tensor
-    numbers = index.args[0] if made and index.args else None
+    numbers: Any = index.args[0] if made and index.args else None
     one = isinstance(numbers, list | tuple) and len(numbers) == 1 and type(numbers[0]) is int
     return numbers[0] if one else None
 
@@ -187,7 +187,7 @@ def collect_rows(graph: fx.Graph, node: fx.Node) -> None:
 
 def _stacked(graph: fx.Graph, rows: list[fx.Node], dim: int, value: torch.Tensor) -> fx.Node:
     """The stack of rows, laid out as the tensor into which they were written."""
-    order = sorted(range(value.dim()), key=lambda each: (-value.stride(each), each))
+    order = sorted(range(value.dim()), key=lambda each: (-int(value.stride(each)), each))
     if value.is_contiguous() or not value.permute(order).is_contiguous():
         return graph.call_function(torch.stack, (rows, dim))
     others = [each - (each > dim) for each in order if each != dim]

@@ -243,13 +243,14 @@ class Sampler(nn.Module):
     def __init__(self, before: bool) -> None:
         super().__init__()
         self.net, self.n, self.before = nn.Linear(5, 4), 12, before
+        self.alphas: Tensor
         self.register_buffer("alphas", torch.linspace(0.999, 0.01, 1000))
 
     def forward(self, x: Tensor) -> Tensor:
-        times = torch.linspace(999, 0, self.n).long()
-        rows_ = self.alphas[times] if self.before else times
+        times, alphas = torch.linspace(999, 0, self.n).long(), self.alphas
+        rows_ = alphas[times] if self.before else times
         for t, row in zip(times, rows_, strict=True):
-            a = row if self.before else self.alphas[t]
+            a = row if self.before else alphas[t]
             e = self.net(torch.cat([x, (t / 1000).expand(x.shape[0], 1).to(x.dtype)], -1))
             x = (x - (1 - a).sqrt() * e) * a.sqrt()
         return x

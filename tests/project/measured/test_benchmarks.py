@@ -57,6 +57,16 @@ def test_table_of_networks_at_a_small_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.campaign
+def test_peaks_beside_those_of_plain(tmp_path: Path) -> None:
+    out = tmp_path / "memory.json"
+    command = [sys.executable, str(FOLDER / "memory.py"), "--only", "torch-gru_cell", "--out", str(out)]
+    subprocess.run(command, check=True, capture_output=True)
+    (row,) = json.loads(out.read_text())["eager"].values()
+    assert 0 < row["reroll"] < row["plain"]
+    assert row["loops"] == [64]
+
+
+@pytest.mark.campaign
 def test_costs_over_lengths_at_a_small_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     lengths = importlib.import_module("lengths")

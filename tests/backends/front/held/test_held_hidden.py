@@ -54,7 +54,7 @@ class Gained(nn.Module):
             rows.append(h)
         return torch.stack(rows)
 
-    def forward(self, x_TBI: Tensor) -> Tensor:
+    def forward(self, x_TBI: Tensor) -> Any:
         return self.rolled(x_TBI) * self.read(self)
 
 
@@ -161,6 +161,23 @@ def test_the_environment_is_read_anew_or_refused(monkeypatch: pytest.MonkeyPatch
     for gain in ("2", "3", "2"):
         monkeypatch.setenv("REROLL_TEST_GAIN", gain)
         torch.testing.assert_close(run(x_TBI), model(x_TBI), rtol=0, atol=1e-12)
+
+
+def gain_of_first(model: Gained) -> float:
+    return float(next(iter(model.held.values())))
+
+
+def test_entries_that_are_moved_are_read_anew_or_refused() -> None:
+    model, x_TBI = Gained(gain_of_first, collections.OrderedDict(one=1.0, two=2.0)), torch.randn(9, 3, 4)
+    run, backend = compiled(model, "any"), compiled(model, "backend")
+    torch.testing.assert_close(backend(x_TBI), model(x_TBI), rtol=0, atol=1e-12)
+    model.held["one"] = model.held.pop("one")
+    for compiled_model in (backend, run):
+        torch.testing.assert_close(compiled_model(x_TBI), model(x_TBI), rtol=0, atol=1e-12)
+    model.held.move_to_end("two")
+    torch.testing.assert_close(run(x_TBI), model(x_TBI), rtol=0, atol=1e-12)
+    with pytest.raises(UnsupportedError, match=r"held\.pop\(key\)"):
+        backend(x_TBI)
 
 
 def gain_of_chain(model: Gained) -> float:

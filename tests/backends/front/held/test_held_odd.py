@@ -49,8 +49,8 @@ class Proxy:
     def __setattr__(self, name: str, value: Any) -> None:
         raise TypeError("frozen")
 
-    @property
-    def __class__(self) -> Any:  # type: ignore[misc]
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
         return type(self._inside)
 
 
@@ -103,7 +103,8 @@ class Holding(nn.Module):
 
 @pytest.mark.parametrize("kind", ODD)
 def test_odd_objects_are_walked_over(kind: str) -> None:
-    model, reach = Holding(ODD[kind]()), Reach()
+    made: Any = ODD[kind]
+    model, reach = Holding(made()), Reach()
     state = State.of(model, parameters=False)
     assert not [*state.changes()]
     state.restore()
@@ -116,5 +117,6 @@ def test_odd_objects_are_walked_over(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["class without a module", "all attributes", "proxy of a dict"])
 def test_a_model_that_holds_one_is_compiled(kind: str) -> None:
-    model, x_TBI = Holding(ODD[kind]()), torch.randn(12, 3, 2)
+    made: Any = ODD[kind]
+    model, x_TBI = Holding(made()), torch.randn(12, 3, 2)
     torch.testing.assert_close(reroll.compile(model, time_dim=0, lowering="eager")(x_TBI), model(x_TBI))

@@ -26,7 +26,7 @@ class Plain(nn.Module):
         self.cell, self.out, self.p = nn.GRUCell(4, 4), nn.Linear(4, 4), 0.5
         self.count, self.history, self.notes = 0, list[Tensor](), dict[str, Any]()
 
-    def step(self, x_BI: Tensor, h: Tensor) -> Tensor:
+    def step(self, x_BI: Tensor, h: Tensor) -> Any:
         return self.cell(x_BI, h)
 
     def forward(self, x_TBI: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ class Logging(Plain):
 
 
 class Counting(Plain):
-    def step(self, x_BI: Tensor, h: Tensor) -> Tensor:
+    def step(self, x_BI: Tensor, h: Tensor) -> Any:
         self.count += 1
         return self.cell(x_BI, h)
 
@@ -81,7 +81,8 @@ def test_what_a_model_leaves_is_refused_at_its_line_and_the_remedy_works(kind: A
     torch._dynamo.reset()
     LOG.clear()
     model.count = 0
-    y = torch.compile(model, backend="reroll", options={"lowering": "eager"})(x_TBI)
+    compiled: Any = torch.compile(model, backend="reroll", options={"lowering": "eager"})
+    y = compiled(x_TBI)
     left = (len(LOG), model.count, len(model.history), len(model.notes))
     assert sum(left) == {Logging: 1, Counting: 12, Remembering: 12, Noting: 1}[kind]
     torch.testing.assert_close(y, Plain.forward(model, x_TBI))
