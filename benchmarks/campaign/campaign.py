@@ -7,6 +7,8 @@
     python benchmarks/campaign/campaign.py --of sizes             # the same, each with several sizes of the batch
     python benchmarks/campaign/campaign.py --of losses            # programs that end in losses, sums and last rows
     python benchmarks/campaign/campaign.py --of wholes            # programs whose steps read all of a sequence
+    python benchmarks/campaign/campaign.py --of kinds             # held containers, hooks, sizes inside, layouts, ...
+    python benchmarks/campaign/campaign.py --of "kinds lowered"   # the same by inductor
     python benchmarks/campaign/campaign.py --of truncated         # with truncate=k, beside states that are detached
     python benchmarks/campaign/campaign.py --seed 1234            # one program: its text, and what becomes of it
     python benchmarks/campaign/campaign.py --defects              # judge all defects that were found once more
@@ -27,6 +29,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -35,7 +38,8 @@ from typing import Any
 import torch
 from blame import blame
 from changed_networks import Mutant, mutant
-from judge import DEFECTS, Text, Verdict, Way, judge, judge_mutant, judge_sizes
+from judge import DEFECTS, Text, Verdict, Way, judge, judge_calls, judge_mutant, judge_sizes
+from kinds import Model, model
 from programs import Program, generate
 from record import RESULT, Section, environment, read, write
 from rich.console import Console
@@ -46,7 +50,7 @@ from truncation import judge_truncated
 
 Row = dict[str, Any]
 CHUNK = 40  # programs of one process
-SHRINKING = 120.0  # seconds
+SHRINKING = 40.0  # seconds
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},
     {"schedule": "store_all"},
@@ -85,11 +89,31 @@ def way_over_depth(seed: int, draws: bool) -> Way:
     return Way("backend", tuple(sorted(options.items())))
 
 
-Subject = Program | Mutant | Stack
+SEGMENTS: tuple[dict[str, Any], ...] = (
+    {"segment": 1},
+    {"segment": 2},
+    {"schedule": "store_all", "segment": 1},
+    {"schedule": "standard", "segment": 1, "chunk": 4},
+    {"schedule": "double", "segment": 1, "chunk": 4, "slots": 2, "remote": "host"},
+    {"schedule": "revolve", "segment": 1, "slots": 2, "verify": True},
+    {},
+)
+"""Options of which all but the last compile little."""
+
+
+def way_of_kinds(seed: int, lowering: str) -> Way:
+    """The door and the options of a seed; at times ``reroll.compile`` without ``time_dim``."""
+    draw = random.Random(f"way of kinds {seed}")
+    options = {"lowering": lowering, **draw.choice(SEGMENTS)}
+    return Way(draw.choice(("compile",) * 5 + ("backend",) * 4 + ("any",)), tuple(sorted(options.items())))
+
+
+Subject = Program | Mutant | Stack | Model
 JUDGES: dict[str, Callable[[Any, Way], Verdict]] = dict.fromkeys(
     ("programs", "lowered", "stacks", "losses", "wholes"), judge
 )
 JUDGES |= {"mutants": judge_mutant, "sizes": judge_sizes, "truncated": judge_truncated}
+JUDGES |= {"kinds": judge_calls, "kinds lowered": judge_calls}
 
 
 def subject(of: str, seed: int) -> tuple[Subject, Way]:
@@ -97,8 +121,12 @@ def subject(of: str, seed: int) -> tuple[Subject, Way]:
     if of == "mutants":
         return mutant(seed), way_of(seed, draws=True)
     if of == "stacks":
-        made = stack(seed)
-        return made, way_over_depth(seed, made.random)
+        blocks = stack(seed)
+        return blocks, way_over_depth(seed, blocks.random)
+    if of.startswith("kinds"):
+        way = way_of_kinds(seed, "inductor" if of == "kinds lowered" else "eager")
+        made = model(seed, way.door, draws=of == "kinds")
+        return replace(made, way=way.text()), way
     program = generate(seed, losses=of == "losses", wholes=of == "wholes")
     return program, (way_lowered if of in ("lowered", "sizes") else way_of)(seed, program.random)
 
@@ -113,7 +141,7 @@ def judged(of: str, seeds: range) -> list[Row]:
         row = {"seed": seed, "way": str(way), "kind": verdict.kind, "why": verdict.why}
         if verdict.kind in DEFECTS:
             smaller = _smaller(of, made, way, verdict)
-            answers = verdict.kind != "no answer"  # without them each piece would be waited for
+            answers = verdict.kind != "no answer" and not of.startswith("kinds")  # without them each would be waited for
             blamed = blame(verdict, way, partial(JUDGES[of], smaller)) if answers else []
             row |= {**_described(smaller, way), "right_without": blamed}
         rows.append(row)
@@ -131,13 +159,15 @@ def _again(of: str, row: Row) -> Verdict:
     way = Way(row["door"], tuple(sorted(row["options"].items())))
     if of == "mutants":
         return judge_mutant(Mutant(row["seed"], row["name"], row["text"], row["why"]), way)
+    if of.startswith("kinds"):
+        return judge_calls(Text(row["seed"], row["source"]), way)
     if of in ("sizes", "truncated"):
         return JUDGES[of](generate(row["seed"]), way)
     return judge(Text(row["seed"], row["source"]), way)
 
 
 def _smaller(of: str, made: Subject, way: Way, verdict: Verdict) -> Subject:
-    if verdict.kind == "no answer" or not isinstance(made, Program):
+    if verdict.kind == "no answer" or not isinstance(made, Program | Model):
         return made
     return shrink(made, verdict, lambda each: JUDGES[of](each, way), SHRINKING)
 

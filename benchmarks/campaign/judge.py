@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import json
 import re
 import signal
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
+from unittest import mock
 
 import torch
 from changed_networks import Mutant, network_of
@@ -25,6 +28,7 @@ from torch.utils._pytree import tree_map_only
 import reroll
 from reroll.backends.inductor.sizes.family import forget
 from reroll.backends.measure.check import Difference
+from reroll.backends.runtime.node import Rolled
 from reroll.errors import RerollError, RerollWarning
 
 SECONDS = 180
@@ -32,8 +36,9 @@ SECONDS = 180
 TOLERANCE, SHORT = 1e-8, 1e-4  # of float64 throughout, and where a value of a step is float32
 NUDGES = {TOLERANCE: 1e-13, SHORT: 1e-7}  # what moves numbers by more than rounding does
 SIZES = (3, 5, 6, 8)  # of a batch: one compiled for itself, one by which sizes become symbols, and two more
+MANY = 12  # steps of a call that torch alone may not run in silence
 _JUDGED = itertools.count()  # Dynamo knows modules by their names
-DEFECTS = ("wrong", "raw", "no answer")
+DEFECTS = ("wrong", "raw", "no answer", "silent")
 _OURS = ("BackendCompilerFailed", "InductorError")  # Dynamo's names for what a backend raises, not for what it refuses
 
 
@@ -48,10 +53,19 @@ class Way:
     def __str__(self) -> str:
         return f"{self.door}({', '.join(f'{name}={value!r}' for name, value in self.options)})"
 
+    def text(self) -> str:
+        """What compiles ``net`` this way, in a module that has ``TIME``."""
+        if self.door == "backend":
+            return f"torch.compile(net, backend='reroll', options={dict(self.options)})"
+        given = "".join(f", {name}={value!r}" for name, value in self.options)
+        return f"reroll.compile(net{'' if self.door == 'any' else ', time_dim=TIME'}{given})"
+
     def compiled(self, model: Any) -> Any:
         """The model through this door."""
         if self.door == "backend":
             return torch.compile(model, backend="reroll", options=dict(self.options))
+        if self.door == "any":
+            return reroll.compile(model, **dict(self.options))
         time = {"x": 0, "u": 0, "bf": 1} if self.time is None else self.time
         return reroll.compile(model, time_dim=time, **dict(self.options))
 
@@ -81,7 +95,10 @@ class Text:
 
 @dataclass(frozen=True)
 class Verdict:
-    """``kind``: equal, refused, left (to torch), invalid (nothing to compare with), or one of ``DEFECTS``; and why."""
+    """``kind``: equal, refused, left (to torch), invalid (nothing to compare with), or one of ``DEFECTS``; and why.
+
+    ``silent``: torch alone ran a call of ``MANY`` steps or more, and nothing said so.
+    """
 
     kind: str
     why: str = ""
@@ -141,7 +158,24 @@ def judge(program: Source, way: Way) -> Verdict:
     with tempfile.TemporaryDirectory() as folder:
         module = loaded(program.source(), Path(folder) / f"program{program.seed}_{next(_JUDGED)}.py")
         net, (args, kwargs) = module.Net(), module.inputs()
-        return _compared(net, way, args, kwargs, SHORT if "float()" in program.source() else TOLERANCE)
+        tolerance = SHORT if "float()" in program.source() else TOLERANCE
+        return _compared(net, partial(way.compiled, net), args, kwargs, tolerance)
+
+
+def judge_calls(program: Source, way: Way) -> Verdict:
+    """What becomes of a program that calls its model several times (``kinds.py``)."""
+    torch._dynamo.reset()
+    torch.set_default_dtype(torch.float64)
+    with tempfile.TemporaryDirectory() as folder:
+        plain, compiled = (Calls(program, Path(folder), each) for each in (None, way))
+        verdict = _compared(plain, lambda: compiled, (torch.ones(97),), {}, TOLERANCE, compiled.others_than)
+    if verdict.kind != "equal" or all(call.rolled or call.steps < MANY for call in compiled.made):
+        return verdict
+    told = [text for call in compiled.made for text in call.told]
+    if told:
+        return Verdict("left", first_line(told[0]))
+    silent = next(call for call in compiled.made if not call.rolled and call.steps >= MANY)
+    return Verdict("silent", f"nothing is rolled of a call of {silent.steps} steps")
 
 
 def judge_sizes(program: Program, way: Way) -> Verdict:
@@ -179,10 +213,19 @@ def judge_mutant(mutant: Mutant, way: Way) -> Verdict:
         leaf, steps = net.network.leaf, net.network.steps
         args = tree_map_only(torch.Tensor, lambda v: v.requires_grad_(leaf) if v.is_floating_point() else v, given)
         over_time = all(isinstance(v, torch.Tensor) and v.dim() and v.shape[0] == steps for v in args)
-        return _compared(net, replace(way, time=0) if over_time else replace(way, door="backend"), args, {}, TOLERANCE)
+        way = replace(way, time=0) if over_time else replace(way, door="backend")
+        return _compared(net, partial(way.compiled, net), args, {}, TOLERANCE)
 
 
-def _compared(net: Any, way: Way, args: Sequence[Any], kwargs: Mapping[str, Any], tolerance: float) -> Verdict:
+def _compared(
+    net: Any,
+    compiled: Callable[[], Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    tolerance: float,
+    others: Callable[[], Iterable[Difference]] = tuple,
+) -> Verdict:
+    """What becomes of a model. others: what differs beside all that ``reroll.check`` sees."""
     try:
         plain = reroll.check(_Plain(net), *args, measure=False, **kwargs)
         assert plain.equal, "eager differs from itself"
@@ -192,7 +235,8 @@ def _compared(net: Any, way: Way, args: Sequence[Any], kwargs: Mapping[str, Any]
     found: list[Difference] = []
 
     def differences() -> Sequence[Difference]:
-        found.extend(reroll.check(way.compiled(net), *args, measure=False, tolerance=tolerance, **kwargs).differences)
+        found.extend(reroll.check(compiled(), *args, measure=False, tolerance=tolerance, **kwargs).differences)
+        found[:0] = others()
         return found
 
     verdict = outcome(differences)
@@ -217,6 +261,71 @@ def _inductor_is_stuck(net: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
     except Exception:  # another defect of the program  # noqa: BLE001
         return False
     return False
+
+
+@dataclass
+class Call:
+    """A call of a compiled model: its steps, those that were rolled, and what was told."""
+
+    steps: int
+    rolled: int = 0
+    told: list[str] = field(default_factory=list)
+
+
+class Calls:
+    """All calls of a new model of a program, compiled a ``way`` or not, as one call of a model without inputs.
+
+    It gives all tensors that can be seen, by name; everything else is in a file, as ``reroll.check`` puts back what the
+    plain calls leave behind. ``made``: the calls.
+    """
+
+    def __init__(self, program: Source, folder: Path, way: Way | None) -> None:
+        self.program, self.folder, self.way = program, folder, way
+        self.reroll_caller, self.model = self, self if way is None else Calls(program, folder, None)
+        self.made: list[Call] = []
+        self.others = folder / f"{'plain' if way is None else 'compiled'}.json"
+
+    def __call__(self, moves: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Make the calls; ``moves`` are what numbers are multiplied by."""
+        module = loaded(self.program.source(), self.folder / f"kinds{self.program.seed}_{next(_JUDGED)}.py")
+        way = self.way and replace(self.way, time=module.TIME)
+        self.made = []
+        seen = module.calls((lambda net: net) if way is None else lambda net: self._watched(way.compiled(net)), moves)
+        self.others.write_text(json.dumps({name: each for name, each in seen.items() if isinstance(each, str)}))
+        return {name: each for name, each in seen.items() if isinstance(each, torch.Tensor)}
+
+    def others_than(self) -> Iterator[Difference]:
+        """What is not a tensor and other than in the plain calls."""
+        plain, compiled = (json.loads(each.others.read_text()) for each in (self.model, self))
+        for name in dict.fromkeys((*plain, *compiled)):
+            before, after = (each.get(name, "nothing") for each in (plain, compiled))
+            if before != after:
+                yield Difference(name, f"{after} instead of {before}")
+
+    def _watched(self, compiled: Any) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            made = Call(len(args[0]))
+            self.made.append(made)
+            with warnings.catch_warnings(record=True) as told, _rolled(made):
+                warnings.simplefilter("always")
+                result = compiled(*args)
+            made.told += [str(each.message) for each in told if issubclass(each.category, RerollWarning)]
+            return result
+
+        return call
+
+
+@contextmanager
+def _rolled(call: Call) -> Iterator[None]:
+    """Count the steps of the loops that are played meanwhile."""
+    played = Rolled.played
+
+    def counted(self: Rolled, *args: Any) -> Any:
+        call.rolled += self.executable.recurrence.steps
+        return played(self, *args)
+
+    with mock.patch.object(Rolled, "played", counted):
+        yield
 
 
 class _Plain:

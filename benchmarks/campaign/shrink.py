@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from judge import Verdict
+from kinds import Model
 from programs import Program
 
+Lines = TypeVar("Lines", Program, Model)
 
-def shrink(program: Program, failed: Verdict, again: Callable[[Program], Verdict], seconds: float) -> Program:
+
+def shrink(program: Lines, failed: Verdict, again: Callable[[Lines], Verdict], seconds: float) -> Lines:
     """The smallest program that was found within some time."""
     end, smaller = time.monotonic() + seconds, True
     while smaller:
@@ -24,7 +28,7 @@ def shrink(program: Program, failed: Verdict, again: Callable[[Program], Verdict
     return program
 
 
-def _compiles(program: Program) -> bool:
+def _compiles(program: Program | Model) -> bool:
     try:
         compile(program.source(), "program", "exec")
     except SyntaxError:

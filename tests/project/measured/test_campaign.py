@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +22,9 @@ RESULT = ROOT / "benchmarks" / "results" / "campaign.json"
 sys.path.append(str(ROOT / "benchmarks" / "campaign"))
 
 from blame import blame, without  # noqa: E402
-from judge import DEFECTS, Verdict, Way, judge, limited, outcome  # noqa: E402
+from idioms import IDIOMS  # noqa: E402
+from judge import DEFECTS, Text, Verdict, Way, judge, judge_calls, limited, outcome  # noqa: E402
+from kinds import Model, model  # noqa: E402
 from programs import Program, generate  # noqa: E402
 from shrink import shrink  # noqa: E402
 from stacks import ODD, stack  # noqa: E402
@@ -223,6 +226,82 @@ def test_the_piece_to_blame_is_the_one_without_which_it_is_right() -> None:
     assert {*reroll.DEFAULT_PASSES, "codec", "schedule"} <= {name for name, _ in without(way)}
 
 
+HELD = Model(
+    seed=0,
+    parts=(
+        ("init", ("self.n = 0", "self.q = collections.deque(maxlen=2)")),
+        ("methods", ()),
+        ("before", ("h = u",)),
+        ("step", ("m1 = torch.sin(x[t]) * 0.5", "h = torch.tanh(m1 + h @ self.w)", "out.append(h)")),
+        ("after", ("r = torch.stack(out)",)),
+        ("between", ("net.n = number",)),
+    ),
+    header="for t in range(T_):",
+    results=("r", "h * self.n"),
+    calls=((12, 3, "train"), (7, 3, "train")),
+)
+
+
+def test_a_seed_makes_one_model_and_every_idiom_comes() -> None:
+    texts = [model(seed).source() for seed in range(1200)]
+    assert texts[:20] == [model(seed).source() for seed in range(20)]
+    for text in texts:
+        compile(text, "model", "exec")
+    made = [pattern(line) for idioms in IDIOMS.values() for each in idioms for line in each.split("\n")]
+    whole = "\n".join(texts)
+    assert [each.pattern for each in made if not each.search(whole)] == []
+
+
+def pattern(line: str) -> re.Pattern[str]:
+    """What a line of an idiom becomes, in part: what stands for something else, and what is helped, is left open."""
+    text = line.partition(": ")[2].strip().removeprefix("{n} = ")
+    parts = re.split(r"\{[a-zA-Z]\}", text)
+    return re.compile("[^\n]*".join(re.escape(each.replace("{{", "{").replace("}}", "}")) for each in parts))
+
+
+def test_calls_of_a_model_are_judged_and_what_they_leave_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = Way.compiled
+
+    def broken(change: Callable[[Any], None]) -> Verdict:
+        def made(way: Way, net: Any) -> Any:
+            run = compiled(way, net)
+
+            def call(*args: Any) -> Any:
+                result = run(*args)
+                change(net)
+                return result
+
+            return call
+
+        monkeypatch.setattr(Way, "compiled", made)
+        return judge_calls(HELD, COMPILE)
+
+    assert broken(lambda net: None) == Verdict("equal")
+    assert "call 0, type of model.q: deque 1 2 instead of deque 0 2" in broken(lambda net: net.q.append(1)).why
+    assert broken(lambda net: net.fc.weight.data.mul_(2)) == Verdict(
+        "raw", "AttributeError: 'Net' object has no attribute 'fc'"
+    )
+    assert broken(lambda net: torch.rand(())).kind == "wrong"
+
+
+def test_torch_alone_in_silence_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Way, "compiled", lambda way, net: net)
+    assert judge_calls(HELD, COMPILE) == Verdict("silent", "nothing is rolled of a call of 12 steps")
+    monkeypatch.setattr(Way, "compiled", lambda way, net: lambda *args: (reroll.errors.warn("Left."), net(*args))[1])
+    assert judge_calls(HELD, COMPILE) == Verdict("left", "Left.")
+
+
+def test_a_wrong_call_is_made_small_and_kept_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Way, "compiled", lambda way, net: lambda x, u: net(x, u * 1.001))
+    monkeypatch.setattr("judge.MANY", 100)
+    failed = judge_calls(HELD, COMPILE)
+    assert failed.kind == "wrong"
+    small = shrink(HELD, failed, lambda each: judge_calls(each, COMPILE), 100)
+    assert (len(small.calls), small.results) == (1, ("r",))
+    assert dict(small.parts)["init"] == dict(small.parts)["between"] == ()
+    assert judge_calls(Text(0, small.source()), COMPILE).kind == "wrong"
+
+
 def kept(section: str) -> Any:
     found = json.loads(RESULT.read_text()).get(section)
     if found is None:
@@ -231,7 +310,8 @@ def kept(section: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    "section", ["programs", "lowered", "sizes", "losses", "wholes", "truncated", "mutants", "stacks"]
+    "section",
+    ["programs", "lowered", "sizes", "losses", "wholes", "truncated", "mutants", "stacks", "kinds", "kinds lowered"],
 )
 def test_what_is_kept_of_programs_adds_up_and_no_defect_is_open(section: str) -> None:
     found = kept(section)
