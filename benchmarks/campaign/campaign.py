@@ -141,7 +141,9 @@ def judged(of: str, seeds: range) -> list[Row]:
         row = {"seed": seed, "way": str(way), "kind": verdict.kind, "why": verdict.why}
         if verdict.kind in DEFECTS:
             smaller = _smaller(of, made, way, verdict)
-            answers = verdict.kind != "no answer" and not of.startswith("kinds")  # without them each would be waited for
+            answers = verdict.kind != "no answer" and not of.startswith(
+                "kinds"
+            )  # without them each would be waited for
             blamed = blame(verdict, way, partial(JUDGES[of], smaller)) if answers else []
             row |= {**_described(smaller, way), "right_without": blamed}
         rows.append(row)
