@@ -47,7 +47,7 @@ _LITERALS = (*_NUMBERS, torch.dtype, torch.device, torch.layout, torch.memory_fo
 _MAKERS = ("zeros", "ones", "empty", "full", "rand", "randn", "new_zeros", "new_ones", "new_empty", "new_full")
 _NUMBERS_OF = (Tensor.item, Tensor.tolist, Tensor.__int__, Tensor.__float__, Tensor.__index__)
 _NEEDS_GRADIENT = Tensor.requires_grad
-_REFUSED = ("detach_", "set_", "resize_", "resize_as_", "as_strided_", "register_hook", "backward")
+_REFUSED = ("detach_", "set_", "resize_", "resize_as_", "as_strided_", "register_hook", "retain_grad", "backward")
 
 
 class Unrecordable(CaptureError):
