@@ -37,7 +37,7 @@ RESULT = Path(__file__).resolve().parent / "results" / "memory.json"
 LIMIT = 900  # seconds for one row
 STEPS, BATCH, WIDTH = 64, 4, 8  # of the networks of tests/networks: T, and factors of batch and widths
 Row = dict[str, Any]
-Ways = tuple[Callable[[], None], Callable[[], None], Callable[[], Any], list[nn.Module]]
+Ways = tuple[Callable[[], object], Callable[[], object], Callable[[], Any], list[nn.Module]]
 """A training step of plain's and of reroll's, what ``explain`` says, and whose gradients do not count."""
 
 
@@ -51,7 +51,7 @@ def names() -> list[str]:
     return [f"{source}: {name}" for source, each in found.items() for name in each]
 
 
-def of_doors(name: str, lowering: str, _: ExitStack) -> Ways:
+def of_doors(name: str, lowering: Any, inside: ExitStack) -> Ways:
     """A network of ``doors.py``."""
     import doors
 
@@ -69,13 +69,14 @@ def of_doors(name: str, lowering: str, _: ExitStack) -> Ways:
     return doors.step_of(plain, plain.run), doors.step_of(own, run), told, [*plain.parts, *own.parts]
 
 
-def of_depth(name: str, lowering: str, _: ExitStack) -> Ways:
+def of_depth(name: str, lowering: Any, inside: ExitStack) -> Ways:
     """A network of ``depth.py``."""
     import depth
+    from depth_networks import NETWORKS
 
     torch.manual_seed(0)
     kind, blocks = name.rsplit(" ", 1)
-    case = depth.NETWORKS[kind]
+    case = NETWORKS[kind]
     example = case.batch()
     model = depth.Trained(case.make(int(blocks)), example)
     run = reroll.compile(model, lowering=lowering)
@@ -90,7 +91,7 @@ def of_depth(name: str, lowering: str, _: ExitStack) -> Ways:
     return step(model), step(run), lambda: reroll.explain(run, *example), [model]
 
 
-def of_networks(name: str, lowering: str, inside: ExitStack) -> Ways:
+def of_networks(name: str, lowering: Any, inside: ExitStack) -> Ways:
     """A network of ``tests/networks``, in the dtype that its test has."""
     from networks_row import Row as Made
     from networks_row import cases
@@ -130,7 +131,7 @@ class SpikingResNet(nn.Module):
         return torch.stack([self.network(x_BCHW) for x_BCHW in x_TBCHW]).mean(0)
 
 
-def of_resnet(name: str, lowering: str, _: ExitStack) -> Ways:
+def of_resnet(name: str, lowering: Any, inside: ExitStack) -> Ways:
     """The spiking ResNet-18, by default or with a budget in bytes."""
     from spikingjelly.activation_based import functional
 

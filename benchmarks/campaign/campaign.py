@@ -171,7 +171,9 @@ def _again(of: str, row: Row) -> Verdict:
 def _smaller(of: str, made: Subject, way: Way, verdict: Verdict) -> Subject:
     if verdict.kind == "no answer" or not isinstance(made, Program | Model):
         return made
-    return shrink(made, verdict, lambda each: JUDGES[of](each, way), SHRINKING)
+    program: Any = made  # of either kind: text that is made smaller line by line
+    smaller: Subject = shrink(program, verdict, lambda each: JUDGES[of](each, way), SHRINKING)
+    return smaller
 
 
 def run(of: str, first: int, seconds: float, workers: int) -> Iterator[list[Row]]:

@@ -185,7 +185,15 @@ def squared(v):
 """,
 }
 """What changes gradients in a way that is not linear, of which a program has what it names."""
-CHANGES = ("Clip.apply", "Sign.apply", "Norm.apply", "Square.apply", "Gate.apply", "Rows.apply", "Spike.apply")
+CHANGES: tuple[str, ...] = (
+    "Clip.apply",
+    "Sign.apply",
+    "Norm.apply",
+    "Square.apply",
+    "Gate.apply",
+    "Rows.apply",
+    "Spike.apply",
+)
 CHANGES += ("Clip.apply", "hooked", "normed", "squared")
 
 PLAIN = (
@@ -203,7 +211,13 @@ PLAIN = (
     "F.softmax({m}, -1) + 0.1 * h",
 )
 WEIGHTS = {"functions": 5, "containers": 3, "numbers": 3, "sizes": 3, "layouts": 3, "cond": 0.4, "random": 1}
-STACKS = ("torch.stack({a})", "torch.stack({a})", "torch.stack({a}, 1)", "torch.stack({a}, -1)", "torch.cat({a})")
+STACKS: tuple[str, ...] = (
+    "torch.stack({a})",
+    "torch.stack({a})",
+    "torch.stack({a}, 1)",
+    "torch.stack({a}, -1)",
+    "torch.cat({a})",
+)
 STACKS += ("torch.cat({a}, 1)", "torch.stack({a}[1:])", "torch.stack({a}).transpose(0, 1)", "torch.stack({a}[::2])")
 BEHIND = (
     "F.dropout({b}, 0.5, self.training)",
@@ -484,7 +498,8 @@ class _Writer:
             "S": stacked,
             "D": behind,
         }
-        named |= {"k": draw.randint(2, 14), "p": draw.randint(1, 4), "c": draw.randint(1, 2), "F": draw.choice(CHANGES)}
+        named |= {name: str(draw.randint(*ends)) for name, ends in (("k", (2, 14)), ("p", (1, 4)), ("c", (1, 2)))}
+        named["F"] = draw.choice(CHANGES)
         for line in idiom.format(**named).split("\n"):
             part, _, text = line.partition(": ")
             if part == "result":
@@ -578,7 +593,7 @@ def _calls(draw: random.Random, door: str, *, dear: bool) -> tuple[tuple[int, in
     if dear:
         return (12, 3, "train"), (draw.choice((5, 12)), 3, "train")
     steps = (draw.choice((12, 13, 14)), draw.choice((5, 6, 7, 9, 12)))
-    order = draw.choice(((0, 0), (0, 0), (0, 0, 0), (0, 1)))
+    order: tuple[int, ...] = draw.choice(((0, 0), (0, 0), (0, 0, 0), (0, 1)))
     if door == "compile":
         steps = (draw.randint(12, 18), draw.choice((5, 7, 9, 13, 22, 30)))
         order = draw.choice(((0, 0, 1), (0, 1, 0), (0, 1), (1, 0, 0), (0, 0, 0, 1)))

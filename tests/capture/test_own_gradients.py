@@ -241,18 +241,18 @@ def test_an_update_that_a_function_hides_is_refused() -> None:
 
 def test_steps_that_are_left_out_give_no_gradient_of_their_own() -> None:
     def step(m: Any, x: Tensor, t: int, h: Tensor) -> Any:
-        h = function(torch.tanh(x[t] + h @ m.w))
+        h = chosen(torch.tanh(x[t] + h @ m.w))
         return h, h
 
     def end(m: Any, x: Tensor, h: Tensor, ys: list[Tensor]) -> Tensor:
         return nn.functional.mse_loss(m.u(torch.stack(ys)[:-1]), x[1:] * 0.5)
 
-    function = clip
+    chosen = clip
     torch.manual_seed(0)
     differ, made = compare(Network(step, end).double(), (x_of(),))
     assert not differ
     assert made[-1].recurrences[0].steps == STEPS
-    function = norm
+    chosen = norm
     with pytest.raises(reroll.UnsupportedError, match=r"0 \* output.sum"):
         compare(Network(step, end).double(), (x_of(),))
 

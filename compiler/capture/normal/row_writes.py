@@ -187,7 +187,8 @@ def collect_rows(graph: fx.Graph, node: fx.Node) -> None:
 
 def _stacked(graph: fx.Graph, rows: list[fx.Node], dim: int, value: torch.Tensor) -> fx.Node:
     """The stack of rows, laid out as the tensor into which they were written."""
-    order = sorted(range(value.dim()), key=lambda each: (-int(value.stride(each)), each))
+    strides = value.stride()
+    order = sorted(range(value.dim()), key=lambda each: (-strides[each], each))
     if value.is_contiguous() or not value.permute(order).is_contiguous():
         return graph.call_function(torch.stack, (rows, dim))
     others = [each - (each > dim) for each in order if each != dim]

@@ -262,7 +262,7 @@ def pattern(line: str) -> re.Pattern[str]:
 def test_calls_of_a_model_are_judged_and_what_they_leave_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = Way.compiled
 
-    def broken(change: Callable[[Any], None]) -> Verdict:
+    def broken(change: Callable[[Any], object]) -> Verdict:
         def made(way: Way, net: Any) -> Any:
             run = compiled(way, net)
 
@@ -287,7 +287,15 @@ def test_calls_of_a_model_are_judged_and_what_they_leave_behind(monkeypatch: pyt
 def test_torch_alone_in_silence_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Way, "compiled", lambda way, net: net)
     assert judge_calls(HELD, COMPILE) == Verdict("silent", "nothing is rolled of a call of 12 steps")
-    monkeypatch.setattr(Way, "compiled", lambda way, net: lambda *args: (reroll.errors.warn("Left."), net(*args))[1])
+
+    def left(way: Way, net: Any) -> Any:
+        def call(*args: Any) -> Any:
+            reroll.errors.warn("Left.")
+            return net(*args)
+
+        return call
+
+    monkeypatch.setattr(Way, "compiled", left)
     assert judge_calls(HELD, COMPILE) == Verdict("left", "Left.")
 
 
