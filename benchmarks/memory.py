@@ -175,7 +175,7 @@ def row(name: str, lowering: str) -> Row:
     return {**found, "predicted": report.predicted_peak, "loops": [each.recurrence.steps for each in report.loops]}
 
 
-def _peak(step: Callable[[], None], modules: list[nn.Module]) -> int:
+def _peak(step: Callable[[], object], modules: list[nn.Module]) -> int:
     parameters = [each for module in modules for each in nn.Module.parameters(module)]
     for each in parameters:
         each.grad = None

@@ -13,7 +13,6 @@ from reroll.errors import PassError, RerollError, is_shortage
 from reroll.graph.fakes import apart_from_dynamo
 from reroll.graph.nested import leaves_of
 from reroll.recurrence import Recurrence
-from reroll.segment.trace import step_examples, trace_mode
 
 PASS = "pass"
 """In ``meta`` of a node: the name of the user's pass that put it there."""
@@ -98,6 +97,8 @@ def try_half(half: fx.GraphModule, name: str) -> None:
 
 def try_step(step: fx.GraphModule, recurrence: Recurrence, name: str) -> list[Any]:
     """Shapes, dtypes and devices of what a step gives. Raises PassError, with the operation that cannot run."""
+    from reroll.segment.trace import step_examples, trace_mode  # Dynamo comes with it, which takes seconds to load
+
     mode = trace_mode()
     with apart_from_dynamo(mode), recurrence.modes():
         inputs: Sequence[Any] = step_examples(recurrence, mode)
