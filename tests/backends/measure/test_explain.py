@@ -174,7 +174,7 @@ class Twice(nn.Module):
 
 
 def test_a_budget_is_shared_by_the_recurrences_of_a_graph() -> None:
-    x, budget = torch.randn(40, 4, 5), 40_000
+    x, budget = torch.randn(40, 4, 5), 45_000
     report = reroll.explain(compiled(Twice(), memory_budget=budget), x)
     first, second = report.loops
     assert first.budget == budget - first.held_around >= first.prediction.peak
