@@ -10,12 +10,13 @@ from reroll.capture.recorder.identity import Same
 from reroll.errors import warn
 
 _IN_A_ROW = 3
+_SIZES = "a tensor"  # of another size: a batch that came for the first time, of which what is compiled tells
 _PARTS = (
     "an argument",
     "the model",
     "an argument",
     "what its code names",
-    "a tensor",
+    _SIZES,
     "a mode of torch",
     "torch's seed",
 )
@@ -37,7 +38,7 @@ class Again:
             self._count = 0
         elif length in self._lengths and before is not None:
             name, change = difference(before, key)
-            self._count = self._count + 1 if name == self._reason else 1
+            self._count = 0 if name == _SIZES else self._count + 1 if name == self._reason else 1
             self._reason = name
             if self._count == _IN_A_ROW and not self._told:
                 self._tell(f"{name}{change}")
