@@ -53,6 +53,10 @@ _TRANSFORMS = (
     "reroll.compile: the model uses torch.func transforms, which a run that checks it cannot follow. Use "
     "torch.compile(backend='reroll') for this model."
 )
+_COND = (
+    "reroll.compile: torch.cond compiles its branches by itself, which fails in a run that is looked at where a branch "
+    "reads a parameter of the model. Hand it over among the operands of torch.cond, or choose by torch.where."
+)
 
 
 class OtherTimeError(LengthError):
@@ -223,6 +227,8 @@ def probe(
             _run_plainly(model, call)
             if "torch.func" in str(error) and "saved tensor hooks" in str(error):
                 raise UnsupportedError(_TRANSFORMS) from error
+            if isinstance(error, AssertionError) and "convert all Tensors to FakeTensors" in str(error):
+                raise UnsupportedError(_COND) from error
             raise LengthError(
                 f"The model cannot be run on {length} steps: {type(error).__name__}: {error}. If these are no steps, "
                 "say in time_dim which arguments have time, in which dimension. If a table in it has a row for each "

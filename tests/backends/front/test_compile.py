@@ -213,6 +213,31 @@ def test_what_longer_traces_show_is_right(body: Callable[..., Any]) -> None:
         agree(net, run, twin, torch.randn(steps, 2, I))
 
 
+def test_branches_that_read_a_parameter_are_refused_unless_they_are_given_it() -> None:
+    class Branching(nn.Module):
+        def __init__(self, given: bool) -> None:
+            super().__init__()
+            self.cell, self.scale, self.given = nn.Linear(I, I), nn.Parameter(torch.tensor(0.9)), given
+
+        def forward(self, x_TBI: Tensor) -> Tensor:
+            h_BI = x_TBI[0]
+            for t in range(x_TBI.shape[0]):
+                u_BI = torch.tanh(self.cell(h_BI) + x_TBI[t])
+                if self.given:
+                    h_BI = torch.cond(
+                        u_BI.sum() > 0, lambda u, s: u.clone(), lambda u, s: u.sigmoid() * s, (u_BI, self.scale)
+                    )
+                else:
+                    h_BI = torch.cond(u_BI.sum() > 0, lambda u: u.clone(), lambda u: u.sigmoid() * self.scale, (u_BI,))
+            return h_BI
+
+    x_TBI = torch.randn(12, 2, I)
+    with pytest.raises(reroll.UnsupportedError, match="among the operands"):
+        reroll.compile(Branching(given=False), time_dim=0, **EAGER)(x_TBI)
+    model = Branching(given=True)
+    torch.testing.assert_close(reroll.compile(model, time_dim=0, **EAGER)(x_TBI), model(x_TBI))
+
+
 @pytest.mark.inductor
 @pytest.mark.slow
 def test_inductor_serves_every_length() -> None:
