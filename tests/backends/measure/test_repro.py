@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import runpy
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -119,7 +121,8 @@ CASES: dict[str, tuple[Callable[[], reroll.Report], int]] = {
 def played(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """The exit code of a file, and what it prints."""
     capsys.readouterr()
-    with pytest.raises(SystemExit) as left:
+    fresh = mock.patch("torch._dynamo.symbolic_convert._import_module", importlib.import_module)
+    with pytest.raises(SystemExit) as left, fresh:  # Dynamo would go on with the __main__ of a test before
         runpy.run_path(str(path), run_name="__main__")
     return int(str(left.value.code)), capsys.readouterr().out
 
