@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from reroll.errors import CaptureError
-from reroll.graph.effects import attribute
+from reroll.graph.effects import attribute, example
 from reroll.graph.inplace import operand as operand_at
 from reroll.graph.inplace import storage_of, updated_places
 from reroll.graph.lines import take_line, where
@@ -101,13 +101,17 @@ def _applied(module: fx.GraphModule, hook: fx.Node, source: fx.Node) -> fx.Node:
     graph, (_, body, *read) = hook.graph, hook.args
     assert isinstance(body, fx.Node)
     readers = [user for user in source.users if user is not hook]
-    _refuse(hook, source, readers if read else [])
+    late = any(isinstance(each, fx.Node) and each.op != "placeholder" for each in read)
+    _refuse(hook, source, readers if late else [])
     names = [f"{body.target}_{kind}" for kind in ("forward", "backward")]
     for name, each in zip(names, _bodies(attribute(module, body), len(read)), strict=True):
         setattr(module, name, each)
-    marks: Any = {"non_differentiable_idx": [], "saved_for_backward_idx": [*range(len(read))]}
+    marks: Any = {
+        "non_differentiable_idx": [],
+        "saved_for_backward_idx": [at for at, each in enumerate(read) if _is_tensor(each)],
+    }
     front = graph.find_nodes(op="placeholder")[-1].next if source.op == "placeholder" else source.next
-    with graph.inserting_before(hook if read else front):
+    with graph.inserting_before(hook if late else front):
         applied = graph.call_function(_APPLY, (*map(graph.get_attr, names), source, *read), marks)
         made = graph.call_function(operator.getitem, (applied, 0))
     made.meta["example_value"] = source.meta["example_value"]
@@ -117,6 +121,11 @@ def _applied(module: fx.GraphModule, hook: fx.Node, source: fx.Node) -> fx.Node:
     for reader in readers:
         reader.replace_input_with(source, made)
     return made
+
+
+def _is_tensor(read: Any) -> bool:
+    """Whether what a hook reads is a tensor; sizes are numbers."""
+    return isinstance(read, fx.Node) and example(read) is not None
 
 
 def _refuse(hook: fx.Node, source: fx.Node, before: Sequence[fx.Node]) -> None:

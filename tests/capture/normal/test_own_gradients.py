@@ -199,6 +199,17 @@ def test_those_of_any_length() -> None:
         assert not differences(results(compiled, model, (x_of(steps),)), results(model, model, (x_of(steps),)))
 
 
+def test_hooks_of_other_batch_sizes() -> None:
+    """Dynamo hands the sizes over to a hook, from the second one on."""
+    pytest.importorskip("torch._higher_order_ops.register_hook")
+    torch.manual_seed(0)
+    model = Network(hook_late).double()
+    compiled = torch.compile(model, backend="reroll", options={"lowering": "eager", "segment": 2})
+    for batch in (3, 5):
+        x = torch.randn(STEPS, batch, 4, dtype=torch.float64)
+        assert not differences(results(compiled, model, (x,)), results(model, model, (x,)))
+
+
 def test_a_function_that_runs_twice_for_one_gradient_runs_once() -> None:
     torch.manual_seed(0)
     _, made = compare(Network(twice_detached).double(), (x_of(),))
