@@ -16,6 +16,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch._dynamo import external_utils
 
 import reroll
 from networks import Half
@@ -122,8 +123,10 @@ def played(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """The exit code of a file, and what it prints."""
     capsys.readouterr()
     fresh = mock.patch("torch._dynamo.symbolic_convert._import_module", importlib.import_module)
-    with pytest.raises(SystemExit) as left, fresh:  # Dynamo would go on with the __main__ of a test before
-        runpy.run_path(str(path), run_name="__main__")
+    with fresh, mock.patch.dict(vars(external_utils)) as names:
+        names.pop("__import___main__", None)  # Dynamo would go on with the __main__ of a test before
+        with pytest.raises(SystemExit) as left:
+            runpy.run_path(str(path), run_name="__main__")
     return int(str(left.value.code)), capsys.readouterr().out
 
 
