@@ -31,6 +31,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_aggregate as map_aggregate
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.checkpoint import CheckpointFunction
 
 LazyGraphModule = _LazyGraphModule
 CHECK = torch.ops.aten._linalg_check_errors.default
@@ -196,11 +197,16 @@ def autocast_dtypes() -> tuple[tuple[str, torch.dtype | None], ...]:
 def applied_functions(
     handler: Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any],
 ) -> Iterator[None]:
-    """Every ``autograd.Function`` is applied by ``handler(function, inner, args, kwargs)``; ``inner`` applies it."""
+    """Every ``autograd.Function`` is applied by ``handler(function, inner, args, kwargs)``; ``inner`` applies it.
+
+    But for that of ``checkpoint(use_reentrant=True)``: what it would make again in a backward is done with a history.
+    """
 
     thread = threading.get_ident()
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls is CheckpointFunction:
+            return _run_at_once(*args)
         inner = super(_SingleLevelFunction, cls).apply
         return handler(cls, inner, args, kwargs) if threading.get_ident() == thread else inner(*args, **kwargs)
 
@@ -209,3 +215,10 @@ def applied_functions(
         yield
     finally:
         del _SingleLevelFunction.apply  # type: ignore[attr-defined]
+
+
+def _run_at_once(run: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
+    """``run(*args)``, which needs gradients as torch has it: where one of ``args`` does."""
+    needed = any(isinstance(value, torch.Tensor) and value.requires_grad for value in args)
+    with torch.set_grad_enabled(torch.is_grad_enabled() and needed):
+        return run(*args)

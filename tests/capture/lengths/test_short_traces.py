@@ -141,6 +141,31 @@ def test_a_checkpoint_around_a_compiled_model(warm: bool, reentrant: bool) -> No
 
 
 @pytest.mark.parametrize("door", ["compile", "backend"])
+@pytest.mark.parametrize("dropped", [0.0, 0.3])
+def test_steps_that_are_checkpoints_which_are_entered_again(dropped: float, door: str) -> None:
+    def loop(cell: nn.Module, x: Tensor) -> Tensor:
+        h, out = torch.zeros_like(x[0]), []
+        for t in range(x.shape[0]):
+            h = checkpoint(lambda a, b: nn.functional.dropout(cell(a, b), dropped), x[t], h, use_reentrant=True)
+            out.append(h)
+        return torch.stack(out)
+
+    model = Cell(loop)
+    fast: Any = compiled(model, time_dim=0)
+    if door == "backend":
+        fast = torch.compile(model, backend="reroll", options={"lowering": "eager"})
+    x, found = rows(12, 2, 4).requires_grad_(), list[Any]()
+    for each in (fast, model):
+        torch.manual_seed(0)
+        model.zero_grad()
+        x.grad = None
+        result = each(x)
+        result.square().sum().backward()  # autograd.grad is what such checkpoints refuse
+        found.append([result, x.grad, *(parameter.grad for parameter in model.parameters()), torch.rand(1)])
+    torch.testing.assert_close(*found, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("door", ["compile", "backend"])
 @pytest.mark.parametrize("form", ["squeeze_", "read later", "twice", "transpose_", "of a state"])
 def test_a_shape_that_is_changed_in_place(form: str, door: str) -> None:
     def loop(cell: nn.Module, x: Tensor) -> Tensor:
