@@ -57,11 +57,13 @@ def normalise(module: fx.GraphModule, graph: fx.Graph) -> fx.Graph:
 
 def _read_all_results(graph: fx.Graph) -> None:
     """Where an operation that gives several values is done many times, each of its results is read that is read most
-    often: nobody needs the cell of an LSTM's last step, and without it that step would be another one."""
+    often: nobody needs the cell of an LSTM's last step, and without it that step would be another one. Functions that
+    give as many values count as one operation."""
     calls = defaultdict[Any, list[fx.Node]](list)
     for node in graph.nodes:
         if node.op == "call_function" and node.users and all(map(_is_result, node.users)):
-            calls[node.target].append(node)
+            values = node.meta.get("example_value")
+            calls[node.target, len(values) if isinstance(values, tuple | list) else 0].append(node)
     for alike in calls.values():
         read = [tuple(user.args[1] for user in node.users) for node in alike]
         usual, often = Counter(read).most_common(1)[0]

@@ -186,6 +186,15 @@ def test_gradients_are_eagers(step: Any) -> None:
     assert made[-1].recurrences
 
 
+def test_functions_that_give_other_numbers_of_values() -> None:
+    """One that gives two at every step, and one that gives one, behind the loop."""
+    torch.manual_seed(0)
+    model = Network(dirty, lambda m, x, h, ys: (torch.stack(ys), norm(h)))
+    differ, made = compare(model.double(), (x_of(),))
+    assert not differ
+    assert made[-1].recurrences
+
+
 def test_those_of_any_length() -> None:
     torch.manual_seed(0)
 
