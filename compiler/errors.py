@@ -87,6 +87,10 @@ class ReplayMismatchError(RerollError):
     """``verify=True`` found a recomputed value that differs from the forward's."""
 
 
+class ProofError(RerollError):
+    """A compiled program does not give what torch gives on the same values (``proof``)."""
+
+
 class DifferenceError(RerollError):
     """``reroll.check(..., strict=True)``: a compiled model does not do what the plain one does."""
 

@@ -35,10 +35,11 @@ class Plans:
     failed they keep within 0.7 of what they needed then; with an automatic budget until half more is free than then.
     """
 
-    def __init__(self, built: Sequence[Built] = ()) -> None:
+    def __init__(self, built: Sequence[Built] = (), *, told: bool = True) -> None:
         self.built = tuple(built)
         own = have_own_functions([each.executable for each in built])
-        tell(built)
+        if told:
+            tell(built)
         self.modules = {each.name: Rolled(each.executable, partial(self._shorten, each.name), own) for each in built}
         self.automatic = bool(self.built) and self.built[0].options.automatic_budget
         self.budget = self.built[0].beside.budget if self.built else None

@@ -30,6 +30,7 @@ from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, Guar
 
 from reroll.backends.construct.kernels import Results, check_policy
 from reroll.backends.construct.plan import Built
+from reroll.backends.construct.proof import Proof, eager, shown_by
 from reroll.backends.construct.replan import Plans
 from reroll.backends.construct.share import build_all
 from reroll.backends.dynamo.around import Outside, bytes_around, outside_of
@@ -102,7 +103,8 @@ class Graph:
     """One graph of Dynamo's, compiled: ``run`` is called in its place, ``module`` is the graph around the recurrences.
 
     ``reason`` says why there is no recurrence, ``broken`` why the model's graph ends here, if Dynamo broke it,
-    ``notes`` which recurrences were not fused, ``before`` how many bytes a call holds and frees before it runs.
+    ``notes`` which recurrences were not fused, ``before`` how many bytes a call holds and frees before it runs,
+    ``proof`` whether it has to be proved.
     """
 
     run: Compiled
@@ -112,6 +114,7 @@ class Graph:
     broken: str = ""
     notes: tuple[str, ...] = ()
     before: int = 0
+    proof: Proof = field(default_factory=Proof)
 
     @property
     def built(self) -> tuple[Built, ...]:
@@ -214,7 +217,15 @@ def _compile(
     module = run = assemble(gm, found.outer, plans.modules)
     if parsed.lowering == "inductor":
         run = compile_surroundings(module, found.recurrences)
-    return _entry(Graph(run, module, plans, "", ended, found.notes))
+
+    @functools.cache
+    def proved() -> Compiled:
+        if parsed.lowering == "eager":
+            return run
+        return assemble(gm, found.outer, Plans(build_all(found.recurrences, eager(parsed), held), told=False).modules)
+
+    graph = Graph(run, module, plans, "", ended, found.notes, proof=Proof.of(plans.built, parsed, proved))
+    return _entry(graph, _plainly(gm))
 
 
 @functools.cache
@@ -236,8 +247,8 @@ def _break(gm: fx.GraphModule) -> str:
     return broken(str(ended.reason), ended.user_stack)
 
 
-def _entry(graph: Graph) -> Compiled:
-    """What Dynamo calls: runs the graph, or names it to whoever explains."""
+def _entry(graph: Graph, plain: Compiled | None = None) -> Compiled:
+    """What Dynamo calls: runs the graph, or names it to whoever explains. ``plain`` gives what it is proved by."""
     run, written, read = graph.run, _written(graph.module.graph), Read.here()
 
     def entry(*args: Any) -> Any:
@@ -248,6 +259,8 @@ def _entry(graph: Graph) -> Compiled:
             asked.reach(graph)
         if written:
             _refuse_shared(args, written)
+        if plain is not None and graph.proof.due:
+            _prove(graph.proof, plain, args, written)
         return run(*args)
 
     return entry
@@ -303,12 +316,23 @@ def _set_attribute(root: nn.Module, name: str, value: Any) -> None:
     setattr(root, last, value)
 
 
+def _prove(proof: Proof, plain: Compiled, args: Sequence[Any], written: frozenset[int]) -> None:
+    proof.prove(
+        lambda: shown_by(plain, args, written, proof, plainly=True), lambda run: shown_by(run, args, written, proof)
+    )
+
+
+def _plainly(gm: fx.GraphModule) -> Compiled:
+    """The graph as torch runs it, operation by operation."""
+    plain = without_regions(gm)
+    run_by_torch(plain.graph, plain)
+    plain.recompile()
+    return plain.forward
+
+
 def _by_torch(gm: fx.GraphModule, example_inputs: Sequence[Tensor], options: Options) -> Compiled:
     """The graph without reroll: as inductor compiles it, or as it is."""
     if options.lowering == "eager":
-        plain = without_regions(gm)
-        run_by_torch(plain.graph, plain)
-        plain.recompile()
-        return plain.forward
+        return _plainly(gm)
     with refused_by_inductor("a graph without a loop, which reroll leaves to it"):
         return compile_whole(gm, example_inputs)

@@ -7,6 +7,7 @@ A call attempts to run the model on tokens. What an attempt ends in says what fo
             ─► Untraced    trace its other lengths; where they give no template, drop the pattern ─► attempt
             ─► Refused     take tokens of that length; where they were, record the model ─► attempt, or Dynamo's error
             ─► Stale       have Dynamo read the model anew ─► attempt
+            ─► Unproved    prove the program beside the model ─► attempt
             ─► Sampled     nothing: it was only to show another size (``dynamic=True``) ─► done
             ─► Unrecorded  have Dynamo read the model ─► attempt; where it has refused ─► Dynamo's error
 
@@ -22,12 +23,13 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor, nn
 
-from reroll.backends.dynamo.entry import UNREADABLE, dynamo_is_off, hooks_inside, uncut
+from reroll.backends.dynamo.entry import UNREADABLE, Graph, dynamo_is_off, hooks_inside, uncut
 from reroll.backends.front.arguments import Call, Time, TimeDim, find_time
 from reroll.backends.front.counter import told
 from reroll.backends.front.entries import (
@@ -41,6 +43,7 @@ from reroll.backends.front.entries import (
     Sampled,
     SkippedError,
     Stale,
+    Unproved,
     Unrecorded,
     Untraced,
     new_backend,
@@ -59,6 +62,7 @@ from reroll.backends.front.observe import (
     other_size,
     refuse_sparse,
     refuse_unrolled,
+    shown_by,
     why_it_differs,
 )
 from reroll.backends.front.outputs import outputs
@@ -464,6 +468,9 @@ class Caller:
             case Misfit(steps):
                 LOG.debug("%d steps have the pattern of %d", running.call.length, steps)
                 running.steps = steps
+            case Unproved(graph):
+                LOG.debug("the program is proved")
+                self._prove(running, graph)
             case Stale():
                 LOG.debug("what the model reads has changed, though no guard of Dynamo's says so: it is read anew")
                 self.read = running.front = self._new_front()
@@ -478,6 +485,22 @@ class Caller:
                 LOG.debug("the model's operations cannot be recorded: %s", error)
                 self._unrecorded(running, outcome)
         return False
+
+    def _prove(self, running: Running, graph: Graph) -> None:
+        """Prove the program of a call, before it runs. Raises ProofError."""
+        call, observed = running.call, running.observed
+
+        def compiled(run: Callable[..., Any]) -> Any:
+            alike = Running(running.front, call, observed=observed, steps=running.steps, proving=run)
+            outcome = alike.attempt()
+            assert isinstance(outcome, Ran), f"what is proved runs as it will, but {outcome}"
+            return outputs(alike.returned, alike)
+
+        assert observed is not None
+        untouched = frozenset() if observed.pattern.changes_inputs else frozenset(call.dims)
+        shown = partial(shown_by, self.model, call, untouched, graph.proof)
+        graph.proof.prove(lambda: shown(call.run, plainly=True), lambda run: shown(lambda _: compiled(run)))
+        running.proved = True
 
     def _trace(self, running: Running, entry: Entry) -> None:
         """Trace the other lengths of the call's pattern; record the operations where Dynamo sees a transform."""

@@ -91,7 +91,14 @@ class Stale:
     """Something that the model reads is another one than Dynamo has read, whose guards do not tell. Nothing has run."""
 
 
-Outcome = Ran | Misfit | Untraced | Refused | Unrecorded | Sampled | Stale
+@dataclass(frozen=True, slots=True)
+class Unproved:
+    """The program of the call has to be proved first. Nothing has run."""
+
+    graph: Graph
+
+
+Outcome = Ran | Misfit | Untraced | Refused | Unrecorded | Sampled | Stale | Unproved
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -108,7 +115,8 @@ class Running:
     """One call of a compiled model: its arguments, the tokens in their place, and what is known of its length.
 
     probing: whether the graph is only looked at. sampling: whether only its sizes are. unusable: lengths whose traces
-    gave no template, and why. held: the key of what the model holds. looked: whether the model was looked at. failed:
+    gave no template, and why. held: the key of what the model holds. looked: whether the model was looked at.
+    proving: what runs in place of the program, as it is to be proved. proved: that it was, for this call. failed:
     the way to a graph, Dynamo's or a record, that this call has tried in vain. returned: what came of it, a few steps
     long, with ``Row`` s. It is held here and in no frame: what was tried in vain holds its frames, and a ``Row`` that
     is held by somebody else is an error.
@@ -127,6 +135,8 @@ class Running:
     failed: Refused | Unrecorded | None = None
     held: Any = None
     looked: bool = False
+    proving: Callable[..., Any] | None = None
+    proved: bool = False
     returned: Any = None
     read: Callable[[], Any] = tuple
 
@@ -172,7 +182,7 @@ RUNNING: ContextVar[Running | None] = ContextVar("RUNNING", default=None)
 class Unwound(BaseException):
     """Raised in place of running a graph; no ``except Exception`` of a model catches it."""
 
-    def __init__(self, state: Misfit | Untraced | Sampled | Stale) -> None:
+    def __init__(self, state: Misfit | Untraced | Sampled | Stale | Unproved) -> None:
         super().__init__()
         self.state = state
 
@@ -267,10 +277,12 @@ class Entry:
         asked = EXPLAINING.get()
         if asked is not None:
             asked.reach(graph)
+        if graph.proof.due and running.proving is None and not running.proved:
+            raise Unwound(Unproved(graph))
         given = [running.sequences.get(id(each), each) for each in operands]
         _empty(each for each in operands if id(each) in running.sequences)
         with running.call.as_it_is(), between_turns():
-            results = graph.run(*given)
+            results = (running.proving or graph.run)(*given)
         return tuple(_given(results, outputs, running))
 
     def _program(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from torch import Tensor, fx, nn
 
 from reroll.backends.construct.kernels import Kernels, Results, check_policy, compile_kernels, suited
+from reroll.backends.construct.proof import Proof, eager
 from reroll.backends.construct.replan import Plans
 from reroll.backends.construct.share import KernelsOf, fitting_all
 from reroll.backends.dynamo.around import bytes_around
@@ -64,7 +65,7 @@ class Family:
             self._say_sized()
             instance = self._instance(observed, operands, sequences)
             tokens = sum(each.nbytes for each in operands if id(each) in sequences)
-            self.programs[observed] = self._compiled(instance, tokens), instance.outputs
+            self.programs[observed] = self._compiled(instance, tokens, self.options), instance.outputs
             forget(self.programs, LENGTHS)
         self.programs.move_to_end(observed)
         return self.programs[observed]
@@ -98,15 +99,15 @@ class Family:
         )
         warn(text)
 
-    def _compiled(self, instance: Instance, tokens: int) -> Graph:
+    def _compiled(self, instance: Instance, tokens: int, options: Options) -> Graph:
         modules = dict[str, nn.Module]()
         kernels, running = list[KernelsOf](), list[Recurrence]()
         for at, each in enumerate(instance.recurrences):
             recurrence = self._of_one_length(at, each)
             if recurrence.steps == 0:
                 one = replace(recurrence, steps=1)
-                length = segment_length(one, self.options)
-                modules[recurrence.name] = Idle(recurrence, self._kernels(at, one, length, self.options).traced.results)
+                length = segment_length(one, options)
+                modules[recurrence.name] = Idle(recurrence, self._kernels(at, one, length, options).traced.results)
                 continue
             kernels.append(partial(self._kernels, at, recurrence))
             running.append(recurrence)
@@ -115,9 +116,16 @@ class Family:
             standing = {**modules, **{name: nn.Identity() for name in results}}
             return bytes_around(assemble(self.module, instance.outer, standing), results, tokens)
 
-        plans = Plans(fitting_all(kernels, running, self.options, held))
+        plans = Plans(fitting_all(kernels, running, options, held), told=options is self.options)
         module = assemble(self.module, instance.outer, modules | plans.modules)
-        return Graph(module, module, plans, "", "", self.notes, tokens)
+
+        @cache
+        def proved() -> Callable[..., Any]:
+            if options.lowering == "eager":
+                return module
+            return self._compiled(instance, tokens, replace(eager(options), proof="never")).run
+
+        return Graph(module, module, plans, "", "", self.notes, tokens, Proof.of(plans.built, options, proved))
 
     def _of_one_length(self, at: int, recurrence: Recurrence) -> Recurrence:
         """A loop whose segments are as long as for the first number of steps, of those that have one usual length."""
@@ -136,7 +144,15 @@ class Family:
     def _known(self, at: int, recurrence: Recurrence, length: int, loops: int, way: Options) -> Kernels:
         lengths = lengths_of(recurrence, length, self.options)
         numbers = tuple(x.dtype for x in recurrence.xs if isinstance(x, Numbers))
-        kind = at, length, way.passes, way.replay, numbers, tuple(each.shape for each in recurrence.examples)
+        kind = (
+            at,
+            length,
+            way.lowering,
+            way.passes,
+            way.replay,
+            numbers,
+            tuple(each.shape for each in recurrence.examples),
+        )
         key = next((key for key in self.kernels if key[0] == kind and set(lengths) <= set(key[1])), (kind, lengths))
         if key not in self.kernels:
             self.kernels[key] = compile_kernels(recurrence, way, lengths, loops)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from reroll.backends.construct.proof import Proof, note_gradients
+from reroll.backends.construct.shown import Seen, note_result
 from reroll.backends.dynamo.entry import ON_META
 from reroll.backends.front.arguments import Call, first_steps
 from reroll.backends.front.counter import told
@@ -535,6 +537,49 @@ def looked_at(model: Callable[..., Any], call: Call, untouched: frozenset[int], 
             )
     finally:
         state.restore()
+
+
+def shown_by(
+    model: Callable[..., Any],
+    call: Call,
+    untouched: frozenset[int],
+    proof: Proof,
+    run: Callable[[Callable[..., Any]], Any],
+    *,
+    plainly: bool = False,
+) -> Seen:
+    """What a call shows: its result, gradients for the proof's incoming ones, and what it leaves changed."""
+    seen, wanted = Seen(), proof.takes_gradients()
+    with looked_at(model, call, untouched, parameters=False) as state:
+        reached = [*(value for value, _, _ in state.tensors), *tensors_of((call.args, call.kwargs))]
+        leaves = {value: name for name, value in named_tensors(model, reached) if value.requires_grad and value.is_leaf}
+        with proof.tape(reached) if plainly else nullcontext():
+            result = run(model)
+            seen.others["random numbers that follow"] = float(torch.rand(()))
+            note_result(seen, result)
+            if wanted:
+                note_gradients(seen, result, leaves)
+        note_state(seen, state, leaves)
+    return seen
+
+
+def named_tensors(model: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors that a call reaches, each once: parameters by their names, others by their numbers."""
+    named = {id(value): name for name, value in model.named_parameters()} if isinstance(model, torch.nn.Module) else {}
+    for number, value in enumerate({id(each): each for each in tensors}.values()):
+        yield named.get(id(value), f"tensor {number}"), value
+
+
+def note_state(seen: Seen, state: State, leaves: Mapping[torch.Tensor, str]) -> None:
+    """Tensors that can be reached from the model and its inputs, and what the call made of attributes."""
+    for number, (value, version, kept) in enumerate(state.tensors):
+        if kept is not None and not (isinstance(value, torch.nn.Parameter) and version_of(value) == version):
+            seen.tensors[f"afterwards {leaves.get(value, f'tensor {number}')}"] = value.detach().clone()
+    for name, value, *_ in state.changes():
+        if isinstance(value, torch.Tensor):
+            seen.tensors[f"attribute {name}"] = value.detach().clone()
+        elif isinstance(value, bool | int | float | str | type(None)):
+            seen.others[f"attribute {name}"] = value
 
 
 def _refuse_objects(result: Any) -> None:

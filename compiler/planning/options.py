@@ -22,6 +22,7 @@ _CHOICES = {
     "codec": ("auto", "none", *LOSSY),
     "lowering": ("inductor", "eager"),
     "on_no_recurrence": ("warn", "error"),
+    "proof": ("never", "first", "always"),
 }
 
 
@@ -75,6 +76,9 @@ class Options:
         if all states were detached every k iterations. These are not the gradients of the loss. Without a schedule or
         a budget, the tape of k steps is held at a time.
     verify: check that every recomputed carry equals the forward's bit for bit.
+    proof: whether a program has to give what torch gives on the same values, forward and backward, before a result of
+        it is given: ``first``, at its first call, which then takes a plain training step more; ``always``, at every
+        call; ``never``. What differs is a ProofError.
     cuda_graphs: record segments as CUDA graphs, which launch all their kernels at once. Used only where a replay gives
         the same bits as the kernels one by one; of no effect on a CPU.
     spill_folder: folder of the disk tier; None: the system's temporary folder.
@@ -96,6 +100,7 @@ class Options:
     replay: bool | str = "auto"
     truncate: int | None = None
     verify: bool = False
+    proof: str = "never"
     cuda_graphs: bool = True
     spill_folder: str | os.PathLike[str] | None = None
     depth: bool = True
@@ -189,6 +194,7 @@ class OptionsDict(TypedDict, total=False):
     replay: bool | Literal["auto"]
     truncate: int | None
     verify: bool
+    proof: Literal["never", "first", "always"]
     cuda_graphs: bool
     spill_folder: str | os.PathLike[str] | None
     depth: bool

@@ -1,0 +1,214 @@
+"""A program is proved before its first result is given: forward and backward, it gives what torch gives on the same
+values.
+
+The reference is what the user wrote: the model itself, or the graph that Dynamo made of it, run by torch. Both runs
+begin with the same random numbers, and gradients are taken for the same incoming ones, which are drawn by a generator
+of their own. Of ``lowering="inductor"`` the eager segments of the same loops are proved, whose operations are torch's:
+that a loop was found, fused, cut, packed, planned and played right. How inductor rounds is no part of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reroll.backends.construct.plan import Built
+from reroll.backends.construct.share import SHARE
+from reroll.backends.construct.shown import SHORT, Seen, compared, note_result
+from reroll.backends.processes.apart import alone
+from reroll.backends.runtime.randomness import random_numbers_kept
+from reroll.backends.tiers.available import free_bytes, free_disk
+from reroll.backends.tiers.device import home_of
+from reroll.backends.tiers.spill_file import SpillFile, spill_folder
+from reroll.errors import ProofError
+from reroll.graph.nested import places_of, tensors_of
+from reroll.graph.private import storage_id
+from reroll.planning.choice import Choice
+from reroll.planning.options import Options, parse_budget
+
+LOG = logging.getLogger(__name__)
+Run = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Proved:
+    """What was compared, the largest difference relative to the largest entry of its tensor, and CPU seconds."""
+
+    what: str
+    error: float
+    seconds: float
+
+
+@dataclass(slots=True, eq=False)
+class Proof:
+    """Whether a program is to be proved, and what came of it.
+
+    made: gives the program that is proved, once. gradients: whether they are to be plain autograd's. plain: bytes that
+    torch is predicted to hold for one step; ``folder``: where it may keep them if that is more than there is.
+    """
+
+    how: str = "never"
+    made: Callable[[], Run] | None = None
+    where: str = ""
+    gradients: bool = True
+    short: bool = False
+    plain: int = 0
+    most: int | None = None
+    folder: Any = None
+    proved: Proved | None = None
+
+    @classmethod
+    def of(cls, built: Sequence[Built], options: Options, made: Callable[[], Run]) -> Proof:
+        """That of the recurrences of a graph."""
+        if options.proof == "never" or not built or not alone():
+            return cls()
+        budget, plans = parse_budget(options.memory_budget), [_plain(each) for each in built]
+        plain = max(plans)
+        free = free_bytes(home_of(built[0].executable.recurrence.examples))
+        bounds = [plain if free is None else int(SHARE * free)]
+        bounds += [] if budget is None else [budget if isinstance(budget, int) else int(budget * plain)]
+        return cls(
+            how=options.proof,
+            made=made,
+            where="; ".join(dict.fromkeys(each.executable.recurrence.where for each in built)),
+            gradients=options.truncate is None and options.codec in ("auto", "none"),
+            short=any(each.executable.recurrence.short for each in built),
+            plain=plain,
+            most=min(bounds),
+            folder=options.spill_folder,
+        )
+
+    @property
+    def due(self) -> bool:
+        """Whether the next call is to be proved."""
+        return self.how == "always" or (self.how == "first" and self.proved is None)
+
+    @property
+    def spills(self) -> bool:
+        """Whether torch's tape goes to a disk, as there is less memory than it takes."""
+        return self.most is not None and self.plain > self.most
+
+    def prove(self, reference: Callable[[], Seen], program: Callable[[Run], Seen]) -> None:
+        """Compare what torch and the program show of a call. Raises ProofError at what differs first."""
+        assert self.made is not None, "nothing is due without a program"
+        start = time.process_time()
+        run = self.made()
+        expected = reference()
+        differences, error = compared(expected, program(run), SHORT if self.short else None)
+        if differences:
+            others = f" ({len(differences) - 1} more differ)" if len(differences) > 1 else ""
+            raise ProofError(
+                f"The compiled program does not give what torch gives for this call: {differences[0]}{others}. Its "
+                f"loops are at {self.where}. Nothing was changed by this call. This is a defect of reroll, or a pass "
+                "or operator of yours that is not what it says: reroll.explain(model, *inputs).save(folder) writes a "
+                "repro. Use the plain model until it is mended; proof='never' lets the program run all the same."
+            )
+        what = "values and gradients" if expected.gradients else "values"
+        self.proved = Proved(what, error, time.process_time() - start)
+        if self.how == "first":
+            self.made = None
+        LOG.info("proved at %s: %s, off by %.0e at most, in %.2f CPU s", self.where, what, error, self.proved.seconds)
+
+    def tape(self, kept: Collection[Tensor]) -> Any:
+        """A context for torch's run: what it saves is dropped where no gradients are taken, and written to a disk where
+        memory does not suffice, but for what is there anyway."""
+        if not self.takes_gradients():
+            return torch.autograd.graph.saved_tensors_hooks(lambda _: None, _not_asked)
+        return _on_disk(self.folder, {storage_id(each) for each in kept}) if self.spills else nullcontext()
+
+    def takes_gradients(self) -> bool:
+        """Whether gradients can be compared: they are plain autograd's, and there is room for what torch saves."""
+        if not self.gradients or not torch.is_grad_enabled():
+            return False
+        return not self.spills or free_disk(spill_folder(self.folder)) > 2 * self.plain
+
+
+def eager(options: Options) -> Options:
+    """The options by which eager segments are made, for a proof."""
+    return replace(options, lowering="eager", cuda_graphs=False)
+
+
+def _plain(built: Built) -> int:
+    return built.demand.plan(Choice("store_all", built.choice.problem)).prediction.peak
+
+
+def note_gradients(seen: Seen, result: Any, leaves: Mapping[Tensor, str]) -> None:
+    """The gradients of leaves for incoming ones that are the same in every run."""
+    results = [value for _, value in places_of(result) if value.requires_grad]
+    if not results or not leaves:
+        return
+    generator = torch.Generator().manual_seed(0)
+    incoming = [torch.randn(each.shape, generator=generator, dtype=_wide(each)).to(each) for each in results]
+    grads = torch.autograd.grad(results, list(leaves), incoming, allow_unused=True)
+    seen.gradients = dict(zip(leaves.values(), grads, strict=True))
+
+
+def _wide(value: Tensor) -> torch.dtype:
+    return torch.complex64 if value.is_complex() else torch.float32
+
+
+def shown_by(run: Run, args: Sequence[Any], written: Collection[int], proof: Proof, *, plainly: bool = False) -> Seen:
+    """What a graph shows, run on inputs of which it changes the ``written`` ones: here, copies of them."""
+    given = [_apart(each, number in written) for number, each in enumerate(args)]
+    leaves = {each: f"input {number}" for number, each in enumerate(given) if _is_leaf(each)}
+    seen, wanted = Seen(), proof.takes_gradients()
+    with random_numbers_kept(), proof.tape(tensors_of(given)) if plainly else nullcontext():
+        results = tuple(run(*given))
+        seen.others["random numbers that follow"] = float(torch.rand(()))
+        note_result(seen, results)
+        if wanted:
+            note_gradients(seen, results, leaves)
+    seen.tensors.update({f"input {number} afterwards": given[number].detach() for number in written})
+    return seen
+
+
+def _apart(value: Any, written: bool) -> Any:
+    """A leaf of the same memory as an input, or of a copy."""
+    if not isinstance(value, Tensor):
+        return value
+    return (value.detach().clone() if written else value.detach()).requires_grad_(value.requires_grad)
+
+
+def _is_leaf(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _not_asked(_: None) -> Tensor:
+    raise AssertionError("no gradient is taken of what is not kept")
+
+
+@contextmanager
+def _on_disk(folder: Any, kept: Collection[int]) -> Iterator[None]:
+    """What autograd saves inside goes to a nameless file, but for what lies in memory that is kept anyway."""
+    file, end = SpillFile(spill_folder(folder)), 0
+
+    def pack(value: Tensor) -> Any:
+        nonlocal end
+        if value.layout is not torch.strided or not value.numel() or storage_id(value) in kept:
+            return value
+        start, end = end, end + value.nbytes
+        file.write(start, iter([_bytes(value.detach().contiguous().cpu())]))
+        return start, value.shape, value.dtype, value.device
+
+    def unpack(packed: Any) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        start, shape, dtype, device = packed
+        value = torch.empty(shape, dtype=dtype)
+        file.read(start, iter([_bytes(value)]))
+        return value.to(device)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield
+
+
+def _bytes(value: Tensor) -> memoryview:
+    flat = (torch.view_as_real(value) if value.is_complex() else value).reshape(-1)
+    return flat.view(torch.uint8).numpy().data

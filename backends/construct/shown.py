@@ -1,0 +1,159 @@
+"""What one call of a model shows, and where two calls differ: what ``reroll.check`` and proofs compare."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reroll.graph.nested import places_of, structure_of
+
+TOLERANCE = {torch.float64: 1e-10, torch.complex128: 1e-10, torch.float32: 1e-4, torch.complex64: 1e-4}
+"""The largest difference that rounding explains, relative to the largest entry of a tensor; 0.02 of shorter numbers."""
+SHORT = 0.02
+_NOISE = (
+    1e-3  # a gradient that is this small beside the largest is what rounding leaves of zero: it is measured by that
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Something of the compiled call that is not as it is in the plain one: its ``name``, and ``what`` differs.
+
+    ``error``: how far the numbers of a tensor are off, relative to its largest entry; None where it is no number that
+    differs.
+    """
+
+    name: str
+    what: str
+    error: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.what}"
+
+
+Layout = tuple[tuple[int, int], ...]
+"""Size and stride of each dimension that has a second entry."""
+
+
+@dataclass
+class Seen:
+    """All that one call shows, by name. ``tensors`` are copies; ``layouts`` sizes and strides; ``others`` are compared
+    by ``==``."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    gradients: dict[str, Tensor | None] = field(default_factory=dict)
+    layouts: dict[str, Layout] = field(default_factory=dict)
+    others: dict[str, Any] = field(default_factory=dict)
+
+
+def note_result(seen: Seen, result: Any) -> None:
+    """The values of a result, how they lie, and whether they need gradients."""
+    seen.others["structure of the result"] = structure_of(result)
+    for place, value in places_of(result):
+        name = "result" + "".join(f"[{key!r}]" for key in place)
+        seen.tensors[name] = value.detach().clone()
+        seen.layouts[f"layout of {name}"] = _layout(value)
+        seen.others[f"requires_grad of {name}"] = value.requires_grad
+
+
+def _layout(value: Tensor) -> Layout:
+    if value.layout is not torch.strided or value.numel() == 0:
+        return ()
+    return tuple((size, step) for size, step in zip(value.shape, value.stride(), strict=True) if size > 1)
+
+
+def _lie_alike(before: Layout, after: Layout) -> bool:
+    """Whether strides are equal, or, where the plain one repeats or leaves out memory, dimensions lie in one order."""
+    if before == after or len(before) != len(after):
+        return before == after
+    kept = [dim for dim, (_, step) in enumerate(before) if step]
+    orders = [sorted(kept, key=lambda dim: -each[dim][1]) for each in (before, after)]
+    return (len(kept) < len(before) or _has_gaps(before)) and orders[0] == orders[1]
+
+
+def _has_gaps(layout: Layout) -> bool:
+    """Whether memory lies between the entries that belongs to none of them, as in a row of a transposed batch."""
+    dense = 1
+    for size, step in sorted(layout, key=lambda each: each[1]):
+        if step > dense:
+            return True
+        dense *= size
+    return False
+
+
+def compared(expected: Seen, actual: Seen, tolerance: float | None) -> tuple[list[Difference], float]:
+    """All that differs, and the largest difference of a number, relative to the largest entry of its tensor."""
+    errors = [0.0]
+    differences = []
+    for name in dict.fromkeys((*expected.others, *actual.others)):
+        before, after = (each.others.get(name, "nothing") for each in (expected, actual))
+        if before != after:
+            differences.append(Difference(name, f"{after} instead of {before}"))
+    for name, lies in expected.layouts.items():
+        other = actual.layouts.get(name, lies)  # what is missing differs in its structure
+        if not _lie_alike(lies, other):
+            strides = [tuple(step for _, step in each) for each in (other, lies)]
+            differences.append(Difference(name, f"strides {strides[0]} instead of {strides[1]}"))
+    floor = _NOISE * max(map(_largest, expected.gradients.values()), default=0.0)
+    names = dict.fromkeys((*expected.tensors, *actual.tensors))
+    pairs = [(name, expected.tensors.get(name), actual.tensors.get(name), 0.0) for name in names]
+    for name, before in expected.gradients.items():
+        pairs.append((f"gradient of {name}", before, actual.gradients[name], floor))
+    for name, before, after, least in pairs:
+        difference = _difference(name, before, after, tolerance, least, errors)
+        differences += [difference] if difference else []
+    return differences, max(errors)
+
+
+def _difference(
+    name: str, before: Tensor | None, after: Tensor | None, tolerance: float | None, least: float, errors: list[float]
+) -> Difference | None:
+    """How two tensors differ; nothing where they do not. Their distance joins the errors."""
+    if before is None or after is None:
+        return None if before is after else Difference(name, f"{_kind(after)} instead of {_kind(before)}")
+    if (before.shape, before.dtype, before.device) != (after.shape, after.dtype, after.device):
+        return Difference(name, f"{_kind(after)} instead of {_kind(before)}")
+    error = distance(before, after, least)
+    errors.append(error)
+    exact = not (before.is_floating_point() or before.is_complex())
+    allowed = 0.0 if exact else tolerance if tolerance is not None else TOLERANCE.get(before.dtype, SHORT)
+    if error <= allowed:
+        return None
+    what = f"{error:.1e} off, relative to its largest entry; at most {allowed:.0e} is allowed"
+    return Difference(name, what, error)
+
+
+def _kind(value: Tensor | None) -> str:
+    return "None" if value is None else f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+
+
+def _largest(value: Tensor | None) -> float:
+    if value is None or not value.numel():
+        return 0.0
+    return float(_dense(value).abs().nan_to_num(0, 0, 0).max())
+
+
+def _dense(value: Tensor) -> Tensor:
+    return value if value.layout is torch.strided else value.to_dense()
+
+
+def distance(before: Tensor, after: Tensor, least: float = 0.0) -> float:
+    """The largest difference of two tensors, relative to the largest entry of the first, or to ``least`` if larger.
+
+    Infinite where one alone is NaN or infinite, or where nothing says how large the entries are.
+    """
+    if before.numel() == 0:
+        return 0.0
+    wide = torch.complex128 if before.is_complex() else torch.float64
+    first, second = _dense(before).to(wide), _dense(after).to(wide)
+    same = (first == second) | (first.isnan() & second.isnan())
+    if bool(same.all()):
+        return 0.0
+    if not bool((same | (first.isfinite() & second.isfinite())).all()):
+        return float("inf")
+    scale = max(_largest(first), least)
+    off = float((first - second).abs()[~same].max())
+    return off / scale if scale else float("inf")

@@ -1,0 +1,158 @@
+"""A program that does not give what torch gives is a ProofError at its first call; one that does changes nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import reroll
+from reroll.backends.construct.proof import Proof
+from reroll.backends.runtime.executable import Executable
+
+STEPS = 12
+
+
+class Clip(torch.autograd.Function):
+    """A value as it is; its gradient is clipped."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.clamp(-0.05, 0.05)
+
+
+class Network(nn.Module):
+    """A recurrence with dropout, a counter, and a weight whose gradient is clipped at each step, if wanted."""
+
+    calls: Tensor
+
+    def __init__(self, clips: bool = False) -> None:
+        super().__init__()
+        self.weight, self.cell, self.clips = nn.Parameter(torch.randn(4, 4)), nn.GRUCell(4, 4), clips
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x_TBI: Tensor) -> tuple[Tensor, Tensor]:
+        self.calls += 1
+        h_BI, rows = torch.zeros_like(x_TBI[0]), []
+        for t in range(x_TBI.shape[0]):
+            weight = Clip.apply(self.weight) if self.clips else self.weight  # type: ignore[no-untyped-call]
+            h_BI = nn.functional.dropout(self.cell(x_TBI[t] @ weight, h_BI), 0.1)
+            rows.append(h_BI)
+        return torch.stack(rows), h_BI
+
+
+def made(clips: bool = False) -> tuple[Network, Tensor]:
+    """A network and an input, in float64."""
+    torch.manual_seed(0)
+    return Network(clips).double(), torch.randn(STEPS, 2, 4, dtype=torch.float64, requires_grad=True)
+
+
+def through(door: str, model: nn.Module, **how: Any) -> Callable[..., Any]:
+    """A model through a door, by eager lowering unless said otherwise."""
+    how = {"lowering": "eager", "proof": "first", **how}
+    if door == "compile":
+        compiled: Callable[..., Any] = reroll.compile(model, time_dim=0, **how)
+        return compiled
+    torch._dynamo.reset()
+    return torch.compile(model, backend="reroll", options=how)
+
+
+def step(door: str, **how: Any) -> list[Any]:
+    """All that a training step shows, the random numbers behind it too."""
+    model, x = made()
+    run = through(door, model, **how)
+    torch.manual_seed(1)
+    rows, last = run(x)
+    (rows.square().sum() + last.sum()).backward()
+    grads = [each.grad for each in (x, *model.parameters())]
+    return [rows, last, *grads, model.calls, torch.rand(2), torch.tensor(random.random())]
+
+
+def proofs(monkeypatch: pytest.MonkeyPatch) -> list[Proof]:
+    """The proofs that are made from now on."""
+    found, prove = [], Proof.prove
+
+    def noted(proof: Proof, *args: Any) -> None:
+        prove(proof, *args)
+        found.append(proof)
+
+    monkeypatch.setattr(Proof, "prove", noted)
+    return found
+
+
+@pytest.mark.parametrize("door", ["compile", "backend"])
+@pytest.mark.parametrize("budget", [None, 0.5])
+def test_a_proof_changes_nothing(door: str, budget: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a budget what torch saves lies on a disk."""
+    random.seed(0)
+    expected = step(door, proof="never", memory_budget=budget)
+    random.seed(0)
+    found = proofs(monkeypatch)
+    for before, after in zip(expected, step(door, memory_budget=budget), strict=True):
+        assert torch.equal(before, after)
+    (proof,) = found
+    assert proof.proved is not None
+    assert proof.proved.what == "values and gradients"
+    assert proof.proved.error < 1e-14
+    assert proof.spills is (budget is not None)
+
+
+def ask_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions of the user's are moved out of their step as torch's are."""
+    monkeypatch.setattr("reroll.capture.steps.step.is_torchs", lambda *_: True)
+
+
+def lose_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No gradient passes back over the middle of the sequence."""
+    passed_on = Executable.passed_on
+    monkeypatch.setattr(
+        Executable,
+        "passed_on",
+        lambda self, grads, start: [None] * len(grads) if start == STEPS // 3 else passed_on(self, grads, start),
+    )
+
+
+@pytest.mark.parametrize("door", ["compile", "backend"])
+@pytest.mark.parametrize("fault", [ask_nothing, lose_a_gradient])
+def test_a_fault_is_found_before_anything_is_changed(
+    door: str, fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = made(clips=True)
+    run, follows = through(door, model), torch.get_rng_state()
+    fault(monkeypatch)
+    for _ in range(2):
+        with pytest.raises(reroll.ProofError, match=r"gradient of .* off, relative .* loops are at .*test_proof"):
+            run(x)
+        assert float(model.calls) == 0
+        assert torch.equal(torch.get_rng_state(), follows)
+        assert all(each.grad is None for each in (x, *model.parameters()))
+    monkeypatch.undo()
+    through(door, model)(x)[0].sum().backward()
+    assert float(model.calls) == 1
+
+
+def test_each_program_is_proved_once_or_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = made()
+    for how, expected in (("first", 2), ("always", 3), ("never", 0)):
+        with monkeypatch.context() as patch:
+            found, run = proofs(patch), through("compile", model, proof=how)
+            for steps in (STEPS, STEPS, 9):
+                run(x[:steps])
+        assert len(found) == expected
+
+
+def test_without_gradients_values_are_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = made()
+    found = proofs(monkeypatch)
+    with torch.no_grad():
+        through("backend", model)(x)
+    through("compile", model, truncate=4)(x)
+    assert [proof.proved and proof.proved.what for proof in found] == ["values", "values"]
