@@ -42,6 +42,8 @@ from reroll.backends.dynamo.unguarded import Read, refuse_unguarded
 from reroll.backends.inductor.whole import compile_whole, refused_by_inductor
 from reroll.backends.processes.apart import refuse_pieces
 from reroll.backends.processes.together import check_together, refuse_in_place
+from reroll.backends.runtime.node import Rolled
+from reroll.backends.runtime.shown import shown_results, unbound_results
 from reroll.backends.runtime.unused import one_by_one
 from reroll.capture.capture import capture
 from reroll.capture.fusion.fuse import fuse
@@ -297,6 +299,8 @@ def assemble(gm: fx.GraphModule, outer: fx.Graph, modules: Mapping[str, nn.Modul
         _set_attribute(root, name, _attribute(gm, name))
     for name, module in modules.items():
         root.add_module(name, module)
+        if isinstance(module, Rolled):
+            module.shown, module.unbound = shown_results(outer, name), unbound_results(outer, name)
     return fx.GraphModule(root, outer)
 
 

@@ -6,18 +6,18 @@ runs), ``_get_current_graph_task_keep_graph`` (whether this backward was called 
 
 from __future__ import annotations
 
+import functools
 import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from reroll.backends.inductor.written.threads import no_more_threads_than_cores
 from reroll.backends.runtime.executable import Executable
-from reroll.backends.runtime.run import Run, Start, again
-from reroll.backends.runtime.unused import Unused
+from reroll.backends.runtime.run import Run, Start, again, as_traced
+from reroll.backends.runtime.shown import Links, joined
+from reroll.backends.runtime.unused import Unused, differentiable_inputs, needing
 from reroll.errors import ShortageError, UnsupportedError, is_shortage
 from reroll.recurrence import Items, Recurrence
 
@@ -36,6 +36,8 @@ class Rolled(nn.Module):
         super().__init__()
         self.executable = executable
         self.cheaper = cheaper
+        self.shown: Mapping[int, bool] = {}  # as ``shown_results`` has them
+        self.unbound: frozenset[int] = frozenset()  # results that are taken one by one
         self.unused = Unused(own_functions, any(isinstance(x, Items) for x in executable.recurrence.xs))
 
     def forward(self, *operands: Tensor) -> tuple[Tensor, ...]:
@@ -50,7 +52,22 @@ class Rolled(nn.Module):
             self.executable.together.agree(self.executable.recurrence.examples[0].device)
         training = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
         result: tuple[Tensor, ...] = _Reversible.apply(self, training, *operands)  # type: ignore[no-untyped-call]
-        return result
+        return self._joined(result) if training and self.shown else result
+
+    @functools.cached_property
+    def links(self) -> Links:
+        """What its last step makes of which last carries."""
+        return Links.of(self.executable.recurrence, self._needing(), self.shown)
+
+    def _needing(self) -> list[bool]:
+        return needing(self.executable.recurrence, differentiable_inputs(self.executable))
+
+    def _joined(self, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The results, behind the last carries that the caller is given."""
+        if not self.links.through:
+            return results
+        twice = self.unbound.intersection(self.shown)
+        return joined(self.executable, self._needing(), self.links, results, twice)
 
     def played(self, start: Start, training: bool) -> tuple[Run, tuple[list[Tensor], list[Tensor]]]:
         """The forward half of a call, and what it gives. Where memory runs out it starts anew with a cheaper plan."""
@@ -150,10 +167,10 @@ class _Reversible(torch.autograd.Function):
         examples = enumerate(executable.recurrence.examples)
         laid_out = [plain[i] if i in loose else conform(plain[i], like) for i, like in examples]
         start = Start.of(executable, laid_out)
-        with _as_traced(plain):
+        with as_traced(plain):
             run, (last, ys) = rolled.played(start, training)
         ctx.set_materialize_grads(False)
-        ctx.rolled, ctx.start, ctx.run = rolled, start, run
+        ctx.rolled, ctx.start, ctx.run, ctx.shares = rolled, start, run, None
         ctx.used_rows = {} if rolled.unused.asked else None  # which ``rows`` then fills
         ctx.save_for_backward(*operands)
         results = (*last, *ys)
@@ -177,13 +194,15 @@ class _Reversible(torch.autograd.Function):
                 "This recurrence was reversed already, and its tape is gone. Call backward(retain_graph=True) the "
                 "first time."
             )
+        if ctx.shares is not None:
+            grads = tuple(ctx.shares.take_off(grads))
         used = dict(ctx.used_rows or {})
         if used:
             ctx.used_rows.clear()
         dead = ctx.rolled.unused.check(ctx.rolled.executable, operands, start.operands, grads, used)
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
         held, ctx.run = [ctx.run] if ctx.run else [], None
-        with _as_traced(operands):
+        with as_traced(operands):
             run, results = ctx.rolled.reversed(start, held, grads, keep)
         ctx.run, ctx.start = (run, start) if keep else (None, None)
         given = enumerate(zip(results, ctx.needs_input_grad[2:], strict=True))
@@ -202,14 +221,3 @@ def conform(value: Tensor, like: Tensor) -> Tensor:
     if value.stride() == like.stride():
         return value
     return torch.empty_strided(value.shape, like.stride(), dtype=value.dtype, device=value.device).copy_(value)
-
-
-@contextmanager
-def _as_traced(operands: Sequence[Tensor]) -> Iterator[None]:
-    """Without autocast, on all devices of the operands: what it does is in the segments already. Torch has no more
-    threads than there are cores."""
-    with ExitStack() as stack:
-        stack.enter_context(no_more_threads_than_cores())
-        for kind in sorted({operand.device.type for operand in operands}):
-            stack.enter_context(torch.autocast(kind, enabled=False))
-        yield

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -28,6 +28,7 @@ from torch.autograd import profiler
 
 from reroll.backends.codecs.codec import Encoded, encode
 from reroll.backends.inductor.lower import Given, Segment
+from reroll.backends.inductor.written.threads import no_more_threads_than_cores
 from reroll.backends.runtime.executable import Executable, Instruction
 from reroll.backends.runtime.gradients import Gradients
 from reroll.backends.runtime.randomness import (
@@ -378,6 +379,18 @@ def again(executable: Executable, start: Start) -> Run:
     return run
 
 
+def border(executable: Executable, start: Start, own: OwnNumbers | None) -> tuple[tuple[Tensor, ...], int]:
+    """The carries before the last segment of a call that has run already, and at which step that is."""
+    recurrence, compiled = executable.recurrence, executable.compiled
+    run, first = Run(executable, start), executable.program.graph.find_nodes(op="placeholder")[0]
+    run.frontier, run.own = recurrence.steps, own
+    run.register = (first, Carry(start.operands[: len(recurrence.carries)]))
+    at = recurrence.steps - executable.lengths(0, recurrence.steps)[-1]
+    with compiled.graphs.using(), compiled.watch.counting(afresh=False), _layouts_checked(recurrence.where):
+        run.fixed = run._fixed()
+        return tuple(tensor.clone() for tensor in run._run(first, 0, at, None).tensors), at
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Start:
     """The operands of a call, the random numbers with which it begins (None: it draws none), and who compares carries
@@ -428,3 +441,14 @@ def _layouts_checked(where: str) -> Iterator[None]:
             f"A compiled segment of the loop at {where} has made a value in another layout than torch had said "
             f"({str(error).splitlines()[0]}). Use lowering='eager', and please report it, with the model."
         ) from error
+
+
+@contextmanager
+def as_traced(operands: Sequence[Tensor]) -> Iterator[None]:
+    """Without autocast, on all devices of the operands: what it does is in the segments already. Torch has no more
+    threads than there are cores."""
+    with ExitStack() as stack:
+        stack.enter_context(no_more_threads_than_cores())
+        for kind in sorted({operand.device.type for operand in operands}):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield

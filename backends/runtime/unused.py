@@ -11,8 +11,10 @@ add something to them.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,14 +35,49 @@ Rows = dict[int, list[bool]]
 _ROUNDING = 1e-6  # of a gradient: both are made by the same operations
 
 
-def rows(stacked: Tensor) -> tuple[Tensor, ...]:
-    """The outputs of all steps of a loop, one by one. Its node of autograd is told which of them a loss uses."""
-    found = stacked.unbind(0)
-    used: Rows | None = getattr(stacked.grad_fn, "used_rows", None)
-    if used is not None and found and found[0].grad_fn is not None:
-        number = stacked.output_nr
+def rows(stacked: Tensor, given: Sequence[int | slice] = (), alone: bool = True) -> tuple[Tensor, ...]:
+    """The outputs of all steps of a loop, one by one. Its node of autograd is told which of them a loss uses.
+
+    given: those that the caller is given. alone: nothing else is made of these outputs around the loop.
+    """
+    source = getattr(stacked.grad_fn, "__dict__", {}).pop("other", stacked)
+    found: tuple[Tensor, ...] = source.unbind(0)
+    used, number = _told(stacked)
+    if not found or found[0].grad_fn is None:
+        return found
+    if getattr(source.grad_fn, "states", None) and (alone or source is not stacked):
+        found[0].grad_fn.register_prehook(partial(_tell_last, source.grad_fn))
+    if used is not None:
         found[0].grad_fn.register_prehook(lambda grads: _note(used, number, [grad is not None for grad in grads]))
+    rolled = getattr(getattr(stacked.grad_fn, "node", stacked.grad_fn), "rolled", None)
+    if given and rolled is not None and not (alone and number not in rolled.links.spread):
+        shown = [each for part in given for each in (found[part] if isinstance(part, slice) else (found[part],))]
+        watch = partial(_refuse_looked_at, [weakref.ref(each) for each in shown], rolled.executable.recurrence.where)
+        found[0].grad_fn.register_prehook(watch)
     return found
+
+
+def _tell_last(joined: Any, grads: Sequence[Tensor | None]) -> None:
+    """Tell what hands the last states a share of the last row's gradient whether that row has one."""
+    joined.reached = grads[-1] is not None
+
+
+def _refuse_looked_at(states: Sequence[weakref.ref[Tensor]], where: str, _: Sequence[Tensor | None]) -> None:
+    """Raise UnsupportedError where one of these has a hook, or retains its gradient: of what is made of it, no share is
+    known."""
+    there = [each for each in (state() for state in states) if each is not None]
+    if any(each.retains_grad or each._backward_hooks for each in there):
+        raise UnsupportedError(
+            f"A state of an earlier step of the loop at {where} has a hook, or retain_grad(), and other results or "
+            "later steps are made of it: their share of its gradient is not known here. Add row t of a tensor of zeros "
+            "that requires a gradient to the state of each step t, and read its gradient, or use the plain model."
+        )
+
+
+def _told(stacked: Tensor) -> tuple[Rows | None, int]:
+    """Where the loop that made a value is told which of its rows are used, and which of its results it is."""
+    node = stacked.grad_fn
+    return getattr(node, "used_rows", None), getattr(node, "number", stacked.output_nr)
 
 
 def _note(used: Rows, number: int, also: Sequence[bool]) -> None:
@@ -54,7 +91,16 @@ def one_by_one(outer: fx.Graph, loops: Mapping[str, object]) -> None:
             continue
         source: Any = node.args[0]
         if source.op == "call_function" and source.args and getattr(source.args[0], "target", None) in loops:
-            node.target, node.args = rows, (source,)
+            node.target, node.args = rows, (source, *_given(node, source))
+
+
+def _given(node: fx.Node, source: fx.Node) -> tuple[tuple[Any, ...], bool]:
+    """Which of the rows are results of the graph, and whether nothing else is made of their stack."""
+    results = node.graph.output_node().all_input_nodes
+    given = tuple(user.args[1] for user in node.users if user in results)
+    call: Any = source.args[0]
+    picks = [user for user in call.users if user.args[1] == source.args[1]]
+    return (slice(None),) if node in results else given, sum(len(pick.users) for pick in picks) == 1
 
 
 def have_own_functions(executables: Sequence[Executable]) -> bool:
@@ -151,32 +197,32 @@ def _of_all_steps(recurrence: Recurrence, partly: Rows) -> Rows:
 def _is_unused(executable: Executable, grads: Sequence[Tensor | None], partly: Rows) -> bool:
     """Whether the loss leaves out an output, or some of its rows."""
     carried = len(executable.recurrence.carries)
-    carries = [number for number in _differentiable(executable) if number < carried]
+    carries = [number for number in differentiable_inputs(executable) if number < carried]
     outputs = [*carries, *range(carried, len(grads))]
     return any(grads[number] is None for number in outputs) or not all(all(used) for used in partly.values())
 
 
-def _differentiable(executable: Executable) -> Sequence[int]:
+def differentiable_inputs(executable: Executable) -> Sequence[int]:
     """Which inputs of a segment are differentiated."""
     return next(iter(executable.compiled.segments.values())).inputs
 
 
 def _tell(operand: Tensor, x: Slices, number: int, reached: Sequence[frozenset[int]]) -> None:
     """Tell the loop that made an operand, input ``number`` of a step, which of its rows are used here."""
-    used: Rows | None = getattr(operand.grad_fn, "used_rows", None)
+    used, result = _told(operand)
     if used is None or x.dim != 0:
         return
     also = [False] * operand.shape[0]
     for step, inputs in enumerate(reached):
         also[x.start + x.stride * step] = number in inputs
-    _note(used, operand.output_nr, also)
+    _note(used, result, also)
 
 
 def _look(executable: Executable, plain: Sequence[Tensor], live: frozenset[int]) -> Trial | None:
     """As ``look``; None if memory runs out. A step that torch cannot run by itself is taken for linear, and said."""
     recurrence = executable.recurrence
     try:
-        return look(recurrence, _differentiable(executable), plain, live)
+        return look(recurrence, differentiable_inputs(executable), plain, live)
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         if is_shortage(error):
             return None
@@ -228,8 +274,8 @@ def look(
             made = [
                 torch.randn_like(value) if n in changing and _is_real(value) else value for n, value in enumerate(real)
             ]
-            needing = _needing(recurrence, differentiable)
-            first, second = (_looked_at(recurrence, values, needing, live, own) for values in (real, made))
+            wanted = needing(recurrence, differentiable)
+            first, second = (_looked_at(recurrence, values, wanted, live, own) for values in (real, made))
     finally:
         set_device_states(devices)
     return Trial(first.differ or first.blurred or second.differ, first.reached)
@@ -239,7 +285,7 @@ def _is_real(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def _needing(recurrence: Recurrence, differentiable: Sequence[int]) -> list[bool]:
+def needing(recurrence: Recurrence, differentiable: Sequence[int]) -> list[bool]:
     """For each input of a step whether a gradient is wanted."""
     slots = recurrence.slots(1)
     read = [[recurrence.examples[i].requires_grad for i in operands] for operands in slots.operands]

@@ -139,6 +139,19 @@ def first_step(recurrence: Recurrence, operands: Sequence[torch.Tensor]) -> list
     return [*carries, *_at(recurrence.slots(1), [*carries, *segment_inputs(recurrence, operands, 0, 1)], 0)]
 
 
+def step_of(
+    recurrence: Recurrence,
+    carries: Sequence[Any],
+    operands: Sequence[torch.Tensor],
+    numbers: Mapping[int, Any],
+    step: int,
+) -> list[Any]:
+    """What a step of a recurrence takes, with these carries."""
+    read = step_inputs(recurrence, operands, numbers, step, 1)
+    constants = (operands[i] for i in recurrence.constants)
+    return [*carries, *_at(recurrence.slots(1), [*carries, *read, *constants], 0)]
+
+
 def trace_mode() -> FakeTensorMode:
     """Where a segment is traced. Without an environment of shapes inductor keeps no graph on disk; none of its shapes
     may depend on data."""
