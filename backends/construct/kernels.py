@@ -19,7 +19,7 @@ from reroll.backends.inductor.lower import Segment, cut_both_ways, has_vectors, 
 from reroll.backends.inductor.whole import refused_by_inductor
 from reroll.backends.processes.together import groups_of
 from reroll.backends.progress import progress
-from reroll.backends.runtime.executable import Compiled
+from reroll.backends.runtime.executable import Compiled, Executable
 from reroll.backends.runtime.recordings import Graphs
 from reroll.backends.tiers.device import background_of, home_of
 from reroll.graph.editing import module_content
@@ -142,6 +142,19 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
         segments = {k: lowered(each) for k, each in traced.items()}
     compiled = Compiled(segments, watch, once, Graphs(device, recurrence.where, traced[lengths[0]].random))
     return Kernels(traced[lengths[0]], compiled, context, captured, recurrence.step, replay, replaying)
+
+
+def build_kernels(executables: Sequence[Executable]) -> None:
+    """Build the kernels of the segments of some recurrences."""
+    for each in executables:
+        where, segments = each.recurrence.where, each.compiled.segments.values()
+        units = [unit for segment in segments for unit in segment.unbuilt]
+        if not units:
+            continue
+        told = progress(f"building the kernels of the loop at {where}")
+        with told, refused_by_inductor(f"a segment of the loop at {where}"):
+            for unit in units:
+                unit.settle()
 
 
 def _copied(step: fx.GraphModule) -> fx.GraphModule:

@@ -72,8 +72,17 @@ def fitting_all(
 ) -> list[Built]:
     """The plans of the recurrences of one graph, which share a budget with each other and with what is around them.
 
-    Raises BudgetError if no plans meet it.
+    Only the kernels of these plans are built: inductor's text says what others need. Raises BudgetError if no plans
+    meet it.
     """
+    built = _fitting_all(kernels_of, recurrences, options, around)
+    compiling.build_kernels([each.executable for each in built])
+    return built
+
+
+def _fitting_all(
+    kernels_of: Sequence[KernelsOf], recurrences: Sequence[Recurrence], options: Options, around: BytesAround
+) -> list[Built]:
     pairs = list(zip(kernels_of, recurrences, strict=True))
     if not pairs or options.memory_budget is None:
         return [_fitting(kernels, each, options, ALONE) for kernels, each in pairs]

@@ -7,7 +7,8 @@ fake mode inductor reads), ``user_visible_output_idxs`` (results keep their layo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,18 +17,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from reroll.backends.inductor.mended import mended
 from reroll.backends.inductor.written.threads import kernel_threads
-from reroll.backends.inductor.written.unit import quick_builds
+from reroll.backends.inductor.written.unit import Unit, quick_builds
 from reroll.graph.fakes import apart_from_dynamo
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Code:
     """A compiled half: called with a list of operands, which it empties. ``source``: the text of its wrapper;
-    ``itemsizes``: bytes of an element of what each operation in it gives, by the operation's name."""
+    ``itemsizes``: bytes of an element of what each operation in it gives, by the operation's name. ``unit``: its
+    kernels, which are built when that is settled, or at the first call: what is only weighed is never built."""
 
     call: Callable[[list[Any]], Sequence[Any]]
     source: str
     itemsizes: Mapping[str, int]
+    unit: Unit = field(default_factory=Unit)
 
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
         """The results."""
@@ -47,12 +50,18 @@ def compile_half(graph: fx.GraphModule, mode: FakeTensorMode, *, backward: bool,
     there = [number for number, result in enumerate(results) if result is not None]
     output.meta["user_visible_output_idxs"] = there  # laid out as the backward is compiled for
     inputs = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
-    settings = {"layout_optimization": False, "cpp.max_horizontal_fusion_size": 1, "cpp.threads": kernel_threads()}
-    with apart_from_dynamo(mode), V.set_fake_mode(mode), torch.no_grad(), quick_builds(build=build), mended(settings):
+    settings: Mapping[str, Any] = {
+        "layout_optimization": False,
+        "cpp.max_horizontal_fusion_size": 1,
+        "cpp.threads": kernel_threads(),
+    }
+    unit = Unit(partial(mended, settings))
+    kernels = quick_builds(build=build, later=unit)
+    with apart_from_dynamo(mode), V.set_fake_mode(mode), torch.no_grad(), kernels, mended(settings):
         compiled: Any = compile_fx_inner(graph, inputs, is_backward=backward)
     if not build and getattr(compiled, "constants", None):
         raise ValueError("inductor made constants of parts of the graph")
-    return Code(compiled, getattr(compiled, "source_code", ""), _itemsizes(graph.graph))
+    return Code(compiled, getattr(compiled, "source_code", ""), _itemsizes(graph.graph), unit)
 
 
 def _itemsizes(graph: fx.Graph) -> dict[str, int]:

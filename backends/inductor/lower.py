@@ -22,9 +22,11 @@ import torch
 from torch import fx
 
 from reroll.backends.inductor.event_counts import Watch
+from reroll.backends.inductor.half import Code
 from reroll.backends.inductor.inlined import store_repeated
 from reroll.backends.inductor.native_products import register, stamp, vectors
 from reroll.backends.inductor.sizes.family import compiled
+from reroll.backends.inductor.written.unit import Unit
 from reroll.errors import CompilerMissingError
 from reroll.graph.editing import deduplicate, primals_and_tangents
 from reroll.graph.fakes import apart_from_dynamo
@@ -164,6 +166,12 @@ class Segment:
     products: Mapping[int, Product] = field(default_factory=dict)
     tape: tuple[StepValue, ...] = ()
     thin: ThinTape | None = None
+
+    @property
+    def unbuilt(self) -> list[Unit]:
+        """The kernels of both halves that are not built."""
+        parts = (self.forward.taping, self.forward.rest) if isinstance(self.forward, Halved) else (self.forward,)
+        return [each.unit for each in (*parts, self.backward) if isinstance(each, Code) and each.unit.places]
 
     @property
     def hands_over(self) -> bool:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
+from heapq import heappop, heappush
+from itertools import count
 from operator import itemgetter
 
 from reroll.errors import BudgetError
-from reroll.planning.choice import Choice, candidates, cost, lowest, may_move, preferred
+from reroll.planning.choice import OPTIMAL, Choice, candidates, cost, lowest, may_move, preferred
 from reroll.planning.options import Options, parse_budget
 from reroll.planning.plan import Demand, Plan
 from reroll.program.memory import NOTHING, Around, Prediction
+from reroll.schedules.counts import counted
 from reroll.schedules.machine import REMOTE_TIERS
 from reroll.schedules.named import least_memory
 from reroll.schedules.problem import Problem
@@ -37,7 +39,7 @@ class Beside:
 
     def allowed(self, budget: int, prediction: Prediction) -> int:
         """Local bytes that a budget leaves a recurrence where it needs most."""
-        return budget - self.others - self.around.at_peak(prediction)[1]
+        return budget - self.others - self.around.beside(prediction)
 
     def needed(self, prediction: Prediction) -> int:
         """The least budget for a recurrence."""
@@ -63,7 +65,9 @@ def choose(demand: Demand, options: Options, beside: Beside = ALONE) -> Plan:
         return demand.plan(first)
     if isinstance(budget, float):
         budget = int(budget * beside.needed(demand.plan(Choice("store_all", problem)).prediction))
-    found = _first_within(_offered(first, demand, options, beside, budget), budget, demand, beside)
+    left = budget - beside.others - beside.around.reversing - demand.needs.scratch  # most is needed in a reversal
+    usual = candidates(first, options, left, demand.waiting, demand.carry, demand.thinning)
+    found = _first_within(_Turns(usual, lowest(first, options)), budget, demand, beside)
     needed = beside.needed(found.prediction)
     if needed <= budget:
         return found.within(beside.allowed(budget, found.prediction))
@@ -78,40 +82,56 @@ def choose(demand: Demand, options: Options, beside: Beside = ALONE) -> Plan:
     raise refusal
 
 
-def _offered(first: Choice, demand: Demand, options: Options, beside: Beside, budget: int) -> Iterator[Choice]:
-    """Choices in the order of their cost, made for what is left while the recurrence is reversed, where most is needed;
-    then for what is left at any time. Before those that cost more, and last, come those for the least memory, whatever
-    is left: what is left is an estimate, and they may fit all the same."""
-    around, seen = beside.around, set[Choice]()
-    held = dict.fromkeys((around.reversing, max(around.running, around.turned, around.reversing)))
-    left = (budget - beside.others - each - demand.needs.scratch for each in held)
-    numbers = demand.waiting, demand.carry, demand.thinning
-    usual = (candidates(first, options, memory, *numbers) for memory in left)
-    for choice in _merged(chain.from_iterable(usual), list(lowest(first, options))):
-        if choice not in seen:
-            seen.add(choice)
+class _Turns:
+    """Choices in turn: the usual ones, each behind those that wait and cost less, then all that wait; each once."""
+
+    def __init__(self, usual: Iterable[Choice], waiting: Iterable[Choice]) -> None:
+        self.usual, self.numbers, self.waiting = usual, count(), list[tuple[float, int, Choice]]()
+        for each in waiting:
+            self.put(each)
+
+    def put(self, choice: Choice) -> None:
+        """A choice that waits."""
+        heappush(self.waiting, (cost(choice), next(self.numbers), choice))
+
+    def __iter__(self) -> Iterator[Choice]:
+        seen = set[Choice]()
+        for choice in self._all():
+            if choice not in seen:
+                seen.add(choice)
+                yield choice
+
+    def _all(self) -> Iterator[Choice]:
+        for choice in self.usual:
+            own = cost(choice) if self.waiting else 0.0
+            while self.waiting and self.waiting[0][0] < own:
+                yield heappop(self.waiting)[-1]
             yield choice
+        while self.waiting:
+            yield heappop(self.waiting)[-1]
 
 
-def _merged(usual: Iterable[Choice], least: Sequence[Choice]) -> Iterator[Choice]:
-    """The usual choices, each behind those of ``least`` that cost less; then all of these."""
-    costs = [(cost(each), each) for each in least]
-    for choice in usual:
-        own = cost(choice) if costs else 0.0
-        yield from (each for of_each, each in costs if of_each < own)
-        yield choice
-    yield from least
+def _smaller(choice: Choice, excess: int) -> Choice | None:
+    """The choice of the same schedule for the next tree that may need so many bytes less, if it is made for memory."""
+    problem = choice.problem
+    if choice.schedule not in OPTIMAL or problem.memory is None or problem.slots is not None:
+        return None
+    used = counted(choice.root, problem).local_peak
+    memory = min(problem.memory - excess, used - 1)
+    least = least_memory(problem) if choice.schedule == "revolve" else problem.carry + problem.tape
+    return replace(choice, problem=replace(problem, memory=memory)) if memory >= least else None
 
 
-def _first_within(choices: Iterable[Choice], budget: int, demand: Demand, beside: Beside) -> Plan:
-    """The plan of the first choice that meets a budget with what is beside it, else of the one that needs the least.
+def _first_within(turns: _Turns, budget: int, demand: Demand, beside: Beside) -> Plan:
+    """The plan of the cheapest choice that meets a budget with what is beside it, else of the one that needs the least.
 
-    No program is made of choices that are known to need more.
+    What is left for carries and tapes is an estimate: a choice that does not fit waits with what it needs too much
+    taken off until no other costs less. No program is made of choices that are known to need more.
     """
     before = beside.others + beside.around.reversing
     found: tuple[int, int, Plan] | None = None
     left: list[tuple[int, int, Choice]] = []
-    for number, choice in enumerate(choices):
+    for number, choice in enumerate(turns):
         bound = demand.bound(choice) + before
         if bound > budget:
             left.append((bound, number, choice))
@@ -121,6 +141,9 @@ def _first_within(choices: Iterable[Choice], budget: int, demand: Demand, beside
         if needed <= budget:
             return plan
         found = _lesser(found, (needed, number, plan))
+        smaller = _smaller(choice, needed - budget)
+        if smaller is not None:
+            turns.put(smaller)
     for bound, number, choice in sorted(left, key=itemgetter(0, 1)):
         if found and bound >= found[0]:
             break

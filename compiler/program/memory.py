@@ -96,6 +96,10 @@ class Around:
         pairs = (prediction.forward, self.running), (turn, self.turned), (prediction.backward, self.reversing)
         return max(pairs, key=lambda pair: pair[0].nbytes + pair[1])
 
+    def beside(self, prediction: Prediction) -> int:
+        """The bytes around a recurrence where that alone needs most."""
+        return self.running if prediction.most is prediction.forward else self.reversing
+
     def needed(self, prediction: Prediction) -> int:
         """The most bytes that a recurrence and what is around it hold together, or that are held before it."""
         peak, around = self.at_peak(prediction)

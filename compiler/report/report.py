@@ -122,8 +122,8 @@ class Loop:
 
     @property
     def held_around(self) -> int:
-        """Bytes around the recurrence where both hold most together."""
-        return self.around.at_peak(self.prediction)[1]
+        """Bytes around the recurrence at its own peak."""
+        return self.around.beside(self.prediction)
 
     @property
     def tape_step(self) -> int:

@@ -78,6 +78,7 @@ def test_revolve_keeps_every_result(steps: int, segment: int, slots: int) -> Non
     others=st.integers(0, 500),
 )
 @example(131, 2, 27, 127, 212, [1415, 9202], Around(480, 0, 203), 230)  # two bytes too much for the first that is tried
+@example(80, 1, 31, 132, 31, [11194, 11271], Around(238, 0, 76), 451)  # the first that is tried tapes all, and fits not
 @settings(max_examples=40, deadline=None)
 def test_budgets_are_met_and_more_bytes_are_never_slower(
     steps: int, segment: int, carry: int, tape: int, scratch: int, budgets: list[int], around: Around, others: int

@@ -14,7 +14,7 @@ import hashlib
 import platform
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,18 +30,26 @@ _ONE_AT_A_TIME = threading.RLock()
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A kernel of a unit."""
+    """A kernel of a unit that is not built: the first call does that."""
 
     unit: Unit
     number: int
 
+    def __call__(self, *operands: Any) -> Any:
+        """Run it."""
+        self.unit.settle()
+        return self.unit.functions[self.number](*operands)
+
 
 @dataclass(slots=True)
 class Unit:
-    """Kernels that become one translation unit when the first of them is asked for."""
+    """Kernels that become one translation unit when the first of them is asked for. ``inside``: what holds meanwhile;
+    ``places``: where wrappers that are loaded already look for kernels, by name."""
 
+    inside: Callable[[], AbstractContextManager[None]] = nullcontext
     kernels: dict[tuple[tuple[str, ...], str], int] = field(default_factory=dict)
     functions: list[Any] = field(default_factory=list)
+    places: list[tuple[dict[str, Any], str, int]] = field(default_factory=list)
 
     def add(self, types: tuple[str, ...], source: str) -> Pending:
         """A kernel, with the C types of its arguments; equal kernels are one."""
@@ -63,6 +71,14 @@ class Unit:
                 one_by_one = CppPythonBindingsCodeCache.load_pybinding
                 self.functions = [one_by_one(list(types), source) for types, source in self.kernels]
         return self.functions
+
+    def settle(self) -> None:
+        """Build the kernels, and put them where wrappers look for them."""
+        with quick_builds(), self.inside():
+            functions = self.built()
+            while self.places:
+                scope, name, number = self.places.pop()
+                scope[name] = functions[number]
 
     def _source(self) -> str:
         bodies, calls, rows = list[str](), list[str](), list[str]()
@@ -101,24 +117,25 @@ def _binding(number: int, types: tuple[str, ...]) -> str:
 
 
 @contextmanager
-def quick_builds(*, build: bool = True) -> Iterator[None]:
+def quick_builds(*, build: bool = True, later: Unit | None = None) -> Iterator[None]:
     """Inside, what this thread compiles for a CPU is one translation unit per graph, and probes are remembered. With
-    ``build=False`` the text of wrappers is written as inductor does, and no kernel of it is built.
+    ``build=False`` the text of wrappers is written as inductor does, and no kernel of it is built. With a unit for
+    ``later`` its kernels are built when it is settled.
 
     Another thread waits: what is patched must be put back in turn.
     """
-    with _ONE_AT_A_TIME, _patched(build):
+    with _ONE_AT_A_TIME, _patched(build, later):
         yield
 
 
 @contextmanager
-def _patched(build: bool) -> Iterator[None]:
+def _patched(build: bool, later: Unit | None) -> Iterator[None]:
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.codecache import PyCodeCache
     from torch._inductor.codegen import cpp
     from torch._inductor.cpu_vec_isa import VecISA
 
-    unit, thread = Unit(), threading.get_ident()
+    unit, thread = later or Unit(), threading.get_ident()
     inner, wait, write = AsyncCompile.cpp_pybinding, AsyncCompile.wait, PyCodeCache.write
 
     def written(source: str, extra: str = "") -> tuple[str, str]:
@@ -132,7 +149,9 @@ def _patched(build: bool) -> Iterator[None]:
 
     def resolved(self: Any, scope: dict[str, Any]) -> None:
         for name, value in scope.items():
-            if build and isinstance(value, Pending):
+            if build and isinstance(value, Pending) and later is not None:
+                later.places.append((scope, name, value.number))
+            elif build and isinstance(value, Pending):
                 scope[name] = value.unit.built()[value.number]
         wait(self, scope)
 

@@ -8,12 +8,15 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from planned import demand_of, needs
 from reroll.backends.construct import share as fitting
 from reroll.backends.construct.plan import Built
+from reroll.backends.inductor.written.unit import Unit
 from reroll.errors import BudgetError
 from reroll.planning.choice import Choice, steps_run
 from reroll.planning.choose import Beside, choose
@@ -140,3 +143,25 @@ def test_shorter_segments_are_compiled_only_where_they_may_run_less() -> None:
     assert tight.fitted(640, LENGTHS).segment == 2
     assert [length for length, _ in tight.compiled] == [8, 4, 2], "eight steps do not fit"
     assert steps_run(tight.fitted(640, LENGTHS)) < 0.95 * steps_run(tight.fitted(640, [4]))
+
+
+def test_a_budget_that_cannot_be_met_builds_no_kernel_and_the_least_that_is_named_works() -> None:
+    cell, x_TBI = nn.RNNCell(3, 5), torch.randn(6, 2, 3)
+
+    def run(x_TBI: Tensor) -> Tensor:
+        h_BH = x_TBI.new_zeros(x_TBI.shape[1], 5)
+        for t in range(x_TBI.shape[0]):
+            h_BH = cell(x_TBI[t], h_BH)
+        return h_BH
+
+    def rolled(budget: int) -> Any:
+        torch._dynamo.reset()
+        return torch.compile(run, backend="reroll", options={"memory_budget": budget, "segment": 2})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Unit, "built", lambda _: pytest.fail("a kernel was built"))
+        with pytest.raises(BudgetError) as refused:
+            rolled(1)(x_TBI)
+    torch.testing.assert_close(rolled(refused.value.nbytes)(x_TBI), run(x_TBI))
+    with pytest.raises(BudgetError):
+        rolled(refused.value.nbytes - 1)(x_TBI)
