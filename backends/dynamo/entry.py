@@ -21,6 +21,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from reroll.backends.dynamo.around import Outside, bytes_around, outside_of
 from reroll.backends.dynamo.drawn import as_handed_over
 from reroll.backends.dynamo.garbage import SELDOM_FULL
 from reroll.backends.dynamo.pieces import broken, pieces
+from reroll.backends.dynamo.plain import more_than_plain, plain_peak, say_more
 from reroll.backends.dynamo.surroundings import compile_surroundings, run_by_torch
 from reroll.backends.dynamo.unguarded import Read, refuse_unguarded
 from reroll.backends.inductor.whole import compile_whole, refused_by_inductor
@@ -103,6 +105,7 @@ class Graph:
 
     ``reason`` says why there is no recurrence, ``broken`` why the model's graph ends here, if Dynamo broke it,
     ``notes`` which recurrences were not fused, ``before`` how many bytes a call holds and frees before it runs.
+    ``plain``: the local peak of plain PyTorch in a training step, where that is known.
     """
 
     run: Compiled
@@ -112,6 +115,7 @@ class Graph:
     broken: str = ""
     notes: tuple[str, ...] = ()
     before: int = 0
+    plain: Callable[[], int | None] = lambda: None
 
     @property
     def built(self) -> tuple[Built, ...]:
@@ -121,6 +125,16 @@ class Graph:
     def outside(self) -> Outside:
         """What is held around the recurrences."""
         return outside_of(self.module, {each.name: each.results() for each in self.built}, self.before)
+
+    def more_than_plain(self) -> str:
+        """What is said where its plans are predicted to hold more than plain PyTorch would; nothing without gradients,
+        as nothing is kept then."""
+        if not self.built or not torch.is_grad_enabled():
+            return ""
+        outside = self.outside()
+        return more_than_plain(
+            self.plans.placed({each.name: outside.around(each.name) for each in self.built}), self.plain
+        )
 
 
 class Reached(BaseException):
@@ -214,7 +228,9 @@ def _compile(
     module = run = assemble(gm, found.outer, plans.modules)
     if parsed.lowering == "inductor":
         run = compile_surroundings(module, found.recurrences)
-    return _entry(Graph(run, module, plans, "", ended, found.notes))
+    graph = Graph(run, module, plans, "", ended, found.notes, plain=functools.cache(partial(plain_peak, gm)))
+    say_more(graph.more_than_plain())
+    return _entry(graph)
 
 
 @functools.cache
