@@ -266,7 +266,7 @@ class Entry:
         graph.plans.follow()
         asked = EXPLAINING.get()
         if asked is not None:
-            asked.reach(graph)
+            asked.reach(graph, operands)
         given = [running.sequences.get(id(each), each) for each in operands]
         _empty(each for each in operands if id(each) in running.sequences)
         with running.call.as_it_is(), between_turns():
