@@ -115,7 +115,8 @@ def _watched(module: fx.GraphModule, operands: Sequence[Any]) -> int | None:
         if not wanted:
             return None
         torch.autograd.backward(wanted, [torch.empty_like(each) for each in wanted])
-        return ledger.peak({ledger.block_of(grad) for grad in _gradients(inputs)})
+        peak: int = ledger.peak({ledger.block_of(grad) for grad in _gradients(inputs)})
+        return peak
 
 
 def _gradients(inputs: Sequence[Tensor]) -> Iterator[Tensor]:
