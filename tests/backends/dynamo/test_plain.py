@@ -15,10 +15,23 @@ from reroll.backends.dynamo import plain
 from reroll.errors import RerollWarning
 
 MORE = "More memory than plain PyTorch"
-WAYS = {
+WAYS: dict[str, Callable[..., Any]] = {
     "reroll.compile": lambda model, **how: reroll.compile(model, time_dim=0, lowering="eager", **how),
     "backend": lambda model, **how: torch.compile(model, backend="reroll", options={"lowering": "eager", **how}),
 }
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """What plain PyTorch was found to hold, of each graph."""
+    peaks = list[int | None]()
+
+    def asked(_: object, peak: Callable[[], int | None]) -> str:
+        peaks.append(peak())
+        return ""
+
+    monkeypatch.setattr("reroll.backends.dynamo.entry.more_than_plain", asked)
+    return peaks
 
 
 class Gates(nn.Module):
@@ -44,7 +57,7 @@ class Spike(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (v,) = ctx.saved_tensors
+        v: Tensor = ctx.saved_tensors[0]
         return grad / (1 + v * v)
 
 
@@ -59,7 +72,7 @@ class Spiking(nn.Module):
         v, count = x.new_zeros(x.shape[1], 32), x.new_zeros(x.shape[1], 32)
         for t in range(x.shape[0]):
             v = 0.9 * v + self.read(x[t])
-            spikes = Spike.apply(v - 1)
+            spikes = Spike.apply(v - 1)  # type: ignore[no-untyped-call]
             v, count = v - spikes, count + spikes
         return count
 
@@ -115,11 +128,10 @@ def held(model: nn.Module, x: Tensor) -> int:
 
 
 @pytest.mark.parametrize(("name", "door"), zip(NETWORKS, (*WAYS, *WAYS), strict=True))
-def test_plain_is_predicted_as_measured(name: str, door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_is_predicted_as_measured(name: str, door: str, found: list[int | None]) -> None:
     make, shape = NETWORKS[name]
     torch.manual_seed(0)
-    model, x, found = make(), torch.randn(shape), list[int | None]()
-    monkeypatch.setattr("reroll.backends.dynamo.entry.more_than_plain", lambda _, peak: str(found.append(peak()) or ""))
+    model, x = make(), torch.randn(shape)
     WAYS[door](model)(x)
     assert found[0] == pytest.approx(held(model, x), rel=0.03)
 
@@ -160,9 +172,6 @@ def test_where_nothing_holds_as_little_no_budget_is_named(monkeypatch: pytest.Mo
         WAYS["reroll.compile"](Gates())(torch.randn(24, 4, 8))
 
 
-def test_what_keeps_memory_that_fake_tensors_do_not_show_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain, "_MATTERS", 0)
-    found = list[int | None]()
-    monkeypatch.setattr("reroll.backends.dynamo.entry.more_than_plain", lambda _, peak: str(found.append(peak()) or ""))
+def test_what_keeps_memory_that_fake_tensors_do_not_show_is_not_guessed(found: list[int | None]) -> None:
     WAYS["reroll.compile"](nn.LSTM(8, 8))(torch.randn(24, 4, 8))
     assert found == [None]
