@@ -6,7 +6,7 @@ found to be too much because an allocation failed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -21,6 +21,7 @@ from reroll.backends.runtime.node import Rolled
 from reroll.backends.runtime.unused import have_own_functions
 from reroll.errors import BudgetError, RerollError, ShortageError, warn
 from reroll.planning.choose import ALONE
+from reroll.program.memory import Around, predict
 from reroll.words.units import nbytes_text
 
 _LESS = 0.7  # of what a plan needs for which memory did not suffice is what the next may need
@@ -33,6 +34,7 @@ class Plans:
     With ``memory_budget="auto"`` plans are made anew at a call where what is free has fallen below what they need, or
     has risen by half above what they were made for, so that they do not change to and fro. After an allocation that
     failed they keep within 0.7 of what they needed then; with an automatic budget until half more is free than then.
+    ``graded``: numbers of those inputs of the graph that had a gradient when it was explained last.
     """
 
     def __init__(self, built: Sequence[Built] = (), *, told: bool = True) -> None:
@@ -45,11 +47,16 @@ class Plans:
         self.budget = self.built[0].beside.budget if self.built else None
         self.most: int | None = None
         self.free_then = 0
+        self.graded = frozenset[int]()
 
     @property
     def needed(self) -> int:
         """Bytes that the present plans are predicted to hold together, with what is beside them."""
         return max(each.needed for each in self.built)
+
+    def placed(self, around: Mapping[str, Around]) -> list[Built]:
+        """The present plans with what is ``around`` each, and with what those before it keep."""
+        return beside_each_other([_placed(each, around[each.name]) for each in self.built])
 
     def follow(self) -> None:
         """Make other plans, before a training call, if the memory that there is asks for it.
@@ -107,6 +114,18 @@ class Plans:
             self.modules[each.name].executable = each.executable
             if each.executable.compiled.graphs.device is None:
                 each.kernels.compiled.graphs.forget()
+
+
+def _placed(built: Built, around: Around) -> Built:
+    prediction = predict(built.plan.tally, replace(built.demand.needs, unasked=around.unasked))
+    return replace(built, plan=replace(built.plan, prediction=prediction), beside=replace(built.beside, around=around))
+
+
+def fit(placed: Sequence[Built], budget: int) -> bool:
+    """Whether there are plans of the same kernels within another budget."""
+    with suppress(RerollError):
+        return bool(_shared_anew(placed, budget))
+    return False
 
 
 def _shared_anew(built: Sequence[Built], budget: int) -> list[Built]:

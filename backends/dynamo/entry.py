@@ -21,6 +21,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ from reroll.backends.dynamo.around import Outside, bytes_around, outside_of
 from reroll.backends.dynamo.drawn import as_handed_over
 from reroll.backends.dynamo.garbage import SELDOM_FULL
 from reroll.backends.dynamo.pieces import broken, pieces
+from reroll.backends.dynamo.plain import more_than_plain, plain_peak, say_more
 from reroll.backends.dynamo.surroundings import compile_surroundings, run_by_torch
 from reroll.backends.dynamo.unguarded import Read, refuse_unguarded
 from reroll.backends.inductor.whole import compile_whole, refused_by_inductor
@@ -52,7 +54,8 @@ from reroll.errors import OptionError, RerollError, UnsupportedError, warn
 from reroll.graph.inplace import extent, overlapping
 from reroll.planning.options import Options
 from reroll.planning.truncation import detach_behind
-from reroll.program.memory import Around
+from reroll.program.memory import Added, Around
+from reroll.recurrence import Items
 
 Compiled = Callable[..., Any]
 _LONG = 512
@@ -105,8 +108,9 @@ class Graph:
     """One graph of Dynamo's, compiled: ``run`` is called in its place, ``module`` is the graph around the recurrences.
 
     ``reason`` says why there is no recurrence, ``broken`` why the model's graph ends here, if Dynamo broke it,
-    ``notes`` which recurrences were not fused, ``before`` how many bytes a call holds and frees before it runs,
-    ``proof`` whether it has to be proved.
+    ``notes`` which recurrences were not fused, ``before`` how many bytes a call holds and frees before it runs.
+    ``plain``: the local peak of plain PyTorch in a training step, where that is known. ``proof``: whether it has to be
+    proved.
     """
 
     run: Compiled
@@ -116,6 +120,7 @@ class Graph:
     broken: str = ""
     notes: tuple[str, ...] = ()
     before: int = 0
+    plain: Callable[[], int | None] = lambda: None
     proof: Proof = field(default_factory=Proof)
 
     @property
@@ -126,6 +131,27 @@ class Graph:
     def outside(self) -> Outside:
         """What is held around the recurrences."""
         return outside_of(self.module, {each.name: each.results() for each in self.built}, self.before)
+
+    def added(self, built: Built) -> Added:
+        """The gradients of a recurrence that will be added to those that its operands had at the last call."""
+        inputs = self.module.graph.find_nodes(op="placeholder")
+        graded = {inputs[number] for number in self.plans.graded}
+        (node,) = (each for each in self.module.graph.find_nodes(op="call_module") if each.target == built.name)
+        recurrence = built.executable.recurrence
+        nbytes = {at: recurrence.examples[at].nbytes for at, each in enumerate(node.args) if each in graded}
+        lists = {at for x in recurrence.xs if isinstance(x, Items) for at in x.operands}
+        listed = sum(each for at, each in nbytes.items() if at in lists)
+        return Added(sum(nbytes.values()) - listed, -(-listed // recurrence.steps))
+
+    def more_than_plain(self) -> str:
+        """What is said where its plans are predicted to hold more than plain PyTorch would; nothing without gradients,
+        as nothing is kept then."""
+        if not self.built or not torch.is_grad_enabled():
+            return ""
+        outside = self.outside()
+        return more_than_plain(
+            self.plans.placed({each.name: outside.around(each.name) for each in self.built}), self.plain
+        )
 
 
 class Reached(BaseException):
@@ -141,9 +167,11 @@ class Asked:
     through: bool = False
     graphs: list[Graph] = field(default_factory=list)
 
-    def reach(self, graph: Graph) -> None:
-        """Note a graph. Raises Reached where it is not to run."""
+    def reach(self, graph: Graph, given: Sequence[Any]) -> None:
+        """Note a graph, and which of what it is ``given`` has a gradient. Raises Reached where it is not to run."""
         self.graphs.append(graph)
+        leaves = ((number, each) for number, each in enumerate(given) if isinstance(each, Tensor) and each.is_leaf)
+        graph.plans.graded = frozenset(number for number, each in leaves if each.grad is not None)
         if not self.through and (graph.built or not self.onward):
             raise Reached
 
@@ -226,8 +254,10 @@ def _compile(
             return run
         return assemble(gm, found.outer, Plans(build_all(found.recurrences, eager(parsed), held), told=False).modules)
 
-    graph = Graph(run, module, plans, "", ended, found.notes, proof=Proof.of(plans.built, parsed, proved))
-    return _entry(graph, _plainly(gm))
+    peak, proof = functools.cache(partial(plain_peak, gm)), Proof.of(plans.built, parsed, proved)
+    graph = Graph(run, module, plans, "", ended, found.notes, plain=peak, proof=proof)
+    say_more(graph.more_than_plain())
+    return _entry(graph, functools.cache(partial(_plainly, gm)))
 
 
 @functools.cache
@@ -249,7 +279,7 @@ def _break(gm: fx.GraphModule) -> str:
     return broken(str(ended.reason), ended.user_stack)
 
 
-def _entry(graph: Graph, plain: Compiled | None = None) -> Compiled:
+def _entry(graph: Graph, plain: Callable[[], Compiled] | None = None) -> Compiled:
     """What Dynamo calls: runs the graph, or names it to whoever explains. ``plain`` gives what it is proved by."""
     run, written, read = graph.run, _written(graph.module.graph), Read.here()
 
@@ -258,11 +288,11 @@ def _entry(graph: Graph, plain: Compiled | None = None) -> Compiled:
         graph.plans.follow()
         asked = EXPLAINING.get()
         if asked is not None:
-            asked.reach(graph)
+            asked.reach(graph, args)
         if written:
             _refuse_shared(args, written)
         if plain is not None and graph.proof.due:
-            _prove(graph.proof, plain, args, written)
+            _prove(graph.proof, plain(), args, written)
         return run(*args)
 
     return entry

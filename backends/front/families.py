@@ -16,6 +16,7 @@ from reroll.backends.construct.replan import Plans
 from reroll.backends.construct.share import KernelsOf, fitting_all
 from reroll.backends.dynamo.around import bytes_around
 from reroll.backends.dynamo.entry import Graph, assemble
+from reroll.backends.dynamo.plain import continued, say_more
 from reroll.backends.front.observe import Observed
 from reroll.backends.inductor.sizes.family import sampling
 from reroll.backends.runtime.node import Idle
@@ -44,7 +45,7 @@ class Family:
     """
 
     def __init__(self, pattern: Pattern, modules: Sequence[fx.GraphModule], options: Options) -> None:
-        self.pattern, self.module, self.options = pattern, modules[-1], options
+        self.pattern, self.modules, self.options = pattern, tuple(modules), options
         iterations = options.truncate is not None
         found = [fuse(capture(each, maps=True, iterations=iterations)) for each in modules]
         self.template, self.notes = align(pattern.lengths, modules, found), found[-1].notes
@@ -65,7 +66,10 @@ class Family:
             self._say_sized()
             instance = self._instance(observed, operands, sequences)
             tokens = sum(each.nbytes for each in operands if id(each) in sequences)
-            self.programs[observed] = self._compiled(instance, tokens, self.options), instance.outputs
+            graph = self._compiled(instance, tokens, self.options)
+            if not self.programs:
+                say_more(graph.more_than_plain())
+            self.programs[observed] = graph, instance.outputs
             forget(self.programs, LENGTHS)
         self.programs.move_to_end(observed)
         return self.programs[observed]
@@ -114,10 +118,10 @@ class Family:
 
         def held(results: Mapping[str, Results]) -> Mapping[str, Around]:
             standing = {**modules, **{name: nn.Identity() for name in results}}
-            return bytes_around(assemble(self.module, instance.outer, standing), results, tokens)
+            return bytes_around(assemble(self.modules[-1], instance.outer, standing), results, tokens)
 
         plans = Plans(fitting_all(kernels, running, options, held), told=options is self.options)
-        module = assemble(self.module, instance.outer, modules | plans.modules)
+        module = assemble(self.modules[-1], instance.outer, modules | plans.modules)
 
         @cache
         def proved() -> Callable[..., Any]:
@@ -125,7 +129,9 @@ class Family:
                 return module
             return self._compiled(instance, tokens, replace(eager(options), proof="never")).run
 
-        return Graph(module, module, plans, "", "", self.notes, tokens, Proof.of(plans.built, options, proved))
+        plain = cache(partial(continued, self.pattern.lengths, self.modules, instance.length))
+        proof = Proof.of(plans.built, options, proved)
+        return Graph(module, module, plans, "", "", self.notes, tokens, plain, proof)
 
     def _of_one_length(self, at: int, recurrence: Recurrence) -> Recurrence:
         """A loop whose segments are as long as for the first number of steps, of those that have one usual length."""

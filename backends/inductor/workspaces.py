@@ -21,6 +21,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from reroll.graph.memory import Workspaces, result_nbytes, shapes_of, strided_nbytes
+from reroll.graph.nested import tensors_of
 from reroll.graph.private import operator_name
 
 _WORKING = ("convolution", "convolution_backward")
@@ -38,6 +39,13 @@ def workspaces(graph: fx.Graph) -> Workspaces:
     return found
 
 
+def workspace_of(target: Any, args: Any) -> int:
+    """Bytes in which an ATen operation works on these values, which may be fake, besides its result."""
+    working = getattr(target.overloadpacket, "__name__", "") in _WORKING
+    on_cpu = all(value.device.type == "cpu" for value in tensors_of(args))
+    return _workspace(target, _described(tuple(args)), torch.get_num_threads()) if working and on_cpu else 0
+
+
 def _on_cpu(node: fx.Node) -> bool:
     values = (source.meta.get("val") for source in node.all_input_nodes)
     return all(value.device.type == "cpu" for value in values if isinstance(value, Tensor))
@@ -45,8 +53,8 @@ def _on_cpu(node: fx.Node) -> bool:
 
 def _described(value: Any) -> Any:
     """Arguments as something to compare: tensors by shape, strides and dtype."""
-    if isinstance(value, fx.Node):
-        like: Any = value.meta["val"]
+    if isinstance(value, fx.Node | Tensor):
+        like: Any = value.meta["val"] if isinstance(value, fx.Node) else value
         return _Like((tuple(like.shape), like.stride(), like.dtype))
     return tuple(map(_described, value)) if isinstance(value, list | tuple) else value
 

@@ -1,0 +1,177 @@
+"""What plain PyTorch holds, from a graph on fake tensors: as measured; and what is said where plans hold more."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import reroll
+from reroll.backends.dynamo import plain
+from reroll.errors import RerollWarning
+
+MORE = "More memory than plain PyTorch"
+WAYS: dict[str, Callable[..., Any]] = {
+    "reroll.compile": lambda model, **how: reroll.compile(model, time_dim=0, lowering="eager", **how),
+    "backend": lambda model, **how: torch.compile(model, backend="reroll", options={"lowering": "eager", **how}),
+}
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """What plain PyTorch was found to hold, of each graph."""
+    peaks = list[int | None]()
+
+    def asked(_: object, peak: Callable[[], int | None]) -> str:
+        peaks.append(peak())
+        return ""
+
+    monkeypatch.setattr("reroll.backends.dynamo.entry.more_than_plain", asked)
+    return peaks
+
+
+class Gates(nn.Module):
+    """A cell whose weights are added to at every step, between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.cell, self.out = nn.Linear(8, 8), nn.GRUCell(8, 32), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, outs = x.new_zeros(x.shape[1], 32), []
+        for t in range(x.shape[0]):
+            h = self.cell(self.read(x[t]), h)
+            outs.append(self.out(h))
+        return torch.stack(outs)
+
+
+class Spike(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, v: Tensor) -> Tensor:
+        ctx.save_for_backward(v)
+        return (v > 0).to(v.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        v: Tensor = ctx.saved_tensors[0]
+        return grad / (1 + v * v)
+
+
+class Spiking(nn.Module):
+    """A function of the user's own, which saves what it likes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = nn.Linear(8, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        v, count = x.new_zeros(x.shape[1], 32), x.new_zeros(x.shape[1], 32)
+        for t in range(x.shape[0]):
+            v = 0.9 * v + self.read(x[t])
+            spikes = Spike.apply(v - 1)  # type: ignore[no-untyped-call]
+            v, count = v - spikes, count + spikes
+        return count
+
+
+class Attending(nn.Module):
+    """Values that eager expands, which are views there: linear attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.key, self.value = nn.Linear(8, 16), nn.Linear(8, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        k, v = self.key(x), self.value(x)
+        s, outs = x.new_zeros(x.shape[1], 16, 16), []
+        for t in range(x.shape[0]):
+            s = 0.9 * s + k[t][..., None] * v[t][:, None]
+            outs.append((k[t][..., None] * s).sum(-2))
+        return torch.stack(outs)
+
+
+class Filtering(nn.Module):
+    """Convolutions and statistics of batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.zeros_like(x[0])
+        for t in range(x.shape[0]):
+            h = torch.tanh(self.norm(self.conv(h + x[t])))
+        return h
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "gates": (Gates, (24, 4, 8)),
+    "spikes": (Spiking, (24, 4, 8)),
+    "attention": (Attending, (24, 4, 8)),
+    "convolutions": (Filtering, (24, 2, 2, 12, 12)),
+}
+
+
+def held(model: nn.Module, x: Tensor) -> int:
+    """The local peak of a training step whose loss holds no more than its gradient."""
+
+    def step() -> None:
+        found = model(x)
+        found.backward(torch.ones_like(found))
+
+    step()
+    model.zero_grad(set_to_none=True)
+    return reroll.measure(step, [model]).local_peak
+
+
+@pytest.mark.parametrize(("name", "door"), zip(NETWORKS, (*WAYS, *WAYS), strict=True))
+def test_plain_is_predicted_as_measured(name: str, door: str, found: list[int | None]) -> None:
+    make, shape = NETWORKS[name]
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(shape)
+    WAYS[door](model)(x)
+    assert found[0] == pytest.approx(held(model, x), rel=0.03)
+
+
+@pytest.mark.parametrize("door", WAYS)
+def test_more_than_plain_is_said_once_and_explained(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain, "_MATTERS", 0)
+    monkeypatch.setattr(plain, "_MORE", 0.1)
+    torch.manual_seed(0)
+    model, x = Gates(), torch.randn(24, 4, 8)
+    run = WAYS[door](model)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", RerollWarning)
+        for length in (24, 24, 20) if door == "reroll.compile" else (24, 24):
+            run(x[:length]).sum().backward()
+    (said,) = [str(each.message) for each in seen if MORE in str(each.message)]
+    (noted,) = [note for note in reroll.explain(run, x).notes if MORE in note]
+    assert said == noted
+    assert "With memory_budget=" in said
+    budget = int(said.partition("memory_budget=")[2].split()[0])
+    assert reroll.explain(WAYS[door](model, memory_budget=budget), x).predicted_peak <= budget
+
+
+@pytest.mark.parametrize(("matters", "grads"), [(1 << 20, True), (0, False)], ids=["small", "no gradients"])
+def test_what_keeps_little_is_not_compared(matters: int, grads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[object]()
+    monkeypatch.setattr(plain, "_MATTERS", matters)
+    monkeypatch.setattr(plain, "plain_peak", asked.append)
+    with torch.set_grad_enabled(grads):
+        WAYS["reroll.compile"](Gates())(torch.randn(24, 4, 8))
+    assert not asked
+
+
+def test_where_nothing_holds_as_little_no_budget_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain, "_MATTERS", 0)
+    monkeypatch.setattr(plain, "plain_peak", lambda _: 100)
+    with pytest.warns(RerollWarning, match="and 100 B in plain PyTorch. No plan of these segments holds as little"):
+        WAYS["reroll.compile"](Gates())(torch.randn(24, 4, 8))
+
+
+def test_what_keeps_memory_that_fake_tensors_do_not_show_is_not_guessed(found: list[int | None]) -> None:
+    WAYS["reroll.compile"](nn.LSTM(8, 8))(torch.randn(24, 4, 8))
+    assert found == [None]
