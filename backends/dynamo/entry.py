@@ -216,14 +216,9 @@ def unwrapped(error: RerollError) -> RerollError:
 def _compile(
     gm: fx.GraphModule, example_inputs: Sequence[Tensor], mode: str | None, options: Mapping[str, Any] | None
 ) -> Compiled:
-    if mode not in (None, "default", "reduce-overhead"):
-        raise OptionError(f"mode={mode!r} is not an option of reroll. Use options={{...}}: see reroll.Options.")
+    _refuse_mode(mode)
     parsed = Options.of(options)
-    refuse_pieces(gm)
-    refuse_in_place(gm)
-    if any(isinstance(each, Tensor) and each.is_meta for each in example_inputs):
-        raise UnsupportedError(f"reroll: {ON_META}")
-    refuse_unguarded()
+    _refuse(gm, example_inputs)
     example_inputs = as_handed_over(gm, example_inputs)
     found = fuse(capture(gm, depth=parsed.depth, iterations=parsed.truncate is not None))
     model, ended = pieces(), _break(gm)
@@ -258,6 +253,20 @@ def _compile(
     graph = Graph(run, module, plans, "", ended, found.notes, plain=peak, proof=proof)
     say_more(graph.more_than_plain())
     return _entry(graph, functools.cache(partial(_plainly, gm)))
+
+
+def _refuse_mode(mode: str | None) -> None:
+    if mode not in (None, "default", "reduce-overhead"):
+        raise OptionError(f"mode={mode!r} is not an option of reroll. Use options={{...}}: see reroll.Options.")
+
+
+def _refuse(gm: fx.GraphModule, example_inputs: Sequence[Tensor]) -> None:
+    """Refuse a graph by what is in it, and what it is given."""
+    refuse_pieces(gm)
+    refuse_in_place(gm)
+    if any(isinstance(each, Tensor) and each.is_meta for each in example_inputs):
+        raise UnsupportedError(f"reroll: {ON_META}")
+    refuse_unguarded()
 
 
 @functools.cache
