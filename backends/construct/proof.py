@@ -154,10 +154,14 @@ def _wide(value: Tensor) -> torch.dtype:
     return torch.complex64 if value.is_complex() else torch.float32
 
 
-def shown_by(run: Run, args: Sequence[Any], written: Collection[int], proof: Proof, *, plainly: bool = False) -> Seen:
-    """What a graph shows, run on inputs of which it changes the ``written`` ones: here, copies of them."""
-    given = [_apart(each, number in written) for number, each in enumerate(args)]
-    leaves = {each: f"input {number}" for number, each in enumerate(given) if _is_leaf(each)}
+def shown_by(run: Run, args: Mapping[str, Any], written: Collection[str], proof: Proof, *, plainly: bool) -> Seen:
+    """What a graph shows, run on inputs by name, of which it changes the ``written`` ones: here, copies of them.
+
+    ``plainly``: torch runs it, whose tape is the proof's to keep.
+    """
+    named = {name: _apart(each, name in written) for name, each in args.items()}
+    given = list(named.values())
+    leaves = {each: name for name, each in named.items() if _is_leaf(each)}
     seen, wanted = Seen(), proof.takes_gradients()
     with random_numbers_kept(), proof.tape(tensors_of(given)) if plainly else nullcontext():
         results = tuple(run(*given))
@@ -165,7 +169,7 @@ def shown_by(run: Run, args: Sequence[Any], written: Collection[int], proof: Pro
         note_result(seen, results)
         if wanted:
             note_gradients(seen, results, leaves)
-    seen.tensors.update({f"input {number} afterwards": given[number].detach() for number in written})
+    seen.tensors.update({f"afterwards {name}": named[name].detach() for name in written})
     return seen
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -301,7 +302,7 @@ def _entry(graph: Graph, plain: Callable[[], Compiled] | None = None) -> Compile
         if written:
             _refuse_shared(args, written)
         if plain is not None and graph.proof.due:
-            _prove(graph.proof, plain(), args, written)
+            _prove(graph, plain(), args, written)
         return run(*args)
 
     return entry
@@ -359,10 +360,20 @@ def _set_attribute(root: nn.Module, name: str, value: Any) -> None:
     setattr(root, last, value)
 
 
-def _prove(proof: Proof, plain: Compiled, args: Sequence[Any], written: frozenset[int]) -> None:
-    proof.prove(
-        lambda: shown_by(plain, args, written, proof, plainly=True), lambda run: shown_by(run, args, written, proof)
-    )
+def _prove(graph: Graph, plain: Compiled, args: Sequence[Any], written: frozenset[int]) -> None:
+    """Prove a graph on the inputs of a call. Raises ProofError."""
+    names = _names(graph.module.graph)
+    named, proof = dict(zip(names, args, strict=True)), graph.proof
+    shown = partial(shown_by, args=named, written=[names[number] for number in written], proof=proof)
+    proof.prove(lambda: shown(plain, plainly=True), lambda run: shown(run, plainly=False))
+
+
+def _names(graph: fx.Graph) -> list[str]:
+    """The inputs of Dynamo's graph as people know them (``cell.weight``); as it does where two have one name so."""
+    own = [node.name for node in graph.find_nodes(op="placeholder")]
+    bare = (name.removeprefix("l_self_").removeprefix("l_") for name in own)
+    said = [re.sub(r"_?(?:modules|parameters|buffers)_", ".", name).strip("._") for name in bare]
+    return said if len({*said}) == len(said) else own
 
 
 def _plainly(gm: fx.GraphModule) -> Compiled:
