@@ -146,8 +146,22 @@ def note_gradients(seen: Seen, result: Any, leaves: Mapping[Tensor, str]) -> Non
         return
     generator = torch.Generator().manual_seed(0)
     incoming = [torch.randn(each.shape, generator=generator, dtype=_wide(each)).to(each) for each in results]
-    grads = torch.autograd.grad(results, list(leaves), incoming, allow_unused=True)
+    with _without_hooks(leaves):
+        grads = torch.autograd.grad(results, list(leaves), incoming, allow_unused=True)
     seen.gradients = dict(zip(leaves.values(), grads, strict=True))
+
+
+@contextmanager
+def _without_hooks(leaves: Collection[Tensor]) -> Iterator[None]:
+    """Inside, no hook of the user's on a leaf is called."""
+    hooks = [(each._backward_hooks, dict(each._backward_hooks)) for each in leaves if each._backward_hooks]
+    for there, _ in hooks:
+        there.clear()
+    try:
+        yield
+    finally:
+        for there, kept in hooks:
+            there.update(kept)
 
 
 def _wide(value: Tensor) -> torch.dtype:

@@ -66,6 +66,12 @@ class Call:
         made = {old: change(value, self.dims[old], length) for old, value in sequences.items()}
         return self._with(made, length), {id(made[old]): sequences[old] for old in made}
 
+    def apart(self) -> Call:
+        """The call without what came before it: leaves of the same memory in place of tensors with a history."""
+        values = tensors_of((self.args, self.kwargs))
+        made = {id(each): each.detach().requires_grad_() for each in values if has_history(each)}
+        return self._with(made, self.length) if made else self
+
     def _with(self, made: Mapping[int, Tensor], length: int) -> Call:
         """The call of ``length`` steps with what was made in place of tensors, by their identity."""
         each = partial(_in_place_of, made)
@@ -118,6 +124,11 @@ class Call:
         """A name of every tensor in the arguments, by its identity."""
         found = {id(value): f"argument {place}" for place, value in places_of(self.args, ())}
         return {id(value): f"argument {place}" for place, value in places_of(self.kwargs, ())} | found
+
+
+def has_history(value: Tensor) -> bool:
+    """Whether a gradient of a tensor would go on to what it was made of."""
+    return value.requires_grad and not value.is_leaf
 
 
 def _in_place_of(made: Mapping[int, Tensor], value: Any) -> Any:

@@ -58,6 +58,7 @@ from reroll.backends.front.observe import (
     DrawnError,
     Observed,
     OtherTimeError,
+    holds_history,
     observe,
     other_size,
     refuse_sparse,
@@ -487,8 +488,13 @@ class Caller:
         return False
 
     def _prove(self, running: Running, graph: Graph) -> None:
-        """Prove the program of a call, before it runs. Raises ProofError."""
-        call, observed = running.call, running.observed
+        """Prove the program of a call, before it runs, unless the model holds what has a history, such as a state that
+        an earlier call has left: a gradient would go on into that call. Raises ProofError."""
+        running.proved = True
+        if holds_history(self.model):
+            LOG.info("not proved at this call: the model holds a tensor with a history")
+            return
+        call, observed = running.call.apart(), running.observed
 
         def compiled(run: Callable[..., Any]) -> Any:
             alike = Running(running.front, call, observed=observed, steps=running.steps, proving=run)
@@ -500,7 +506,6 @@ class Caller:
         untouched = frozenset() if observed.pattern.changes_inputs else frozenset(call.dims)
         shown = partial(shown_by, self.model, call, untouched, graph.proof)
         graph.proof.prove(lambda: shown(call.run, plainly=True), lambda run: shown(lambda _: compiled(run)))
-        running.proved = True
 
     def _trace(self, running: Running, entry: Entry) -> None:
         """Trace the other lengths of the call's pattern; record the operations where Dynamo sees a transform."""

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from reroll.backends.construct.proof import Proof, note_gradients
 from reroll.backends.construct.shown import Seen, note_result
 from reroll.backends.dynamo.entry import ON_META
-from reroll.backends.front.arguments import Call, first_steps
+from reroll.backends.front.arguments import Call, first_steps, has_history
 from reroll.backends.front.counter import told
 from reroll.backends.front.held.keys import sharing
 from reroll.backends.front.held.state import Change, State
@@ -561,6 +561,11 @@ def shown_by(
                 note_gradients(seen, result, leaves)
         note_state(seen, state, leaves)
     return seen
+
+
+def holds_history(model: Callable[..., Any]) -> bool:
+    """Whether a model holds a tensor whose gradient would go on to what it was made of."""
+    return any(has_history(value) for value, _, _ in State.of(model, parameters=False, values=False).tensors)
 
 
 def named_tensors(model: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -49,6 +49,17 @@ class Network(nn.Module):
         return torch.stack(rows), h_BI
 
 
+class Stateful(nn.Module):
+    """A recurrence that is given its state."""
+
+    def forward(self, x_TBI: Tensor, h_BI: Tensor) -> tuple[Tensor, Tensor]:
+        rows = []
+        for t in range(x_TBI.shape[0]):
+            h_BI = torch.tanh(x_TBI[t] + 0.5 * h_BI)
+            rows.append(h_BI)
+        return torch.stack(rows), h_BI
+
+
 def made(clips: bool = False) -> tuple[Network, Tensor]:
     """A network and an input, in float64."""
     torch.manual_seed(0)
@@ -137,6 +148,18 @@ def test_a_fault_is_found_before_anything_is_changed(
     monkeypatch.undo()
     through(door, model)(x)[0].sum().backward()
     assert float(model.calls) == 1
+
+
+def test_a_proof_leaves_alone_what_came_before_and_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state with a history is given; the first call's graph is still whole, and hooks are called for its gradient."""
+    _, x = made()
+    run, calls, found = through("compile", Stateful()), list[Tensor](), proofs(monkeypatch)
+    x.register_hook(calls.append)
+    _, h = run(x, torch.zeros_like(x[0]))
+    rows, _ = run(x[:9], h)
+    assert len(found) == 2
+    rows.sum().backward()
+    assert len(calls) == 1
 
 
 def test_each_program_is_proved_once_or_always(monkeypatch: pytest.MonkeyPatch) -> None:
