@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from reroll.backends.tiers.device import home_of
 from reroll.backends.tiers.spill_file import SpillFile, spill_folder
 from reroll.errors import ProofError
 from reroll.graph.nested import places_of, tensors_of
-from reroll.graph.private import storage_id
+from reroll.graph.private import saved_as_it_is, storage_id
 from reroll.planning.choice import Choice
 from reroll.planning.options import Options, parse_budget
 
@@ -121,7 +121,7 @@ class Proof:
         memory does not suffice, but for what is there anyway."""
         if not self.takes_gradients():
             return torch.autograd.graph.saved_tensors_hooks(lambda _: None, _not_asked)
-        return _on_disk(self.folder, {storage_id(each) for each in kept}) if self.spills else nullcontext()
+        return _on_disk(self.folder, {storage_id(each) for each in kept}) if self.spills else saved_as_it_is()
 
     def takes_gradients(self) -> bool:
         """Whether gradients can be compared: they are plain autograd's, and there is room for what torch saves."""
@@ -177,7 +177,7 @@ def shown_by(run: Run, args: Mapping[str, Any], written: Collection[str], proof:
     given = list(named.values())
     leaves = {each: name for name, each in named.items() if _is_leaf(each)}
     seen, wanted = Seen(), proof.takes_gradients()
-    with random_numbers_kept(), proof.tape(tensors_of(given)) if plainly else nullcontext():
+    with random_numbers_kept(), proof.tape(tensors_of(given)) if plainly else saved_as_it_is():
         results = tuple(run(*given))
         seen.others["random numbers that follow"] = float(torch.rand(()))
         note_result(seen, results)

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from reroll.backends.construct.kernels import Results
-from reroll.graph.fakes import fake_of
+from reroll.graph.fakes import apart_from_dynamo, fake_of
 from reroll.program.memory import Around
 
 
@@ -204,7 +204,7 @@ def outside_of(module: fx.GraphModule, results: Mapping[str, Results], before: i
     """What a graph holds around its recurrences, which give ``results``, by their names. before: bytes that are held
     at the start of a call, and freed before the graph runs."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with mode:
+    with apart_from_dynamo(mode), mode:
         return replace(outside(module, results, partial(fake_of, mode)), before=before)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -36,7 +36,7 @@ from reroll.capture.steps.runs import LONGEST_PERIOD
 from reroll.errors import LengthError, OptionError, UnsupportedError
 from reroll.graph.lines import line_that_changes, user_line
 from reroll.graph.nested import Place, leaves_of, places_of, tensors_of, with_leaves
-from reroll.graph.private import parametrized_anew, storage_id, version_of
+from reroll.graph.private import parametrized_anew, saved_as_it_is, storage_id, version_of
 
 SHORT = ((6, 7, 9), (16, 17, 19), (32, 33, 35))
 FEWEST = 8  # steps of a sequence that can show a pattern by itself
@@ -553,7 +553,7 @@ def shown_by(
     with looked_at(model, call, untouched, parameters=False) as state:
         reached = [*(value for value, _, _ in state.tensors), *tensors_of((call.args, call.kwargs))]
         leaves = {value: name for name, value in named_tensors(model, reached) if value.requires_grad and value.is_leaf}
-        with proof.tape(reached) if plainly else nullcontext():
+        with proof.tape(reached) if plainly else saved_as_it_is():
             result = run(model)
             seen.others["random numbers that follow"] = float(torch.rand(()))
             note_result(seen, result)

@@ -188,7 +188,8 @@ class _Reversible(torch.autograd.Function):
                 f"Double backward (create_graph=True) through the compiled recurrence at {where} is not supported. "
                 "Use the plain model for it, outside of torch.compile."
             )
-        operands = ctx.saved_tensors  # raises if an operand was changed in place since the forward
+        saved = ctx.saved_tensors if ctx.shares is None else ctx.shares.operands(ctx)
+        operands = tuple(saved)  # raises if one was changed in place since the forward
         if start is None:
             raise UnsupportedError(
                 "This recurrence was reversed already, and its tape is gone. Call backward(retain_graph=True) the "

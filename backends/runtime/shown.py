@@ -132,6 +132,7 @@ class Shares:
     links: Links
     handed: dict[int, dict[int, Tensor]] = field(default_factory=dict)
     runs: dict[int, Sequence[Tensor]] = field(default_factory=dict)
+    saved: dict[int, Sequence[Tensor]] = field(default_factory=dict)
 
     def of(self, number: int, grad: Tensor, asked: Sequence[int], node: Any, sure: bool) -> dict[int, Tensor]:
         """What a result with a gradient hands to the states that are ``asked`` for, by their numbers; it is noted.
@@ -162,7 +163,7 @@ class Shares:
                 "other results are made in its last step, is not supported. Use the plain model for it, outside of "
                 "torch.compile."
             )
-        _ = node.saved_tensors  # raises if an operand was changed in place since, or is freed
+        self.operands(node)  # raises if one was changed in place since, or is freed
         try:
             results = self._run(node)
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
@@ -190,6 +191,13 @@ class Shares:
         warn(text + " If it is not that state's gradient that torch.autograd.grad was asked for, all is right.")
         return {}
 
+    def operands(self, node: Any) -> Sequence[Tensor]:
+        """What the call has saved, unpacked once for a backward: ``torch.utils.checkpoint`` refuses a second time."""
+        task = _backward()
+        if task not in self.saved:
+            self.saved[task] = node.saved_tensors
+        return self.saved[task]
+
     def _run(self, node: Any) -> Sequence[Tensor]:
         """What the last step gives, by torch, once for a backward."""
         task = _backward()
@@ -202,6 +210,7 @@ class Shares:
         handed = self.handed.get(_backward(), {})
         self.handed.clear()
         self.runs.clear()
+        self.saved.clear()
         pairs = enumerate(grads)
         return [each - handed[n] if each is not None and n in handed else each for n, each in pairs]
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import reroll
 from reroll.backends.runtime import shown
@@ -291,6 +292,24 @@ def test_zeros_have_the_gradients_of_earlier_states(double_precision: None) -> N
     loss_of((stacked_TBH, mine[3])).backward()
     assert zeros_TBH.grad is not None
     assert agree([*zeros_TBH.grad], [each.grad for each in states])
+
+
+def test_a_checkpoint_around_a_call_unpacks_what_it_saves_once(double_precision: None) -> None:
+    torch.manual_seed(0)
+    model, found = Loop("cell"), list[Seen]()
+    for run in (model, compiled(model, "reroll.compile")):
+
+        def inside(x_TBH: Tensor, run: Callable[..., Any] = run) -> Any:
+            states, _, c_BH = run(x_TBH)
+            c_BH.register_hook(lambda grad: 2 * grad)
+            return states, c_BH
+
+        x_TBH = torch.ones(T, B, H, requires_grad=True)
+        model.zero_grad()
+        states, c_BH = checkpoint(inside, x_TBH, use_reentrant=False)
+        (states.sum() + c_BH.square().sum()).backward()
+        found.append([x_TBH.grad, *(each.grad for each in model.parameters())])
+    assert agree(*found)
 
 
 def test_second_derivatives_of_a_share_that_torch_makes_are_refused(double_precision: None) -> None:
