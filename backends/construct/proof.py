@@ -212,7 +212,8 @@ def _on_disk(folder: Any, kept: Collection[int]) -> Iterator[None]:
         if value.layout is not torch.strided or not value.numel() or storage_id(value) in kept:
             return value
         start, end = end, end + value.nbytes
-        file.write(start, iter([_bytes(value.detach().contiguous().cpu())]))
+        plain = value.detach().resolve_conj().resolve_neg().contiguous().cpu()
+        file.write(start, iter([_bytes(plain)]))
         return start, value.shape, value.dtype, value.device
 
     def unpack(packed: Any) -> Tensor:

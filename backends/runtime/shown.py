@@ -159,9 +159,8 @@ class Shares:
             return self._left_out("which speaks with other processes: use the plain model", sure)
         if torch.is_grad_enabled():
             raise UnsupportedError(
-                f"Double backward (create_graph=True) to the last states of the loop at {recurrence.where}, of which "
-                "other results are made in its last step, is not supported. Use the plain model for it, outside of "
-                "torch.compile."
+                f"Double backward (create_graph=True) through the compiled recurrence at {recurrence.where} is not "
+                "supported. Use the plain model for it, outside of torch.compile."
             )
         self.operands(node)  # raises if one was changed in place since, or is freed
         try:
@@ -181,14 +180,18 @@ class Shares:
 
     def _left_out(self, reason: str, sure: bool) -> dict[int, Tensor]:
         """No share can be made. Raises UnsupportedError where one is wanted for ``sure``."""
-        text = (
-            f"The gradient of a last state of the loop at {self.executable.recurrence.where} is asked for (by a hook, "
-            "retain_grad() or torch.autograd.grad), and other results are made of that state. Their share needs the "
-            f"last step once more, {reason}."
-        )
+        where = self.executable.recurrence.where
+        share = f"and other results are made of that state. Their share needs the last step once more, {reason}."
         if sure:
-            raise UnsupportedError(text)
-        warn(text + " If it is not that state's gradient that torch.autograd.grad was asked for, all is right.")
+            raise UnsupportedError(
+                f"The gradient of a last state of the loop at {where} is asked for (by a hook, retain_grad() or "
+                f"torch.autograd.grad), {share}"
+            )
+        text = (
+            f"torch.autograd.grad runs, perhaps for the gradient of a last state of the loop at {where}, {share} If it "
+            "is not that state's gradient that it was asked for, all is right."
+        )
+        warn(text)
         return {}
 
     def operands(self, node: Any) -> Sequence[Tensor]:
