@@ -34,7 +34,6 @@ class Plans:
     With ``memory_budget="auto"`` plans are made anew at a call where what is free has fallen below what they need, or
     has risen by half above what they were made for, so that they do not change to and fro. After an allocation that
     failed they keep within 0.7 of what they needed then; with an automatic budget until half more is free than then.
-    ``graded``: numbers of those inputs of the graph that had a gradient when it was explained last.
     """
 
     def __init__(self, built: Sequence[Built] = (), *, told: bool = True) -> None:
@@ -47,7 +46,6 @@ class Plans:
         self.budget = self.built[0].beside.budget if self.built else None
         self.most: int | None = None
         self.free_then = 0
-        self.graded = frozenset[int]()
 
     @property
     def needed(self) -> int:

@@ -152,14 +152,23 @@ class _Watching(TorchDispatchMode):
         return result
 
 
+def _operand(node: fx.Node, fake: Callable[[Tensor], Tensor]) -> Any:
+    """What stands for an input: no leaf where the graph changes it, as autograd has it; or a size."""
+    value = node.meta["example_value"]
+    if not isinstance(value, Tensor):
+        return value
+    changed = any(user.target == "copy_" and user.args[0] is node for user in node.users)
+    made = fake(value)
+    return made.clone() if changed and made.requires_grad else made
+
+
 def outside(module: fx.GraphModule, results: Mapping[str, Results], fake: Callable[[Tensor], Tensor]) -> Outside:
     """What ``module`` holds around its recurrences.
 
     results: what each recurrence gives, by the name of its module; what a gradient goes through requires one. fake:
     gives a fake tensor like another. To be called under the fake mode.
     """
-    given = [node.meta["example_value"] for node in module.graph.find_nodes(op="placeholder")]
-    operands = [fake(each) if isinstance(each, Tensor) else each for each in given]  # or a size
+    operands = [_operand(node, fake) for node in module.graph.find_nodes(op="placeholder")]
     inputs = list(_tensors(operands))
     memory, outputs = Memory(inputs), Memory(inputs)
     with _Watching(memory):

@@ -55,8 +55,7 @@ from reroll.errors import OptionError, RerollError, UnsupportedError, warn
 from reroll.graph.inplace import extent, overlapping
 from reroll.planning.options import Options
 from reroll.planning.truncation import detach_behind
-from reroll.program.memory import Added, Around
-from reroll.recurrence import Items
+from reroll.program.memory import Around
 
 Compiled = Callable[..., Any]
 _LONG = 512
@@ -133,17 +132,6 @@ class Graph:
         """What is held around the recurrences."""
         return outside_of(self.module, {each.name: each.results() for each in self.built}, self.before)
 
-    def added(self, built: Built) -> Added:
-        """The gradients of a recurrence that will be added to those that its operands had at the last call."""
-        inputs = self.module.graph.find_nodes(op="placeholder")
-        graded = {inputs[number] for number in self.plans.graded}
-        (node,) = (each for each in self.module.graph.find_nodes(op="call_module") if each.target == built.name)
-        recurrence = built.executable.recurrence
-        nbytes = {at: recurrence.examples[at].nbytes for at, each in enumerate(node.args) if each in graded}
-        lists = {at for x in recurrence.xs if isinstance(x, Items) for at in x.operands}
-        listed = sum(each for at, each in nbytes.items() if at in lists)
-        return Added(sum(nbytes.values()) - listed, -(-listed // recurrence.steps))
-
     def more_than_plain(self) -> str:
         """What is said where its plans are predicted to hold more than plain PyTorch would; nothing without gradients,
         as nothing is kept then."""
@@ -168,11 +156,9 @@ class Asked:
     through: bool = False
     graphs: list[Graph] = field(default_factory=list)
 
-    def reach(self, graph: Graph, given: Sequence[Any]) -> None:
-        """Note a graph, and which of what it is ``given`` has a gradient. Raises Reached where it is not to run."""
+    def reach(self, graph: Graph) -> None:
+        """Note a graph. Raises Reached where it is not to run."""
         self.graphs.append(graph)
-        leaves = ((number, each) for number, each in enumerate(given) if isinstance(each, Tensor) and each.is_leaf)
-        graph.plans.graded = frozenset(number for number, each in leaves if each.grad is not None)
         if not self.through and (graph.built or not self.onward):
             raise Reached
 
@@ -298,7 +284,7 @@ def _entry(graph: Graph, plain: Callable[[], Compiled] | None = None) -> Compile
         graph.plans.follow()
         asked = EXPLAINING.get()
         if asked is not None:
-            asked.reach(graph, args)
+            asked.reach(graph)
         if written:
             _refuse_shared(args, written)
         if plain is not None and graph.proof.due:

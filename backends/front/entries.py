@@ -276,7 +276,7 @@ class Entry:
         graph.plans.follow()
         asked = EXPLAINING.get()
         if asked is not None:
-            asked.reach(graph, operands)
+            asked.reach(graph)
         if graph.proof.due and running.proving is None and not running.proved:
             raise Unwound(Unproved(graph))
         given = [running.sequences.get(id(each), each) for each in operands]

@@ -25,7 +25,7 @@ from reroll.backends.tiers.device import background_of
 from reroll.errors import OptionError, UnsupportedError
 from reroll.graph.private import compiled_in_place
 from reroll.planning.alternative import alternatives, may_move_carries
-from reroll.program.memory import Added, Around, predict
+from reroll.program.memory import Around, predict
 from reroll.report.report import CarryLine, Loop, Report
 from reroll.schedules.machine import Costs, Machine
 from reroll.segment.facts import kept_as
@@ -164,7 +164,7 @@ def plan(graph: Graph) -> Report:
     notes += tuple(each for each in costs.values() if isinstance(each, str))
     notes += tuple(filter(None, (*map(_unrecorded, graph.built), graph.more_than_plain())))
     notes = tuple(dict.fromkeys(notes))  # loops may share a reason
-    loops = tuple(_loop(each, outside.around(each.name), graph.added(each), costs[each.name]) for each in graph.built)
+    loops = tuple(_loop(built, outside.around(built.name), costs[built.name]) for built in graph.built)
     return Report(loops, outer, outside.outputs, outside.saved, notes=notes)
 
 
@@ -192,8 +192,8 @@ def _unrecorded(built: Built) -> str:
     return f"Kernels of the loop at {where} are launched one by one, and not recorded as CUDA graphs: {why}."
 
 
-def _loop(built: Built, around: Around, added: Added, costs: Costs | str) -> Loop:
-    choice, needs = built.choice, replace(built.demand.needs, unasked=around.unasked, added=added)
+def _loop(built: Built, around: Around, costs: Costs | str) -> Loop:
+    choice, needs = built.choice, replace(built.demand.needs, unasked=around.unasked)
     demand = replace(built.demand, needs=needs)
     plan = replace(built.plan, prediction=predict(built.plan.tally, needs))
     executable, segment = built.executable, built.executable.compiled.segments[choice.segment]

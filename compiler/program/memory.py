@@ -4,9 +4,9 @@
 
 ``held`` is the count of carries and tapes (``reroll.program.tally``); the rest is what an instruction needs besides
 (``_besides``), where the scratch of a run or a backward is the walk of its graph (``reroll.graph.memory``). Not counted
-are operands that exist before the recurrence runs, the gradients that are added up for them (unless they have some
-already: ``Added``), and what the graph around holds. The number is an upper bound where memory is shared: a kept carry
-of which the tape holds a tensor too, a staged block that was written long ago.
+are operands that exist before the recurrence runs, the gradients that are added up for them, and what the graph around
+holds. The number is an upper bound where memory is shared: a kept carry of which the tape holds a tensor too, a staged
+block that was written long ago.
 
 ``predict`` says so of a program as it was counted, with its parts; ``memory`` of one that is spelled out.
 """
@@ -42,18 +42,16 @@ class SegmentBytes:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """Local bytes at an instruction: ``held`` are carries and tapes, ``added`` gradients that will be added to others,
-    the rest is ``scratch``."""
+    """Local bytes at an instruction: ``held`` are carries and tapes, the rest is ``scratch``."""
 
     nbytes: int
     node: str
     held: int
-    added: int = 0
 
     @property
     def scratch(self) -> int:
-        """Bytes besides kept carries and tapes, and gradients."""
-        return self.nbytes - self.held - self.added
+        """Bytes besides kept carries and tapes."""
+        return self.nbytes - self.held
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,31 +107,11 @@ class Around:
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
-    """Bytes of the gradients that autograd will add to those that are there when a backward begins (``.grad``), which
-    are held beside them until its end: ``whole`` from the first reversal on, and ``step`` behind that of each step, as
-    it reads some of its own."""
-
-    whole: int = 0
-    step: int = 0
-
-    def over(self, reversed_steps: Sequence[int], *, part: bool) -> Iterator[int]:
-        """Those that are there when each instruction begins, by the steps that it reverses; in a ``part`` of a program
-        beside those that were there before it."""
-        before = whole = 0
-        for steps in reversed_steps:
-            whole = self.whole if steps and not part else whole
-            yield whole + self.step * before
-            before += steps
-
-
-@dataclass(frozen=True, slots=True)
 class Needs:
     """What instructions need besides what is held: segments by length, the bytes of a carry and of its gradients, the
     bytes of the gradients of the stacked outputs, and how many blocks may wait in local memory to be written. ``thin``:
     segments of which thin tapes are kept, if they have such. ``unasked``: bytes of the gradients of last carries that
-    nobody gives: zeros, which only the first segment that is reversed is given. ``added``: gradients of operands that
-    have some already."""
+    nobody gives: zeros, which only the first segment that is reversed is given."""
 
     segments: Mapping[int, SegmentBytes]
     sizes: Sizes
@@ -143,7 +121,6 @@ class Needs:
     staged: int = 0
     thin: Mapping[int, SegmentBytes] = field(default_factory=dict)
     unasked: int = 0
-    added: Added = Added()
 
     def of(self, length: int, thin: bool) -> SegmentBytes:
         """The bytes of a segment of a length whose tape is whole, or thin."""
@@ -178,13 +155,12 @@ NOTHING = Around()
 def predict(tally: Tally, needs: Needs) -> Prediction:
     """The local peak of a legal program of which ``tally`` is the count in bytes."""
     played, local = tally.whole.played, tally.whole.units["local"]
-    predicted = _Predicted(tally, needs, _working(needs))
-    totals, added = predicted.totals(tally.whole), predicted.added(tally.whole)
+    totals = _Predicted(tally, needs, _working(needs)).totals(tally.whole)
     turn = next(number for number, each in enumerate(played) if each.kind == "turn")
 
     def highest(numbers: range) -> Peak:
         at = max(numbers, key=totals.__getitem__)
-        return Peak(totals[at], played[at].name, local[at], added[at])
+        return Peak(totals[at], played[at].name, local[at])
 
     return Prediction(
         forward=highest(range(turn)),
@@ -203,7 +179,6 @@ class _Predicted:
     needs: Needs
     work: Work
     besides: dict[tuple[str, int, bool], int] = field(default_factory=dict)
-    steps: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def totals(self, counted: Counted, first: bool = True) -> list[int]:
         """The local bytes while each instruction of a graph runs; ``first``: nothing was reversed before it."""
@@ -211,25 +186,7 @@ class _Predicted:
         begin = next((number for number, each in enumerate(played) if each.kind in _REVERSALS), None)
         given = counted.given.items()
         inside = {at: self._part(played[at].part, own, first and at == begin) for at, own in given}
-        besides = map(add, _besides(played, self.needs, self.work, inside, first), self.added(counted))
-        return list(map(add, counted.units["local"], besides))
-
-    def added(self, counted: Counted) -> list[int]:
-        """The gradients of operands that are held when each instruction of a graph begins."""
-        if self.needs.added == Added():
-            return [0] * len(counted.played)
-        return list(self.needs.added.over(self._reversed(counted), part=counted is not self.tally.whole))
-
-    def _reversed(self, counted: Counted) -> list[int]:
-        """The steps that each instruction of a graph reverses."""
-        parts = {at: self._steps(counted.played[at].part, own) for at, own in counted.given.items()}
-        return [parts.get(at, _reversed_by(each)) for at, each in enumerate(counted.played)]
-
-    def _steps(self, name: str, given: int) -> int:
-        """The steps that a part reverses."""
-        if (name, given) not in self.steps:
-            self.steps[name, given] = sum(self._reversed(self.tally.parts[name, given]))
-        return self.steps[name, given]
+        return list(map(add, counted.units["local"], _besides(played, self.needs, self.work, inside, first)))
 
     def _part(self, name: str, given: int, first: bool) -> int:
         if (name, given, first) not in self.besides:
@@ -241,14 +198,8 @@ class _Predicted:
 def memory(played: Sequence[Played], holding: Sequence[Hold], needs: Needs) -> Mapping[str, tuple[int, ...]]:
     """The bytes of each tier, "local" first, while each instruction of a program that is spelled out runs."""
     units = {tier: tuple(each) for tier, each in held(len(played), holding).items()}
-    added = needs.added.over(list(map(_reversed_by, played)), part=False)
-    besides = map(add, _besides(played, needs, _working(needs), {}), added)
+    besides = _besides(played, needs, _working(needs), {})
     return {**units, "local": tuple(map(add, units["local"], besides))}
-
-
-def _reversed_by(instruction: Played) -> int:
-    """The steps that a backward reverses; 0 for any other instruction."""
-    return instruction.stop - instruction.start if instruction.kind == "backward" else 0
 
 
 def _besides(
@@ -295,10 +246,9 @@ def _working(needs: Needs) -> Work:
     def nbytes(kind: str, steps: int, owned: bool, thin: bool) -> int:
         if kind not in (*RUN_KINDS, "backward"):
             return needs.carry
-        lengths = [length for length, count in pieces(steps, needs.segments) for _ in range(count)]
-        found = [needs.of(length, thin) for length in lengths]
+        found = [needs.of(length, thin) for length, count in pieces(steps, needs.segments) for _ in range(count)]
         if kind == "backward":
-            return _reversing(found, needs.grads, [needs.added.step * length for length in lengths])
+            return _reversing(found, needs.grads)
         return _running(found, owned, taping=kind == "tape")
 
     return nbytes
@@ -314,11 +264,10 @@ def _running(segments: Sequence[SegmentBytes], owned: bool, taping: bool) -> int
     return most - taped
 
 
-def _reversing(segments: Sequence[SegmentBytes], grads: int, added: Sequence[int]) -> int:
-    """Segments are reversed last to first, each giving up its tape; the gradients handed on are held besides, and those
-    that each has ``added``, which are among what it works with itself."""
-    most = freed = handed = own = 0
-    for each, more in zip(reversed(segments), reversed(added), strict=True):
-        most = max(most, each.reverse - each.saved - freed + handed + own)
-        freed, handed, own = freed + each.saved, grads, own + more
+def _reversing(segments: Sequence[SegmentBytes], grads: int) -> int:
+    """Segments are reversed last to first, each giving up its tape; the gradients handed on are held besides."""
+    most = freed = handed = 0
+    for each in reversed(segments):
+        most = max(most, each.reverse - each.saved - freed + handed)
+        freed, handed = freed + each.saved, grads
     return most

@@ -210,7 +210,6 @@ class Report:
             here = {
                 "carries and tapes": peak.held,
                 "the running segment": peak.scratch,
-                "gradients to be added to those that are there": peak.added,
                 "kept by other recurrences": kept,
                 "outputs of the model": outputs,
                 "held around the recurrences": around - outputs,

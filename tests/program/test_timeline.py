@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from reroll.errors import OptionError
 from reroll.planning.alternative import Alternative, pareto
 from reroll.program.context import Context
-from reroll.program.memory import Added, Needs, SegmentBytes, predict
+from reroll.program.memory import Needs, SegmentBytes, predict
 from reroll.program.program import Program, reverse, store_all
 from reroll.program.registry import run
 from reroll.program.spelled import spelled_out
@@ -109,13 +109,12 @@ def test_carries_of_a_block_stay_each_until_it_is_read() -> None:
     chunk=st.integers(1, 12),
     slots=st.integers(1, 6),
     staged=st.integers(0, 3),
-    added=st.builds(Added, whole=st.integers(0, 20), step=st.integers(0, 9)),
 )
 @settings(max_examples=150, deadline=None)
 def test_bytes_are_the_predicted_ones_and_seconds_add_up(
-    schedule: str, steps: int, segment: int, chunk: int, slots: int, staged: int, added: Added
+    schedule: str, steps: int, segment: int, chunk: int, slots: int, staged: int
 ) -> None:
-    made, needs = program(schedule, steps, chunk, slots, segment), replace(NEEDS, staged=staged, added=added)
+    made, needs = program(schedule, steps, chunk, slots, segment), replace(NEEDS, staged=staged)
     tally = verify(made, sizes=needs.sizes)
     prediction = predict(tally, needs)
     blocking, overlapped = trace(made, needs, BLOCKING), trace(made, needs, OVERLAPPED)
@@ -133,16 +132,6 @@ def test_bytes_are_the_predicted_ones_and_seconds_add_up(
         assert found.times == tuple(sorted(found.times))
         in_order(found)
         bounded(found)
-
-
-def test_gradients_that_are_added_to_others_are_held_from_the_step_that_makes_them() -> None:
-    needs, made = replace(NEEDS, added=Added(whole=1000, step=100)), program("store_all", 4, 4)
-    before, found = (dict(predict(verify(made, sizes=each.sizes), each).timeline) for each in (NEEDS, needs))
-    more = [found[name] - before[name] for name in before]
-    turned = list(before).index("turn")
-    assert more[: turned + 1] == [0] * (turned + 1)
-    assert more[-1] == 1400
-    assert max(more[turned + 1 :]) == 1400
 
 
 def collapsed(made: Program, nbytes: Sequence[int]) -> tuple[tuple[str, int], ...]:
