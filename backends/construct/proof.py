@@ -70,6 +70,7 @@ class Proof:
         if options.proof == "never" or not built or not alone():
             return cls()
         budget, plans = parse_budget(options.memory_budget), [_plain(each) for each in built]
+        short = any(each.executable.recurrence.short for each in built)
         plain = max(plans)
         free = free_bytes(home_of(built[0].executable.recurrence.examples))
         bounds = [plain if free is None else int(SHARE * free)]
@@ -78,8 +79,8 @@ class Proof:
             how=options.proof,
             made=made,
             where="; ".join(dict.fromkeys(each.executable.recurrence.where for each in built)),
-            gradients=options.truncate is None and options.codec in ("auto", "none"),
-            short=any(each.executable.recurrence.short for each in built),
+            gradients=options.truncate is None and options.codec in ("auto", "none") and not short,
+            short=short,
             plain=plain,
             most=min(bounds),
             folder=options.spill_folder,
