@@ -20,17 +20,17 @@ import torch
 from torch import Tensor
 
 from reroll.backends.construct.plan import Built
+from reroll.backends.construct.seen import SHORT, Seen, compared, following, note_result
+from reroll.backends.construct.several import plain_plan
 from reroll.backends.construct.share import SHARE
-from reroll.backends.construct.shown import SHORT, Seen, compared, note_result
 from reroll.backends.processes.apart import alone
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.backends.tiers.available import free_bytes, free_disk
 from reroll.backends.tiers.device import home_of
 from reroll.backends.tiers.spill_file import SpillFile, spill_folder
 from reroll.errors import ProofError
-from reroll.graph.nested import places_of, tensors_of
+from reroll.graph.nested import places_of
 from reroll.graph.private import saved_as_it_is, storage_id
-from reroll.planning.choice import Choice
 from reroll.planning.options import Options, parse_budget
 
 LOG = logging.getLogger(__name__)
@@ -51,7 +51,8 @@ class Proof:
     """Whether a program is to be proved, and what came of it.
 
     made: gives the program that is proved, once. gradients: whether they are to be plain autograd's. plain: bytes that
-    torch is predicted to hold for one step; ``folder``: where it may keep them if that is more than there is.
+    torch is predicted to hold for one step; spills: whether that is more than there is, so that its tape goes to a disk
+    in ``folder``.
     """
 
     how: str = "never"
@@ -60,16 +61,19 @@ class Proof:
     gradients: bool = True
     short: bool = False
     plain: int = 0
-    most: int | None = None
+    spills: bool = False
     folder: Any = None
     proved: Proved | None = None
 
     @classmethod
     def of(cls, built: Sequence[Built], options: Options, made: Callable[[], Run]) -> Proof:
         """That of the recurrences of a graph."""
-        if options.proof == "never" or not built or not alone():
+        if options.proof == "never" or not built:
             return cls()
-        budget, plans = parse_budget(options.memory_budget), [_plain(each) for each in built]
+        if not alone():
+            LOG.info("nothing is proved where there are several processes")
+            return cls()
+        budget, plans = parse_budget(options.memory_budget), [plain_plan(each).prediction.peak for each in built]
         short = any(each.executable.recurrence.short for each in built)
         plain = max(plans)
         free = free_bytes(home_of(built[0].executable.recurrence.examples))
@@ -82,7 +86,7 @@ class Proof:
             gradients=options.truncate is None and options.codec in ("auto", "none") and not short,
             short=short,
             plain=plain,
-            most=min(bounds),
+            spills=plain > min(bounds),
             folder=options.spill_folder,
         )
 
@@ -90,11 +94,6 @@ class Proof:
     def due(self) -> bool:
         """Whether the next call is to be proved."""
         return self.how == "always" or (self.how == "first" and self.proved is None)
-
-    @property
-    def spills(self) -> bool:
-        """Whether torch's tape goes to a disk, as there is less memory than it takes."""
-        return self.most is not None and self.plain > self.most
 
     def prove(self, reference: Callable[[], Seen], program: Callable[[Run], Seen]) -> None:
         """Compare what torch and the program show of a call. Raises ProofError at what differs first."""
@@ -117,14 +116,26 @@ class Proof:
             self.made = None
         LOG.info("proved at %s: %s, off by %.0e at most, in %.2f CPU s", self.where, what, error, self.proved.seconds)
 
-    def tape(self, kept: Collection[Tensor]) -> Any:
+    def seen(self, run: Callable[[], Any], leaves: Mapping[Tensor, str], kept: Collection[Tensor] | None) -> Seen:
+        """What a run shows, with the gradients of leaves by name. It is torch's where ``kept`` says which tensors are
+        there anyway, so that its tape need not hold them."""
+        seen, wanted = Seen(), self._takes_gradients()
+        with saved_as_it_is() if kept is None else self._tape(kept, wanted):
+            result = run()
+            seen.others["random numbers that follow"] = following()
+            note_result(seen, result)
+            if wanted:
+                seen.gradients = dict(zip(leaves.values(), _gradients(result, leaves), strict=True))
+        return seen
+
+    def _tape(self, kept: Collection[Tensor], wanted: bool) -> Any:
         """A context for torch's run: what it saves is dropped where no gradients are taken, and written to a disk where
-        memory does not suffice, but for what is there anyway."""
-        if not self.takes_gradients():
+        memory does not suffice."""
+        if not wanted:
             return torch.autograd.graph.saved_tensors_hooks(lambda _: None, _not_asked)
         return _on_disk(self.folder, {storage_id(each) for each in kept}) if self.spills else saved_as_it_is()
 
-    def takes_gradients(self) -> bool:
+    def _takes_gradients(self) -> bool:
         """Whether gradients can be compared: they are plain autograd's, and there is room for what torch saves."""
         if not self.gradients or not torch.is_grad_enabled():
             return False
@@ -136,20 +147,15 @@ def eager(options: Options) -> Options:
     return replace(options, lowering="eager", cuda_graphs=False)
 
 
-def _plain(built: Built) -> int:
-    return built.demand.plan(Choice("store_all", built.choice.problem)).prediction.peak
-
-
-def note_gradients(seen: Seen, result: Any, leaves: Mapping[Tensor, str]) -> None:
+def _gradients(result: Any, leaves: Collection[Tensor]) -> Sequence[Tensor | None]:
     """The gradients of leaves for incoming ones that are the same in every run."""
     results = [value for _, value in places_of(result) if value.requires_grad]
     if not results or not leaves:
-        return
+        return [None] * len(leaves)
     generator = torch.Generator().manual_seed(0)
     incoming = [torch.randn(each.shape, generator=generator, dtype=_wide(each)).to(each) for each in results]
     with _without_hooks(leaves):
-        grads = torch.autograd.grad(results, list(leaves), incoming, allow_unused=True)
-    seen.gradients = dict(zip(leaves.values(), grads, strict=True))
+        return torch.autograd.grad(results, list(leaves), incoming, allow_unused=True)
 
 
 @contextmanager
@@ -176,14 +182,10 @@ def shown_by(run: Run, args: Mapping[str, Any], written: Collection[str], proof:
     """
     named = {name: _apart(each, name in written) for name, each in args.items()}
     given = list(named.values())
-    leaves = {each: name for name, each in named.items() if _is_leaf(each)}
-    seen, wanted = Seen(), proof.takes_gradients()
-    with random_numbers_kept(), proof.tape(tensors_of(given)) if plainly else saved_as_it_is():
-        results = tuple(run(*given))
-        seen.others["random numbers that follow"] = float(torch.rand(()))
-        note_result(seen, results)
-        if wanted:
-            note_gradients(seen, results, leaves)
+    tensors = {each: name for name, each in named.items() if isinstance(each, Tensor)}
+    leaves = {each: name for each, name in tensors.items() if each.requires_grad}
+    with random_numbers_kept():
+        seen = proof.seen(lambda: tuple(run(*given)), leaves, tensors if plainly else None)
     seen.tensors.update({f"afterwards {name}": named[name].detach() for name in written})
     return seen
 
@@ -193,10 +195,6 @@ def _apart(value: Any, written: bool) -> Any:
     if not isinstance(value, Tensor):
         return value
     return (value.detach().clone() if written else value.detach()).requires_grad_(value.requires_grad)
-
-
-def _is_leaf(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad
 
 
 def _not_asked(_: None) -> Tensor:

@@ -40,7 +40,7 @@ def share_out(shares: Sequence[Share], options: Options, budget: int | float) ->
     budget: bytes, or a fraction of what plain BPTT holds. Raises BudgetError, which says the least that would do.
     """
     if isinstance(budget, float):
-        plain = [[replace(each, plan=_plain(each))] for each in map(_at_ease, shares)]
+        plain = [[replace(each, plan=plain_plan(each))] for each in map(_at_ease, shares)]
         budget = int(budget * least(_offers(shares, plain)))
     at_ease = [made for each in shares if (made := _within(each, each.lengths[0], budget - each.around.reversing))]
     if len(at_ease) == len(shares) and _chosen(shares, [[each] for each in at_ease], budget):
@@ -85,7 +85,8 @@ def _at_ease(share: Share) -> Built:
     return share.within(share.lengths[0], 1 << 62)
 
 
-def _plain(built: Built) -> Plan:
+def plain_plan(built: Built) -> Plan:
+    """The plan of the same kernels that keeps all tapes."""
     return built.demand.plan(Choice("store_all", built.choice.problem))
 
 
@@ -97,7 +98,7 @@ def _ladder(share: Share, length: int) -> Iterator[Built]:
         lowest = share.within(length, error.nbytes)
     yield lowest
     low = lowest.plan.prediction.peak
-    growth = max(_plain(lowest).prediction.peak / low, 1.0)
+    growth = max(plain_plan(lowest).prediction.peak / low, 1.0)
     yield from _rungs(share, length, [int(low * growth ** (rung / _RUNGS)) + 1 for rung in range(1, _RUNGS + 1)])
 
 

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from reroll.backends.construct.kernels import Results
 from reroll.graph.fakes import apart_from_dynamo, fake_of
+from reroll.graph.private import storage_id
 from reroll.program.memory import Around
 
 
@@ -65,7 +66,7 @@ class _Standing(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        given = {_key(grad) for grad in grads if grad is not None}
+        given = {storage_id(grad) for grad in grads if grad is not None}
         held = {key: block for key, block in ctx.memory.blocks().items() if key not in given}
         found = [torch.zeros_like(each) if need else None for each, need in _needed(ctx)]
         added = list(zip(found, ctx.last, strict=True))[len(ctx.carries) :]  # those of carries are handed on
@@ -87,7 +88,7 @@ class Memory:
     with what each of them gave then."""
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
-        self.inputs = {_key(tensor) for tensor in inputs}
+        self.inputs = {storage_id(tensor) for tensor in inputs}
         self.seen: dict[int, Block] = {}
         self.running: dict[str, int] = {}
         self.unasked: dict[str, int] = {}
@@ -182,7 +183,7 @@ def outside(module: fx.GraphModule, results: Mapping[str, Results], fake: Callab
         except RuntimeError:  # an operation whose backward does not take fake tensors: say what it is at most
             most = sum(held) + 2 * sum(each.nbytes for each in inputs if each.requires_grad)
             return Outside(*held, memory.running, dict.fromkeys(results, most))
-    final = {_key(each.grad) for each in inputs if each.is_leaf and each.grad is not None}
+    final = {storage_id(each.grad) for each in inputs if each.is_leaf and each.grad is not None}
     reversing = {name: _other(held, final) + _other(given, final) for name, (held, given) in memory.reversed.items()}
     return Outside(*held, memory.running, reversing, memory.unasked)
 
@@ -195,10 +196,6 @@ def _other(blocks: Mapping[int, Block], final: set[int]) -> int:
 def _blocks(tensors: Iterator[Tensor]) -> dict[int, Block]:
     storages = (tensor.untyped_storage() for tensor in tensors)
     return {int(storage._cdata): (weakref.ref(storage), storage.nbytes()) for storage in storages}
-
-
-def _key(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -3,8 +3,8 @@
 Autograd itself says there what it saves, so no list of that is kept here. The peak of a model over time is a line in
 the number of its steps, which two short graphs give.
 
-Private torch API, tried on 2.11 and 2.13: ``TorchDispatchMode``, which sees what is made, ``FakeTensorMode`` (no
-memory), and the ``_cdata`` of a storage, which says what shares memory.
+Private torch API, tried on 2.11 and 2.13: ``TorchDispatchMode``, which sees what is made, and ``FakeTensorMode`` (no
+memory).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from reroll.backends.inductor.workspaces import workspace_of
 from reroll.errors import warn
 from reroll.graph.fakes import apart_from_dynamo, fake_of
 from reroll.graph.nested import tensors_of
+from reroll.graph.private import storage_id
 from reroll.words.units import nbytes_text
 
 _MATTERS = 1 << 20  # bytes: of plans that hold less nothing is said, and nothing is run
@@ -47,7 +48,7 @@ class _Ledger(TorchDispatchMode):
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.inputs = set(map(_key, inputs))
+        self.inputs = set(map(storage_id, inputs))
         self.alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self.events: list[_Event] = []
         self.blocks = 0
@@ -57,7 +58,7 @@ class _Ledger(TorchDispatchMode):
         if any(name in str(func) for name in _UNSEEN):
             raise NotImplementedError(f"{func} keeps what is not seen")
         for each in tensors_of(result):
-            key, storage = _key(each), each.untyped_storage()
+            key, storage = storage_id(each), each.untyped_storage()
             if key not in self.alive and key not in self.inputs:
                 block, nbytes = self._made(storage.nbytes(), func is torch.ops.aten.add.Tensor)
                 self.alive[key] = block, weakref.ref(storage, partial(self._freed, key, block, nbytes))
@@ -78,7 +79,7 @@ class _Ledger(TorchDispatchMode):
 
     def block_of(self, tensor: Tensor) -> int:
         """The number of a tensor's memory; 0 for that of an input."""
-        return self.alive.get(_key(tensor), (0,))[0]
+        return self.alive.get(storage_id(tensor), (0,))[0]
 
     def peak(self, left_out: set[int]) -> int:
         """The most bytes that were held, without some blocks.
@@ -154,7 +155,3 @@ def say_more(text: str) -> None:
     """Warn, if ``more_than_plain`` says something."""
     if text:
         warn(text)
-
-
-def _key(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)

@@ -150,15 +150,8 @@ class Family:
     def _known(self, at: int, recurrence: Recurrence, length: int, loops: int, way: Options) -> Kernels:
         lengths = lengths_of(recurrence, length, self.options)
         numbers = tuple(x.dtype for x in recurrence.xs if isinstance(x, Numbers))
-        kind = (
-            at,
-            length,
-            way.lowering,
-            way.passes,
-            way.replay,
-            numbers,
-            tuple(each.shape for each in recurrence.examples),
-        )
+        made = way.lowering, way.passes, way.replay
+        kind = at, length, made, numbers, tuple(each.shape for each in recurrence.examples)
         key = next((key for key in self.kernels if key[0] == kind and set(lengths) <= set(key[1])), (kind, lengths))
         if key not in self.kernels:
             self.kernels[key] = compile_kernels(recurrence, way, lengths, loops)

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from reroll.backends.construct.proof import Proof, note_gradients
-from reroll.backends.construct.shown import Seen, note_result
+from reroll.backends.construct.proof import Proof
+from reroll.backends.construct.seen import Seen
 from reroll.backends.dynamo.entry import ON_META
 from reroll.backends.front.arguments import Call, first_steps, has_history
 from reroll.backends.front.counter import told
@@ -36,7 +36,7 @@ from reroll.capture.steps.runs import LONGEST_PERIOD
 from reroll.errors import LengthError, OptionError, UnsupportedError
 from reroll.graph.lines import line_that_changes, user_line
 from reroll.graph.nested import Place, leaves_of, places_of, tensors_of, with_leaves
-from reroll.graph.private import parametrized_anew, saved_as_it_is, storage_id, version_of
+from reroll.graph.private import parametrized_anew, storage_id, version_of
 
 SHORT = ((6, 7, 9), (16, 17, 19), (32, 33, 35))
 FEWEST = 8  # steps of a sequence that can show a pattern by itself
@@ -549,16 +549,10 @@ def shown_by(
     plainly: bool = False,
 ) -> Seen:
     """What a call shows: its result, gradients for the proof's incoming ones, and what it leaves changed."""
-    seen, wanted = Seen(), proof.takes_gradients()
     with looked_at(model, call, untouched, parameters=False) as state:
         reached = [*(value for value, _, _ in state.tensors), *tensors_of((call.args, call.kwargs))]
         leaves = {value: name for name, value in named_tensors(model, reached) if value.requires_grad and value.is_leaf}
-        with proof.tape(reached) if plainly else saved_as_it_is():
-            result = run(model)
-            seen.others["random numbers that follow"] = float(torch.rand(()))
-            note_result(seen, result)
-            if wanted:
-                note_gradients(seen, result, leaves)
+        seen = proof.seen(lambda: run(model), leaves, reached if plainly else None)
         note_state(seen, state, leaves)
     return seen
 

@@ -11,7 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reroll.backends.construct.shown import SHORT, TOLERANCE, Difference, Seen, compared, distance, note_result
+from reroll.backends.construct.seen import (
+    SHORT,
+    TOLERANCE,
+    Difference,
+    Seen,
+    compared,
+    distance,
+    following,
+    note_result,
+)
 from reroll.backends.front.held.state import State
 from reroll.backends.front.observe import note_state
 from reroll.backends.measure.explain import explain, model_of
@@ -141,7 +150,7 @@ class _Call:
         try:
             with random_numbers_kept():
                 result, grads = self._step(model)
-                seen.others["random numbers that follow"] = _following()
+                seen.others["random numbers that follow"] = following()
             note_result(seen, result)
             seen.gradients = dict(zip(self.leaves.values(), grads, strict=True))
             note_state(seen, state, self.leaves)
@@ -171,14 +180,6 @@ class _Call:
         if not self.leaves or not any(each.requires_grad for _, each in places_of(result)):
             return result, [None] * len(self.leaves)
         return result, list(torch.autograd.grad(self.loss(result), list(self.leaves), allow_unused=True))
-
-
-def _following() -> tuple[float, ...]:
-    """The next random number of each generator."""
-    drawn = [float(torch.rand(())), random.random(), float(np.random.rand())]  # noqa: NPY002
-    if torch.cuda.is_initialized():
-        drawn += [float(torch.rand((), device=f"cuda:{index}")) for index in range(torch.cuda.device_count())]
-    return tuple(drawn)
 
 
 def _times(before: float, after: float, better: str, worse: str) -> str:

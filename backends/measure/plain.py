@@ -11,12 +11,12 @@ from contextlib import redirect_stdout, suppress
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from reroll.backends.front.arguments import Call, find_time, first_steps
 from reroll.backends.front.compile import Caller
 from reroll.backends.front.held.state import State
-from reroll.backends.front.observe import looked_at
+from reroll.backends.front.observe import looked_at, named_tensors
 from reroll.backends.measure.measure import settle
 from reroll.errors import UnsupportedError
 from reroll.graph.nested import places_of, tensors_of
@@ -109,11 +109,10 @@ def cpu_seconds_of(step: Callable[[], object]) -> float:
 
 def named_leaves(model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[Tensor, str]]:
     """The tensors that gradients are for, and their names."""
-    named = {id(value): name for name, value in model.named_parameters()} if isinstance(model, nn.Module) else {}
     state = State.of(model, inputs, kwargs, parameters=False, values=False)
-    for number, (tensor, _, _) in enumerate(state.tensors):
+    for name, tensor in named_tensors(model, [tensor for tensor, _, _ in state.tensors]):
         if tensor.requires_grad and tensor.is_leaf:
-            yield tensor, named.get(id(tensor), f"tensor {number}")
+            yield tensor, name
 
 
 def mean_squares(result: Any) -> Tensor:

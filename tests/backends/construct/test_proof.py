@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import reroll
 from reroll.backends.construct.proof import Proof
 from reroll.backends.runtime.executable import Executable
+from reroll.backends.runtime.node import Rolled
 
 STEPS = 12
 
@@ -148,6 +149,14 @@ def test_a_fault_is_found_before_anything_is_changed(
     monkeypatch.undo()
     through(door, model)(x)[0].sum().backward()
     assert float(model.calls) == 1
+
+
+def test_results_without_a_gradient_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = made()
+    forward = Rolled.forward
+    monkeypatch.setattr(Rolled, "forward", lambda self, *operands: [each.detach() for each in forward(self, *operands)])
+    with pytest.raises(reroll.ProofError, match=r"requires_grad of result\[0\]: False instead of True"):
+        through("compile", model)(x)
 
 
 def test_a_proof_leaves_alone_what_came_before_and_hooks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,6 +49,14 @@ class Seen:
     gradients: dict[str, Tensor | None] = field(default_factory=dict)
     layouts: dict[str, Layout] = field(default_factory=dict)
     others: dict[str, Any] = field(default_factory=dict)
+
+
+def following() -> tuple[float, ...]:
+    """The next random number of each generator."""
+    drawn = [float(torch.rand(())), random.random(), float(np.random.rand())]  # noqa: NPY002
+    if torch.cuda.is_initialized():
+        drawn += [float(torch.rand((), device=f"cuda:{index}")) for index in range(torch.cuda.device_count())]
+    return tuple(drawn)
 
 
 def note_result(seen: Seen, result: Any) -> None:
