@@ -11,23 +11,12 @@ import torch
 from torch import Tensor, nn
 
 import reroll
+from networks import Clip
 from reroll.backends.construct.proof import Proof
 from reroll.backends.runtime.executable import Executable
 from reroll.backends.runtime.node import Rolled
 
 STEPS = 12
-
-
-class Clip(torch.autograd.Function):
-    """A value as it is; its gradient is clipped."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad.clamp(-0.05, 0.05)
 
 
 class Network(nn.Module):

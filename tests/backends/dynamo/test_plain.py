@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import reroll
+from networks import Spike
 from reroll.backends.dynamo import plain
 from reroll.errors import RerollWarning
 
@@ -49,18 +50,6 @@ class Gates(nn.Module):
         return torch.stack(outs)
 
 
-class Spike(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, v: Tensor) -> Tensor:
-        ctx.save_for_backward(v)
-        return (v > 0).to(v.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        v: Tensor = ctx.saved_tensors[0]
-        return grad / (1 + v * v)
-
-
 class Spiking(nn.Module):
     """A function of the user's own, which saves what it likes."""
 
@@ -72,7 +61,7 @@ class Spiking(nn.Module):
         v, count = x.new_zeros(x.shape[1], 32), x.new_zeros(x.shape[1], 32)
         for t in range(x.shape[0]):
             v = 0.9 * v + self.read(x[t])
-            spikes = Spike.apply(v - 1)  # type: ignore[no-untyped-call]
+            spikes = Spike.apply(v)  # type: ignore[no-untyped-call]
             v, count = v - spikes, count + spikes
         return count
 

@@ -13,20 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 import reroll
 from agreement import compare, differences, results, sizes
+from networks import Clip
 
 STEPS = 7
-
-
-class Clip(torch.autograd.Function):
-    """A value as it is; its gradient is clipped."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad.clamp(-0.05, 0.05)
 
 
 class Norm(torch.autograd.Function):

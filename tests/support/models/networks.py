@@ -1,7 +1,21 @@
 """Networks that tests share. Shape letters: T steps, B batch, I inputs, H neurons, O outputs."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+
+
+class Clip(torch.autograd.Function):
+    """A value as it is; its gradient is clipped."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.clamp(-0.05, 0.05)
 
 
 class Spike(torch.autograd.Function):
