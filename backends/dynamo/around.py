@@ -2,8 +2,7 @@
 
 Autograd itself says which gradients are added up in place and which are made anew: a parameter of the loop that a step
 beside it uses too has gradients of its own in both, which are held until they are added. Private torch API, tried on
-2.11 and 2.13: ``TorchDispatchMode``, which sees what the backward makes, ``FakeTensorMode`` (no memory), and the
-``_cdata`` of a storage, which says what shares memory.
+2.11 and 2.13: ``FakeTensorMode`` (no memory), and the ``_cdata`` of a storage, which says what shares memory.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from reroll.backends.construct.kernels import Results
 from reroll.graph.fakes import apart_from_dynamo, fake_of
-from reroll.graph.private import storage_id
+from reroll.graph.private import Watching, storage_id
 from reroll.program.memory import Around
 
 
@@ -140,7 +138,7 @@ class _Walk(fx.Interpreter):
         return _Standing.apply(n.target, self.memory, _last_to_use(n), results, *operands)  # type: ignore[no-untyped-call]
 
 
-class _Watching(TorchDispatchMode):
+class _Watching(Watching):
     """Notes the memory of the results of all operations, those of autograd included."""
 
     def __init__(self, memory: Memory) -> None:

@@ -21,7 +21,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -32,9 +32,10 @@ from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, Guar
 
 from reroll.backends.construct.kernels import Results, check_policy
 from reroll.backends.construct.plan import Built
-from reroll.backends.construct.proof import Proof, eager, shown_by
 from reroll.backends.construct.replan import Plans
 from reroll.backends.construct.share import build_all
+from reroll.backends.construct.stages.proof import Proof, eager, shown_by
+from reroll.backends.construct.stages.takeover import Takeover
 from reroll.backends.dynamo.around import Outside, bytes_around, outside_of
 from reroll.backends.dynamo.drawn import as_handed_over
 from reroll.backends.dynamo.garbage import SELDOM_FULL
@@ -225,21 +226,23 @@ def _compile(
     def held(results: Mapping[str, Results]) -> Mapping[str, Around]:
         return bytes_around(assemble(gm, found.outer, {name: nn.Identity() for name in results}), results)
 
-    plans = Plans(build_all(found.recurrences, parsed, held))
-    module = run = assemble(gm, found.outer, plans.modules)
-    if parsed.lowering == "inductor":
-        run = compile_surroundings(module, found.recurrences)
+    def rolled(way: Options, told: bool = True) -> tuple[Plans, fx.GraphModule]:
+        plans = Plans(build_all(found.recurrences, way, held), told=told)
+        return plans, assemble(gm, found.outer, plans.modules)
 
-    @functools.cache
-    def proved() -> Compiled:
-        if parsed.lowering == "eager":
-            return run
-        return assemble(gm, found.outer, Plans(build_all(found.recurrences, eager(parsed), held), told=False).modules)
+    peak = functools.cache(partial(plain_peak, gm))
 
-    peak, proof = functools.cache(partial(plain_peak, gm)), Proof.of(plans.built, parsed, proved)
-    graph = Graph(run, module, plans, "", ended, found.notes, plain=peak, proof=proof)
+    def made(way: Options) -> Graph:
+        plans, module = rolled(way)
+        compiles = way.lowering == "inductor"
+        run = compile_surroundings(module, found.recurrences) if compiles else module
+        proof = Proof.of(plans.built, way, lambda: rolled(eager(way), told=False)[1] if compiles else run)
+        return Graph(run, module, plans, "", ended, found.notes, plain=peak, proof=proof)
+
+    takeover = Takeover.of(parsed)
+    graph = staged(takeover, made)
     say_more(graph.more_than_plain())
-    return _entry(graph, functools.cache(partial(_plainly, gm)))
+    return _entry(graph, functools.cache(partial(_plainly, gm)), takeover, made)
 
 
 def _refuse_mode(mode: str | None) -> None:
@@ -275,12 +278,28 @@ def _break(gm: fx.GraphModule) -> str:
     return broken(str(ended.reason), ended.user_stack)
 
 
-def _entry(graph: Graph, plain: Callable[[], Compiled] | None = None) -> Compiled:
-    """What Dynamo calls: runs the graph, or names it to whoever explains. ``plain`` gives what it is proved by."""
-    run, written, read = graph.run, _written(graph.module.graph), Read.here()
+def staged(takeover: Takeover, make: Callable[[Options], Graph], present: Graph | None = None) -> Graph:
+    """The graph of the next call. Where one takes over, what the other was proved by stays."""
+    made = takeover.made(make, present)
+    return made if present is None or made is present else replace(made, proof=present.proof)
+
+
+def _entry(
+    graph: Graph,
+    plain: Callable[[], Compiled] | None = None,
+    takeover: Takeover | None = None,
+    make: Callable[[Options], Graph] | None = None,
+) -> Compiled:
+    """What Dynamo calls: runs the graph, or names it to whoever explains. ``plain`` gives what it is proved by.
+    ``make`` makes the graph that may take over."""
+    written, read = _written(graph.module.graph), Read.here()
 
     def entry(*args: Any) -> Any:
+        nonlocal graph
         read.refuse_changed()
+        if takeover is not None and make is not None and takeover.due:
+            with SELDOM_FULL:
+                graph = staged(takeover, make, graph)
         graph.plans.follow()
         asked = EXPLAINING.get()
         if asked is not None:
@@ -289,7 +308,9 @@ def _entry(graph: Graph, plain: Callable[[], Compiled] | None = None) -> Compile
             _refuse_shared(args, written)
         if plain is not None and graph.proof.due:
             _prove(graph, plain(), args, written)
-        return run(*args)
+        if takeover is not None:
+            takeover.note(graph.built)
+        return graph.run(*args)
 
     return entry
 

@@ -3,8 +3,7 @@
 Autograd itself says there what it saves, so no list of that is kept here. The peak of a model over time is a line in
 the number of its steps, which two short graphs give.
 
-Private torch API, tried on 2.11 and 2.13: ``TorchDispatchMode``, which sees what is made, and ``FakeTensorMode`` (no
-memory).
+Private torch API, tried on 2.11 and 2.13: ``FakeTensorMode`` (no memory).
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from reroll.backends.construct.plan import Built
 from reroll.backends.construct.replan import fit
@@ -26,7 +24,7 @@ from reroll.backends.inductor.workspaces import workspace_of
 from reroll.errors import warn
 from reroll.graph.fakes import apart_from_dynamo, fake_of
 from reroll.graph.nested import tensors_of
-from reroll.graph.private import storage_id
+from reroll.graph.private import Watching, storage_id
 from reroll.words.units import nbytes_text
 
 _MATTERS = 1 << 20  # bytes: of plans that hold less nothing is said, and nothing is run
@@ -43,7 +41,7 @@ class _Event(NamedTuple):
     summed: bool = False
 
 
-class _Ledger(TorchDispatchMode):
+class _Ledger(Watching):
     """Notes each block of memory that is made while it is entered, and when that is freed; not that of ``inputs``."""
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:

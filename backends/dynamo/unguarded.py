@@ -1,12 +1,13 @@
 """What Dynamo builds into a graph and sets no guard for: read at the first call, it would stay so at all later ones.
 
 Such are numbers of a ``random.Random`` that a model holds, ``os.environ`` where a name is asked for that may be missing
-(``get``, ``getenv``, ``in``), the order of an ``OrderedDict``, and that a ``deque`` with ``maxlen`` drops what no
-longer fits.
+(``get``, ``getenv``, ``in``), the order of an ``OrderedDict``, a list in a tuple of constants (its guard compares the
+tuple with itself), and that a ``deque`` with ``maxlen`` drops what no longer fits.
 
 Private torch API, tried on 2.13 and read in 2.11: ``current_tx`` of ``InstructionTranslator``, which knows the code
-that a graph is made of, its ``side_effects`` on objects of the user's, and its ``random_calls``; ``traced_code`` of the
-``TracingContext``; ``_inst``, Python's own generator.
+that a graph is made of, its ``side_effects`` on objects of the user's, its ``guards`` with the scopes in which their
+names have a meaning, and its ``random_calls``; ``traced_code`` of the ``TracingContext``; ``_inst``, Python's own
+generator.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import re
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import CodeType
 from typing import Any
@@ -52,11 +55,12 @@ def refuse_unguarded() -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Read:
-    """What the code of a graph has read at its first call: ``os.environ``, if it names that, and the keys of each
-    ``OrderedDict`` in their order."""
+    """What the code of a graph has read at its first call: ``os.environ``, if it names that, the keys of each
+    ``OrderedDict`` in their order, and tuples that hold lists, by name, each with a copy."""
 
     environment: Mapping[Any, Any] | None
     orders: tuple[tuple[weakref.ref[OrderedDict[Any, Any]], tuple[Any, ...]], ...]
+    tuples: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
 
     @classmethod
     def here(cls) -> Read:
@@ -67,7 +71,7 @@ class Read:
         named = any(map(_reads_environment, output.tracing_context.traced_code))
         held = [each for each in output.side_effects.keepalive if issubclass(type(each), OrderedDict)]
         orders = tuple((weakref.ref(each), tuple(OrderedDict.__iter__(each))) for each in held)
-        return cls(dict(os.environ) if named else None, orders)
+        return cls(dict(os.environ) if named else None, orders, _tuples(output))
 
     @property
     def changed(self) -> str:
@@ -79,6 +83,11 @@ class Read:
                 f"The model reads os.environ, in which {', '.join(names)} changed since it was compiled, and "
                 "torch.compile has read it once. Read it outside of the forward, and keep it in an attribute of the "
                 "model."
+            )
+        if names := [name for name, (held, copy) in self.tuples.items() if held != copy]:
+            return (
+                f"The model reads a tuple with a list in it ({', '.join(names)}), and the list changed since it was "
+                "compiled, which torch.compile does not see. Hold a list in place of the tuple."
             )
         if any(_is_moved(reference(), order) for reference, order in self.orders):
             return (
@@ -100,6 +109,20 @@ def _is_moved(held: OrderedDict[Any, Any] | None, order: tuple[Any, ...]) -> boo
     return keys != order and {*keys} == {*order}
 
 
+def _tuples(output: Any) -> dict[str, tuple[Any, Any]]:
+    """The tuples of constants that a graph has read, with a copy of each in which something can change."""
+    scopes = {"L": output.local_scope, "G": output.global_scope}
+    found = {}
+    for guard in output.guards:
+        if guard.create_fn_name() in ("CONSTANT_MATCH", "EQUALS_MATCH"):
+            with suppress(Exception):  # a name of Dynamo's own making
+                name = _name(guard.originating_source)
+                held = eval(name, dict(output.global_scope), scopes)
+                if isinstance(held, tuple) and (copy := deepcopy(held)) is not held:
+                    found[_shown(name)] = held, copy
+    return found
+
+
 def _output() -> Any:
     try:
         return InstructionTranslator.current_tx().output
@@ -108,11 +131,20 @@ def _output() -> Any:
 
 
 def _named(source: Any) -> str:
-    """What Dynamo calls an object of the user's; a method in torch 2.11, an attribute later."""
-    name = getattr(source, "name", "")
-    found = re.sub(r"[LG]\['(\w+)'\]", r"\1", str(name() if callable(name) else name))
-    found = re.sub(r"^fn\.__closure__\[\d+\]\.cell_contents", "self", found)  # reads a module's hooks with it
+    """What Dynamo calls an object of the user's, in brackets."""
+    found = _shown(_name(source))
     return f" ({found})" if found else ""
+
+
+def _name(source: Any) -> str:
+    """The expression by which Dynamo finds an object; a method in torch 2.11, an attribute later."""
+    name = getattr(source, "name", "")
+    return str(name() if callable(name) else name)
+
+
+def _shown(name: str) -> str:
+    found = re.sub(r"[LG]\['(\w+)'\]", r"\1", name)
+    return re.sub(r"^fn\.__closure__\[\d+\]\.cell_contents", "self", found)  # reads a module's hooks with it
 
 
 @lru_cache(maxsize=1 << 12)

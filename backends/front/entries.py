@@ -277,8 +277,8 @@ class Entry:
         asked = EXPLAINING.get()
         if asked is not None:
             asked.reach(graph)
-        if graph.proof.due and running.proving is None and not running.proved:
-            raise Unwound(Unproved(graph))
+        if running.proving is None:
+            _begin(running, family, graph)
         given = [running.sequences.get(id(each), each) for each in operands]
         _empty(each for each in operands if id(each) in running.sequences)
         with running.call.as_it_is(), between_turns():
@@ -345,6 +345,13 @@ class Entry:
         if len(self.words) > _WORDS:
             self.words.clear()
         return self.words.setdefault(held, held)
+
+
+def _begin(running: Running, family: Family, graph: Graph) -> None:
+    """A call begins, unless its program has to be proved first."""
+    if graph.proof.due and not running.proved:
+        raise Unwound(Unproved(graph))
+    family.takeover.note(graph.built)
 
 
 def _empty(tokens: Iterable[Tensor]) -> None:

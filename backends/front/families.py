@@ -11,11 +11,12 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from reroll.backends.construct.kernels import Kernels, Results, check_policy, compile_kernels, suited
-from reroll.backends.construct.proof import Proof, eager
 from reroll.backends.construct.replan import Plans
 from reroll.backends.construct.share import KernelsOf, fitting_all
+from reroll.backends.construct.stages.proof import Proof, eager
+from reroll.backends.construct.stages.takeover import Takeover
 from reroll.backends.dynamo.around import bytes_around
-from reroll.backends.dynamo.entry import Graph, assemble
+from reroll.backends.dynamo.entry import Graph, assemble, staged
 from reroll.backends.dynamo.plain import continued, say_more
 from reroll.backends.front.observe import Observed
 from reroll.backends.inductor.sizes.family import sampling
@@ -52,7 +53,8 @@ class Family:
         check_policy(found[-1].recurrences, self.options)
         self.kernels: OrderedDict[Any, Kernels] = OrderedDict()
         self.said = False
-        self.segments = dict[tuple[int, int], int]()
+        self.segments = dict[tuple[int, int, str], int]()
+        self.takeover = Takeover.of(options)
         self.programs: OrderedDict[Observed, tuple[Graph, tuple[int | None, ...]]] = OrderedDict()
 
     def program(
@@ -62,23 +64,32 @@ class Family:
 
         sequences: what the operands that are tokens stand for, by their identity.
         """
-        if observed not in self.programs:
+        if observed not in self.programs or self.takeover.due:
             self._say_sized()
             instance = self._instance(observed, operands, sequences)
             tokens = sum(each.nbytes for each in operands if id(each) in sequences)
-            graph = self._compiled(instance, tokens, self.options)
+            stage, present = self.takeover.compiled, self.programs.get(observed, (None, ()))[0]
+            graph = staged(self.takeover, partial(self._compiled, instance, tokens), present)
             if not self.programs:
                 say_more(graph.more_than_plain())
+            if self.takeover.compiled != stage:
+                self._forget_eager()
             self.programs[observed] = graph, instance.outputs
             forget(self.programs, LENGTHS)
         self.programs.move_to_end(observed)
         return self.programs[observed]
 
+    def _forget_eager(self) -> None:
+        """Hold no eager segments, nor programs of them, where compiled ones run."""
+        self.programs.clear()
+        for key in [key for key, kernels in self.kernels.items() if kernels.context.lowering == "eager"]:
+            del self.kernels[key]
+
     def sample(self, observed: Observed, operands: Sequence[Any], sequences: Mapping[int, Tensor]) -> None:
         """Note the sizes of a call, for code that serves any: what is compiled for other sizes has them as symbols."""
         recurrences = self._instance(observed, operands, sequences).recurrences
         with sampling():
-            for each in (self._of_one_length(*found) for found in enumerate(recurrences)):
+            for each in (self._of_one_length(*found, self.options) for found in enumerate(recurrences)):
                 if each.steps:
                     lengths = lengths_of(each, segment_length(each, self.options), self.options)
                     compile_kernels(each, self.options, lengths, len(self.template.loops))
@@ -103,11 +114,11 @@ class Family:
         )
         warn(text)
 
-    def _compiled(self, instance: Instance, tokens: int, options: Options) -> Graph:
+    def _compiled(self, instance: Instance, tokens: int, options: Options, *, told: bool = True) -> Graph:
         modules = dict[str, nn.Module]()
         kernels, running = list[KernelsOf](), list[Recurrence]()
         for at, each in enumerate(instance.recurrences):
-            recurrence = self._of_one_length(at, each)
+            recurrence = self._of_one_length(at, each, options)
             if recurrence.steps == 0:
                 one = replace(recurrence, steps=1)
                 length = segment_length(one, options)
@@ -120,25 +131,25 @@ class Family:
             standing = {**modules, **{name: nn.Identity() for name in results}}
             return bytes_around(assemble(self.modules[-1], instance.outer, standing), results, tokens)
 
-        plans = Plans(fitting_all(kernels, running, options, held), told=options is self.options)
+        plans = Plans(fitting_all(kernels, running, options, held), told=told)
         module = assemble(self.modules[-1], instance.outer, modules | plans.modules)
 
         @cache
         def proved() -> Callable[..., Any]:
             if options.lowering == "eager":
                 return module
-            return self._compiled(instance, tokens, replace(eager(options), proof="never")).run
+            return self._compiled(instance, tokens, replace(eager(options), proof="never"), told=False).run
 
         plain = cache(partial(continued, self.pattern.lengths, self.modules, instance.length))
         proof = Proof.of(plans.built, options, proved)
         return Graph(module, module, plans, "", "", self.notes, tokens, plain, proof)
 
-    def _of_one_length(self, at: int, recurrence: Recurrence) -> Recurrence:
+    def _of_one_length(self, at: int, recurrence: Recurrence, options: Options) -> Recurrence:
         """A loop whose segments are as long as for the first number of steps, of those that have one usual length."""
-        key = at, usual_segment(recurrence, self.options)
+        key = at, usual_segment(recurrence, options), options.lowering
         segment = self.segments.get(key, 0)
         if not segment and recurrence.steps:
-            segment = self.segments[key] = segment_length(recurrence, self.options)
+            segment = self.segments[key] = segment_length(recurrence, options)
         return replace(recurrence, segment=segment)
 
     def _kernels(self, at: int, recurrence: Recurrence, length: int, way: Options) -> Kernels:
@@ -148,7 +159,7 @@ class Family:
         return suited(partial(self._known, at, recurrence, length, loops), recurrence.steps, way, loops)
 
     def _known(self, at: int, recurrence: Recurrence, length: int, loops: int, way: Options) -> Kernels:
-        lengths = lengths_of(recurrence, length, self.options)
+        lengths = lengths_of(recurrence, length, way)
         numbers = tuple(x.dtype for x in recurrence.xs if isinstance(x, Numbers))
         made = way.lowering, way.passes, way.replay
         kind = at, length, made, numbers, tuple(each.shape for each in recurrence.examples)

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from reroll.backends.construct.proof import Proof
-from reroll.backends.construct.seen import Seen
+from reroll.backends.construct.stages.proof import Proof
+from reroll.backends.construct.stages.seen import Seen
 from reroll.backends.dynamo.entry import ON_META
 from reroll.backends.front.arguments import Call, first_steps, has_history
 from reroll.backends.front.counter import told

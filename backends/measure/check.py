@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reroll.backends.construct.seen import (
+from reroll.backends.construct.stages.seen import (
     SHORT,
     TOLERANCE,
     Difference,

@@ -4,8 +4,6 @@
 A front door runs a model a few times more than it is called, and not on all processes at the same calls, as each may
 meet a new length at another one. So it compiles the forward inside, and the module around it runs as it is. What speaks
 inside of that forward is refused: such a run would wait for processes that do not run.
-
-Private torch API, tried on 2.11 and 2.13: ``TorchDispatchMode``, which sees every collective before it starts.
 """
 
 from __future__ import annotations
@@ -17,9 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from reroll.errors import CaptureError, UnsupportedError
+from reroll.graph.private import Watching
 
 _NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 
@@ -89,10 +87,8 @@ def in_silence() -> Iterator[None]:
         hook.remove()
 
 
-class _Silence(TorchDispatchMode):
+class _Silence(Watching):
     """Collectives are refused; compiled functions run as ever."""
-
-    supports_higher_order_operators = True
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:

@@ -3,8 +3,6 @@
 The first run of a step draws from torch's generators, as eager does. Whatever runs again, in a backward pass, draws the
 same numbers from a generator of its own (``OwnNumbers``): torch's are those of the process, and another thread may draw
 from them at the same time. Those of a GPU are set and put back, as recordings are tied to them.
-
-Private torch API, tried on 2.11 and 2.13: ``TorchDispatchMode``, which is asked for every operation of this thread.
 """
 
 from __future__ import annotations
@@ -18,9 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from reroll.graph.private import argument_names
+from reroll.graph.private import Watching, argument_names, is_overload
 
 aten = torch.ops.aten
 
@@ -88,12 +85,12 @@ class OwnNumbers:
         """The present state, as ``random_state`` gives it."""
         return (self.generator.get_state(), *device_states(operands))
 
-    def drawing(self) -> TorchDispatchMode:
+    def drawing(self) -> Watching:
         """A context for operations that draw."""
         return _Drawing(self.generator)
 
 
-class _Drawing(TorchDispatchMode):
+class _Drawing(Watching):
     """Gives random operations on the computer a generator."""
 
     def __init__(self, generator: torch.Generator) -> None:
@@ -102,6 +99,9 @@ class _Drawing(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if not is_overload(func):  # it runs functions, in which this mode is asked nothing
+            with _swapped(self.generator):
+                return func(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded not in func.tags and func.namespace in ("aten", "prims"):
             return func(*args, **kwargs)
         if _is_elsewhere(args, kwargs):

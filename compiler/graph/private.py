@@ -94,7 +94,13 @@ def gives_one_tensor(target: Any) -> bool:
     return kinds == ["Tensor", "Tensor"] and not is_mutable(target)
 
 
-class OperationsSeen(TorchDispatchMode):
+class Watching(TorchDispatchMode):
+    """A mode that is asked for every operation inside. Operators that run a function (``torch.cond``) are one each."""
+
+    supports_higher_order_operators = True
+
+
+class OperationsSeen(Watching):
     """Lists the operators that run inside."""
 
     def __init__(self, seen: list[Any]) -> None:

@@ -23,6 +23,7 @@ _CHOICES = {
     "lowering": ("inductor", "eager"),
     "on_no_recurrence": ("warn", "error"),
     "proof": ("never", "first", "always"),
+    "start": ("compiled", "eager"),
 }
 
 
@@ -65,6 +66,8 @@ class Options:
         kept carries of which nothing is proved: the forward is exact, but replays start from rounded values, so
         gradients are approximate (``reroll.gradient_error`` measures by how much).
     lowering: ``inductor`` or ``eager``.
+    start: ``eager``: a program runs eager segments at first, and compiled ones from its ninth training call on; calls
+        without gradients compile nothing. ``compiled``: segments are compiled at the first call.
     keep, recompute: which values of a step the tape of a segment keeps wherever the backward is made of them, and which
         it never keeps, but makes again in the backward. Each is a name that ``reroll.name`` gave, the name of an
         operation ("mm", "aten.tanh"), a predicate of a ``reroll.StepValue``, or a tuple of these.
@@ -96,6 +99,7 @@ class Options:
     keep: Rule | Sequence[Rule] = ()
     recompute: Rule | Sequence[Rule] = ()
     lowering: str = "inductor"
+    start: str = "compiled"
     passes: str | Sequence[str] | None = None
     replay: bool | str = "auto"
     truncate: int | None = None
@@ -190,6 +194,7 @@ class OptionsDict(TypedDict, total=False):
     keep: Rule | Sequence[Rule]
     recompute: Rule | Sequence[Rule]
     lowering: Lowering
+    start: Literal["compiled", "eager"]
     passes: Sequence[str] | None
     replay: bool | Literal["auto"]
     truncate: int | None

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reroll.graph.private import TorchDispatchMode, storage_id, version_of
+from reroll.graph.private import Watching, storage_id, version_of
 
 _SIZED, _SHOWING = torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output
 
 
-class SizeWatch(TorchDispatchMode):
+class SizeWatch(Watching):
     """Calls ``refuse`` where an operation inside makes sizes or numbers out of values, while ``watching`` says so."""
 
     def __init__(self, watching: Callable[[], bool], refuse: Callable[[str], Any]) -> None:
@@ -28,7 +28,7 @@ class SizeWatch(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if self.watching() and (_SHOWING in func.tags or _makes_sizes(func, args)):
+        if self.watching() and (_SHOWING in _tags(func) or _makes_sizes(func, args)):
             self.refuse(f"the sizes of what {func} gives, or numbers that it reads, depend on values")
         return func(*args, **(kwargs or {}))
 
@@ -36,7 +36,11 @@ class SizeWatch(TorchDispatchMode):
 def _makes_sizes(func: Any, args: tuple[Any, ...]) -> bool:
     if func is torch.ops.aten.index.Tensor:
         return any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in args[1])
-    return _SIZED in func.tags
+    return _SIZED in _tags(func)
+
+
+def _tags(func: Any) -> Any:
+    return getattr(func, "tags", ())  # operators that run a function have none
 
 
 class Versions:

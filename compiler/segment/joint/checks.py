@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from reroll.graph.private import CHECK, TorchDispatchMode
+from reroll.graph.private import CHECK, Watching
 
 LIBRARY = torch.library.Library("reroll", "FRAGMENT")
 LIBRARY.define("checked(Tensor value, Tensor[] told, str names) -> Tensor")
@@ -47,7 +47,7 @@ def values_made_up() -> Iterator[None]:
         _made_up.reset(token)
 
 
-class Checks(TorchDispatchMode):
+class Checks(Watching):
     """Notes what is looked at for errors inside, and by whom; looks at nothing, as the values are fake."""
 
     def __init__(self) -> None:

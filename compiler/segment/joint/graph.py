@@ -1,6 +1,6 @@
 """Forward and backward of a function as one functional graph of ATen operations.
 
-Private torch API, tried on 2.11 and 2.13: ``aot_export_joint_simple``, for what writes; else ``TorchDispatchMode`` sees
+Private torch API, tried on 2.11 and 2.13: ``aot_export_joint_simple``, for what writes; else a mode sees
 every operation, and ``enable_python_dispatcher`` has composite ones come in their parts, as AOTAutograd does.
 ``select_decomp_table`` of ``torch._inductor`` says what inductor wants in parts; ``_inductor.lowering`` has to be
 loaded before, because decompositions of pooling read it. ``aten._efficientzerotensor`` is what autograd makes of zeros
@@ -18,12 +18,11 @@ from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from reroll.errors import CaptureError
 from reroll.graph.effects import spelled
 from reroll.graph.inplace import out_of_place
-from reroll.graph.private import CHECK, is_higher_order, is_mutable, is_overload
+from reroll.graph.private import CHECK, Watching, is_higher_order, is_mutable, is_overload
 from reroll.recurrence import Recurrence
 from reroll.segment.joint.cells import PARTS
 from reroll.segment.joint.checks import Noted
@@ -154,7 +153,7 @@ def _values_unseen() -> Iterator[None]:
         torch.autograd.set_detect_anomaly(enabled, looks)
 
 
-class SeenOperations(TorchDispatchMode):
+class SeenOperations(Watching):
     """Sees whether an operation inside may change an operand, or raises an error for some values of a matrix."""
 
     def __init__(self) -> None:

@@ -38,6 +38,32 @@ def test_statistics_of_batches_around_a_loop(options: dict[str, Any]) -> None:
     reroll.check(model, x, strict=True, measure=False)
 
 
+class Branching(nn.Module):
+    """A step that takes one of two branches, of which the first step stands outside of the loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.new_zeros(3, 4)
+        for t in range(x.shape[0]):
+            h = self.cell(
+                torch.cond(h.mean() > x[t].mean(), lambda a, b: a + b, lambda a, b: a - 0.5 * b, (x[t], h)), h
+            )
+        return h
+
+
+@pytest.mark.filterwarnings("error::reroll.RerollWarning")
+@pytest.mark.parametrize("options", [{}, {"chunk": 4}], ids=["free", "chunk"])
+def test_a_branch_beside_a_loop(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    net, x = Branching().to(D), torch.randn(12, 3, 4, dtype=D, requires_grad=True)
+    model = torch.compile(net, backend="reroll", options={"lowering": "eager", **options})
+    assert reroll.explain(model, x).loops
+    reroll.check(model, x, strict=True, measure=False)
+
+
 @pytest.mark.parametrize("options", [{}, {"memory_budget": 0.6}], ids=["free", "budget"])
 def test_another_batch_whose_size_dynamo_makes_an_input(options: dict[str, Any]) -> None:
     torch.manual_seed(0)

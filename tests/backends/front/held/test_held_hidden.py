@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import hashlib
 import io
 import os
@@ -178,6 +179,29 @@ def test_entries_that_are_moved_are_read_anew_or_refused() -> None:
     torch.testing.assert_close(run(x_TBI), model(x_TBI), rtol=0, atol=1e-12)
     with pytest.raises(UnsupportedError, match=r"held\.pop\(key\)"):
         backend(x_TBI)
+
+
+def gain_within(model: Gained) -> float:
+    gain = model.held
+    while isinstance(gain, (tuple, list)):
+        gain = gain[0]
+    return float(gain)
+
+
+@pytest.mark.parametrize("held", [([1.0], 2), ((5, [7])[::-1], "text"), ([(1.0,), 2],)], ids=str)
+def test_a_list_in_a_tuple_of_constants_is_read_anew_or_refused(held: tuple[Any, ...]) -> None:
+    """Dynamo's guard compares the tuple with itself."""
+    model, x_TBI = Gained(gain_within, copy.deepcopy(held)), torch.randn(9, 3, 4)
+    run, backend = compiled(model, "any"), compiled(model, "backend")
+    torch.testing.assert_close(backend(x_TBI), model(x_TBI), rtol=0, atol=1e-12)
+    torch.testing.assert_close(run(x_TBI), model(x_TBI), rtol=0, atol=1e-12)
+    inner = model.held[0] if isinstance(model.held[0], list) else model.held[0][0]
+    inner[0] = 3.0 if isinstance(inner[0], (int, float)) else (3.0,)
+    torch.testing.assert_close(run(x_TBI), model(x_TBI), rtol=0, atol=1e-12)
+    with pytest.raises(UnsupportedError, match=r"a tuple with a list in it .*Hold a list"):
+        backend(x_TBI)
+    model.held = [*model.held]
+    torch.testing.assert_close(backend(x_TBI), model(x_TBI), rtol=0, atol=1e-12)
 
 
 def gain_of_chain(model: Gained) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import reroll
 from networks import Clip
-from reroll.backends.construct.proof import Proof
+from reroll.backends.construct.stages.proof import Proof
 from reroll.backends.runtime.executable import Executable
 from reroll.backends.runtime.node import Rolled
 

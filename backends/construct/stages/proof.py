@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from reroll.backends.construct.plan import Built
-from reroll.backends.construct.seen import SHORT, Seen, compared, following, note_result
 from reroll.backends.construct.several import plain_plan
 from reroll.backends.construct.share import SHARE
+from reroll.backends.construct.stages.seen import SHORT, Seen, compared, following, note_result
 from reroll.backends.processes.apart import alone
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.backends.tiers.available import free_bytes, free_disk

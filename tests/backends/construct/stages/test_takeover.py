@@ -1,0 +1,127 @@
+"""With ``start="eager"`` compiled segments take over at one training call, whatever else runs; before it nothing is
+compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+import reroll
+from reroll.backends.construct.stages.proof import Proof
+from reroll.backends.construct.stages.takeover import CALL
+from reroll.backends.inductor import lower
+from reroll.errors import CompilerMissingError, RerollWarning
+from reroll.segment.trace import Traced
+
+DOORS = ["front", "backend"]
+
+
+class Leaky(nn.Module):
+    """A recurrence, whose last state is read out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken, self.back, self.read = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x_BTI: Tensor) -> Tensor:
+        h_BN = x_BTI.new_zeros(x_BTI.shape[0], 4)
+        for t in range(x_BTI.shape[1]):
+            h_BN = torch.tanh(self.taken(x_BTI[:, t]) + 0.5 * self.back(h_BN))
+        return self.read(h_BN)  # type: ignore[no-any-return]
+
+
+def through(door: str, model: nn.Module, **how: Any) -> Callable[[Tensor], Tensor]:
+    if door == "front":
+        return reroll.compile(model, time_dim=1, **how)
+    return torch.compile(model, backend="reroll", options=how)  # type: ignore[return-value]
+
+
+def trained(door: str, calls: int, *, lengths: int = 1, **how: Any) -> list[Tensor]:
+    """What a network gives in training, with a call without gradients behind each: outputs, then gradients."""
+    torch.manual_seed(0)
+    model = Leaky()
+    run, seen = through(door, model, **how), []
+    for call in range(calls):
+        y_BO = run(torch.randn(2, 12 + call % lengths, 3))
+        gradients = torch.autograd.grad(y_BO.pow(2).mean(), [*model.parameters()])
+        with torch.no_grad():
+            for weight, gradient in zip(model.parameters(), gradients, strict=True):
+                weight -= 0.1 * gradient
+            run(torch.randn(2, 12, 3))
+        seen += [y_BO.detach(), *gradients]
+    return seen
+
+
+@contextmanager
+def lowerings() -> Iterator[list[str]]:
+    """The lowerings by which segments are made inside, each time that some are."""
+    found: list[str] = []
+    lowered = lower._lowered
+
+    def noted(traced: Any, lowering: str, products: Any) -> Any:
+        found.append(lowering)
+        return lowered(traced, lowering, products)
+
+    with mock.patch.object(lower, "_lowered", noted):
+        yield found
+
+
+@pytest.mark.parametrize("lengths", [1, 3])
+@pytest.mark.parametrize("door", DOORS)
+def test_nothing_is_compiled_before_the_call(door: str, lengths: int) -> None:
+    with lowerings() as made:
+        found = trained(door, CALL - 1, lengths=lengths if door == "front" else 1, start="eager")
+    assert set(made) == {"eager"}
+    expected = trained(door, CALL - 1, lengths=lengths if door == "front" else 1, lowering="eager")
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("door", DOORS)
+def test_compiled_segments_take_over_at_that_call(door: str) -> None:
+    with lowerings() as made:
+        found = trained(door, CALL + 1, start="eager")
+    assert {*made} == {"eager", "inductor"}
+    before, eager = 7 * (CALL - 1), trained(door, CALL + 1, lowering="eager")
+    assert all(map(torch.equal, found[:before], eager[:before]))
+    for mine, other in zip(found[before:], eager[before:], strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+@pytest.mark.inductor
+def test_lengths_share_their_calls() -> None:
+    """Three lengths in turn: compiled segments come at the ninth call of all, not of one."""
+    with lowerings() as made:
+        trained("front", CALL, lengths=3, start="eager")
+    assert "inductor" in made
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_eager_segments_stay_where_no_others_can_be_made(door: str) -> None:
+    refused = CompilerMissingError("no compiler here")
+    with (
+        mock.patch.object(lower, "_need_compiler", side_effect=refused),
+        pytest.warns(RerollWarning, match="go on with eager segments.*no compiler here") as told,
+    ):
+        found = trained(door, CALL + 2, start="eager")
+    assert len([each for each in told if "go on with" in str(each.message)]) == 1
+    assert all(map(torch.equal, found, trained(door, CALL + 2, lowering="eager")))
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_program_is_proved_once(door: str) -> None:
+    """Where compiled segments take over, the loops have been proved."""
+
+    def run_by_torch(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Any:
+        return lower._eager(traced, None, graph, backward=backward)
+
+    prove = mock.patch.object(Proof, "prove", autospec=True, side_effect=Proof.prove)
+    with prove as proofs, mock.patch.object(lower, "_inductor", run_by_torch):
+        trained(door, CALL + 1, start="eager", proof="first")
+    assert proofs.call_count == 2, "one with gradients, one without"
