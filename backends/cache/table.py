@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -59,17 +59,26 @@ def written(traced: Traced) -> bytes:
 def read_back(payload: bytes, mode: FakeTensorMode) -> Traced:
     """The trace that was written, with its tensors in a mode. Raises one of ``BROKEN`` for what is none."""
     table = json.loads(payload)
-    nodes: list[fx.Node] = []
-    memories = [_memory(nbytes, device) for nbytes, device in table["memories"]]
-    reader = _Reader(nodes, memories, mode)
-    graph = fx.Graph()
-    for name, kind, called, args, kwargs, notes in table["nodes"]:
-        operands = reader.value(args), {key: reader.value(each) for key, each in kwargs.items()}
-        node = graph.create_node(kind, _called(kind, called), *operands, name=name)
-        node.meta = {key: reader.value(each) for key, each in notes.items()}
-        nodes.append(node)
+    reader = _reader(table, mode)
+    graph = reader.graph(table["nodes"])
     parts = dict(zip(PARTS, map(reader.value, table["parts"]), strict=True))
-    return Traced(graph=fx.GraphModule({}, graph), mode=mode, **parts)
+    return Traced(graph=graph, mode=mode, **parts)
+
+
+def half_written(half: fx.GraphModule) -> dict[str, Any]:
+    """The graph of a half, with examples of its values, as JSON has it. Raises Unkept as ``written`` does."""
+    writer = _Writer({node: place for place, node in enumerate(half.graph.nodes)})
+    nodes = [writer.line(node, ["val"]) for node in half.graph.nodes]
+    return {"nodes": nodes, "memories": writer.memories}
+
+
+def half_read(table: Any, mode: FakeTensorMode) -> fx.GraphModule:
+    """The half that was written, with its examples in a mode."""
+    return _reader(table, mode).graph(table["nodes"])
+
+
+def _reader(table: Any, mode: FakeTensorMode) -> _Reader:
+    return _Reader([], [_memory(nbytes, device) for nbytes, device in table["memories"]], mode)
 
 
 @dataclass(slots=True)
@@ -80,10 +89,12 @@ class _Writer:
     memories: list[tuple[int, str]] = field(default_factory=list)  # bytes, device
     numbers: dict[int, int] = field(default_factory=dict)
 
-    def line(self, node: fx.Node) -> list[Any]:
-        """A node."""
+    def line(self, node: fx.Node, noted: Collection[str] | None = None) -> list[Any]:
+        """A node, with all that is noted of it, or only with some of that."""
         operands = self.plain(node.args), {name: self.plain(value) for name, value in node.kwargs.items()}
-        notes = {name: self.plain(value) for name, value in node.meta.items() if name not in LEFT_OUT}
+        notes = {
+            name: self.plain(value) for name, value in node.meta.items() if name in (noted or {*node.meta} - LEFT_OUT)
+        }
         return [node.name, node.op, _name_of(node), *operands, notes]
 
     def plain(self, value: Any) -> Any:
@@ -124,6 +135,16 @@ class _Reader:
     nodes: list[fx.Node]
     memories: list[tuple[Tensor, torch.device]]
     mode: FakeTensorMode
+
+    def graph(self, lines: Any) -> fx.GraphModule:
+        """The graph that was written, line by line."""
+        graph = fx.Graph()
+        for name, kind, called, args, kwargs, notes in lines:
+            operands = self.value(args), {key: self.value(each) for key, each in kwargs.items()}
+            node = graph.create_node(kind, _called(kind, called), *operands, name=name)
+            node.meta = {key: self.value(each) for key, each in notes.items()}
+            self.nodes.append(node)
+        return fx.GraphModule({}, graph)
 
     def value(self, written: Any) -> Any:
         """What was written."""

@@ -26,7 +26,7 @@ from reroll.passes import DEFAULT_PASSES
 from reroll.planning.choice import Choice, steps_run
 from reroll.planning.choose import ALONE, Beside
 from reroll.planning.options import Options, parse_budget
-from reroll.planning.segments import lengths_of, segment_lengths
+from reroll.planning.segments import lengths_of, segment_length, segment_lengths
 from reroll.program.memory import NOTHING, Around
 from reroll.recurrence import Recurrence
 from reroll.words.units import nbytes_text
@@ -57,6 +57,13 @@ def build_all(recurrences: Sequence[Recurrence], options: Options, around: Bytes
         return compiling.suited(partial(compiled, recurrence, lengths), recurrence.steps, way, len(recurrences))
 
     return fitting_all([partial(kernels, each) for each in recurrences], recurrences, options, around)
+
+
+def compile_usual(recurrences: Sequence[Recurrence], options: Options) -> None:
+    """Compile segments of the usual length of some loops."""
+    for each in recurrences:
+        lengths = lengths_of(each, segment_length(each, options), options)
+        compiling.compile_kernels(each, options, lengths, len(recurrences))
 
 
 def build(recurrence: Recurrence, options: Options) -> Built:

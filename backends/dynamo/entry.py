@@ -33,7 +33,7 @@ from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, Guar
 from reroll.backends.construct.kernels import Results, check_policy
 from reroll.backends.construct.plan import Built
 from reroll.backends.construct.replan import Plans
-from reroll.backends.construct.share import build_all
+from reroll.backends.construct.share import build_all, compile_usual
 from reroll.backends.construct.stages.proof import Proof, eager, shown_by
 from reroll.backends.construct.stages.takeover import Takeover
 from reroll.backends.dynamo.around import Outside, bytes_around, outside_of
@@ -240,6 +240,7 @@ def _compile(
         return Graph(run, module, plans, "", ended, found.notes, plain=peak, proof=proof)
 
     takeover = Takeover.of(parsed)
+    takeover.prepare = partial(compile_usual, found.recurrences, parsed)
     graph = staged(takeover, made)
     say_more(graph.more_than_plain())
     return _entry(graph, functools.cache(partial(_plainly, gm)), takeover, made)

@@ -68,6 +68,7 @@ class Family:
             self._say_sized()
             instance = self._instance(observed, operands, sequences)
             tokens = sum(each.nbytes for each in operands if id(each) in sequences)
+            self.takeover.prepare = partial(self._compile_usual, instance.recurrences)
             stage, present = self.takeover.compiled, self.programs.get(observed, (None, ()))[0]
             graph = staged(self.takeover, partial(self._compiled, instance, tokens), present)
             if not self.programs:
@@ -89,10 +90,14 @@ class Family:
         """Note the sizes of a call, for code that serves any: what is compiled for other sizes has them as symbols."""
         recurrences = self._instance(observed, operands, sequences).recurrences
         with sampling():
-            for each in (self._of_one_length(*found, self.options) for found in enumerate(recurrences)):
-                if each.steps:
-                    lengths = lengths_of(each, segment_length(each, self.options), self.options)
-                    compile_kernels(each, self.options, lengths, len(self.template.loops))
+            self._compile_usual(recurrences)
+
+    def _compile_usual(self, recurrences: Sequence[Recurrence]) -> None:
+        """Compile segments of the usual length of some loops."""
+        for each in (self._of_one_length(*found, self.options) for found in enumerate(recurrences)):
+            if each.steps:
+                lengths = lengths_of(each, segment_length(each, self.options), self.options)
+                compile_kernels(each, self.options, lengths, len(self.template.loops))
 
     def _instance(self, observed: Observed, operands: Sequence[Any], sequences: Mapping[int, Tensor]) -> Instance:
         instance = instantiate(self.template, observed.check)

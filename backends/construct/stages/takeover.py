@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 
 from reroll.backends.construct.plan import Built
+from reroll.backends.construct.stages.ahead import Ahead
 from reroll.backends.construct.stages.proof import eager
 from reroll.errors import RerollError, warn
 from reroll.planning.options import Options
@@ -17,6 +18,7 @@ from reroll.planning.options import Options
 CALL = 9
 """The training call at which compiled segments take over."""
 
+_AHEAD = 2  # the training call at which another process begins to compile them
 _SETTLED = 3  # training calls after which the new times are told
 LOG = logging.getLogger(__name__)
 Made = TypeVar("Made")
@@ -28,6 +30,7 @@ class Takeover:
 
     options: the user's. training_calls: that have begun. compiled: whether compiled segments run. stays: eager ones do
     for good, as no others could be made. before: seconds of a step of the loops by eager segments, at their last call.
+    prepare: makes the compiled segments, but for what is compiled; ``ahead`` compiles that.
     """
 
     options: Options
@@ -35,6 +38,8 @@ class Takeover:
     compiled: bool = True
     stays: bool = False
     before: float | None = None
+    prepare: Callable[[], object] | None = None
+    ahead: Ahead | None = None
 
     @classmethod
     def of(cls, options: Options) -> Takeover:
@@ -50,6 +55,9 @@ class Takeover:
         """The program of the next call, ``present`` where that goes on. Where compiled segments are due and cannot be
         made, eager ones stay."""
         if self.due:
+            if self.ahead is not None:
+                self.ahead.end()
+                self.ahead = None
             try:
                 made = make(self.options)
             except RerollError as error:
@@ -71,8 +79,20 @@ class Takeover:
         if not self.compiled:
             self.before = _seconds(built)
         self.training_calls += 1
+        if not self.compiled:
+            self._compile_ahead()
         if self.compiled and self.training_calls == CALL + _SETTLED:
             self._tell(built)
+
+    def _compile_ahead(self) -> None:
+        """Have another process compile what will take over. Where that cannot be, the takeover does, and says why."""
+        try:
+            if self.training_calls == _AHEAD and self.prepare is not None:
+                self.ahead = Ahead.begin(self.prepare)
+            elif self.ahead is not None:
+                self.ahead.ask()
+        except (OSError, RerollError) as error:
+            LOG.debug("nothing is compiled ahead: %s", error)
 
     def _tell(self, built: Sequence[Built]) -> None:
         now, where = _seconds(built), " and ".join(dict.fromkeys(each.executable.recurrence.where for each in built))

@@ -109,15 +109,35 @@ def sampling() -> Iterator[None]:
         _SAMPLING.reset(mark)
 
 
+_COLLECTED: ContextVar[list[tuple[fx.GraphModule, bool]] | None] = ContextVar("_COLLECTED", default=None)
+
+
+@contextmanager
+def collecting() -> Iterator[list[tuple[fx.GraphModule, bool]]]:
+    """Inside, halves that no code is there for are collected, and nothing is compiled: code cannot be called. Gives
+    their graphs, and whether each is of a backward."""
+    found: list[tuple[fx.GraphModule, bool]] = []
+    mark = _COLLECTED.set(found)
+    try:
+        yield found
+    finally:
+        _COLLECTED.reset(mark)
+
+
 def compiled(graph: fx.GraphModule, mode: FakeTensorMode, *, backward: bool) -> Code:
     """A compiled half: one that was compiled before, one whose sizes are symbols, or one for these sizes alone."""
     with _ONE_AT_A_TIME:
         found = numbered(graph.graph) if _on_cpu(graph) else None
         if _SAMPLING.get():
             return _noted(found, backward=backward)
-        if found is None:
+        family = None if found is None else _family((found.structure, backward, _settings()))
+        collected = _COLLECTED.get()
+        if collected is not None:
+            if found is None or family is None or family.find(found.numbers) is None:
+                collected.append((graph, backward))
+            return Code(_uncallable, "", {})
+        if found is None or family is None:
             return compile_half(graph, mode, backward=backward)
-        family = _family((found.structure, backward, _settings()))
         there = family.find(found.numbers) or _share(family, graph, found, backward=backward)
         if there is None:
             there = compile_half(graph, mode, backward=backward)

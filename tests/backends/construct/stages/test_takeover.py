@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import reroll
+from reroll.backends.construct.stages import takeover
 from reroll.backends.construct.stages.proof import Proof
 from reroll.backends.construct.stages.takeover import CALL
 from reroll.backends.inductor import lower
@@ -34,6 +35,12 @@ class Leaky(nn.Module):
         for t in range(x_BTI.shape[1]):
             h_BN = torch.tanh(self.taken(x_BTI[:, t]) + 0.5 * self.back(h_BN))
         return self.read(h_BN)  # type: ignore[no-any-return]
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other process compiles ahead, unless a test wants it."""
+    monkeypatch.setattr(takeover, "_AHEAD", 0)
 
 
 def through(door: str, model: nn.Module, **how: Any) -> Callable[[Tensor], Tensor]:

@@ -1,0 +1,132 @@
+"""Halves of segments are compiled ahead of their takeover, by a process of its own, which leaves them in the caches.
+
+Nothing depends on that process: what it has not made by then is made at the takeover. It has the lowest priority, one
+of them works at a time, it is given plain data, and ends with the process that began it.
+
+Private torch API, tried on 2.11 and 2.13: ``config.save_config_portable`` (inductor's settings), ``cache_dir``.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import logging
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from reroll.backends.cache.entries import Unkept
+from reroll.backends.cache.table import half_read, half_written
+from reroll.backends.inductor.half import compile_half
+from reroll.backends.inductor.lower import has_vectors
+from reroll.backends.inductor.native_products import register
+from reroll.backends.inductor.sizes.family import collecting
+from reroll.backends.progress import progress
+from reroll.errors import RerollError
+from reroll.segment.trace import trace_mode
+
+LOG = logging.getLogger(__name__)
+_CODE = "from reroll.backends.construct.stages.ahead import main; main()"
+_DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Ahead:
+    """A process that compiles ahead what ``make`` would compile. ``asked``: it was told what that is."""
+
+    make: Callable[[], object]
+    process: subprocess.Popen[bytes]
+    asked: bool = False
+
+    @classmethod
+    def begin(cls, make: Callable[[], object]) -> Ahead:
+        """Begin one, which looks first what this machine can do. Raises OSError where none can be."""
+        found = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command, pipe = [sys.executable, "-c", _CODE], subprocess.PIPE
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=found)
+        ahead = cls(make, process)
+        weakref.finalize(ahead, process.kill)  # also at the end of this process
+        return ahead
+
+    def ask(self) -> None:
+        """Say what is to be compiled, once, as soon as it listens. Nothing is waited for."""
+        if self.asked or not select.select([self.process.stdout], [], [], 0)[0]:
+            return
+        self.asked = True
+        assert self.process.stdin is not None
+        with self.process.stdin as told:  # a BrokenPipeError where it was killed
+            told.write(self._job())
+
+    def _job(self) -> bytes:
+        """Halves as plain data. Making them compiles none."""
+        with collecting() as halves:
+            self.make()
+        tables = []
+        for graph, backward in halves:
+            try:
+                tables.append({"half": half_written(graph), "backward": backward})
+            except Unkept as reason:
+                LOG.debug("a half is not compiled ahead: %s", reason)
+        LOG.debug("%d halves are compiled ahead, by process %d", len(tables), self.process.pid)
+        config: Any = torch._inductor.config
+        settings = base64.b64encode(pickle.dumps(config.save_config_portable())).decode()
+        return json.dumps({"halves": tables, "threads": torch.get_num_threads(), "settings": settings}).encode()
+
+    def end(self) -> None:
+        """Wait until it has compiled what it was asked for, or end it."""
+        if not self.asked:
+            self.process.kill()
+        with progress("waiting for segments that are compiled in another process"):
+            self.process.wait()
+
+
+def main() -> None:
+    """What that process does: compile what it is given on its standard input."""
+    _stay_behind()
+    with suppress(RerollError):  # the takeover says that there is no compiler
+        has_vectors("inductor", torch.device("cpu"))
+    sys.stdout.write("ready")
+    sys.stdout.flush()
+    job = json.load(sys.stdin)
+    torch.set_num_threads(job["threads"])
+    config: Any = torch._inductor.config
+    for name, value in pickle.loads(base64.b64decode(job["settings"])).items():
+        if getattr(config, name) != value:
+            setattr(config, name, value)
+    register()
+    with _alone():
+        for each in job["halves"]:
+            mode = trace_mode()
+            with suppress(Exception):  # the takeover says what cannot be compiled
+                compile_half(half_read(each["half"], mode), mode, backward=each["backward"]).unit.settle()
+
+
+def _stay_behind() -> None:
+    """Have the lowest priority, and end with the process that began this one."""
+    os.nice(19)
+    with suppress(OSError, AttributeError):  # Linux has it
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """What one process does at a time, of all that use these caches."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    with (Path(cache_dir()) / "reroll-ahead.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,109 @@
+"""Another process compiles ahead what will take over; nothing depends on it."""
+
+from __future__ import annotations
+
+import gc
+import time
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+import reroll
+from reroll.backends.construct.stages import ahead, takeover
+from reroll.backends.construct.stages.ahead import Ahead
+from reroll.backends.construct.stages.takeover import CALL
+from reroll.backends.inductor import lower
+from reroll.backends.inductor.sizes import family
+from reroll.segment.trace import Traced
+
+
+class Decaying(nn.Module):
+    """A recurrence of one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.back = nn.Linear(5, 5)
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BI = torch.zeros_like(x_TBI[0])
+        for t in range(x_TBI.shape[0]):
+            h_BI = 0.9 * h_BI + torch.tanh(self.back(h_BI) + x_TBI[t])
+        return h_BI
+
+
+def trained(calls: int, pause: float = 0.0) -> list[Tensor]:
+    """The results of some training calls."""
+    torch.manual_seed(0)
+    model, found = Decaying(), []
+    run = reroll.compile(model, time_dim=0, start="eager")
+    for _ in range(calls):
+        found.append(run(torch.randn(11, 3, 5)))
+        found[-1].sum().backward()
+        time.sleep(pause)
+    return found
+
+
+@pytest.mark.inductor
+def test_what_takes_over_is_found_in_the_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No kernel is built by this process, and the values are those that it would have made."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    family.forget()
+    begun: list[Ahead] = []
+    begin = Ahead.begin
+
+    def noted(make: Any) -> Ahead:
+        begun.append(begin(make))
+        return begun[0]
+
+    monkeypatch.setattr(Ahead, "begin", noted)
+    monkeypatch.setattr(takeover, "CALL", 1 << 30)
+    torch.manual_seed(0)
+    model = Decaying()
+    run, x_TBI = reroll.compile(model, time_dim=0, start="eager"), torch.randn(11, 3, 5)
+    run(x_TBI)
+    run(x_TBI)
+    while not begun[0].asked and begun[0].process.poll() is None:
+        time.sleep(0.1)
+        run(x_TBI)
+    monkeypatch.setattr(takeover, "CALL", run.reroll_caller.front.entries and _calls(run) + 1)
+    with mock.patch("torch._inductor.cpp_builder.run_compile_cmd", side_effect=AssertionError("built here")):
+        y_BI = run(x_TBI)
+    assert begun[0].process.returncode == 0
+    torch.testing.assert_close(y_BI, model(x_TBI))
+
+
+def _calls(run: Any) -> int:
+    """Training calls of a compiled model so far."""
+    (entry,) = run.reroll_caller.front.entries.values()
+    (only,) = entry.families.values()
+    return int(only.takeover.training_calls)
+
+
+def run_by_torch(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Any:
+    return lower._eager(traced, None, graph, backward=backward)
+
+
+@pytest.mark.parametrize("code", ["raise SystemExit(3)", "import os; os.kill(os.getpid(), 9)", "while True: pass"])
+def test_a_process_that_does_not_compile_changes_nothing(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends at once, is killed, or never listens."""
+    monkeypatch.setattr(ahead, "_CODE", code)
+    monkeypatch.setattr(lower, "_inductor", run_by_torch)
+    begin = mock.patch.object(Ahead, "begin", side_effect=Ahead.begin)
+    with begin as begun:
+        found = trained(CALL + 1, pause=0.01)
+    assert begun.call_count == 1
+    monkeypatch.setattr(takeover, "_AHEAD", 0)
+    assert all(map(torch.equal, found, trained(CALL + 1)))
+
+
+def test_it_ends_with_what_began_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "_CODE", "import time; time.sleep(600)")
+    begun = Ahead.begin(lambda: None)
+    process = begun.process
+    del begun
+    gc.collect()
+    assert process.wait(20) != 0
