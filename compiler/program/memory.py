@@ -32,12 +32,14 @@ _REVERSALS = ("backward", "reverse")
 class SegmentBytes:
     """Bytes of one segment. ``saved`` by its tape; ``fresh`` and ``kept`` the most that a forward run holds, its saved
     values included, from a carry of its own and from one that is kept elsewhere; ``reverse`` the same of a backward
-    run, whose gradients of the outputs are not included."""
+    run, whose gradients of the outputs are not included. ``joined``: what a tape holds of its first carry where the
+    tape of the segment before holds that as its own; neither ``saved`` nor ``reverse`` counts it."""
 
     saved: int
     fresh: int
     kept: int
     reverse: int
+    joined: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,10 @@ class Needs:
         """The bytes of a segment of a length whose tape is whole, or thin."""
         return self.thin[length] if thin else self.segments[length]
 
+    def joined(self, thin: bool) -> int:
+        """Bytes of its first carry that a tape holds once with the one before it."""
+        return self.of(max(self.segments), thin).joined
+
     @property
     def handed(self) -> int:
         """The bytes of the gradients that are there from the turn on."""
@@ -140,7 +146,7 @@ class Needs:
         """The same, with thin tapes or whole ones."""
         lengths = [self.of(length, thin) for length in self.segments]
         running = max(each.fresh - each.saved for each in lengths)
-        reversing = max(each.reverse - each.saved for each in lengths)
+        reversing = max(each.reverse - each.saved + each.joined for each in lengths)
         return max(running, reversing, self.carry) + self.handed + self.grads  # that came in, and that are handed on
 
     def reversing(self, length: int) -> int:
@@ -211,10 +217,12 @@ def _besides(
     As many blocks as are ``staged`` wait, until others push them out. A reload waits for all writes, as the backward
     half does before it starts. While a tape is reversed the forward register is empty, unless somebody goes on from the
     carry that was made last. The gradients that came in at the turn stay until the end; what the ``first`` reversal
-    hands on, and each one after it, is held beside them.
+    hands on, and each one after it, is held beside them. A tape that no other of its kind goes before holds its first
+    carry itself.
     """
     staged, handed, register = deque[int](maxlen=needs.staged), 0, needs.carry
     read = {source for each in played if each.kind != "backward" for source in each.reads}
+    alone = dict[int, int]()  # bytes of first carries, by tapes
     for number, each in enumerate(played):
         if each.kind == "offload":
             staged.append(len(each.reads) * needs.sizes.of_carry(each.codec))
@@ -224,13 +232,17 @@ def _besides(
             handed = needs.handed
         if each.kind in RUN_KINDS:
             register = needs.carry if number in read else 0
+        if each.kind == "tape" and (played[each.reads[0]].kind, played[each.reads[0]].thin) != ("tape", each.thin):
+            alone[number] = needs.joined(each.thin)
         if each.kind == "reverse":
             own = inside[number]
         else:
             owned = each.kind in RUN_KINDS and played[each.reads[0]].kind in RUN_KINDS
             own = work(each.kind, each.stop - each.start, owned, each.thin)
             own += register if each.kind == "backward" else 0
-        yield sum(staged) + handed + own
+        yield sum(staged) + sum(alone.values()) + handed + own
+        if each.kind == "backward":
+            alone.pop(each.reads[0], 0)
         if each.kind == "turn":
             staged.clear()
             register = 0
@@ -258,7 +270,7 @@ def _running(segments: Sequence[SegmentBytes], owned: bool, taping: bool) -> int
     """Segments run one after another; their tapes are counted as held. All but the first own their first carry."""
     most = taped = 0
     for each in segments:
-        most = max(most, taped + (each.fresh if owned else each.kept))
+        most = max(most, taped + (each.fresh - (each.joined if taping else 0) if owned else each.kept))
         taped += each.saved if taping else 0
         owned = True
     return most - taped

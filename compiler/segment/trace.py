@@ -16,7 +16,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from reroll.graph.editing import primals_and_tangents
 from reroll.graph.fakes import apart_from_dynamo, fake_of
-from reroll.graph.private import is_seeded
+from reroll.graph.nested import tensors_of
+from reroll.graph.private import is_seeded, storage_id
 from reroll.recurrence import Items, Numbers, Recurrence, Slices, Slots
 from reroll.segment.joint.graph import joint_graph, looked_at
 from reroll.segment.linear.cores import Core, candidates, cores
@@ -295,7 +296,7 @@ def _segment_function(
             carries, ys = run_steps(recurrence.step, linear, args[:carried], reads)
         else:
             carries, ys = _one_by_one(recurrence, args[:carried], reads)
-        return (*_own(carries), *(torch.stack(rows) for rows in zip(*ys, strict=True)))
+        return (*_own(carries, args), *(torch.stack(rows) for rows in zip(*ys, strict=True)))
 
     return segment
 
@@ -310,6 +311,14 @@ def _one_by_one(recurrence: Recurrence, carries: Sequence[Any], reads: Sequence[
     return list(carries), ys
 
 
-def _own(carries: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Contiguous carries that share memory with nothing."""
-    return [carry.clone(memory_format=torch.contiguous_format) for carry in carries]
+def _own(carries: Sequence[torch.Tensor], inputs: Sequence[Any]) -> list[torch.Tensor]:
+    """Contiguous carries that share memory with no input and with no other carry: copies of those that are none yet. A
+    tape that holds what it hands on holds that once."""
+    found, taken = list[torch.Tensor](), {storage_id(each) for each in tensors_of(inputs)}
+    for carry in carries:
+        alone = storage_id(carry) not in taken and carry.untyped_storage().nbytes() == carry.nbytes
+        plain = torch.empty(carry.shape, device="meta").stride()
+        own = alone and carry.stride() == plain and carry.layout is torch.strided and not carry.is_conj()
+        found.append(carry if own else carry.clone(memory_format=torch.contiguous_format))
+        taken.add(storage_id(found[-1]))
+    return found
