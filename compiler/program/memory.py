@@ -217,13 +217,11 @@ def _besides(
     As many blocks as are ``staged`` wait, until others push them out. A reload waits for all writes, as the backward
     half does before it starts. While a tape is reversed the forward register is empty, unless somebody goes on from the
     carry that was made last. The gradients that came in at the turn stay until the end; what the ``first`` reversal
-    hands on, and each one after it, is held beside them. A tape that no other of its kind goes before holds its first
-    carry itself.
+    hands on, and each one after it, is held beside them.
     """
     staged, handed, register = deque[int](maxlen=needs.staged), 0, needs.carry
     read = {source for each in played if each.kind != "backward" for source in each.reads}
-    alone = dict[int, int]()  # bytes of first carries, by tapes
-    for number, each in enumerate(played):
+    for number, (each, joined) in enumerate(zip(played, _first_carries(played, needs), strict=True)):
         if each.kind == "offload":
             staged.append(len(each.reads) * needs.sizes.of_carry(each.codec))
         elif each.kind == "reload":
@@ -232,22 +230,30 @@ def _besides(
             handed = needs.handed
         if each.kind in RUN_KINDS:
             register = needs.carry if number in read else 0
-        if each.kind == "tape" and (played[each.reads[0]].kind, played[each.reads[0]].thin) != ("tape", each.thin):
-            alone[number] = needs.joined(each.thin)
         if each.kind == "reverse":
             own = inside[number]
         else:
             owned = each.kind in RUN_KINDS and played[each.reads[0]].kind in RUN_KINDS
             own = work(each.kind, each.stop - each.start, owned, each.thin)
             own += register if each.kind == "backward" else 0
-        yield sum(staged) + sum(alone.values()) + handed + own
-        if each.kind == "backward":
-            alone.pop(each.reads[0], 0)
+        yield sum(staged) + joined + handed + own
         if each.kind == "turn":
             staged.clear()
             register = 0
         elif each.kind in _REVERSALS and first:
             handed, first = handed + needs.grads - needs.unasked, False
+
+
+def _first_carries(played: Sequence[Played], needs: Needs) -> Iterator[int]:
+    """Bytes of the first carries of tapes that no tape of their kind goes before, while each instruction runs."""
+    alone = dict[int, int]()
+    for number, each in enumerate(played):
+        source = played[each.reads[0]] if each.kind == "tape" else each
+        if each.kind == "tape" and (source.kind, source.thin) != ("tape", each.thin):
+            alone[number] = needs.joined(each.thin)
+        yield sum(alone.values())
+        if each.kind == "backward":
+            alone.pop(each.reads[0], None)
 
 
 def _working(needs: Needs) -> Work:
