@@ -21,8 +21,9 @@ from reroll.backends.tiers.tier import STAGING
 from reroll.graph.memory import Owned, graph_peak, origin, storage_nbytes
 from reroll.program.memory import Needs, SegmentBytes
 from reroll.program.tally import Sizes
-from reroll.recurrence import Recurrence, Slots
+from reroll.recurrence import Items, Recurrence, Slots
 from reroll.schedules.machine import pieces
+from reroll.segment.factors import handed_number
 from reroll.segment.trace import lies_packed
 
 aten = torch.ops.aten
@@ -93,13 +94,15 @@ class _Inputs:
     """The inputs of a forward: its carry, and the operands of the loop behind it.
 
     Some operands are ``copies``, made for the segment: rows of sequences that do not lie as it takes them. One that is
-    saved as it is is made again for the backward. The others are ``held`` by a tape that has views of them.
+    saved as it is is made again for the backward. The others are ``held`` by a tape that has views of them. ``alone``:
+    the gradients, by number, of what stands in lists, which are not added up.
     """
 
     carry: Sequence[fx.Node]
     operands: Sequence[fx.Node]
     copies: Sequence[fx.Node]
     held: Sequence[fx.Node]
+    alone: frozenset[int]
 
     @classmethod
     def of(cls, segment: Segment, recurrence: Recurrence) -> _Inputs:
@@ -108,7 +111,9 @@ class _Inputs:
         carries, rows = len(recurrence.carries), recurrence.loose_rows(steps)
         copied = [nodes[at] for at, x in rows if not lies_packed(recurrence.examples[x.operand], x, steps)]
         again = {nodes[place] for place in segment.saved_inputs.values()}
-        return cls(nodes[:carries], nodes[carries:], copied, [node for node in copied if node not in again])
+        listed = {place for places, x in recurrence.slots(steps).xs if isinstance(x, Items) for place in places}
+        alone = frozenset(number for number, place in enumerate(segment.inputs) if place in listed)
+        return cls(nodes[:carries], nodes[carries:], copied, [node for node in copied if node not in again], alone)
 
 
 def footprint(segment: Segment, inputs: _Inputs, once: int, joined: frozenset[int] = frozenset()) -> SegmentBytes:
@@ -138,8 +143,20 @@ def _with_tape(
     saved = _blocks(_saved(segment, {*inputs.operands, *before} - set(inputs.held), graph, thin=thin))
     again = _blocks(_saved(segment, {*inputs.operands, *before} - set(inputs.copies), graph, thin=thin))
     reverse = once + _peak(backward, graph.graph, again)
+    adding = once + _adding_peak(backward, graph.graph, again, inputs.alone)
     peaks = _forward_peaks(segment, inputs, once)
-    return SegmentBytes(sum(nbytes for nbytes, _ in saved), *peaks, reverse, _bytes_of(before))
+    return SegmentBytes(sum(nbytes for nbytes, _ in saved), *peaks, reverse, _bytes_of(before), adding)
+
+
+def _adding_peak(backward: Any, graph: fx.Graph, owned: Owned, alone: frozenset[int]) -> int:
+    """The most that a backward holds from where it hands over the first gradient that is added to others: not one of
+    those ``alone``, by their numbers."""
+    if not (isinstance(backward, Interpreted) and backward.hands_over):
+        return _peak(backward, graph, owned)
+    begin = (
+        node for node in backward.graph.nodes if (number := handed_number(node)) is not None and number not in alone
+    )
+    return graph_peak(backward.graph, owned, workspaces(backward.graph), next(begin, None))
 
 
 def _joined(segments: Iterable[Segment], carries: int, *, thin: bool) -> frozenset[int]:
