@@ -21,8 +21,9 @@ from reroll.backends.tiers.tier import STAGING
 from reroll.graph.memory import Owned, graph_peak, origin, storage_nbytes
 from reroll.program.memory import Needs, SegmentBytes
 from reroll.program.tally import Sizes
-from reroll.recurrence import Recurrence, Slots
+from reroll.recurrence import Items, Recurrence, Slots
 from reroll.schedules.machine import pieces
+from reroll.segment.factors import handed_number
 from reroll.segment.trace import lies_packed
 
 aten = torch.ops.aten
@@ -39,9 +40,12 @@ def needs_of(kernels: Kernels, recurrence: Recurrence, *, device: Device | None)
     if device is not None:
         held += once + recordings(segments.values(), recurrence)
         held += workspaces_held(segments[length], device)
+    recorded, thinnable = device is not None, {k: each for k, each in segments.items() if each.thin}
+    joined = frozenset[int]() if recorded else _joined(segments.values(), traced.carries, thin=False)
+    thinly = frozenset[int]() if recorded else _joined(thinnable.values(), traced.carries, thin=True)
     given = {k: _Inputs.of(each, recurrence) for k, each in segments.items()}
-    footprints = {k: footprint(each, given[k], held) for k, each in segments.items()}
-    thin = _Thin({k: partial(thin_footprint, each, given[k], held) for k, each in segments.items() if each.thin})
+    footprints = {k: footprint(each, given[k], held, joined) for k, each in segments.items()}
+    thin = _Thin({k: partial(thin_footprint, each, given[k], held, thinly) for k, each in thinnable.items()})
 
     def packed(codec: tuple[str, ...]) -> int:
         if not codec:
@@ -90,13 +94,15 @@ class _Inputs:
     """The inputs of a forward: its carry, and the operands of the loop behind it.
 
     Some operands are ``copies``, made for the segment: rows of sequences that do not lie as it takes them. One that is
-    saved as it is is made again for the backward. The others are ``held`` by a tape that has views of them.
+    saved as it is is made again for the backward. The others are ``held`` by a tape that has views of them. ``alone``:
+    the gradients, by number, of what stands in lists, which are not added up.
     """
 
     carry: Sequence[fx.Node]
     operands: Sequence[fx.Node]
     copies: Sequence[fx.Node]
     held: Sequence[fx.Node]
+    alone: frozenset[int]
 
     @classmethod
     def of(cls, segment: Segment, recurrence: Recurrence) -> _Inputs:
@@ -105,29 +111,65 @@ class _Inputs:
         carries, rows = len(recurrence.carries), recurrence.loose_rows(steps)
         copied = [nodes[at] for at, x in rows if not lies_packed(recurrence.examples[x.operand], x, steps)]
         again = {nodes[place] for place in segment.saved_inputs.values()}
-        return cls(nodes[:carries], nodes[carries:], copied, [node for node in copied if node not in again])
+        listed = {place for places, x in recurrence.slots(steps).xs if isinstance(x, Items) for place in places}
+        alone = frozenset(number for number, place in enumerate(segment.inputs) if place in listed)
+        return cls(nodes[:carries], nodes[carries:], copied, [node for node in copied if node not in again], alone)
 
 
-def footprint(segment: Segment, inputs: _Inputs, once: int) -> SegmentBytes:
-    """What the runs of a segment hold; ``once`` bytes are held anyway."""
+def footprint(segment: Segment, inputs: _Inputs, once: int, joined: frozenset[int] = frozenset()) -> SegmentBytes:
+    """What the runs of a segment hold; ``once`` bytes are held anyway, and carries ``joined`` by the tape before."""
     if segment.backward is None or segment.backward_graph is None:
         return SegmentBytes(0, *_forward_peaks(segment, inputs, once), 0)
-    return _with_tape(segment, inputs, once, segment.backward, segment.backward_graph, thin=False)
+    return _with_tape(segment, inputs, once, joined, segment.backward, segment.backward_graph, thin=False)
 
 
-def thin_footprint(segment: Segment, inputs: _Inputs, once: int) -> SegmentBytes:
+def thin_footprint(segment: Segment, inputs: _Inputs, once: int, joined: frozenset[int]) -> SegmentBytes:
     """The same of a segment whose thin tape is kept."""
     assert segment.thin is not None
-    return _with_tape(segment, inputs, once, segment.thin.backward, segment.thin.backward_graph, thin=True)
+    return _with_tape(segment, inputs, once, joined, segment.thin.backward, segment.thin.backward_graph, thin=True)
 
 
 def _with_tape(
-    segment: Segment, inputs: _Inputs, once: int, backward: Any, graph: fx.GraphModule, *, thin: bool
+    segment: Segment,
+    inputs: _Inputs,
+    once: int,
+    joined: frozenset[int],
+    backward: Any,
+    graph: fx.GraphModule,
+    *,
+    thin: bool,
 ) -> SegmentBytes:
-    saved = _blocks(_saved(segment, set(inputs.operands) - set(inputs.held), graph, thin=thin))
-    again = _blocks(_saved(segment, set(inputs.operands) - set(inputs.copies), graph, thin=thin))
+    before = {inputs.carry[number] for number in joined}
+    saved = _blocks(_saved(segment, {*inputs.operands, *before} - set(inputs.held), graph, thin=thin))
+    again = _blocks(_saved(segment, {*inputs.operands, *before} - set(inputs.copies), graph, thin=thin))
     reverse = once + _peak(backward, graph.graph, again)
-    return SegmentBytes(sum(nbytes for nbytes, _ in saved), *_forward_peaks(segment, inputs, once), reverse)
+    adding = once + _adding_peak(backward, graph.graph, again, inputs.alone)
+    peaks = _forward_peaks(segment, inputs, once)
+    return SegmentBytes(sum(nbytes for nbytes, _ in saved), *peaks, reverse, _bytes_of(before), adding)
+
+
+def _adding_peak(backward: Any, graph: fx.Graph, owned: Owned, alone: frozenset[int]) -> int:
+    """The most that a backward holds from where it hands over the first gradient that is added to others: not one of
+    those ``alone``, by their numbers."""
+    if not (isinstance(backward, Interpreted) and backward.hands_over):
+        return _peak(backward, graph, owned)
+    begin = (
+        node for node in backward.graph.nodes if (number := handed_number(node)) is not None and number not in alone
+    )
+    return graph_peak(backward.graph, owned, workspaces(backward.graph), next(begin, None))
+
+
+def _joined(segments: Iterable[Segment], carries: int, *, thin: bool) -> frozenset[int]:
+    """The carries that a tape holds in the same memory as the tape behind it: both save them, as they are given."""
+    return frozenset(range(carries)).intersection(*(_both_saved(each, carries, thin) for each in segments))
+
+
+def _both_saved(segment: Segment, carries: int, thin: bool) -> set[int]:
+    results: Any = segment.forward_graph.graph.output_node().args[0]
+    inputs = segment.forward_graph.graph.find_nodes(op="placeholder")
+    saved = {origin(node) for node in segment.kept(list(results[segment.outputs :]), thin)}
+    handed = {number: origin(results[number]) for number in range(carries)}
+    return {n for n, made in handed.items() if made in saved and inputs[n] in saved and made not in inputs}
 
 
 def _forward_peaks(segment: Segment, inputs: _Inputs, once: int) -> tuple[int, int]:

@@ -115,7 +115,7 @@ class Plans:
 
 
 def _placed(built: Built, around: Around) -> Built:
-    prediction = predict(built.plan.tally, replace(built.demand.needs, unasked=around.unasked))
+    prediction = predict(built.plan.tally, built.demand.needs.within(around))
     return replace(built, plan=replace(built.plan, prediction=prediction), beside=replace(built.beside, around=around))
 
 

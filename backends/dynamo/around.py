@@ -30,8 +30,8 @@ class Outside:
     Between forward and backward: ``outputs``, the results of the graph, and ``saved``, all else. ``running`` and
     ``reversing``: by the name of each recurrence what is held while it runs, its results included, and while it is
     reversed, without the gradients of its own results; the gradients that it adds up itself are among it where they
-    become no parameter's gradient as they are. ``unasked``: the gradients of its last carries that nobody gives.
-    ``before``: what is freed before the graph runs.
+    become no parameter's gradient as they are: ``added``. ``unasked``: the gradients of its last carries that nobody
+    gives. ``before``: what is freed before the graph runs.
     """
 
     outputs: int = 0
@@ -40,12 +40,13 @@ class Outside:
     reversing: Mapping[str, int] = field(default_factory=dict)
     unasked: Mapping[str, int] = field(default_factory=dict)
     before: int = 0
+    added: Mapping[str, int] = field(default_factory=dict)
 
     def around(self, name: str) -> Around:
         """What is held around a recurrence."""
         turned = self.outputs + self.saved
         running, reversing = self.running.get(name, turned), self.reversing.get(name, 0)
-        return Around(running, turned, reversing, self.before, self.unasked.get(name, 0))
+        return Around(running, turned, reversing, self.before, self.unasked.get(name, 0), self.added.get(name, 0))
 
 
 class _Standing(torch.autograd.Function):
@@ -182,8 +183,9 @@ def outside(module: fx.GraphModule, results: Mapping[str, Results], fake: Callab
             most = sum(held) + 2 * sum(each.nbytes for each in inputs if each.requires_grad)
             return Outside(*held, memory.running, dict.fromkeys(results, most))
     final = {storage_id(each.grad) for each in inputs if each.is_leaf and each.grad is not None}
-    reversing = {name: _other(held, final) + _other(given, final) for name, (held, given) in memory.reversed.items()}
-    return Outside(*held, memory.running, reversing, memory.unasked)
+    added = {name: _other(given, final) for name, (_, given) in memory.reversed.items()}
+    reversing = {name: _other(held, final) + added[name] for name, (held, _) in memory.reversed.items()}
+    return Outside(*held, memory.running, reversing, memory.unasked, added=added)
 
 
 def _other(blocks: Mapping[int, Block], final: set[int]) -> int:

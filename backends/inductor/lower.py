@@ -34,6 +34,7 @@ from reroll.graph.names import take_names
 from reroll.graph.work import work
 from reroll.program.tried import blamed_on, guarded, passes_in
 from reroll.segment.cut.apart import InTwo, outputs_apart
+from reroll.segment.cut.late import make_late
 from reroll.segment.cut.partition import Cut, partition
 from reroll.segment.cut.policy import NO_POLICY, Policy, StepValue
 from reroll.segment.cut.thin import Thin, thinner
@@ -340,6 +341,8 @@ def _prepare_for_inductor(traced: Traced) -> None:
 
 def _eager(traced: Traced, products: Mapping[int, Product] | None, graph: fx.GraphModule, *, backward: bool) -> Boxed:
     hands_over = backward and products is not None
+    if backward:
+        make_late(graph)
     made = handing_over(graph, _handed(traced), products or {}) if hands_over else graph
     return Interpreted.of(made, hands_over=hands_over)
 

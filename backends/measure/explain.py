@@ -193,7 +193,7 @@ def _unrecorded(built: Built) -> str:
 
 
 def _loop(built: Built, around: Around, costs: Costs | str) -> Loop:
-    choice, needs = built.choice, replace(built.demand.needs, unasked=around.unasked)
+    choice, needs = built.choice, built.demand.needs.within(around)
     demand = replace(built.demand, needs=needs)
     plan = replace(built.plan, prediction=predict(built.plan.tally, needs))
     executable, segment = built.executable, built.executable.compiled.segments[choice.segment]

@@ -119,11 +119,18 @@ def shapes_of(value: Any) -> Iterator[tuple[int, ...]]:
             yield tuple(each.shape)
 
 
-def graph_peak(graph: fx.Graph, owned: Owned, workspaces: Workspaces = MappingProxyType({})) -> int:
-    """The most bytes that a boxed run of an ATen graph holds, and works in."""
+def graph_peak(
+    graph: fx.Graph,
+    owned: Owned,
+    workspaces: Workspaces = MappingProxyType({}),
+    begin: fx.Node | None = None,
+) -> int:
+    """The most bytes that a boxed run of an ATen graph holds, and works in; from the node ``begin`` on."""
     ledger, last = Allocations(), last_uses(graph)
     ledger.own(owned)
     for node in graph.nodes:
+        if node is begin:
+            ledger.peak = ledger.held
         if node.op == "call_function":
             _made(ledger, node)
             for shape in shapes_of(node.meta.get("val")):

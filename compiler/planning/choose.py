@@ -54,7 +54,7 @@ def choose(demand: Demand, options: Options, beside: Beside = ALONE) -> Plan:
 
     Raises BudgetError if no choice meets it; it says the least that would, and with which schedule.
     """
-    demand = replace(demand, needs=replace(demand.needs, unasked=beside.around.unasked))
+    demand = replace(demand, needs=demand.needs.within(beside.around))
     tier = default_tier(options, demand.device)
     problem = Problem(demand.steps, demand.segment, max(demand.carry, 1), max(demand.tape, 1), tier=tier)
     budget = parse_budget(options.memory_budget) if beside.budget is None else beside.budget

@@ -103,8 +103,9 @@ class Demand:
         short = problem.tape if problem.steps % problem.segment else 0  # whose share of a tape is not exact
         if choice.thin:
             thin = -(-choice.thin // problem.segment)
-            return (problem.segments - thin) * problem.tape + thin * self._thin_tape - short
-        return counted(choice.root, problem).local_peak + self.needs.reversing(self.segment) - problem.carry - short
+            return (problem.segments - thin) * problem.tape + thin * self._thin_tape - short - self.needs.added
+        working = self.needs.reversing(self.segment) - self.needs.added
+        return counted(choice.root, problem).local_peak + working - problem.carry - short
 
     def plan(self, choice: Choice) -> Plan:
         """The plan of a choice: its program, made by the passes, and what it takes. Raises PassError."""

@@ -15,15 +15,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from operator import add, attrgetter
 
 from reroll.program.spelled import RUN_KINDS, Played
-from reroll.program.tally import Counted, Hold, Sizes, Tally, held
+from reroll.program.tally import Counted, Hold, Sizes, Tally, held, is_whole
 from reroll.schedules.machine import pieces
 
-Work = Callable[[str, int, bool, bool], int]
+Work = Callable[[str, int, bool, bool, bool], int]
 
 _REVERSALS = ("backward", "reverse")
 
@@ -32,12 +32,15 @@ _REVERSALS = ("backward", "reverse")
 class SegmentBytes:
     """Bytes of one segment. ``saved`` by its tape; ``fresh`` and ``kept`` the most that a forward run holds, its saved
     values included, from a carry of its own and from one that is kept elsewhere; ``reverse`` the same of a backward
-    run, whose gradients of the outputs are not included."""
+    run, whose gradients of the outputs are not included. ``joined``: what a tape holds of its first carry where the
+    tape of the segment before holds that as its own; neither ``saved`` nor ``reverse`` counts it."""
 
     saved: int
     fresh: int
     kept: int
     reverse: int
+    joined: int = 0
+    adding: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +85,15 @@ class Prediction:
 class Around:
     """Local bytes that the graph around a recurrence holds: while it runs, between its forward and its backward, and
     while it is reversed. ``before``: what is held at the start of a call, and freed before the graph runs.
-    ``unasked``: bytes of those gradients of last carries that it does not give, as nobody reads these."""
+    ``unasked``: bytes of those gradients of last carries that it does not give, as nobody reads these. ``added``: bytes
+    of the gradients that the recurrence adds up, where ``reversing`` has them: they are made by its first reversal."""
 
     running: int = 0
     turned: int = 0
     reversing: int = 0
     before: int = 0
     unasked: int = 0
+    added: int = 0
 
     def at_peak(self, prediction: Prediction) -> tuple[Peak, int]:
         """Where a recurrence and what is around it hold most together: the peak of the recurrence, the bytes around."""
@@ -111,7 +116,8 @@ class Needs:
     """What instructions need besides what is held: segments by length, the bytes of a carry and of its gradients, the
     bytes of the gradients of the stacked outputs, and how many blocks may wait in local memory to be written. ``thin``:
     segments of which thin tapes are kept, if they have such. ``unasked``: bytes of the gradients of last carries that
-    nobody gives: zeros, which only the first segment that is reversed is given."""
+    nobody gives: zeros, which only the first segment that is reversed is given. ``added``: bytes that count as held
+    around, and are not there before that segment adds to them."""
 
     segments: Mapping[int, SegmentBytes]
     sizes: Sizes
@@ -121,10 +127,19 @@ class Needs:
     staged: int = 0
     thin: Mapping[int, SegmentBytes] = field(default_factory=dict)
     unasked: int = 0
+    added: int = 0
+
+    def within(self, around: Around) -> Needs:
+        """The same of a recurrence in a graph that holds so much around it."""
+        return replace(self, unasked=around.unasked, added=around.added)
 
     def of(self, length: int, thin: bool) -> SegmentBytes:
         """The bytes of a segment of a length whose tape is whole, or thin."""
         return self.thin[length] if thin else self.segments[length]
+
+    def joined(self, thin: bool) -> int:
+        """Bytes of its first carry that a tape holds once with the one before it."""
+        return self.of(max(self.segments), thin).joined
 
     @property
     def handed(self) -> int:
@@ -140,7 +155,7 @@ class Needs:
         """The same, with thin tapes or whole ones."""
         lengths = [self.of(length, thin) for length in self.segments]
         running = max(each.fresh - each.saved for each in lengths)
-        reversing = max(each.reverse - each.saved for each in lengths)
+        reversing = max(each.reverse - each.saved + each.joined for each in lengths)
         return max(running, reversing, self.carry) + self.handed + self.grads  # that came in, and that are handed on
 
     def reversing(self, length: int) -> int:
@@ -215,7 +230,7 @@ def _besides(
     """
     staged, handed, register = deque[int](maxlen=needs.staged), 0, needs.carry
     read = {source for each in played if each.kind != "backward" for source in each.reads}
-    for number, each in enumerate(played):
+    for number, (each, joined) in enumerate(zip(played, _first_carries(played, needs), strict=True)):
         if each.kind == "offload":
             staged.append(len(each.reads) * needs.sizes.of_carry(each.codec))
         elif each.kind == "reload":
@@ -228,9 +243,9 @@ def _besides(
             own = inside[number]
         else:
             owned = each.kind in RUN_KINDS and played[each.reads[0]].kind in RUN_KINDS
-            own = work(each.kind, each.stop - each.start, owned, each.thin)
+            own = work(each.kind, each.stop - each.start, owned, each.thin, first)
             own += register if each.kind == "backward" else 0
-        yield sum(staged) + handed + own
+        yield sum(staged) + joined + handed + own
         if each.kind == "turn":
             staged.clear()
             register = 0
@@ -238,17 +253,32 @@ def _besides(
             handed, first = handed + needs.grads - needs.unasked, False
 
 
+def _first_carries(played: Sequence[Played], needs: Needs) -> Iterator[int]:
+    """Bytes of the first carries of tapes that no tape of their kind goes before, while each instruction runs. That of
+    the program is there anyway."""
+    alone = dict[int, int]()
+    whole = is_whole(played)
+    for number, each in enumerate(played):
+        if each.kind == "tape" and not (whole and each.reads[0] == 0):
+            source = played[each.reads[0]]
+            alone[number] = 0 if (source.kind, source.thin) == ("tape", each.thin) else needs.joined(each.thin)
+        yield sum(alone.values())
+        if each.kind == "backward":
+            alone.pop(each.reads[0], None)
+
+
 def _working(needs: Needs) -> Work:
     """Bytes that an instruction over a number of steps works with, besides what is held and the gradients that were
-    there before it; ``owned``: the carry that a run starts from is its own, not kept elsewhere."""
+    there before it; ``owned``: the carry that a run starts from is its own, not kept elsewhere; ``first``: nothing was
+    reversed before it."""
 
     @cache
-    def nbytes(kind: str, steps: int, owned: bool, thin: bool) -> int:
+    def nbytes(kind: str, steps: int, owned: bool, thin: bool, first: bool) -> int:
         if kind not in (*RUN_KINDS, "backward"):
             return needs.carry
         found = [needs.of(length, thin) for length, count in pieces(steps, needs.segments) for _ in range(count)]
         if kind == "backward":
-            return _reversing(found, needs.grads)
+            return _reversing(found, needs.grads, needs.added if first else 0)
         return _running(found, owned, taping=kind == "tape")
 
     return nbytes
@@ -258,16 +288,18 @@ def _running(segments: Sequence[SegmentBytes], owned: bool, taping: bool) -> int
     """Segments run one after another; their tapes are counted as held. All but the first own their first carry."""
     most = taped = 0
     for each in segments:
-        most = max(most, taped + (each.fresh if owned else each.kept))
+        most = max(most, taped + (each.fresh - (each.joined if taping else 0) if owned else each.kept))
         taped += each.saved if taping else 0
         owned = True
     return most - taped
 
 
-def _reversing(segments: Sequence[SegmentBytes], grads: int) -> int:
-    """Segments are reversed last to first, each giving up its tape; the gradients handed on are held besides."""
+def _reversing(segments: Sequence[SegmentBytes], grads: int, added: int) -> int:
+    """Segments are reversed last to first, each giving up its tape; the gradients handed on are held besides. The first
+    one makes those that are ``added`` up."""
     most = freed = handed = 0
     for each in reversed(segments):
-        most = max(most, each.reverse - each.saved - freed + handed)
-        freed, handed = freed + each.saved, grads
+        own = max(each.reverse - added, each.adding) if added else each.reverse
+        most = max(most, own - each.saved - freed + handed)
+        freed, handed, added = freed + each.saved, grads, 0
     return most

@@ -71,7 +71,7 @@ def holds(played: Sequence[Played], sizes: Sizes, given: int = 0) -> Iterator[Ho
     """What is held: tapes, saved carries and blocks until their last use, each reloaded carry until its own. ``given``:
     the units of the first carry, where the instructions hold it themselves."""
     last, items = _last_uses(played)
-    whole = len([each for each in played[:2] if each.kind == "carry"]) == 1  # a part is given a gradient, too
+    whole = is_whole(played)
     if given:
         yield Hold("local", given, 0, last[0])
     for number, each in enumerate(played):
@@ -87,6 +87,11 @@ def holds(played: Sequence[Played], sizes: Sizes, given: int = 0) -> Iterator[Ho
             units = sizes.of_carry(source.codec)
             for item in range(len(source.reads)):
                 yield Hold("local", units, number, items.get((number, item), number), (item,))
+
+
+def is_whole(played: Sequence[Played]) -> bool:
+    """Whether instructions are those of a program, not of a part, which is given a gradient beside a carry."""
+    return len([each for each in played[:2] if each.kind == "carry"]) == 1
 
 
 def _last_uses(played: Sequence[Played]) -> tuple[list[int], dict[tuple[int, int], int]]:

@@ -105,6 +105,13 @@ def _multiply(taker: Taker, number: int, left: Tensor, right: Tensor) -> None:
     taker.multiply(number, left, right)
 
 
+def handed_number(node: fx.Node) -> int | None:
+    """The number of the gradient that a node hands to a ``Taker``; -1 for factors."""
+    if node.target is _multiply:
+        return -1
+    return int(node.args[1]) if node.target is _take else None  # type: ignore[arg-type]
+
+
 def handing_over(half: fx.GraphModule, handed: Sequence[bool], products: Mapping[int, Product]) -> fx.GraphModule:
     """A backward with one more input, the last: a ``Taker``. It is handed the gradients that are ``handed``, each right
     behind the node that makes it, and the factors of ``products``, by their order; there is no such result then.

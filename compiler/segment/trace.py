@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from reroll.graph.editing import primals_and_tangents
 from reroll.graph.fakes import apart_from_dynamo, fake_of
-from reroll.graph.private import is_seeded
+from reroll.graph.private import is_seeded, storage_id
 from reroll.recurrence import Items, Numbers, Recurrence, Slices, Slots
 from reroll.segment.joint.graph import joint_graph, looked_at
 from reroll.segment.linear.cores import Core, candidates, cores
@@ -179,13 +180,16 @@ def trace(recurrence: Recurrence, steps: int, *, decompose: bool) -> Traced:
     with apart_from_dynamo(mode), recurrence.modes():
         fakes = trace_inputs(recurrence, mode, steps)
         together = linear_carries(recurrence) if recurrence.step.meta.get(LINEAR) and steps > 1 else ()
-        function = _segment_function(recurrence, slots, together)
+        run = _segment_function(recurrence, slots, together)
         with mode, looked_at(recurrence.step) as look:
             _settle_gradients(recurrence, fakes, slots)
-            results = function(*fakes)
+            results = run(*fakes)
+            shared = _shared(results[:carried], fakes)
+            results = _own(results, shared)
         tangents = tuple(i for i, value in enumerate(results) if value.requires_grad)
         reached = [_leaves_of(results[i]) for i in tangents]
         ends = [results[i] for i in tangents]
+        function = partial(_run_with_own, run, shared)
         graph = joint_graph(function, fakes, ends, recurrence, decompose=decompose, look=look)
     _mark(primals_and_tangents(graph.graph)[0], recurrence, slots)
     grads: Any = graph.graph.output_node().args[0][len(results) :]  # type: ignore[index]
@@ -295,7 +299,7 @@ def _segment_function(
             carries, ys = run_steps(recurrence.step, linear, args[:carried], reads)
         else:
             carries, ys = _one_by_one(recurrence, args[:carried], reads)
-        return (*_own(carries), *(torch.stack(rows) for rows in zip(*ys, strict=True)))
+        return (*carries, *(torch.stack(rows) for rows in zip(*ys, strict=True)))
 
     return segment
 
@@ -310,6 +314,24 @@ def _one_by_one(recurrence: Recurrence, carries: Sequence[Any], reads: Sequence[
     return list(carries), ys
 
 
-def _own(carries: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Contiguous carries that share memory with nothing."""
-    return [carry.clone(memory_format=torch.contiguous_format) for carry in carries]
+def _shared(carries: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> frozenset[int]:
+    """Carries, by number, that are not contiguous, or that share memory with an input or with another carry. A tape
+    that holds one of the others has what is handed on, and no copy of it."""
+    found, taken = set[int](), set(map(storage_id, inputs))
+    for number, carry in enumerate(carries):
+        whole = carry.untyped_storage().nbytes() == carry.nbytes and not (carry.is_conj() or carry.is_neg())
+        as_usual = carry.stride() == torch.empty(carry.shape, device="meta").stride()
+        if not (whole and as_usual) or storage_id(carry) in taken:
+            found.add(number)
+        taken.add(storage_id(carry))
+    return frozenset(found)
+
+
+def _own(results: Sequence[torch.Tensor], shared: frozenset[int]) -> tuple[torch.Tensor, ...]:
+    """Results of which those ``shared`` are contiguous memory of their own."""
+    each = enumerate(results)
+    return tuple(one.clone(memory_format=torch.contiguous_format) if n in shared else one for n, one in each)
+
+
+def _run_with_own(run: Callable[..., Any], shared: frozenset[int], *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return _own(run(*args), shared)

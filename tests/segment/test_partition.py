@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from reroll.errors import OptionError
 from reroll.segment.cut.apart import outputs_apart
+from reroll.segment.cut.late import make_late
 from reroll.segment.cut.partition import Cut, partition
 from reroll.segment.cut.policy import NO_POLICY, Policy
 
@@ -254,3 +255,48 @@ def test_what_only_outputs_need_is_a_graph_of_its_own() -> None:
 )
 def test_a_forward_stays_whole(step: Step, wide: int) -> None:
     assert outputs_apart(forward_of(step, wide), 1) is None
+
+
+# What a backward makes again of saved values comes right before its first use, where that holds less.
+
+
+def joined(saved: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+    wide = torch.cat([saved, saved])
+    return (wide * grad.repeat(4, 1).tanh().sum(0), saved)
+
+
+def summed(saved: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+    small = saved.sum(1)
+    return (small * (grad * 2).tanh().exp().sum(1),)
+
+
+def drawn(saved: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+    wide = torch.cat([torch.rand_like(saved), saved])
+    return (wide * torch.rand_like(grad).tanh().sum(0), saved)
+
+
+Half = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+
+
+def half_of(function: Half) -> fx.GraphModule:
+    def half(saved: Tensor, tangents: Tensor) -> tuple[Tensor, ...]:
+        return function(saved, tangents)
+
+    made: fx.GraphModule = make_fx(half, tracing_mode="fake")(torch.randn(8, 8), torch.randn(8, 8))
+    for node, name in zip(made.graph.find_nodes(op="placeholder"), ("saved", "tangents_1"), strict=True):
+        node.target = name
+    return made
+
+
+@pytest.mark.parametrize(
+    ("function", "first"), [(joined, "repeat"), (summed, "sum"), (drawn, "rand_like")], ids=["wide", "small", "drawn"]
+)
+def test_what_comes_first(function: Half, first: str) -> None:
+    half, given = half_of(function), [torch.randn(8, 8), torch.randn(8, 8)]
+    torch.manual_seed(0)
+    expected = half(*given)
+    make_late(half)
+    names = [str(node.target).split(".")[1] for node in half.graph.nodes if node.op == "call_function"]
+    assert names[0] == first
+    torch.manual_seed(0)
+    assert all(map(torch.equal, half(*given), expected))

@@ -8,6 +8,8 @@ Mind: Comparisons and roundings are never recomputed in a backward (`partition._
     With the option `replay` the min-cut has two stages (`partition._replayed`): spikes in bits are what is saved, and
     products are repeated from them. Ternary spikes by `sign` or rounding are not packed, so not replayed; a difference
     of two spikes is.
+    What a backward makes again comes right before its first use where torch runs it (`late.py`): a joint graph would
+    have all of it at the beginning, beside the whole tape.
     There is one forward, whatever its tape: a thin tape is a part of the whole one, so every run of a segment calls the
     same kernels. What a backward decides by is never on a thin tape's way (`partition.decided_by`).
 """
