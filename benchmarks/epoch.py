@@ -109,7 +109,8 @@ def main() -> None:
     parser.add_argument("--core", type=int, default=1)
     given = parser.parse_args()
     if given.row:
-        print(json.dumps(row(*given.row, given.core)))
+        name, way = given.row
+        print(json.dumps(row(name, way, given.core)))
         return
     result: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     for name in () if given.show else given.only:

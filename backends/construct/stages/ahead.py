@@ -62,7 +62,7 @@ class Ahead:
 
     def ask(self) -> None:
         """Say what is to be compiled, once, as soon as it listens. Nothing is waited for."""
-        if self.asked or not select.select([self.process.stdout], [], [], 0)[0]:
+        if self.process.poll() is not None or self.asked or not select.select([self.process.stdout], [], [], 0)[0]:
             return
         self.asked = True
         assert self.process.stdin is not None

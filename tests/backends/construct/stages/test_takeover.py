@@ -43,10 +43,10 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(takeover, "_AHEAD", 0)
 
 
-def through(door: str, model: nn.Module, **how: Any) -> Callable[[Tensor], Tensor]:
+def through(door: str, model: nn.Module, **how: Any) -> Callable[..., Any]:
     if door == "front":
         return reroll.compile(model, time_dim=1, **how)
-    return torch.compile(model, backend="reroll", options=how)  # type: ignore[return-value]
+    return torch.compile(model, backend="reroll", options=how)
 
 
 def trained(door: str, calls: int, *, lengths: int = 1, **how: Any) -> list[Tensor]:
@@ -59,7 +59,7 @@ def trained(door: str, calls: int, *, lengths: int = 1, **how: Any) -> list[Tens
         gradients = torch.autograd.grad(y_BO.pow(2).mean(), [*model.parameters()])
         with torch.no_grad():
             for weight, gradient in zip(model.parameters(), gradients, strict=True):
-                weight -= 0.1 * gradient
+                weight.sub_(0.1 * gradient)
             run(torch.randn(2, 12, 3))
         seen += [y_BO.detach(), *gradients]
     return seen
