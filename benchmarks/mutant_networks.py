@@ -53,7 +53,7 @@ class Model(nn.Module):
         self.run = run
         self.a, self.b, self.c = (nn.Linear(WIDE, WIDE) for _ in range(3))
         self.gru, self.lstm, self.rnn = (each(WIDE, WIDE) for each in (nn.GRUCell, nn.LSTMCell, nn.RNNCell))
-        self.layers = nn.LSTM(WIDE, WIDE, num_layers=2, dropout=0.3, bidirectional=True)
+        self.layers = nn.LSTM(WIDE, WIDE, bidirectional=True)
         self.norm, self.conv = nn.BatchNorm1d(WIDE), nn.Conv2d(2, 2, 3, padding=1)
         self.blocks = nn.ModuleList(Block() for _ in range(6))
         self.table = nn.Embedding(WIDE, WIDE)
@@ -136,13 +136,13 @@ def lif(m: Model, x: Tensor) -> Any:
 
 def alif(m: Model, x: Tensor) -> Any:
     """Thresholds adapt, and spikes arrive two steps late."""
-    v, a, z, late, trains = zeros(x), zeros(x), zeros(x), zeros(x), []
+    v, a, z, late, trains = zeros(x), zeros(x), zeros(x), m.h0.expand(x.shape[1], WIDE), []
     for t in range(x.shape[0]):
         a = 0.95 * a + 0.1 * z
         v = m.beta * v + m.a(x[t]) + m.b(late) - z
         late, z = z, Spike.apply(v - a)  # type: ignore[no-untyped-call]
         trains.append(z)
-    return torch.stack(trains), v
+    return torch.stack(trains), v, late
 
 
 def two_layers(m: Model, x: Tensor) -> Any:
@@ -279,6 +279,22 @@ def cut(m: Model, x: Tensor) -> Any:
     return torch.stack(rows)
 
 
+def last_row(m: Model, x: Tensor) -> Any:
+    h, rows = zeros(x), []
+    for t in range(x.shape[0]):
+        h = torch.tanh(m.a(x[t]) + m.b(h))
+        rows.append(h)
+    return m.c(torch.stack(rows))[-1]
+
+
+def some_rows(m: Model, x: Tensor) -> Any:
+    h, rows = zeros(x), []
+    for t in range(x.shape[0]):
+        h = torch.tanh(m.a(x[t]) + m.b(h))
+        rows.append(h)
+    return m.c(torch.stack(rows)[1::3])
+
+
 NETWORKS: Mapping[str, Network] = {
     "elman": Network(elman, 15),
     "elman, double": Network(elman, 16, BACKEND, options={"schedule": "double", "segment": 2, "chunk": 8, "slots": 2}),
@@ -302,5 +318,7 @@ NETWORKS: Mapping[str, Network] = {
     "one of two": Network(apart, 9, BACKEND, read=(1,)),
     "convolution": Network(convolved, 7, BACKEND, torch.float32),
     "clipped": Network(clipped, 8, BACKEND, options={"schedule": "hierarchical", "segment": 1}),
+    "last row": Network(last_row, 8, BACKEND),
+    "some rows": Network(some_rows, 12, BACKEND, options={"segment": 4}),
     "every other step": Network(cut, 16, BACKEND),
 }
