@@ -2,13 +2,14 @@
 
 A fault is one edit of reroll's own code, as a programmer might make it: a row too many, a gradient left out, a state
 that is stale. Each is switched on alone (``switched_on``: the code of the function is exchanged while it runs), and each
-of the networks of ``mutant_networks.py`` is trained for a step, plainly and through reroll with ``proof="never"``: where
-results, gradients, buffers or the next random number differ, the fault is one there. Then the same with
-``proof="first"``: it is *caught* where the first call raises a ProofError, or another error of reroll's, and *missed*
-where it gives a result. What raises an error without a proof, too, is no silent fault, and does not count.
+of the networks of ``mutant_networks.py`` is trained for a step, plainly and through reroll. Where results, gradients,
+buffers or the next random number differ by more than rounding, the fault is one there: *caught* if the proof of the
+first call raises an error, *missed* if it does not. (What the proof raises is noted, and the call goes on as it would
+without one.) What fails without a proof, too, is no silent fault, and does not count, nor does a network that the fault
+does not change.
 
-All by eager lowering, in one process. The result goes to ``results/mutants.json`` after each fault; ``--only`` names
-faults, ``--show`` prints what is saved.
+All by eager lowering, in one process. The result goes to ``results/mutants.json`` after each network; ``--only`` names
+faults, ``--on`` networks, ``--show`` prints what is saved.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ class Trained:
         with noted() as raised:
             try:
                 found = self.step(self.compiled())
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  # whatever it fails with is no silent fault
                 return ERROR, _said(error)
         if not differs(self.plain, found, ALLOWED[self.network.dtype]):
             return SAME, _said(raised[0]) if raised else ""
@@ -165,7 +166,7 @@ def noted() -> Iterator[list[Exception]]:
     def go_on(*args: Any) -> None:
         try:
             prove(*args)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # whatever it fails with, the call gives no result
             raised.append(error)
 
     with mock.patch.object(Proof, "prove", go_on):
@@ -197,7 +198,7 @@ def quietly() -> Iterator[None]:
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     rnns = torch._dynamo.config.patch(allow_rnn=True)
-    with rnns, mock.patch.object(kernels, "trace_key", lambda *_: None), mock.patch.object(cores, "LEAST", 1):
+    with rnns, mock.patch.object(kernels, "trace_key", return_value=None), mock.patch.object(cores, "LEAST", 1):
         yield
 
 

@@ -142,7 +142,7 @@ class Proof:
             seen.others["random numbers that follow"] = following()
             note_result(seen, result)
             if wanted:
-                seen.gradients = dict(zip(leaves.values(), _gradients(result, leaves), strict=True))
+                seen.gradients = _gradients(result, leaves)
         return seen
 
     def _tape(self, kept: Collection[Tensor], wanted: bool) -> Any:
@@ -153,7 +153,7 @@ class Proof:
         return _on_disk(self.folder, {storage_id(each) for each in kept}) if self.spills else saved_as_it_is()
 
     def _why_values(self) -> str:
-        """Why gradients cannot be compared; empty if they are plain autograd's, and there is room for what torch saves."""
+        """Why gradients cannot be compared; empty if they are plain autograd's, and what torch saves has room."""
         if not torch.is_grad_enabled():
             return "no gradients are taken"
         room = not self.spills or free_disk(spill_folder(self.folder)) > 2 * self.plain
@@ -174,15 +174,23 @@ def eager(options: Options) -> Options:
     return replace(options, lowering="eager", cuda_graphs=False)
 
 
-def _gradients(result: Any, leaves: Collection[Tensor]) -> Sequence[Tensor | None]:
-    """The gradients of leaves for incoming ones that are the same in every run."""
+def _gradients(result: Any, leaves: Mapping[Tensor, str]) -> dict[str, Tensor | None]:
+    """The gradients of leaves by name, for incoming ones that are the same in every run: of all results, and of the
+    first alone, where there are several. What the others are made of has none then, and takes other ways."""
     results = [value for _, value in places_of(result) if value.requires_grad]
     if not results or not leaves:
-        return [None] * len(leaves)
+        return dict.fromkeys(leaves.values())
     generator = torch.Generator().manual_seed(0)
     incoming = [torch.randn(each.shape, generator=generator, dtype=_wide(each)).to(each) for each in results]
+    found = dict[str, Tensor | None]()
     with _without_hooks(leaves):
-        return torch.autograd.grad(results, list(leaves), incoming, allow_unused=True)
+        if len(results) > 1:
+            first = torch.autograd.grad(results[:1], list(leaves), incoming[:1], retain_graph=True, allow_unused=True)
+            found = {
+                f"{name} from the first result alone": grad for name, grad in zip(leaves.values(), first, strict=True)
+            }
+        last = torch.autograd.grad(results, list(leaves), incoming, allow_unused=True)
+    return {**dict(zip(leaves.values(), last, strict=True)), **found}
 
 
 @contextmanager
