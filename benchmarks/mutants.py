@@ -1,10 +1,10 @@
 """Whether a proof finds what is wrong: ``python benchmarks/mutants.py``.
 
 A fault is one edit of reroll's own code, as a programmer might make it: a row too many, a gradient left out, a state
-that is stale. Each is switched on alone (``switched_on``: the code of the function is exchanged while it runs), and each
-of the networks of ``mutant_networks.py`` is trained for a step, plainly and through reroll. Where results, gradients,
+that is stale. Each is switched on alone (``switched_on``: the code of a function is exchanged meanwhile), and each of
+the networks of ``mutant_networks.py`` is trained for a step, plainly and through reroll. Where results, gradients,
 buffers or the next random number differ by more than rounding, the fault is one there: *caught* if the proof of the
-first call raises an error, *missed* if it does not. (What the proof raises is noted, and the call goes on as it would
+first call raises an error, *missed* if it does not. (What a proof raises is noted, and the call goes on as it would
 without one.) What fails without a proof, too, is no silent fault, and does not count, nor does a network that the fault
 does not change.
 
@@ -196,10 +196,14 @@ def _said(error: Exception) -> str:
 def quietly() -> Iterator[None]:
     """Nothing is kept on a disk or said, and small states are done together where they are linear."""
     logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
-    rnns = torch._dynamo.config.patch(allow_rnn=True)
-    with rnns, mock.patch.object(kernels, "trace_key", return_value=None), mock.patch.object(cores, "LEAST", 1):
-        yield
+    settings = torch._dynamo.config.patch(allow_rnn=True), mock.patch.object(cores, "LEAST", 1)
+    try:
+        with warnings.catch_warnings(), settings[0], settings[1]:
+            warnings.simplefilter("ignore")
+            with mock.patch.object(kernels, "trace_key", return_value=None):
+                yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def measured(name: str, faults: list[str]) -> dict[str, tuple[str, str]]:
@@ -236,9 +240,8 @@ def show(result: dict[str, Any]) -> None:
     Console(width=150).print(table)
     caught, all_ = scores(result)
     kinds = sum(any(what in (CAUGHT, MISSED) for what, _ in each.values()) for each in result["faults"].values())
-    print(
-        f"{kinds} faults show on {len(NETWORKS)} networks; caught {caught} of {all_}: {caught / max(all_, 1):.3f} (goal {GOAL})"
-    )
+    part = caught / max(all_, 1)
+    print(f"{kinds} faults show on {len(NETWORKS)} networks; caught {caught} of {all_}: {part:.3f} (goal {GOAL})")
 
 
 def main() -> None:

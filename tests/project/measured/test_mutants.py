@@ -1,0 +1,57 @@
+"""The mutation run of proofs: its faults are there, and what is committed is of these and meets its goal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
+
+from mutant_faults import FAULTS, Fault
+from mutant_networks import NETWORKS
+
+import mutants
+
+RESULT: dict[str, Any] = json.loads(mutants.RESULT.read_text())
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_an_edit_that_can_be_made(name: str) -> None:
+    function = mutants.function_of(FAULTS[name].where)
+    before = function.__code__
+    with mutants.switched_on(FAULTS[name]):
+        assert function.__code__.co_code != before.co_code or function.__code__.co_consts != before.co_consts
+    assert function.__code__ is before
+
+
+def test_an_edit_of_another_text_is_refused() -> None:
+    with pytest.raises(ValueError, match="0 times 'nowhere'"):
+        mutants.edited(Fault("segment.trace:time_slice", "nowhere", ""))
+
+
+def test_what_is_committed_is_of_these_faults_and_meets_the_goal() -> None:
+    assert list(RESULT["faults"]) == list(FAULTS)
+    assert {network for found in RESULT["faults"].values() for network in found} <= {*NETWORKS}
+    shown = [
+        name for name, found in RESULT["faults"].items() if {"caught", "missed"} & {what for what, _ in found.values()}
+    ]
+    caught, all_ = mutants.scores(RESULT)
+    assert len(shown) >= 60
+    assert len(NETWORKS) >= 20
+    assert caught >= mutants.GOAL * all_
+
+
+def test_a_fault_is_caught_and_right_code_is_not() -> None:
+    with mutants.quietly(), mutants.walks.kept():
+        trained = mutants.Trained(NETWORKS["weights of steps"])
+        assert trained.outcome() == (mutants.SAME, "")
+        with mutants.switched_on(FAULTS["a weight of one step has the gradient of another"]):
+            what, said = trained.outcome()
+        assert what == mutants.CAUGHT
+        assert said.startswith("ProofError: The compiled program does not give what torch gives")
+    assert torch.is_grad_enabled()
