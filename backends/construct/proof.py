@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from reroll.backends.construct.plan import Built
-from reroll.backends.construct.seen import SHORT, Seen, compared, following, note_result
+from reroll.backends.construct.seen import SHORT, Seen, compared, following, note_result, rounding_of
 from reroll.backends.construct.several import plain_plan
 from reroll.backends.construct.share import SHARE
 from reroll.backends.processes.apart import alone
@@ -52,7 +52,8 @@ class Proved:
 class Proof:
     """Whether a program is to be proved, and what came of it.
 
-    made: gives the program that is proved, once. other: why gradients are not to be plain autograd's, if so. plain:
+    made: gives the program that is proved, once. other: why gradients are not to be plain autograd's, if so. rounding:
+    what it explains of what differs. plain:
     bytes that torch is predicted to hold for one step; spills: whether that is more than there is, so that its tape
     goes to a disk in ``folder``. compiled: whether segments are, of which the eager ones are proved. missed: why
     nothing was compared yet.
@@ -62,7 +63,7 @@ class Proof:
     made: Callable[[], Run] | None = None
     where: str = ""
     other: str = ""
-    short: bool = False
+    rounding: float = 0.0
     plain: int = 0
     spills: bool = False
     folder: Any = None
@@ -79,7 +80,7 @@ class Proof:
             LOG.info("nothing is proved where there are several processes")
             return cls(missed="there are several processes")
         budget, plans = parse_budget(options.memory_budget), [plain_plan(each).prediction.peak for each in built]
-        short = any(each.executable.recurrence.short for each in built)
+        rounding = rounding_of(each.executable.recurrence for each in built)
         plain = max(plans)
         free = free_bytes(home_of(built[0].executable.recurrence.examples))
         bounds = [plain if free is None else int(SHARE * free)]
@@ -88,8 +89,8 @@ class Proof:
             how=options.proof,
             made=made,
             where="; ".join(dict.fromkeys(each.executable.recurrence.where for each in built)),
-            other=_other_gradients(options, short),
-            short=short,
+            other=_other_gradients(options, rounding),
+            rounding=rounding,
             plain=plain,
             spills=plain > min(bounds),
             folder=options.spill_folder,
@@ -118,7 +119,7 @@ class Proof:
         start = time.process_time()
         run = self.made()
         expected = reference()
-        differences, error = compared(expected, program(run), SHORT if self.short else None)
+        differences, error = compared(expected, program(run), None, self.rounding)
         if differences:
             others = f" ({len(differences) - 1} more differ)" if len(differences) > 1 else ""
             raise ProofError(
@@ -160,13 +161,13 @@ class Proof:
         return self.other or ("" if room else "there is no room for what torch saves for them")
 
 
-def _other_gradients(options: Options, short: bool) -> str:
+def _other_gradients(options: Options, rounding: float) -> str:
     """Why the gradients of a program are not plain autograd's; empty if they are."""
     if options.truncate is not None:
         return "gradients are truncated"
     if options.codec not in ("auto", "none"):
         return "gradients are approximate where carries are rounded"
-    return "torch's own gradients are rounded to half precision" if short else ""
+    return "torch's own gradients are rounded to half precision" if rounding >= SHORT else ""
 
 
 def eager(options: Options) -> Options:
