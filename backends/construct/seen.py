@@ -129,8 +129,8 @@ def compared(
     floor = _NOISE * max(map(_largest, expected.gradients.values()), default=0.0)
     names = dict.fromkeys((*expected.tensors, *actual.tensors))
     pairs = [(name, expected.tensors.get(name), actual.tensors.get(name), 0.0) for name in names]
-    for name in (name for name in expected.gradients if name in actual.gradients):  # else results differ in needing any
-        pairs.append((f"gradient of {name}", expected.gradients[name], actual.gradients[name], floor))
+    alike = (name for name in expected.gradients if name in actual.gradients)  # else results differ in needing any
+    pairs += [(f"gradient of {name}", expected.gradients[name], actual.gradients[name], floor) for name in alike]
     for name, before, after, least in pairs:
         dtype = before.dtype if before is not None else torch.float64
         allowed = max(rounding, TOLERANCE.get(dtype, SHORT)) if tolerance is None else tolerance
