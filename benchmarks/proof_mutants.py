@@ -1,15 +1,15 @@
-"""Whether a proof finds what is wrong: ``python benchmarks/mutants.py``.
+"""Whether a proof finds what is wrong: ``python benchmarks/proof_mutants.py``.
 
 A fault is one edit of reroll's own code, as a programmer might make it: a row too many, a gradient left out, a state
 that is stale. Each is switched on alone (``switched_on``: the code of a function is exchanged meanwhile), and each of
-the networks of ``mutant_networks.py`` is trained for a step, plainly and through reroll. Where results, gradients,
+the networks of ``proof_networks.py`` is trained for a step, plainly and through reroll. Where results, gradients,
 buffers or the next random number differ by more than rounding, the fault is one there: *caught* if the proof of the
 first call raises an error, *missed* if it does not. (What a proof raises is noted, and the call goes on as it would
 without one.) What fails without a proof, too, is no silent fault, and does not count, nor does a network that the fault
 does not change.
 
-All by eager lowering, in one process. The result goes to ``results/mutants.json`` after each network; ``--only`` names
-faults, ``--on`` networks, ``--show`` prints what is saved.
+All by eager lowering, in one process. The result goes to ``results/proof_mutants.json`` after each network;
+``--only`` names faults, ``--on`` networks, ``--show`` prints what is saved.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from unittest import mock
 
 import torch
 from measuring import machine
-from mutant_faults import FAULTS, Fault
-from mutant_networks import BACKEND, NETWORKS, Model, Network
+from proof_faults import FAULTS, Fault
+from proof_networks import BACKEND, NETWORKS, Model, Network
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -51,7 +51,7 @@ from reroll.segment.linear import cores
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support" / "compare"))
 walks = importlib.import_module("walks")
 Shared = walks.Shared
-RESULT = Path(__file__).resolve().parent / "results" / "mutants.json"
+RESULT = Path(__file__).resolve().parent / "results" / "proof_mutants.json"
 GOAL = 0.95
 ALLOWED = {torch.float64: 1e-9, torch.float32: 2e-4}
 SAME, CAUGHT, MISSED, ERROR = "same", "caught", "missed", "error"
@@ -266,7 +266,7 @@ def main() -> None:
             result["faults"][name] = {each: outcomes[each] for each in NETWORKS if outcomes.get(each)}
         seconds = result.setdefault("seconds", {})
         seconds[network] = time.process_time() - began
-        result["environment"] = machine("python benchmarks/mutants.py")
+        result["environment"] = machine("python benchmarks/proof_mutants.py")
         RESULT.write_text(json.dumps(result, indent=1) + "\n")
         print(network, round(seconds[network]), Counter(what for what, _ in found.values()), flush=True)
     show(result)

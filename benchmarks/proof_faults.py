@@ -1,4 +1,4 @@
-"""The faults that ``mutants.py`` switches on one at a time: each is one edit of a function of reroll's."""
+"""The faults that ``proof_mutants.py`` switches on one at a time: each is one edit of a function of reroll's."""
 
 from __future__ import annotations
 
@@ -261,5 +261,39 @@ FAULTS: Mapping[str, Fault] = {
         "backends.dynamo.entry:assemble",
         "_attribute(gm, name))",
         "torch.zeros_like(_attribute(gm, name)) if isinstance(_attribute(gm, name), Tensor) else _attribute(gm, name))",
+    ),
+    # More of the same.
+    "the first segment is not reversed": Fault(f"{_RUN}:Run._backward", "while pieces:", "while len(pieces) > 1:"),
+    "a gradient that is missing is one": Fault(
+        f"{_RUN}:Run._tangents", "torch.zeros(like.shape", "torch.ones(like.shape"
+    ),
+    "a gradient begins with one": Fault(
+        f"{_GRADIENTS}:Gradients._zeros", "else torch.zeros_like(like)", "else torch.ones_like(like)"
+    ),
+    "sums of gradients share memory": Fault(f"{_GRADIENTS}:Gradients.add", "grad if own else grad.clone()", "grad"),
+    "weights of steps are those of the first segment": Fault(
+        f"{_TRACE}:step_inputs", "x.operands[start : start + steps]", "x.operands[:steps]"
+    ),
+    "numbers of steps are those of the first segment": Fault(
+        f"{_TRACE}:step_inputs", "narrow(0, start, steps)", "narrow(0, 0, steps)"
+    ),
+    "a sum of gradients leaves its last one out": Fault(
+        f"{_MERGE}:_total", "left, right), nodes)", "left, right), nodes[:-1] or nodes)"
+    ),
+    "the gradient of a carry stays in its segment": Fault(
+        f"{_RUN}:Run._backward", "carried = self.executable.passed_on(", "_ = self.executable.passed_on("
+    ),
+    "a carry is scaled between segments": Fault(
+        f"{_RUN}:Run._run",
+        "return Carry(tensors, made=True)",
+        "return Carry(tuple(each * 1.01 for each in tensors), made=True)",
+    ),
+    "the last operand has another sign": Fault(
+        "backends.runtime.node:_Reversible.forward",
+        "plain = [operand.detach() for operand in operands]",
+        "plain = [operand.detach().clone().neg_() if at == len(operands) - 1 else operand.detach() for at, operand in enumerate(operands)]",
+    ),
+    "operations with one first operand are one": Fault(
+        "graph.editing:deduplicate", "_frozen((node.args, node.kwargs))", "_frozen((node.args[:1], {}))"
     ),
 }

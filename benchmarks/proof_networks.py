@@ -1,4 +1,4 @@
-"""The small networks on which ``mutants.py`` switches faults on: recurrent, spiking, with random numbers, over depth.
+"""Small networks on which ``proof_mutants.py`` switches faults on: recurrent, spiking, random ones, over depth.
 
 Shape letters: T steps, B batch, I inputs and neurons alike.
 """
