@@ -291,7 +291,7 @@ FAULTS: Mapping[str, Fault] = {
     "the last operand has another sign": Fault(
         "backends.runtime.node:_Reversible.forward",
         "plain = [operand.detach() for operand in operands]",
-        "plain = [operand.detach().clone().neg_() if at == len(operands) - 1 else operand.detach() for at, operand in enumerate(operands)]",
+        "plain = [*(each.detach() for each in operands[:-1]), -operands[-1].detach()]",
     ),
     "operations with one first operand are one": Fault(
         "graph.editing:deduplicate", "_frozen((node.args, node.kwargs))", "_frozen((node.args[:1], {}))"

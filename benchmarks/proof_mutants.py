@@ -241,7 +241,8 @@ def show(result: dict[str, Any]) -> None:
     caught, all_ = scores(result)
     kinds = sum(any(what in (CAUGHT, MISSED) for what, _ in each.values()) for each in result["faults"].values())
     part = caught / max(all_, 1)
-    print(f"{kinds} faults show on {len(NETWORKS)} networks; caught {caught} of {all_}: {part:.3f} (goal {GOAL})")
+    networks = len({network for found in result["faults"].values() for network in found})
+    print(f"{kinds} faults show on {networks} networks; caught {caught} of {all_}: {part:.3f} (goal {GOAL})")
 
 
 def main() -> None:
