@@ -492,7 +492,8 @@ class Caller:
         an earlier call has left: a gradient would go on into that call. Raises ProofError."""
         running.proved = True
         if holds_history(self.model):
-            LOG.info("not proved at this call: the model holds a tensor with a history")
+            graph.proof.missed = "the model holds a tensor with a history"
+            LOG.info("not proved at this call: %s", graph.proof.missed)
             return
         call, observed = running.call.apart(), running.observed
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from reroll.backends.construct.stages.seen import (
-    SHORT,
     TOLERANCE,
     Difference,
     Seen,
@@ -20,6 +19,7 @@ from reroll.backends.construct.stages.seen import (
     distance,
     following,
     note_result,
+    rounding_of,
 )
 from reroll.backends.front.held.state import State
 from reroll.backends.front.observe import note_state
@@ -101,8 +101,8 @@ def check(
     call = _Call(plain, inputs, kwargs, loss or mean_squares, seed)
     expected, actual = call.seen(plain), call.seen(compiled)
     differences, error = compared(expected, actual, tolerance)
-    if differences and tolerance is None and _is_short(compiled, inputs, kwargs):
-        differences, error = compared(expected, actual, SHORT)
+    if differences and tolerance is None:
+        differences, error = compared(expected, actual, None, _rounding(compiled, inputs, kwargs))
     if differences and strict:
         count, first = len(differences), differences[0]
         raise DifferenceError(
@@ -123,13 +123,13 @@ def _refuse_truncated(model: Any) -> None:
         )
 
 
-def _is_short(compiled: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a loop computes in half precision, as under autocast, whatever it gives."""
+def _rounding(compiled: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
+    """What rounding explains of what loops give: they may compute in half precision, as under autocast."""
     try:
         found = explain(compiled, *inputs, **kwargs)
     except RerollError:
-        return False
-    return any((loop.captured or loop.recurrence).short for each in (found, *found.others) for loop in each.loops)
+        return 0.0
+    return rounding_of(loop.captured or loop.recurrence for each in (found, *found.others) for loop in each.loops)
 
 
 def _compiled(model: Any) -> Any:

@@ -165,7 +165,7 @@ def plan(graph: Graph) -> Report:
     notes += tuple(filter(None, (*map(_unrecorded, graph.built), graph.more_than_plain())))
     notes = tuple(dict.fromkeys(notes))  # loops may share a reason
     loops = tuple(_loop(built, outside.around(built.name), costs[built.name]) for built in graph.built)
-    return Report(loops, outer, outside.outputs, outside.saved, notes=notes)
+    return Report(loops, outer, outside.outputs, outside.saved, notes=notes, proved=graph.proof.told)
 
 
 def costs_of(built: Built) -> Costs:

@@ -38,6 +38,7 @@ def as_json(report: Report, most: int) -> dict[str, Any]:
         "remote_peaks_bytes": report.remote_peaks,
         "outputs_bytes": report.outputs,
         "outside_bytes": report.outside,
+        "proved": report.proved,
         "reason": report.reason,
         "notes": list(report.notes),
         "recurrences": [_loop(loop, trace, most) for loop, trace in zip(report.loops, traces, strict=True)],

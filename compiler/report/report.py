@@ -162,8 +162,9 @@ class Report:
     ``outer`` is the graph around the recurrences. Between forward and backward it holds ``outputs`` and, for its own
     backward, ``outside`` bytes. ``reason`` says why no recurrence was found, ``notes`` what else should be known. Local
     memory does not count inputs, parameters and their gradients. ``measured_peak`` (bytes) and ``measured_seconds`` are
-    those of a whole training step, once there was one. ``others``: the plans of the other graphs into which Dynamo has
-    cut the model, in the order in which they ran.
+    those of a whole training step, once there was one. ``proved``: what was compared with plain PyTorch, or why nothing
+    was; empty without a proof. ``others``: the plans of the other graphs into which Dynamo has cut the model, in the
+    order in which they ran.
     """
 
     loops: tuple[Loop, ...]
@@ -174,6 +175,7 @@ class Report:
     notes: tuple[str, ...] = ()
     measured_peak: int | None = None
     measured_seconds: float | None = None
+    proved: str = ""
     others: tuple[Report, ...] = ()
 
     @property
@@ -304,8 +306,8 @@ class Report:
         Names of figures end in their unit; None is what is not known. Of the training step: ``predicted_peak_bytes``
         and the ``parts_bytes`` that make it up; ``plain_peak_bytes`` of plain BPTT with the same segments;
         ``remote_peaks_bytes``, ``outputs_bytes``, ``outside_bytes``; ``predicted_seconds``, ``plain_seconds``,
-        ``measured_peak_bytes``, ``measured_seconds``; ``reason``, ``notes``, ``outer_graph``; ``others``, the same of
-        the other graphs of the model; ``reroll``, the version.
+        ``measured_peak_bytes``, ``measured_seconds``; ``proved``, ``reason``, ``notes``, ``outer_graph``; ``others``,
+        the same of the other graphs of the model; ``reroll``, the version.
 
         Of each of ``recurrences``: ``name``, ``where``, ``steps``, the iterations ``left`` beside them, its ``plan``;
         ``budget_bytes``; ``peak_bytes`` reached at ``peak_at``, of which ``held_bytes`` are carries and tapes and
@@ -339,6 +341,8 @@ class Report:
             pieces += loop_tables(loop)
         if self.measured_seconds is not None:
             notes.insert(0, Text(f"measured time of a training step: {seconds_text(self.measured_seconds)}"))
+        if self.proved:
+            notes.insert(0, Text(f"proved: {self.proved}"))
         return [*pieces, summary(self.predicted_peak, self.parts, self.remote_peaks, self.measured_peak), *notes]
 
 

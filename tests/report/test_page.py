@@ -114,9 +114,8 @@ def test_the_figures_are_those_of_the_report(shown: tuple[Report, Page]) -> None
     exact += [line.kept for each in made.loops for line in each.carries]
     exact += [each.peak for one in made.loops for each in one.alternatives]
     assert {str(number) for number in exact if number} <= set(values)
-    assert len([tag for tag, _ in page.elements if tag == "h2"]) == 1 + len(made.loops) + (len(made.loops) > 1) + bool(
-        made.notes
-    )
+    headed = len(made.loops), len(made.loops) > 1, bool(made.proved), bool(made.notes)
+    assert len([tag for tag, _ in page.elements if tag == "h2"]) == 1 + sum(headed)
     for each in made.loops:
         assert f"{each.recurrence.steps:,} steps" in page.text
         assert each.choice.describe() in page.text

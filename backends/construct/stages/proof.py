@@ -22,7 +22,7 @@ from torch import Tensor
 from reroll.backends.construct.plan import Built
 from reroll.backends.construct.several import plain_plan
 from reroll.backends.construct.share import SHARE
-from reroll.backends.construct.stages.seen import SHORT, Seen, compared, following, note_result
+from reroll.backends.construct.stages.seen import SHORT, Seen, compared, following, note_result, rounding_of
 from reroll.backends.processes.apart import alone
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.backends.tiers.available import free_bytes, free_disk
@@ -39,30 +39,36 @@ Run = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Proved:
-    """What was compared, the largest difference relative to the largest entry of its tensor, and CPU seconds."""
+    """What was compared, the largest difference relative to the largest entry of its tensor, and CPU seconds; why
+    gradients were not compared, where it is values alone."""
 
     what: str
     error: float
     seconds: float
+    why: str = ""
 
 
 @dataclass(slots=True, eq=False)
 class Proof:
     """Whether a program is to be proved, and what came of it.
 
-    made: gives the program that is proved, once. gradients: whether they are to be plain autograd's. plain: bytes that
-    torch is predicted to hold for one step; spills: whether that is more than there is, so that its tape goes to a disk
-    in ``folder``.
+    made: gives the program that is proved, once. other: why gradients are not to be plain autograd's, if so. rounding:
+    what it explains of what differs. plain:
+    bytes that torch is predicted to hold for one step; spills: whether that is more than there is, so that its tape
+    goes to a disk in ``folder``. compiled: whether segments are, of which the eager ones are proved. missed: why
+    nothing was compared yet.
     """
 
     how: str = "never"
     made: Callable[[], Run] | None = None
     where: str = ""
-    gradients: bool = True
-    short: bool = False
+    other: str = ""
+    rounding: float = 0.0
     plain: int = 0
     spills: bool = False
     folder: Any = None
+    compiled: bool = False
+    missed: str = ""
     proved: Proved | None = None
 
     @classmethod
@@ -72,9 +78,9 @@ class Proof:
             return cls()
         if not alone():
             LOG.info("nothing is proved where there are several processes")
-            return cls()
+            return cls(missed="there are several processes")
         budget, plans = parse_budget(options.memory_budget), [plain_plan(each).prediction.peak for each in built]
-        short = any(each.executable.recurrence.short for each in built)
+        rounding = rounding_of(each.executable.recurrence for each in built)
         plain = max(plans)
         free = free_bytes(home_of(built[0].executable.recurrence.examples))
         bounds = [plain if free is None else int(SHARE * free)]
@@ -83,11 +89,13 @@ class Proof:
             how=options.proof,
             made=made,
             where="; ".join(dict.fromkeys(each.executable.recurrence.where for each in built)),
-            gradients=options.truncate is None and options.codec in ("auto", "none") and not short,
-            short=short,
+            other=_other_gradients(options, rounding),
+            rounding=rounding,
             plain=plain,
             spills=plain > min(bounds),
             folder=options.spill_folder,
+            compiled=options.lowering != "eager",
+            missed="no call was made yet",
         )
 
     @property
@@ -95,13 +103,23 @@ class Proof:
         """Whether the next call is to be proved."""
         return self.how == "always" or (self.how == "first" and self.proved is None)
 
+    @property
+    def told(self) -> str:
+        """What was compared with what, how far it is off, and its price; or why nothing was. Empty if nothing is to."""
+        if self.proved is None:
+            return f"nothing: {self.missed}" if self.missed else ""
+        found, whose = self.proved, " of eager segments" if self.compiled else ""
+        price = f"off by {found.error:.0e} of a largest entry at most, in {found.seconds:.2f} CPU s"
+        what = f"{found.what}, as {found.why}" if found.why else found.what
+        return f"{what}{whose} are those of torch on the values of a call: {price}"
+
     def prove(self, reference: Callable[[], Seen], program: Callable[[Run], Seen]) -> None:
         """Compare what torch and the program show of a call. Raises ProofError at what differs first."""
         assert self.made is not None, "nothing is due without a program"
         start = time.process_time()
         run = self.made()
         expected = reference()
-        differences, error = compared(expected, program(run), SHORT if self.short else None)
+        differences, error = compared(expected, program(run), None, self.rounding)
         if differences:
             others = f" ({len(differences) - 1} more differ)" if len(differences) > 1 else ""
             raise ProofError(
@@ -111,7 +129,7 @@ class Proof:
                 "repro. Use the plain model until it is mended; proof='never' lets the program run all the same."
             )
         what = "values and gradients" if expected.gradients else "values"
-        self.proved = Proved(what, error, time.process_time() - start)
+        self.proved = Proved(what, error, time.process_time() - start, "" if expected.gradients else self._why_values())
         if self.how == "first":
             self.made = None
         LOG.info("proved at %s: %s, off by %.0e at most, in %.2f CPU s", self.where, what, error, self.proved.seconds)
@@ -119,13 +137,13 @@ class Proof:
     def seen(self, run: Callable[[], Any], leaves: Mapping[Tensor, str], kept: Collection[Tensor] | None) -> Seen:
         """What a run shows, with the gradients of leaves by name. It is torch's where ``kept`` says which tensors are
         there anyway, so that its tape need not hold them."""
-        seen, wanted = Seen(), self._takes_gradients()
+        seen, wanted = Seen(), not self._why_values()
         with saved_as_it_is() if kept is None else self._tape(kept, wanted):
             result = run()
             seen.others["random numbers that follow"] = following()
             note_result(seen, result)
             if wanted:
-                seen.gradients = dict(zip(leaves.values(), _gradients(result, leaves), strict=True))
+                seen.gradients = _gradients(result, leaves)
         return seen
 
     def _tape(self, kept: Collection[Tensor], wanted: bool) -> Any:
@@ -135,11 +153,21 @@ class Proof:
             return torch.autograd.graph.saved_tensors_hooks(lambda _: None, _not_asked)
         return _on_disk(self.folder, {storage_id(each) for each in kept}) if self.spills else saved_as_it_is()
 
-    def _takes_gradients(self) -> bool:
-        """Whether gradients can be compared: they are plain autograd's, and there is room for what torch saves."""
-        if not self.gradients or not torch.is_grad_enabled():
-            return False
-        return not self.spills or free_disk(spill_folder(self.folder)) > 2 * self.plain
+    def _why_values(self) -> str:
+        """Why gradients cannot be compared; empty if they are plain autograd's, and what torch saves has room."""
+        if not torch.is_grad_enabled():
+            return "no gradients are taken"
+        room = not self.spills or free_disk(spill_folder(self.folder)) > 2 * self.plain
+        return self.other or ("" if room else "there is no room for what torch saves for them")
+
+
+def _other_gradients(options: Options, rounding: float) -> str:
+    """Why the gradients of a program are not plain autograd's; empty if they are."""
+    if options.truncate is not None:
+        return "gradients are truncated"
+    if options.codec not in ("auto", "none"):
+        return "gradients are approximate where carries are rounded"
+    return "torch's own gradients are rounded to half precision" if rounding >= SHORT else ""
 
 
 def eager(options: Options) -> Options:
@@ -147,15 +175,23 @@ def eager(options: Options) -> Options:
     return replace(options, lowering="eager", cuda_graphs=False)
 
 
-def _gradients(result: Any, leaves: Collection[Tensor]) -> Sequence[Tensor | None]:
-    """The gradients of leaves for incoming ones that are the same in every run."""
+def _gradients(result: Any, leaves: Mapping[Tensor, str]) -> dict[str, Tensor | None]:
+    """The gradients of leaves by name, for incoming ones that are the same in every run: of all results, and of the
+    first alone, where there are several. What the others are made of has none then, and takes other ways."""
     results = [value for _, value in places_of(result) if value.requires_grad]
     if not results or not leaves:
-        return [None] * len(leaves)
+        return dict.fromkeys(leaves.values())
     generator = torch.Generator().manual_seed(0)
     incoming = [torch.randn(each.shape, generator=generator, dtype=_wide(each)).to(each) for each in results]
+    found = dict[str, Tensor | None]()
     with _without_hooks(leaves):
-        return torch.autograd.grad(results, list(leaves), incoming, allow_unused=True)
+        if len(results) > 1:
+            first = torch.autograd.grad(results[:1], list(leaves), incoming[:1], retain_graph=True, allow_unused=True)
+            found = {
+                f"{name} from the first result alone": grad for name, grad in zip(leaves.values(), first, strict=True)
+            }
+        last = torch.autograd.grad(results, list(leaves), incoming, allow_unused=True)
+    return {**dict(zip(leaves.values(), last, strict=True)), **found}
 
 
 @contextmanager

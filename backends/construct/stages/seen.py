@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from reroll.graph.nested import places_of, structure_of
+from reroll.recurrence import Recurrence
 
 TOLERANCE = {torch.float64: 1e-10, torch.complex128: 1e-10, torch.float32: 1e-4, torch.complex64: 1e-4}
 """The largest difference that rounding explains, relative to the largest entry of a tensor; 0.02 of shorter numbers."""
@@ -94,8 +96,25 @@ def _has_gaps(layout: Layout) -> bool:
     return False
 
 
-def compared(expected: Seen, actual: Seen, tolerance: float | None) -> tuple[list[Difference], float]:
-    """All that differs, and the largest difference of a number, relative to the largest entry of its tensor."""
+def rounding_of(recurrences: Iterable[Recurrence]) -> float:
+    """The largest difference that rounding explains of what loops make: of their coarsest numbers, as what is made of
+    these is no more exact, whatever its dtype."""
+    found = 0.0
+    for each in recurrences:
+        values = (node.meta.get("example_value") for node in each.step.graph.nodes)
+        dtypes = {value.dtype for value in (*values, *each.examples) if isinstance(value, Tensor)}
+        floats = (dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex)
+        found = max([found, *(TOLERANCE.get(dtype, SHORT) for dtype in floats)])
+    return found
+
+
+def compared(
+    expected: Seen, actual: Seen, tolerance: float | None, rounding: float = 0.0
+) -> tuple[list[Difference], float]:
+    """All that differs, and the largest difference of a number, relative to the largest entry of its tensor.
+
+    tolerance: what is allowed of these; None: what rounding explains of the tensor's dtype, or ``rounding`` if more.
+    """
     errors = [0.0]
     differences = []
     for name in dict.fromkeys((*expected.others, *actual.others)):
@@ -110,16 +129,18 @@ def compared(expected: Seen, actual: Seen, tolerance: float | None) -> tuple[lis
     floor = _NOISE * max(map(_largest, expected.gradients.values()), default=0.0)
     names = dict.fromkeys((*expected.tensors, *actual.tensors))
     pairs = [(name, expected.tensors.get(name), actual.tensors.get(name), 0.0) for name in names]
-    for name, before in expected.gradients.items():
-        pairs.append((f"gradient of {name}", before, actual.gradients[name], floor))
+    alike = (name for name in expected.gradients if name in actual.gradients)  # else results differ in needing any
+    pairs += [(f"gradient of {name}", expected.gradients[name], actual.gradients[name], floor) for name in alike]
     for name, before, after, least in pairs:
-        difference = _difference(name, before, after, tolerance, least, errors)
+        dtype = before.dtype if before is not None else torch.float64
+        allowed = max(rounding, TOLERANCE.get(dtype, SHORT)) if tolerance is None else tolerance
+        difference = _difference(name, before, after, allowed, least, errors)
         differences += [difference] if difference else []
     return differences, max(errors)
 
 
 def _difference(
-    name: str, before: Tensor | None, after: Tensor | None, tolerance: float | None, least: float, errors: list[float]
+    name: str, before: Tensor | None, after: Tensor | None, allowed: float, least: float, errors: list[float]
 ) -> Difference | None:
     """How two tensors differ; nothing where they do not. Their distance joins the errors."""
     if before is None or after is None:
@@ -129,7 +150,7 @@ def _difference(
     error = distance(before, after, least)
     errors.append(error)
     exact = not (before.is_floating_point() or before.is_complex())
-    allowed = 0.0 if exact else tolerance if tolerance is not None else TOLERANCE.get(before.dtype, SHORT)
+    allowed = 0.0 if exact else allowed
     if error <= allowed:
         return None
     what = f"{error:.1e} off, relative to its largest entry; at most {allowed:.0e} is allowed"

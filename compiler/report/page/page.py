@@ -82,6 +82,9 @@ def _main(report: Report, traces: Sequence[Timeline], found: Headline) -> Iterat
         yield side_by_side(report.loops, traces)
     for number, (loop, trace) in enumerate(zip(report.loops, traces, strict=True)):
         yield loop_section(f"loop-{number}", loop, trace)
+    if report.proved:
+        text = element("p", f"{report.proved[:1].upper()}{report.proved[1:]}.")
+        yield element("section", element("h2", "Proved", id="proved"), text, aria_labelledby="proved")
     if report.notes:
         notes = [element("li", text) for text in report.notes]
         yield element("section", element("h2", "Notes", id="notes"), element("ul", *notes), aria_labelledby="notes")

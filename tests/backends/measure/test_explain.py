@@ -2,6 +2,7 @@
 
 import html
 import random
+import re
 import subprocess
 import sys
 import warnings
@@ -351,3 +352,24 @@ def test_iterations_are_counted_as_the_user_does(make: Callable[[], nn.Module], 
     (loop,) = reroll.explain(compiled(make()), torch.randn(21, 3, 2)).loops
     left = loop.recurrence.left
     assert (loop.recurrence.steps + left == whole) if whole else (left == 0)
+
+
+@pytest.mark.parametrize("door", ["reroll.compile", "torch.compile"])
+def test_it_says_what_was_proved(door: str) -> None:
+    x, options = torch.randn(12, 3, 2), {"lowering": "eager", "proof": "first"}
+
+    def made(**more: Any) -> Any:
+        given = options | more
+        return reroll.compile(Pairs(), time_dim=0, **given) if door == "reroll.compile" else compiled(Pairs(), **given)
+
+    assert reroll.explain(made(proof="never"), x).proved == ""
+    run = made()
+    assert reroll.explain(run, x).proved == "nothing: no call was made yet"
+    run(x)
+    report = reroll.explain(run, x)
+    assert re.fullmatch(r"values and gradients are those of torch on .*: off by \S+ of .*, in \S+ CPU s", report.proved)
+    assert f"proved: {report.proved}" in re.sub(r"\s+", " ", report.text())
+    assert report.to_json()["proved"] == report.proved
+    with torch.no_grad():
+        run(x[:9])
+        assert "values, as no gradients are taken" in reroll.explain(run, x[:9]).proved

@@ -77,4 +77,4 @@ def full() -> Report:
         timed, recurrence=named, carries=(line,), alternatives=plans, budget=peak + 7, why=f"Because {NASTY}."
     )
     timed = replace(timed, measured_peak=peak + 9, measured_seconds=1.1 * seconds)
-    return report(timed, notes=(NASTY,), measured_peak=200 + peak, measured_seconds=1.2 * seconds)
+    return report(timed, notes=(NASTY,), proved=NASTY, measured_peak=200 + peak, measured_seconds=1.2 * seconds)

@@ -14,6 +14,7 @@ import reroll
 from networks import Clip
 from reroll.backends.construct.stages.proof import Proof
 from reroll.backends.runtime.executable import Executable
+from reroll.backends.runtime.gradients import Routes
 from reroll.backends.runtime.node import Rolled
 
 STEPS = 12
@@ -177,3 +178,54 @@ def test_without_gradients_values_are_proved(monkeypatch: pytest.MonkeyPatch) ->
         through("backend", model)(x)
     through("compile", model, truncate=4)(x)
     assert [proof.proved and proof.proved.what for proof in found] == ["values", "values"]
+
+
+class Widened(nn.Module):
+    """A loop over single precision that gives double precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Linear(4, 4)
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BI = torch.zeros_like(x_TBI[0], dtype=torch.float64)
+        for t in range(x_TBI.shape[0]):
+            h_BI = 0.9 * h_BI + self.weight(x_TBI[t])
+        return h_BI
+
+
+@pytest.mark.parametrize("door", ["compile", "backend"])
+def test_double_precision_of_single_is_as_exact_as_that(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What rounds otherwise by 1e-7 is no ProofError; what is off by 1e-3 is one."""
+    x, forward = torch.randn(STEPS, 2, 4), Rolled.forward
+
+    def off(factor: float) -> None:
+        monkeypatch.setattr(Rolled, "forward", lambda *args: tuple(each * factor for each in forward(*args)))
+
+    off(1 + 1e-7)
+    through(door, Widened())(x).sum().backward()
+    off(1 + 1e-3)
+    with pytest.raises(reroll.ProofError, match=r"result(\[0\])?: 1\.0e-03 off"):
+        through(door, Widened())(x)
+
+
+def test_gradients_of_one_of_several_results_are_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here an operand has one of zeros, rather than none, where the loss does not depend on it."""
+
+    class Apart(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Linear(4, 4).double(), nn.Linear(4, 4).double()
+
+        def forward(self, x_TBI: Tensor) -> tuple[Tensor, Tensor]:
+            h_BI = g_BI = torch.zeros_like(x_TBI[0])
+            for t in range(x_TBI.shape[0]):
+                h_BI = torch.tanh(self.one(x_TBI[t]) + h_BI)
+                g_BI = torch.tanh(self.other(x_TBI[t]) + g_BI)
+            return h_BI, g_BI
+
+    _, x = made()
+    through("compile", Apart())(x)
+    monkeypatch.setattr(Routes, "live_operands", lambda self, _: {each for of in self.sources for each in of})
+    with pytest.raises(reroll.ProofError, match=r"other\.\w+ from the first result alone: float64 .* instead of None"):
+        through("compile", Apart())(x)
