@@ -56,7 +56,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The value, and what the block adds to it."""
-        return x + self.down(F.dropout(F.gelu(self.up(self.norm(x))), 0.1))
+        y: Tensor = self.down(F.dropout(F.gelu(self.up(self.norm(x))), 0.1))
+        return x + y
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import TypeVar
 import torch
 
 from reroll.backends.construct.plan import Built
-from reroll.backends.construct.stages.ahead import Ahead
 from reroll.backends.construct.stages.proof import eager
+from reroll.backends.inductor.written.ahead import Ahead
 from reroll.errors import RerollError, warn
 from reroll.planning.options import Options
 

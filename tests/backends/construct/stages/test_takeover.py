@@ -45,7 +45,8 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def through(door: str, model: nn.Module, **how: Any) -> Callable[..., Any]:
     if door == "front":
-        return reroll.compile(model, time_dim=1, **how)
+        run: Callable[..., Any] = reroll.compile(model, time_dim=1, **how)
+        return run
     return torch.compile(model, backend="reroll", options=how)
 
 

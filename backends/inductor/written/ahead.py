@@ -38,7 +38,7 @@ from reroll.errors import RerollError
 from reroll.segment.trace import trace_mode
 
 LOG = logging.getLogger(__name__)
-_CODE = "from reroll.backends.construct.stages.ahead import main; main()"
+_CODE = "from reroll.backends.inductor.written.ahead import main; main()"
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 

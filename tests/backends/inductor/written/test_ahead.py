@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, fx, nn
 
 import reroll
-from reroll.backends.construct.stages import ahead, takeover
-from reroll.backends.construct.stages.ahead import Ahead
+from reroll.backends.construct.stages import takeover
 from reroll.backends.construct.stages.takeover import CALL
 from reroll.backends.inductor import lower
 from reroll.backends.inductor.sizes import family
+from reroll.backends.inductor.written import ahead
+from reroll.backends.inductor.written.ahead import Ahead
 from reroll.segment.trace import Traced
 
 
