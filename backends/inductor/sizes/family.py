@@ -124,6 +124,11 @@ def collecting() -> Iterator[list[tuple[fx.GraphModule, bool]]]:
         _COLLECTED.reset(mark)
 
 
+def is_collecting() -> bool:
+    """Whether halves are collected, and nothing is to be built."""
+    return _COLLECTED.get() is not None
+
+
 def compiled(graph: fx.GraphModule, mode: FakeTensorMode, *, backward: bool) -> Code:
     """A compiled half: one that was compiled before, one whose sizes are symbols, or one for these sizes alone."""
     with _ONE_AT_A_TIME:

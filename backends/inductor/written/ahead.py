@@ -29,12 +29,14 @@ import torch
 
 from reroll.backends.cache.entries import Unkept
 from reroll.backends.cache.table import half_read, half_written
+from reroll.backends.inductor.event_counts import built
 from reroll.backends.inductor.half import compile_half
 from reroll.backends.inductor.lower import has_vectors
 from reroll.backends.inductor.native_products import register
 from reroll.backends.inductor.sizes.family import collecting
 from reroll.backends.progress import progress
 from reroll.errors import RerollError
+from reroll.segment.ops import OUTER, PRODUCT
 from reroll.segment.trace import trace_mode
 
 LOG = logging.getLogger(__name__)
@@ -110,7 +112,10 @@ def main() -> None:
         for each in job["halves"]:
             mode = trace_mode()
             with suppress(Exception):  # the takeover says what cannot be compiled
-                compile_half(half_read(each["half"], mode), mode, backward=each["backward"]).unit.settle()
+                half = half_read(each["half"], mode)
+                if any(node.target in (PRODUCT, OUTER) for node in half.graph.nodes):
+                    built()
+                compile_half(half, mode, backward=each["backward"]).unit.settle()
 
 
 def _stay_behind() -> None:
