@@ -35,6 +35,7 @@ _SEEN_THROUGH = {"autograd_function_apply"}  # it runs its functions before mode
 
 def joint_graph(
     function: Function,
+    copying: Function,
     primals: list[Tensor],
     ends: Sequence[Tensor],
     recurrence: Recurrence,
@@ -44,8 +45,10 @@ def joint_graph(
 ) -> fx.GraphModule:
     """Results of a function of fake ``primals``, then the gradient of each primal, None where there is none.
 
-    function: some steps of ``recurrence``; no result shares memory with a primal. ends: those of its results that have
-    gradients, of which the graph takes the tangents behind the primals; without any it is the forward alone.
+    function: some steps of ``recurrence``; no result shares memory with a primal. copying: the same, whose carries are
+    copies, for where it has to be made functional: AOTAutograd takes no result that is a view. ends: those of its
+    results that have gradients, of which the graph takes the tangents behind the primals; without any it is the forward
+    alone.
     decompose: into what inductor knows. look: what was seen in a run of the function. Raises CaptureError.
     """
     table, noted = _decompositions() if decompose else None, Noted(function) if look.checks else None
@@ -54,6 +57,8 @@ def joint_graph(
         with _values_unseen():
             graph = _traced(function, primals, ends, table) if not look.writes else None
             if graph is None:
+                noted = Noted(copying) if look.checks else None
+                function = noted or copying
                 made = aot_export_joint_simple(function, tuple(primals), trace_joint=bool(ends), decompositions=table)
                 assert isinstance(made, fx.GraphModule)
                 graph = made
