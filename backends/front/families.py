@@ -68,7 +68,8 @@ class Family:
             self._say_sized()
             instance = self._instance(observed, operands, sequences)
             tokens = sum(each.nbytes for each in operands if id(each) in sequences)
-            self.takeover.prepare = partial(self._compile_usual, instance.recurrences)
+            if not self.takeover.compiled:
+                self.takeover.prepare = partial(self._compile_usual, instance.recurrences)
             stage, present = self.takeover.compiled, self.programs.get(observed, (None, ()))[0]
             graph = staged(self.takeover, partial(self._compiled, instance, tokens), present)
             if not self.programs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,6 +13,7 @@ import torch
 from reroll.backends.construct.plan import Built
 from reroll.backends.construct.stages.proof import eager
 from reroll.backends.inductor.written.ahead import Ahead
+from reroll.backends.tiers.device import home_of
 from reroll.errors import RerollError, warn
 from reroll.planning.options import Options
 
@@ -80,19 +82,20 @@ class Takeover:
             self.before = _seconds(built)
         self.training_calls += 1
         if not self.compiled:
-            self._compile_ahead()
+            self._compile_ahead(built)
         if self.compiled and self.training_calls == CALL + _SETTLED:
             self._tell(built)
 
-    def _compile_ahead(self) -> None:
-        """Have another process compile what will take over. Where that cannot be, the takeover does, and says why."""
-        try:
+    def _compile_ahead(self, built: Sequence[Built]) -> None:
+        """Have another process compile what will take over, for a CPU. Where that cannot be, the takeover does, and
+        says why."""
+        if any(home_of(each.executable.recurrence.examples).type != "cpu" for each in built):
+            return
+        with suppress(Exception):
             if self.training_calls == _AHEAD and self.prepare is not None:
                 self.ahead = Ahead.begin(self.prepare)
             elif self.ahead is not None:
                 self.ahead.ask()
-        except (OSError, RerollError) as error:
-            LOG.debug("nothing is compiled ahead: %s", error)
 
     def _tell(self, built: Sequence[Built]) -> None:
         now, where = _seconds(built), " and ".join(dict.fromkeys(each.executable.recurrence.where for each in built))
