@@ -1,8 +1,9 @@
 """What the first epochs of a training script wait for: ``python benchmarks/epoch.py``.
 
-Three epochs of training batches, a smaller last one, evaluation, and its smaller last batch, in a new process with one
-thread on one core: cold, with empty caches of inductor and of reroll, then in the next process with what that left. CPU
-seconds of the process and of its children (the C++ compiler), by call.
+Three epochs of training batches, a smaller last one, evaluation, and its smaller last batch, in a new process of one
+thread: cold, with empty caches of inductor and of reroll, then in the next process with what that left. By call the
+seconds that the process waits, by the clock, on two cores; for the whole the CPU seconds of the process and of all that
+it began (the C++ compiler, what compiles ahead).
 
 The result goes to ``results/epoch.json``.
 """
@@ -13,13 +14,14 @@ import argparse
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import alone, cpu_seconds, empty_caches, machine, pinned
+from measuring import alone, cpu_seconds, empty_caches, machine
 from rich.console import Console
 from rich.table import Table
 from speed_networks import MORE, NETWORKS
@@ -50,33 +52,32 @@ def batches(x_TBI: torch.Tensor) -> Iterator[tuple[torch.Tensor, bool]]:
         yield last_TBI, training
 
 
-def row(name: str, way: str, core: int) -> list[list[float]]:
-    """CPU seconds of each call, by epoch, in a process that has done nothing else."""
+def row(name: str, way: str) -> dict[str, Any]:
+    """Seconds of each call, by epoch, and CPU seconds of all, in a process that has done nothing else."""
     make, inputs, _ = ALL[name]
     torch.manual_seed(0)
     network, x_TBI = make(), inputs(STEPS)
     compiled, epochs = WAYS[way](network), []
-    optimizer = torch.optim.SGD(network.parameters(), lr=1e-3)
-    with pinned(core):
-        for _ in range(EPOCHS):
-            epochs.append(list[float]())
-            for batch_TBI, training in batches(x_TBI):
-                begin = cpu_seconds()
-                network.train(training)
-                with torch.set_grad_enabled(training):
-                    y = compiled(batch_TBI)
-                if training:
-                    optimizer.zero_grad()
-                    y.square().mean().backward()
-                    optimizer.step()
-                epochs[-1].append(cpu_seconds() - begin)
-    return epochs
+    optimizer, before = torch.optim.SGD(network.parameters(), lr=1e-3), cpu_seconds()
+    for _ in range(EPOCHS):
+        epochs.append(list[float]())
+        for batch_TBI, training in batches(x_TBI):
+            begin = time.perf_counter()
+            network.train(training)
+            with torch.set_grad_enabled(training):
+                y = compiled(batch_TBI)
+            if training:
+                optimizer.zero_grad()
+                y.square().mean().backward()
+                optimizer.step()
+            epochs[-1].append(time.perf_counter() - begin)
+    return {"calls_s": epochs, "cpu_s": cpu_seconds() - before}
 
 
-def measured(name: str, way: str, core: int) -> dict[str, Any]:
+def measured(name: str, way: str) -> dict[str, Any]:
     """The seconds of the calls, cold and in the next process; empty without an answer."""
     found = dict[str, Any]()
-    command = [sys.executable, __file__, "--row", name, way, "--core", str(core)]
+    command = [sys.executable, __file__, "--row", name, way]
     with empty_caches() as caches:
         for kind in ("cold", "next"):
             try:
@@ -88,15 +89,17 @@ def measured(name: str, way: str, core: int) -> dict[str, Any]:
 
 def show(result: dict[str, Any], console: Console) -> None:
     """A row for each network and way."""
-    table = Table("network", "way", title=f"CPU seconds, T={STEPS}")
+    table = Table("network", "way", title=f"Seconds, T={STEPS}")
     for kind in ("cold", "next"):
-        for what in ("first epoch", "longest call", "all epochs"):
+        for what in ("first epoch", "longest call", "all epochs", "CPU"):
             table.add_column(f"{kind}: {what}", justify="right")
     for name, ways in result.items():
         for way, found in ways["rows"].items():
-            epochs = [found.get(kind) for kind in ("cold", "next")]
-            cells = [(sum(each[0]), max(map(max, each)), sum(map(sum, each))) for each in epochs if each]
-            table.add_row(name, way, *(f"{value:.2f}" for each in cells for value in each))
+            cells = list[float]()
+            for each in (found[kind] for kind in ("cold", "next") if kind in found):
+                epochs = each["calls_s"]
+                cells += [sum(epochs[0]), max(map(max, epochs)), sum(map(sum, epochs)), each["cpu_s"]]
+            table.add_row(name, way, *(f"{value:.2f}" for value in cells))
     console.print(table)
 
 
@@ -106,16 +109,15 @@ def main() -> None:
     parser.add_argument("--row", nargs=2, metavar=("NETWORK", "WAY"), help="calls here, as JSON")
     parser.add_argument("--only", nargs="*", default=NAMES, choices=list(ALL), help="networks to measure")
     parser.add_argument("--show", action="store_true", help="print what is saved")
-    parser.add_argument("--core", type=int, default=1)
     given = parser.parse_args()
     if given.row:
         name, way = given.row
-        print(json.dumps(row(name, way, given.core)))
+        print(json.dumps(row(name, way)))
         return
     result: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     for name in () if given.show else given.only:
-        where = machine(f"python benchmarks/epoch.py --only {name!r} --core {given.core}") | {"threads": 1}
-        result[name] = {"environment": where, "rows": {way: measured(name, way, given.core) for way in WAYS}}
+        where = machine(f"python benchmarks/epoch.py --only {name!r}") | {"threads": 1}
+        result[name] = {"environment": where, "rows": {way: measured(name, way) for way in WAYS}}
         RESULT.write_text(json.dumps(result, indent=1) + "\n")
     show(result, Console(width=150))
 

@@ -53,10 +53,9 @@ class Proof:
     """Whether a program is to be proved, and what came of it.
 
     made: gives the program that is proved, once. other: why gradients are not to be plain autograd's, if so. rounding:
-    what it explains of what differs. plain:
-    bytes that torch is predicted to hold for one step; spills: whether that is more than there is, so that its tape
-    goes to a disk in ``folder``. compiled: whether segments are, of which the eager ones are proved. missed: why
-    nothing was compared yet.
+    how far off a value may be that loops make. plain: bytes that torch is predicted to hold for one step; spills:
+    whether that is more than there is, so that its tape goes to a disk in ``folder``. compiled: whether segments are,
+    of which the eager ones are proved. missed: why nothing was compared yet.
     """
 
     how: str = "never"
