@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from reroll.backends.inductor.sizes.family import is_collecting
+from reroll.backends.inductor.sizes.family import is_looking
 from reroll.backends.inductor.written.unit import bound, quick_builds
 from reroll.errors import warn
 from reroll.segment.ops import OUTER, PACKED_EVENTS, PRODUCT, EventCount
@@ -81,7 +81,7 @@ class Watch:
         if nodes:
             half.recompile()
             self._counts = torch.zeros(len(self._numbers), 4, dtype=torch.int64)
-        if self._by_torch and not is_collecting():
+        if self._by_torch and not is_looking():
             with suppress(RuntimeError, OSError):  # built() says why
                 building()
         return tuple(rows)

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,53 +96,60 @@ class Family:
 
 
 FAMILIES: OrderedDict[Hashable, Family] = OrderedDict()
-_SAMPLING: ContextVar[bool] = ContextVar("_SAMPLING", default=False)
+Look = Callable[[fx.GraphModule, Numbered | None, bool], None]
+_LOOK: ContextVar[Look | None] = ContextVar("_LOOK", default=None)
 
 
 @contextmanager
-def sampling() -> Iterator[None]:
-    """Inside, the numbers of graphs are noted, and nothing is compiled: code cannot be called."""
-    mark = _SAMPLING.set(True)
+def _looking(look: Look) -> Iterator[None]:
+    """Inside, halves are looked at, and nothing is compiled: code cannot be called."""
+    mark = _LOOK.set(look)
     try:
         yield
     finally:
-        _SAMPLING.reset(mark)
+        _LOOK.reset(mark)
 
 
-_COLLECTED: ContextVar[list[tuple[fx.GraphModule, bool]] | None] = ContextVar("_COLLECTED", default=None)
+def is_looking() -> bool:
+    """Whether halves are only looked at."""
+    return _LOOK.get() is not None
+
+
+def sampling() -> AbstractContextManager[None]:
+    """Inside, the numbers of graphs are noted, and nothing is compiled."""
+
+    def note(_: fx.GraphModule, found: Numbered | None, backward: bool) -> None:
+        if found is not None:
+            _family((found.structure, backward, _settings())).note(found.numbers)
+
+    return _looking(note)
 
 
 @contextmanager
 def collecting() -> Iterator[list[tuple[fx.GraphModule, bool]]]:
-    """Inside, halves that no code is there for are collected, and nothing is compiled: code cannot be called. Gives
-    their graphs, and whether each is of a backward."""
-    found: list[tuple[fx.GraphModule, bool]] = []
-    mark = _COLLECTED.set(found)
-    try:
-        yield found
-    finally:
-        _COLLECTED.reset(mark)
+    """Inside, halves that no code is there for are collected, and nothing is compiled. Gives their graphs, and whether
+    each is of a backward."""
+    halves: list[tuple[fx.GraphModule, bool]] = []
 
+    def collect(graph: fx.GraphModule, found: Numbered | None, backward: bool) -> None:
+        if found is None or _family((found.structure, backward, _settings())).find(found.numbers) is None:
+            halves.append((graph, backward))
 
-def is_collecting() -> bool:
-    """Whether halves are collected, and nothing is to be built."""
-    return _COLLECTED.get() is not None
+    with _looking(collect):
+        yield halves
 
 
 def compiled(graph: fx.GraphModule, mode: FakeTensorMode, *, backward: bool) -> Code:
     """A compiled half: one that was compiled before, one whose sizes are symbols, or one for these sizes alone."""
     with _ONE_AT_A_TIME:
         found = numbered(graph.graph) if _on_cpu(graph) else None
-        if _SAMPLING.get():
-            return _noted(found, backward=backward)
-        family = None if found is None else _family((found.structure, backward, _settings()))
-        collected = _COLLECTED.get()
-        if collected is not None:
-            if found is None or family is None or family.find(found.numbers) is None:
-                collected.append((graph, backward))
+        look = _LOOK.get()
+        if look is not None:
+            look(graph, found, backward)
             return Code(_uncallable, "", {})
-        if found is None or family is None:
+        if found is None:
             return compile_half(graph, mode, backward=backward)
+        family = _family((found.structure, backward, _settings()))
         there = family.find(found.numbers) or _share(family, graph, found, backward=backward)
         if there is None:
             there = compile_half(graph, mode, backward=backward)
@@ -150,14 +157,8 @@ def compiled(graph: fx.GraphModule, mode: FakeTensorMode, *, backward: bool) -> 
         return there
 
 
-def _noted(found: Numbered | None, *, backward: bool) -> Code:
-    if found is not None:
-        _family((found.structure, backward, _settings())).note(found.numbers)
-    return Code(_uncallable, "", {})
-
-
 def _uncallable(_: list[Any]) -> Any:
-    raise AssertionError("the sizes of this code were only looked at")
+    raise AssertionError("this code was only looked at")
 
 
 def forget() -> None:
