@@ -19,6 +19,7 @@ from speed_networks import FeedForward, Network, Recurrent
 from torch import Tensor
 
 import reroll
+from reroll.backends.construct.stages.takeover import Takeover
 from reroll.report.report import Report
 
 NETWORKS: Mapping[str, tuple[Callable[[int], Network], int]] = {
@@ -126,7 +127,7 @@ class Shared:
         caller.front = replace(caller.front, options=chosen)
         for entry in caller.front.entries.values():
             for family in entry.families.values():
-                family.options, family.programs = chosen, self.programs[id(family), chosen]
+                family.takeover, family.programs = Takeover.of(chosen), self.programs[id(family), chosen]
         yield self.compiled
 
 

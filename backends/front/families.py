@@ -46,7 +46,7 @@ class Family:
     """
 
     def __init__(self, pattern: Pattern, modules: Sequence[fx.GraphModule], options: Options) -> None:
-        self.pattern, self.modules, self.options = pattern, tuple(modules), options
+        self.pattern, self.modules, self.takeover = pattern, tuple(modules), Takeover.of(options)
         iterations = options.truncate is not None
         found = [fuse(capture(each, maps=True, iterations=iterations)) for each in modules]
         self.template, self.notes = align(pattern.lengths, modules, found), found[-1].notes
@@ -54,8 +54,12 @@ class Family:
         self.kernels: OrderedDict[Any, Kernels] = OrderedDict()
         self.said = False
         self.segments = dict[tuple[int, int, str], int]()
-        self.takeover = Takeover.of(options)
         self.programs: OrderedDict[Observed, tuple[Graph, tuple[int | None, ...]]] = OrderedDict()
+
+    @property
+    def options(self) -> Options:
+        """How the user has it compiled."""
+        return self.takeover.options
 
     def program(
         self, observed: Observed, operands: Sequence[Any], sequences: Mapping[int, Tensor]
