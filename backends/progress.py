@@ -53,6 +53,11 @@ def _terminal() -> Console:
     return Console(stderr=True)
 
 
+def tell(what: str) -> None:
+    """Write a line on what is going on."""
+    _terminal().print(f"reroll: {what}", soft_wrap=True, highlight=False)
+
+
 class _Alarm:
     """Calls a function, in a thread of its own, when this process has taken so many seconds of CPU time."""
 

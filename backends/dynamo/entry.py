@@ -282,7 +282,10 @@ def _break(gm: fx.GraphModule) -> str:
 def staged(takeover: Takeover, make: Callable[[Options], Graph], present: Graph | None = None) -> Graph:
     """The graph of the next call. Where one takes over, what the other was proved by stays."""
     made = takeover.made(make, present)
-    return made if present is None or made is present else replace(made, proof=present.proof)
+    if present is None or made is present:
+        return made
+    present.proof.compiled = made.proof.compiled
+    return replace(made, proof=present.proof)
 
 
 def _entry(

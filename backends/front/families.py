@@ -73,7 +73,7 @@ class Family:
             instance = self._instance(observed, operands, sequences)
             tokens = sum(each.nbytes for each in operands if id(each) in sequences)
             if not self.takeover.compiled:
-                self.takeover.prepare = partial(self._compile_usual, instance.recurrences)
+                self.takeover.prepare = partial(self._prepare, instance.recurrences)
             stage, present = self.takeover.compiled, self.programs.get(observed, (None, ()))[0]
             graph = staged(self.takeover, partial(self._compiled, instance, tokens), present)
             if not self.programs:
@@ -103,6 +103,15 @@ class Family:
             if each.steps:
                 lengths = lengths_of(each, segment_length(each, self.options), self.options)
                 compile_kernels(each, self.options, lengths, len(self.template.loops))
+
+    def _prepare(self, recurrences: Sequence[Recurrence]) -> None:
+        """Make what is to be compiled ahead, after which all is as it was: whether it is asked for is a matter of
+        time."""
+        segments = dict(self.segments)
+        try:
+            self._compile_usual(recurrences)
+        finally:
+            self.segments = segments
 
     def _instance(self, observed: Observed, operands: Sequence[Any], sequences: Mapping[int, Tensor]) -> Instance:
         instance = instantiate(self.template, observed.check)

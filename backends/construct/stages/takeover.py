@@ -14,7 +14,7 @@ from reroll.backends.construct.plan import Built
 from reroll.backends.construct.stages.proof import eager
 from reroll.backends.inductor.written.ahead import Ahead
 from reroll.backends.tiers.device import home_of
-from reroll.errors import RerollError, warn
+from reroll.errors import BudgetError, RerollError, warn
 from reroll.planning.options import Options
 
 CALL = 9
@@ -51,18 +51,18 @@ class Takeover:
     @property
     def due(self) -> bool:
         """Whether compiled segments take over at the next call."""
-        return not self.compiled and not self.stays and self.training_calls == CALL - 1 and torch.is_grad_enabled()
+        return not self.compiled and not self.stays and self.training_calls >= CALL - 1 and torch.is_grad_enabled()
 
     def made(self, make: Callable[[Options], Made], present: Made | None = None) -> Made:
         """The program of the next call, ``present`` where that goes on. Where compiled segments are due and cannot be
-        made, eager ones stay."""
+        made, eager ones stay; where eager ones meet no budget, compiled ones run at once."""
         if self.due:
             if self.ahead is not None:
                 self.ahead.end()
                 self.ahead = None
             try:
                 made = make(self.options)
-            except RerollError as error:
+            except (RerollError, RuntimeError, OSError) as error:  # torch's own errors of compilers, and of caches
                 self.stays = True
                 warn(f"The loops go on with eager segments, since compiled ones cannot take over: {error}")
             else:
@@ -70,7 +70,14 @@ class Takeover:
                 return made
         if present is not None:
             return present
-        return make(self.options if self.compiled else eager(self.options))
+        if not self.compiled:
+            try:
+                return make(eager(self.options))
+            except BudgetError:
+                if self.stays:
+                    raise
+                self.compiled = True
+        return make(self.options)
 
     def note(self, built: Sequence[Built]) -> None:
         """A call of these loops begins."""

@@ -132,7 +132,8 @@ def collecting() -> Iterator[list[tuple[fx.GraphModule, bool]]]:
     halves: list[tuple[fx.GraphModule, bool]] = []
 
     def collect(graph: fx.GraphModule, found: Numbered | None, backward: bool) -> None:
-        if found is None or _family((found.structure, backward, _settings())).find(found.numbers) is None:
+        family = None if found is None else FAMILIES.get((found.structure, backward, _settings()))
+        if found is None or family is None or found.numbers not in family.made:
             halves.append((graph, backward))
 
     with _looking(collect):

@@ -34,13 +34,14 @@ from reroll.backends.inductor.half import compile_half
 from reroll.backends.inductor.lower import has_vectors
 from reroll.backends.inductor.native_products import register
 from reroll.backends.inductor.sizes.family import collecting
-from reroll.backends.progress import progress
+from reroll.backends.progress import PATIENCE, tell
 from reroll.errors import RerollError
 from reroll.segment.ops import OUTER, PRODUCT
 from reroll.segment.trace import trace_mode
 
 LOG = logging.getLogger(__name__)
 _CODE = "from reroll.backends.inductor.written.ahead import main; main()"
+_LONGEST = 120  # seconds until a takeover compiles by itself
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
@@ -59,7 +60,7 @@ class Ahead:
         command, pipe = [sys.executable, "-c", _CODE], subprocess.PIPE
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=found)
         ahead = cls(make, process)
-        weakref.finalize(ahead, process.kill)  # also at the end of this process
+        weakref.finalize(ahead, _end, process)  # also at the end of this process
         return ahead
 
     def ask(self) -> None:
@@ -68,8 +69,8 @@ class Ahead:
             return
         self.asked = True
         assert self.process.stdin is not None
-        with self.process.stdin as told:  # a BrokenPipeError where it was killed
-            told.write(self._job())
+        self.process.stdin.write(self._job() + b"\n")  # a BrokenPipeError where it was killed
+        self.process.stdin.flush()
 
     def _job(self) -> bytes:
         """Halves as plain data. Making them compiles none."""
@@ -82,16 +83,31 @@ class Ahead:
             except Unkept as reason:
                 LOG.debug("a half is not compiled ahead: %s", reason)
         LOG.debug("%d halves are compiled ahead, by process %d", len(tables), self.process.pid)
-        config: Any = torch._inductor.config
-        settings = base64.b64encode(pickle.dumps(config.save_config_portable())).decode()
-        return json.dumps({"halves": tables, "threads": torch.get_num_threads(), "settings": settings}).encode()
+        return json.dumps({"halves": tables, "settings": base64.b64encode(pickle.dumps(_settings())).decode()}).encode()
 
     def end(self) -> None:
-        """Wait until it has compiled what it was asked for, or end it."""
-        if not self.asked:
-            self.process.kill()
-        with progress("waiting for segments that are compiled in another process"):
-            self.process.wait()
+        """Wait until it has compiled what it was asked for, and end it; where that takes too long, too."""
+        if self.asked:
+            with suppress(subprocess.TimeoutExpired):
+                self._wait()
+        _end(self.process)
+
+    def _wait(self) -> None:
+        try:
+            self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            tell("waiting for segments that another process compiles")
+            self.process.wait(_LONGEST)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process, if it has not, and leave nothing of it."""
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):  # it has not read all
+                pipe.close()
 
 
 def main() -> None:
@@ -101,12 +117,8 @@ def main() -> None:
         has_vectors("inductor", torch.device("cpu"))
     sys.stdout.write("ready")
     sys.stdout.flush()
-    job = json.load(sys.stdin)
-    torch.set_num_threads(job["threads"])
-    config: Any = torch._inductor.config
-    for name, value in pickle.loads(base64.b64decode(job["settings"])).items():
-        if getattr(config, name) != value:
-            setattr(config, name, value)
+    job = json.loads(sys.stdin.readline())  # not up to the end, which may be held open by a process that was forked
+    _set(pickle.loads(base64.b64decode(job["settings"])))
     register()
     with _alone():
         for each in job["halves"]:
@@ -116,6 +128,30 @@ def main() -> None:
                 if any(node.target in (PRODUCT, OUTER) for node in half.graph.nodes):
                     built()
                 compile_half(half, mode, backward=each["backward"]).unit.settle()
+
+
+_TORCH: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "threads": (torch.get_num_threads, torch.set_num_threads),
+    "dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "deterministic": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+}
+"""Settings of torch that code depends on: how each is read and set."""
+
+
+def _settings() -> tuple[dict[str, Any], dict[str, Any]]:
+    """What code depends on beside its graph: settings of torch, and of inductor."""
+    config: Any = torch._inductor.config
+    return {name: read() for name, (read, _) in _TORCH.items()}, config.save_config_portable()
+
+
+def _set(settings: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    config: Any = torch._inductor.config
+    for name, value in settings[0].items():
+        _TORCH[name][1](value)
+    for name, value in settings[1].items():
+        if getattr(config, name) != value:
+            setattr(config, name, value)
 
 
 def _stay_behind() -> None:

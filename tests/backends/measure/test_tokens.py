@@ -44,7 +44,7 @@ def peaks(inputs: int) -> tuple[int, int, dict[str, int]]:
 def test_they_are_freed_before_the_program_runs() -> None:
     small, few = peaks(16)[:2]
     measured, predicted, parts = peaks(64)
-    assert predicted == few, "the program holds no more where a step has four times the inputs"
+    assert predicted - few <= B * H * 4, "but for a carry the program holds no more with four times the inputs"
     assert "the steps on which the model is looked at" not in parts
     assert small <= few
     assert measured <= predicted
