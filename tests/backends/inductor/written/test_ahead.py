@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -71,7 +72,7 @@ def test_what_takes_over_is_found_in_the_caches(monkeypatch: pytest.MonkeyPatch,
     while not begun[0].asked and begun[0].process.poll() is None:
         time.sleep(0.1)
         run(x_TBI)
-    monkeypatch.setattr(takeover, "CALL", _calls(run) + 1)
+    monkeypatch.setattr(takeover, "CALL", only_family(run).takeover.training_calls + 1)
 
     def only_headers_are_read(command: str, *rest: Any, **more: Any) -> Any:
         assert " -E " in command
@@ -84,11 +85,11 @@ def test_what_takes_over_is_found_in_the_caches(monkeypatch: pytest.MonkeyPatch,
     torch.testing.assert_close(y_BI, model(x_TBI))
 
 
-def _calls(run: Any) -> int:
-    """Training calls of a compiled model so far."""
+def only_family(run: Any) -> Any:
+    """The programs of a compiled model."""
     (entry,) = run.reroll_caller.front.entries.values()
-    (only,) = entry.families.values()
-    return int(only.takeover.training_calls)
+    (found,) = entry.families.values()
+    return found
 
 
 def run_by_torch(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Any:
@@ -115,3 +116,35 @@ def test_it_ends_with_what_began_it(monkeypatch: pytest.MonkeyPatch) -> None:
     del begun
     gc.collect()
     assert process.wait(20) != 0
+
+
+def test_a_process_that_was_forked_does_not_keep_it_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds the other end of what the process reads, as a worker of a DataLoader does."""
+    code = "import sys, json; print('ready', flush=True); json.loads(sys.stdin.readline())"
+    monkeypatch.setattr(ahead, "_CODE", code)
+    begun = Ahead.begin(lambda: None)
+    worker = get_context("fork").Process(target=time.sleep, args=(600,))
+    worker.start()
+    try:
+        while not begun.asked:
+            begun.ask()
+        assert begun.process.wait(60) == 0
+        begun.end()
+        assert begun.process.stdout is not None
+        assert begun.process.stdout.closed
+    finally:
+        worker.kill()
+
+
+def test_what_is_asked_for_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long segments are at the takeover does not depend on whether another process listened before."""
+    monkeypatch.setattr(takeover, "_AHEAD", 0)
+    run = reroll.compile(Decaying(), time_dim=0, start="eager")
+    run(torch.randn(5, 7, 5)).sum().backward()
+    only = only_family(run)
+    before, made = dict(only.segments), [*family.FAMILIES]
+    with family.collecting() as halves:
+        only.takeover.prepare()
+    assert halves
+    assert only.segments == before
+    assert [*family.FAMILIES] == made
