@@ -50,6 +50,7 @@ def trained(calls: int, pause: float = 0.0) -> list[Tensor]:
     return found
 
 
+@pytest.mark.campaign  # settings that other tests of a process leave may have other code made
 @pytest.mark.inductor
 def test_what_takes_over_is_found_in_the_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No kernel is built by this process, and the values are those that it would have made."""
