@@ -92,9 +92,8 @@ class _Writer:
     def line(self, node: fx.Node, noted: Collection[str] | None = None) -> list[Any]:
         """A node, with all that is noted of it, or only with some of that."""
         operands = self.plain(node.args), {name: self.plain(value) for name, value in node.kwargs.items()}
-        notes = {
-            name: self.plain(value) for name, value in node.meta.items() if name in (noted or {*node.meta} - LEFT_OUT)
-        }
+        names = {*node.meta} - LEFT_OUT if noted is None else noted
+        notes = {name: self.plain(value) for name, value in node.meta.items() if name in names}
         return [node.name, node.op, _name_of(node), *operands, notes]
 
     def plain(self, value: Any) -> Any:

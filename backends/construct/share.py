@@ -59,11 +59,12 @@ def build_all(recurrences: Sequence[Recurrence], options: Options, around: Bytes
     return fitting_all([partial(kernels, each) for each in recurrences], recurrences, options, around)
 
 
-def compile_usual(recurrences: Sequence[Recurrence], options: Options) -> None:
-    """Compile segments of the usual length of some loops."""
+def compile_usual(recurrences: Iterable[Recurrence], options: Options, loops: int) -> None:
+    """Compile segments of the usual length of some of so many loops, where these have steps."""
     for each in recurrences:
-        lengths = lengths_of(each, segment_length(each, options), options)
-        compiling.compile_kernels(each, options, lengths, len(recurrences))
+        if each.steps:
+            lengths = lengths_of(each, segment_length(each, options), options)
+            compiling.compile_kernels(each, options, lengths, loops)
 
 
 def build(recurrence: Recurrence, options: Options) -> Built:

@@ -240,7 +240,7 @@ def _compile(
         return Graph(run, module, plans, "", ended, found.notes, plain=peak, proof=proof)
 
     takeover = Takeover.of(parsed)
-    takeover.prepare = partial(compile_usual, found.recurrences, parsed)
+    takeover.prepare = partial(compile_usual, found.recurrences, parsed, len(found.recurrences))
     graph = staged(takeover, made)
     say_more(graph.more_than_plain())
     return _entry(graph, functools.cache(partial(_plainly, gm)), takeover, made)

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from reroll.backends.construct.kernels import Kernels, Results, check_policy, compile_kernels, suited
 from reroll.backends.construct.replan import Plans
-from reroll.backends.construct.share import KernelsOf, fitting_all
+from reroll.backends.construct.share import KernelsOf, compile_usual, fitting_all
 from reroll.backends.construct.stages.proof import Proof, eager
 from reroll.backends.construct.stages.takeover import Takeover
 from reroll.backends.dynamo.around import bytes_around
@@ -99,10 +99,8 @@ class Family:
 
     def _compile_usual(self, recurrences: Sequence[Recurrence]) -> None:
         """Compile segments of the usual length of some loops."""
-        for each in (self._of_one_length(*found, self.options) for found in enumerate(recurrences)):
-            if each.steps:
-                lengths = lengths_of(each, segment_length(each, self.options), self.options)
-                compile_kernels(each, self.options, lengths, len(self.template.loops))
+        loops = (self._of_one_length(*found, self.options) for found in enumerate(recurrences))
+        compile_usual(loops, self.options, len(self.template.loops))
 
     def _prepare(self, recurrences: Sequence[Recurrence]) -> None:
         """Make what is to be compiled ahead, after which all is as it was: whether it is asked for is a matter of

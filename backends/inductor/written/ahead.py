@@ -67,10 +67,14 @@ class Ahead:
         """Say what is to be compiled, once, as soon as it listens. Nothing is waited for."""
         if self.process.poll() is not None or self.asked or not select.select([self.process.stdout], [], [], 0)[0]:
             return
-        self.asked = True
         assert self.process.stdin is not None
-        self.process.stdin.write(self._job() + b"\n")  # a BrokenPipeError where it was killed
-        self.process.stdin.flush()
+        try:
+            self.process.stdin.write(self._job() + b"\n")  # a BrokenPipeError where it was killed
+            self.process.stdin.flush()
+        except BaseException:  # it would listen for ever
+            self.process.kill()
+            raise
+        self.asked = True
 
     def _job(self) -> bytes:
         """Halves as plain data. Making them compiles none."""

@@ -1,7 +1,7 @@
 """Forward and backward of a function as one functional graph of ATen operations.
 
-Private torch API, tried on 2.11 and 2.13: ``aot_export_joint_simple``, for what writes; else a mode sees
-every operation, and ``enable_python_dispatcher`` has composite ones come in their parts, as AOTAutograd does.
+Private torch API, tried on 2.11 and 2.13: ``aot_export_joint_simple``, for what writes; else a mode sees every
+operation, and ``enable_python_dispatcher`` has composite ones come in their parts, as AOTAutograd does.
 ``select_decomp_table`` of ``torch._inductor`` says what inductor wants in parts; ``_inductor.lowering`` has to be
 loaded before, because decompositions of pooling read it. ``aten._efficientzerotensor`` is what autograd makes of zeros
 that nobody needs memory for. An operator's ``_schema`` names its operands.
@@ -48,18 +48,17 @@ def joint_graph(
     function: some steps of ``recurrence``; no result shares memory with a primal. copying: the same, whose carries are
     copies, for where it has to be made functional: AOTAutograd takes no result that is a view. ends: those of its
     results that have gradients, of which the graph takes the tangents behind the primals; without any it is the forward
-    alone.
-    decompose: into what inductor knows. look: what was seen in a run of the function. Raises CaptureError.
+    alone. decompose: into what inductor knows. look: what was seen in a run of the function. Raises CaptureError.
     """
     table, noted = _decompositions() if decompose else None, Noted(function) if look.checks else None
-    function = noted or function
     try:
         with _values_unseen():
-            graph = _traced(function, primals, ends, table) if not look.writes else None
+            graph = _traced(noted or function, primals, ends, table) if not look.writes else None
             if graph is None:
                 noted = Noted(copying) if look.checks else None
-                function = noted or copying
-                made = aot_export_joint_simple(function, tuple(primals), trace_joint=bool(ends), decompositions=table)
+                made = aot_export_joint_simple(
+                    noted or copying, tuple(primals), trace_joint=bool(ends), decompositions=table
+                )
                 assert isinstance(made, fx.GraphModule)
                 graph = made
     except RuntimeError as error:

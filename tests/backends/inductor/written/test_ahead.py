@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor, fx, nn
-from torch._inductor import cpp_builder
+from torch._inductor import cpp_builder, cpu_vec_isa
 
 import reroll
 from reroll.backends.construct.stages import takeover
@@ -21,6 +22,7 @@ from reroll.backends.inductor import lower
 from reroll.backends.inductor.sizes import family
 from reroll.backends.inductor.written import ahead
 from reroll.backends.inductor.written.ahead import Ahead
+from reroll.errors import CompilerMissingError
 from reroll.segment.trace import Traced
 
 
@@ -50,11 +52,20 @@ def trained(calls: int, pause: float = 0.0) -> list[Tensor]:
     return found
 
 
-@pytest.mark.campaign  # settings that other tests of a process leave may have other code made
+def forget_vectors() -> None:
+    """Torch probes what vectors there are anew: another test may have kept it from building the probes."""
+    for cached in (
+        cpu_vec_isa.valid_vec_isa_list,
+        *(type(each).__bool__ for each in cpu_vec_isa.supported_vec_isa_list),
+    ):
+        getattr(cached, "cache_clear", lambda: None)()
+
+
 @pytest.mark.inductor
 def test_what_takes_over_is_found_in_the_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No kernel is built by this process, and the values are those that it would have made."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    forget_vectors()
     family.forget()
     begun: list[Ahead] = []
     begin = Ahead.begin
@@ -149,3 +160,15 @@ def test_what_is_asked_for_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> N
     assert halves
     assert only.segments == before
     assert [*family.FAMILIES] == made
+
+
+def test_what_cannot_be_said_is_waited_for_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where halves cannot be made, as without a compiler, the process is not left listening."""
+    monkeypatch.setattr(ahead, "_CODE", "import sys; print('ready', flush=True); sys.stdin.readline()")
+    begun = Ahead.begin(mock.Mock(side_effect=CompilerMissingError("no compiler here")))
+    while begun.process.poll() is None:
+        with suppress(CompilerMissingError):
+            begun.ask()
+    assert not begun.asked
+    begun.ask()
+    begun.end()
