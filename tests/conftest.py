@@ -16,8 +16,10 @@ import torch._dynamo.guards
 import walks
 from reroll.backends.codecs.codec import CODECS
 from reroll.backends.construct import kernels
+from reroll.backends.construct.stages.trial import Trial
 from reroll.backends.runtime.executable import Executable
 from reroll.backends.tiers.tier import TIERS
+from reroll.planning.options import Options
 from reroll.program.registry import PASSES, find
 from reroll.schedules.machine import REMOTE_TIERS
 from reroll.schedules.named import SCHEDULES
@@ -84,6 +86,28 @@ def _no_traces_kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     """Only the tests of the cache keep traces: others would write each one, and never read it."""
     if request.path.parent.name != "cache":
         monkeypatch.setattr(kernels, "trace_key", lambda *_: None)
+
+
+UNPROVED = {"card", "inductor", "measure", "planning", "runtime", "tiers"}
+
+
+@pytest.fixture
+def unproved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No program is proved unless a test asks for it: where bytes, calls and drawn numbers are counted."""
+    made: Any = Options.__init__
+    monkeypatch.setattr(made, "__defaults__", tuple("never" if each == "first" else each for each in made.__defaults__))
+
+
+@pytest.fixture(autouse=True)
+def _proved(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders in which all tests count have no proofs. Elsewhere a comparison that cannot be made is an error."""
+    if not UNPROVED.isdisjoint(request.path.parts):
+        request.getfixturevalue("unproved")
+
+    def fail(_: Trial, error: Exception) -> None:
+        raise AssertionError("compiled segments could not be tried") from error
+
+    monkeypatch.setattr(Trial, "_fail", fail)
 
 
 @pytest.fixture(autouse=True)

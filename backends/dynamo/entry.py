@@ -236,7 +236,8 @@ def _compile(
         plans, module = rolled(way)
         compiles = way.lowering == "inductor"
         run = compile_surroundings(module, found.recurrences) if compiles else module
-        proof = Proof.of(plans.built, way, lambda: rolled(eager(way), told=False)[1] if compiles else run)
+        apart = partial(rolled, eager(way), told=False) if compiles else (lambda: (plans, run))
+        proof = Proof.of(plans.built, way, apart)
         return Graph(run, module, plans, "", ended, found.notes, plain=peak, proof=proof)
 
     takeover = Takeover.of(parsed)
@@ -284,7 +285,8 @@ def staged(takeover: Takeover, make: Callable[[Options], Graph], present: Graph 
     made = takeover.made(make, present)
     if present is None or made is present:
         return made
-    present.proof.compiled = made.proof.compiled
+    if present.proof.proved is not None:
+        present.proof.proved = replace(present.proof.proved, segments=takeover.told)
     return replace(made, proof=present.proof)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from reroll.backends.construct.kernels import Kernels, Results, check_policy, compile_kernels, suited
+from reroll.backends.construct.plan import Built
 from reroll.backends.construct.replan import Plans
 from reroll.backends.construct.share import KernelsOf, compile_usual, fitting_all
 from reroll.backends.construct.stages.proof import Proof, eager
@@ -35,6 +36,7 @@ from reroll.program.memory import Around
 from reroll.recurrence import Numbers, Recurrence
 
 _KERNELS = 64
+_LIKE = "programs of the same segments were at other lengths"
 LENGTHS = 1_024
 """Of these the programs are kept, and that the model was checked at them."""
 
@@ -54,6 +56,7 @@ class Family:
         self.kernels: OrderedDict[Any, Kernels] = OrderedDict()
         self.said = False
         self.segments = dict[tuple[int, int, str], int]()
+        self.proofs, self.segments_proved = 0, set[tuple[str, int]]()
         self.programs: OrderedDict[Observed, tuple[Graph, tuple[int | None, ...]]] = OrderedDict()
 
     @property
@@ -152,14 +155,25 @@ class Family:
         module = assemble(self.modules[-1], instance.outer, modules | plans.modules)
 
         @cache
-        def proved() -> Callable[..., Any]:
+        def proved() -> tuple[Plans, Callable[..., Any]]:
             if options.lowering == "eager":
-                return module
-            return self._compiled(instance, tokens, replace(eager(options), proof="never"), told=False).run
+                return plans, module
+            apart = self._compiled(instance, tokens, replace(eager(options), proof="never"), told=False)
+            return apart.plans, apart.run
 
         plain = cache(partial(continued, self.pattern.lengths, self.modules, instance.length))
-        proof = Proof.of(plans.built, options, proved)
+        proof = Proof.of(plans.built, options, proved) if self._proves(plans.built, options) else Proof(missed=_LIKE)
         return Graph(module, module, plans, "", "", self.notes, tokens, plain, proof)
+
+    def _proves(self, built: Sequence[Built], options: Options) -> bool:
+        """Whether a program is proved: each with a segment that was not, and of the others the second, the fourth, the
+        eighth, as sequences may be of as many lengths as there are."""
+        if options.proof != "first":
+            return options.proof == "always"
+        segments = {(each.name, length) for each in built for length in each.executable.compiled.segments}
+        fresh, self.proofs = not segments <= self.segments_proved, self.proofs + 1
+        self.segments_proved |= segments
+        return fresh or not self.proofs & (self.proofs - 1)
 
     def _of_one_length(self, at: int, recurrence: Recurrence, options: Options) -> Recurrence:
         """A loop whose segments are as long as for the first number of steps, of those that have one usual length."""

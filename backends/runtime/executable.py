@@ -153,7 +153,11 @@ class Latest:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Executable:
-    """A recurrence with its program and compiled segments: all that does not change from call to call."""
+    """A recurrence with its program and compiled segments: all that does not change from call to call.
+
+    onlookers: told in the forward of a call, before each segment, of its first step, the one behind its last, the carry
+    before it and the operands of the loop.
+    """
 
     recurrence: Recurrence
     program: Program
@@ -167,6 +171,7 @@ class Executable:
     cuts: Cuts | None = None
     ledger: Ledger = field(default_factory=Ledger)
     clock: Clock = field(default_factory=Clock)
+    onlookers: list[Callable[[int, int, Sequence[Tensor], Sequence[Tensor]], None]] = field(default_factory=list)
     _numbers: list[Mapping[int, Tensor]] = field(default_factory=list, init=False)
 
     @property

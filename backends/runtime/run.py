@@ -253,6 +253,8 @@ class Run:
         del carry
         for steps in self.executable.lengths(start, stop):
             segment = segments[steps]
+            for onlooker in self.executable.onlookers if start >= self.frontier else ():
+                onlooker(start, start + steps, tensors, self.operands)
             inputs, unpacked = self._inputs(tensors, start, steps)
             del tensors
             lasting = taped is not None and not taped.passing

@@ -104,7 +104,7 @@ class Options:
     replay: bool | str = "auto"
     truncate: int | None = None
     verify: bool = False
-    proof: str = "never"
+    proof: str = "first"
     cuda_graphs: bool = True
     spill_folder: str | os.PathLike[str] | None = None
     depth: bool = True

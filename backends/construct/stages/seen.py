@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from reroll.recurrence import Recurrence
 TOLERANCE = {torch.float64: 1e-10, torch.complex128: 1e-10, torch.float32: 1e-4, torch.complex64: 1e-4}
 """The largest difference that rounding explains, relative to the largest entry of a tensor; 0.02 of shorter numbers."""
 SHORT = 0.02
-_NOISE = 1e-3
+_ZERO = 1e-3
 """A gradient that is this small beside the largest is what rounding leaves of zero: it is measured by that."""
 
 
@@ -125,7 +125,7 @@ def compared(
         if not _lie_alike(lies, other):
             strides = [tuple(step for _, step in each) for each in (other, lies)]
             differences.append(Difference(name, f"strides {strides[0]} instead of {strides[1]}"))
-    floor = _NOISE * max(map(_largest, expected.gradients.values()), default=0.0)
+    floor = _ZERO * max(map(largest, expected.gradients.values()), default=0.0)
     names = dict.fromkeys((*expected.tensors, *actual.tensors))
     pairs = [(name, expected.tensors.get(name), actual.tensors.get(name), 0.0) for name in names]
     alike = (name for name in expected.gradients if name in actual.gradients)  # else results differ in needing any
@@ -160,7 +160,8 @@ def _kind(value: Tensor | None) -> str:
     return "None" if value is None else f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
 
 
-def _largest(value: Tensor | None) -> float:
+def largest(value: Tensor | None) -> float:
+    """The largest entry of a tensor, of those that are finite."""
     if value is None or not value.numel():
         return 0.0
     return float(_dense(value).abs().nan_to_num(0, 0, 0).max())
@@ -184,6 +185,55 @@ def distance(before: Tensor, after: Tensor, least: float = 0.0) -> float:
         return 0.0
     if not bool((same | (first.isfinite() & second.isfinite())).all()):
         return float("inf")
-    scale = max(_largest(first), least)
+    scale = max(largest(first), least)
     off = float((first - second).abs()[~same].max())
     return off / scale if scale else float("inf")
+
+
+_ROUNDINGS = 100  # that noise is as large as
+NOISES = 8
+"""Runs with noise: a decision within rounding falls the other way in half of them."""
+
+
+def moved(value: Tensor, generator: torch.Generator) -> Tensor:
+    """A value with noise of some roundings of its dtype on each entry; what holds no such numbers is itself."""
+    if not (value.is_floating_point() or value.is_complex()):
+        return value
+    noise = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
+    made: Tensor = value.to(as_numbers(value).dtype) * (1 + _ROUNDINGS * torch.finfo(value.dtype).eps * noise)
+    return made
+
+
+def as_numbers(value: Tensor) -> Tensor:
+    """In double precision."""
+    return _dense(value).detach().to(torch.complex128 if value.is_complex() else torch.float64)
+
+
+Named = Mapping[str, Tensor | None]
+
+
+def spread_of(middle: Named, others: Iterable[Named]) -> dict[str, Tensor]:
+    """How far each entry of tensors by name is from a middle one at most."""
+    found = dict[str, Tensor]()
+    for other in others:
+        for name, value in middle.items():
+            off = other.get(name)
+            if value is not None and off is not None and off.shape == value.shape:
+                distances = (as_numbers(off) - as_numbers(value)).abs().nan_to_num()
+                found[name] = torch.maximum(found.get(name, distances), distances)
+    return found
+
+
+def without_noise(found: Named, expected: Named, spread: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
+    """Tensors without that part of what they are off which noise explains."""
+    result = dict[str, Tensor | None]()
+    for name, value in found.items():
+        want, explained = expected.get(name), spread.get(name)
+        if value is None or want is None or explained is None or value.shape != want.shape:
+            result[name] = value
+            continue
+        error = as_numbers(value) - as_numbers(want)
+        left = (error.abs() - 3 * explained).clamp(min=0)
+        near = torch.where(left > 0, as_numbers(want) + torch.sgn(error) * left, as_numbers(want))
+        result[name] = near.to(value.dtype)
+    return result

@@ -1,4 +1,7 @@
-"""A program runs eager segments at first, and compiled ones take over at a training call that is fixed beforehand."""
+"""A program runs eager segments at first, and compiled ones take over at a training call that is fixed beforehand.
+
+The call before it tries them (``trial``): where they do not reproduce what eager ones give, those stay.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,16 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from reroll.backends.construct.plan import Built
-from reroll.backends.construct.stages.proof import eager
+from reroll.backends.construct.stages.proof import eager, not_reproduced
+from reroll.backends.construct.stages.trial import Trials
 from reroll.backends.inductor.written.ahead import Ahead
 from reroll.backends.tiers.device import home_of
-from reroll.errors import BudgetError, RerollError, warn
+from reroll.errors import BudgetError, ProofError, RerollError, warn
 from reroll.planning.options import Options
 
 CALL = 9
@@ -23,7 +27,17 @@ CALL = 9
 _AHEAD = 2  # the training call at which another process begins to compile them
 _SETTLED = 3  # training calls after which the new times are told
 LOG = logging.getLogger(__name__)
-Made = TypeVar("Made")
+
+
+class Program(Protocol):
+    """What runs at a call: a graph with loops."""
+
+    @property
+    def built(self) -> Sequence[Built]:
+        """Its loops with their present plans."""
+
+
+Made = TypeVar("Made", bound=Program)
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +46,8 @@ class Takeover:
 
     options: the user's. training_calls: that have begun. compiled: whether compiled segments run. stays: eager ones do
     for good, as no others could be made. before: seconds of a step of the loops by eager segments, at their last call.
-    prepare: makes the compiled segments, but for what is compiled; ``ahead`` compiles that.
+    prepare: makes the compiled segments, but for what is compiled; ``ahead`` compiles that. trials: of compiled
+    segments, once they are there; ``tried``: the program whose call tries them, and the one that may take over from it.
     """
 
     options: Options
@@ -42,6 +57,8 @@ class Takeover:
     before: float | None = None
     prepare: Callable[[], object] | None = None
     ahead: Ahead | None = None
+    trials: Trials | None = None
+    tried: tuple[Any, Any] | None = None
 
     @classmethod
     def of(cls, options: Options) -> Takeover:
@@ -50,26 +67,29 @@ class Takeover:
 
     @property
     def due(self) -> bool:
-        """Whether compiled segments take over at the next call."""
-        return not self.compiled and not self.stays and self.training_calls >= CALL - 1 and torch.is_grad_enabled()
+        """Whether compiled segments are tried at the next call, or take over."""
+        last = CALL - 1 if self.trials is not None or self.options.proof == "never" else CALL - 2
+        return not self.compiled and not self.stays and self.training_calls >= last and torch.is_grad_enabled()
+
+    @property
+    def told(self) -> str:
+        """What was compared of compiled segments, once they were tried."""
+        return "" if self.trials is None else self.trials.told
 
     def made(self, make: Callable[[Options], Made], present: Made | None = None) -> Made:
         """The program of the next call, ``present`` where that goes on. Where compiled segments are due and cannot be
-        made, eager ones stay; where eager ones meet no budget, compiled ones run at once."""
-        if self.due:
-            if self.ahead is not None:
-                self.ahead.end()
-                self.ahead = None
-            try:
-                made = make(self.options)
-            except (RerollError, RuntimeError, OSError) as error:  # torch's own errors of compilers, and of caches
-                self.stays = True
-                warn(f"The loops go on with eager segments, since compiled ones cannot take over: {error}")
-            else:
-                self.compiled = True
-                return made
-        if present is not None:
-            return present
+        made, or do not reproduce what eager ones give, these stay; where eager ones meet no budget, compiled ones run
+        at once. Raises ProofError with ``proof="always"`` where nothing is reproduced."""
+        following = self._following(make, present) if self.due else None
+        if following is not None and (self.trials is not None or self.options.proof == "never"):
+            self.compiled, self.tried = True, None
+            return following
+        running = present if present is not None else self._made_first(make)
+        if following is not None:
+            self.trials, self.tried = Trials(running.built, following.built), (running, following)
+        return running
+
+    def _made_first(self, make: Callable[[Options], Made]) -> Made:
         if not self.compiled:
             try:
                 return make(eager(self.options))
@@ -78,6 +98,31 @@ class Takeover:
                     raise
                 self.compiled = True
         return make(self.options)
+
+    def _following(self, make: Callable[[Options], Made], present: Made | None) -> Made | None:
+        """The program of compiled segments; None where there is none, or none that reproduces."""
+        if self.ahead is not None:
+            self.ahead.end()
+            self.ahead = None
+        if self.trials is not None:
+            self.trials.end()
+            if self.trials.differs:
+                self._stay(not_reproduced(self.trials))
+                return None
+            if self.tried is not None and self.tried[0] is present:
+                found: Made = self.tried[1]
+                return found
+        try:
+            return make(self.options)
+        except (RerollError, RuntimeError, OSError) as error:  # torch's own errors of compilers, and of caches
+            self._stay(str(error))
+            return None
+
+    def _stay(self, why: str) -> None:
+        self.stays, self.tried = True, None
+        if self.options.proof == "always" and self.trials is not None:
+            raise ProofError(why)
+        warn(f"The loops go on with eager segments, since compiled ones cannot take over: {why}")
 
     def note(self, built: Sequence[Built]) -> None:
         """A call of these loops begins."""

@@ -93,6 +93,7 @@ def peaks(model: nn.Module, call: Any, x: Tensor) -> tuple[int, int]:
     return ahead, device.peak
 
 
+@pytest.mark.usefixtures("unproved")
 def test_both_halves_start_anew() -> None:
     """Memory that runs out at any moment of a training step, whichever plan it then has."""
     model = Noisy()

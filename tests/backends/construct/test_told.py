@@ -57,9 +57,10 @@ def test_a_line_for_each_loop(caplog: pytest.LogCaptureFixture) -> None:
     fast = reroll.compile(Sums(), time_dim=0, schedule="standard", chunk=4, lowering="eager")
     with caplog.at_level(logging.DEBUG, logger="reroll"):
         fast(x).sum().backward()
-    (line,) = [each.getMessage() for each in caplog.records if each.levelno == logging.INFO]
+    line, proved = [each.getMessage() for each in caplog.records if each.levelno == logging.INFO]
     assert "h_BI = torch.tanh(h_BI + x_TBI[t]): 20 steps, standard (segment 4, chunk 4), " in line
     assert line.endswith(("bytes predicted", "B predicted"))
+    assert proved.startswith("proved at ")
     assert any("compiling segments of 4" in each.getMessage() for each in caplog.records)
     caplog.clear()
     with caplog.at_level(logging.DEBUG, logger="reroll"):

@@ -482,6 +482,7 @@ def test_a_model_that_is_compiled_by_others_too_is_rolled() -> None:
         assert len(reroll.explain(fast, x_TBI).loops) == 1
 
 
+@pytest.mark.usefixtures("unproved")
 def test_a_call_like_the_one_before_is_attempted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def late(net: Net, x: Tensor) -> Any:
         h = x.new_zeros(x.shape[1], H)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import reroll
 from agreement import QUICK
 from networks import RecurrentLIF
+from reroll.backends.construct.stages.proof import Proof
 from reroll.backends.runtime.node import Rolled
 
 WIDTH = 6
@@ -58,9 +59,20 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {"gru": GatedReader, "lif": spiki
 
 @contextmanager
 def reversals() -> Iterator[Callable[[], int]]:
-    """How many backwards of loops were played under a schedule since the block began."""
-    with mock.patch.object(Rolled, "reversed", autospec=True, side_effect=Rolled.reversed) as played:
-        yield lambda: int(played.call_count)
+    """How many backwards of loops were played under a schedule since the block began, but for those of proofs."""
+    prove, proving = Proof.prove, 0
+
+    def proved(*args: Any) -> None:
+        nonlocal proving
+        before = played.call_count
+        prove(*args)
+        proving += played.call_count - before
+
+    with (
+        mock.patch.object(Rolled, "reversed", autospec=True, side_effect=Rolled.reversed) as played,
+        mock.patch.object(Proof, "prove", proved),
+    ):
+        yield lambda: int(played.call_count) - proving
 
 
 def distance(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:

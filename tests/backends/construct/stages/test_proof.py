@@ -229,3 +229,40 @@ def test_gradients_of_one_of_several_results_are_proved(monkeypatch: pytest.Monk
     monkeypatch.setattr(Routes, "live_operands", lambda self, _: {each for of in self.sources for each in of})
     with pytest.raises(reroll.ProofError, match=r"other\.\w+ from the first result alone: float64 .* instead of None"):
         through("compile", Apart())(x)
+
+
+class Deciding(nn.Module):
+    """Each entry of a row decides what is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x_TB: Tensor) -> Tensor:
+        h_B = x_TB[0] * self.scale
+        for x_B in x_TB.unbind(0):
+            h_B = torch.where(x_B * self.scale > 0.3, 2.0, 0.5) + 0.1 * h_B.tanh() * x_B
+        return h_B
+
+
+@pytest.mark.parametrize("door", ["compile", "backend"])
+@pytest.mark.parametrize(("value", "allowed"), [(0.3 - 1e-7, True), (0.29, False)])
+def test_a_decision_may_fall_the_other_way_within_rounding(
+    door: str, value: float, allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first entry is the threshold, but for rounding or for more, and the program decides otherwise."""
+    forward = Rolled.forward
+
+    def otherwise(rolled: Rolled, *operands: Tensor) -> tuple[Tensor, ...]:
+        found = forward(rolled, *operands)
+        return (found[0] + torch.tensor([1.5, 0, 0]), *found[1:])
+
+    monkeypatch.setattr(Rolled, "forward", otherwise)
+    x_TB = torch.randn(STEPS, 3).index_fill_(1, torch.tensor([0]), value)
+    model = Deciding()
+    if allowed:
+        through(door, model)(x_TB)
+        assert model.scale.item() == 1
+    else:
+        with pytest.raises(reroll.ProofError, match=r"result.*: .* off"):
+            through(door, model)(x_TB)

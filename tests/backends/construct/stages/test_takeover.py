@@ -84,9 +84,9 @@ def lowerings() -> Iterator[list[str]]:
 @pytest.mark.parametrize("door", DOORS)
 def test_nothing_is_compiled_before_the_call(door: str, lengths: int) -> None:
     with lowerings() as made:
-        found = trained(door, CALL - 1, lengths=lengths if door == "front" else 1, start="eager")
+        found = trained(door, CALL - 2, lengths=lengths if door == "front" else 1, start="eager")
     assert set(made) == {"eager"}
-    expected = trained(door, CALL - 1, lengths=lengths if door == "front" else 1, lowering="eager")
+    expected = trained(door, CALL - 2, lengths=lengths if door == "front" else 1, lowering="eager")
     assert all(map(torch.equal, found, expected))
 
 
@@ -133,3 +133,21 @@ def test_a_program_is_proved_once(door: str) -> None:
     with prove as proofs, mock.patch.object(lower, "_inductor", run_by_torch):
         trained(door, CALL + 1, start="eager", proof="first")
     assert proofs.call_count == 2, "one with gradients, one without"
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_segments_that_give_something_else_do_not_take_over(door: str) -> None:
+    """Eager ones stay, which is said once; with ``proof="always"`` it is an error."""
+
+    def wrong(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Any:
+        right = lower._eager(traced, None, graph, backward=backward)
+        return (lambda inputs: [None if each is None else 1.01 * each for each in right(inputs)]) if backward else right
+
+    said = "go on with eager segments.*compiled segments do not give what the model's operations give in float64"
+    with mock.patch.object(lower, "_inductor", wrong):
+        with pytest.warns(RerollWarning, match=said) as told:
+            found = trained(door, CALL + 2, start="eager")
+        assert len([each for each in told if "go on with" in str(each.message)]) == 1
+        with pytest.raises(reroll.ProofError, match="compiled segments do not give"):
+            trained(door, CALL + 2, start="eager", proof="always")
+    assert all(map(torch.equal, found, trained(door, CALL + 2, lowering="eager")))
