@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import types
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -36,7 +37,7 @@ from reroll.capture.steps.runs import LONGEST_PERIOD
 from reroll.errors import LengthError, OptionError, UnsupportedError
 from reroll.graph.lines import line_that_changes, user_line
 from reroll.graph.nested import Place, leaves_of, places_of, tensors_of, with_leaves
-from reroll.graph.private import parametrized_anew, storage_id, version_of
+from reroll.graph.private import is_higher_order, parametrized_anew, storage_id, version_of
 
 SHORT = ((6, 7, 9), (16, 17, 19), (32, 33, 35))
 FEWEST = 8  # steps of a sequence that can show a pattern by itself
@@ -44,12 +45,18 @@ _LONGEST_GUESS = 64  # steps of a period that is guessed: three runs of up to se
 _PERIODS = 5  # of fewer rows than that no loop is made
 _ROWS = 128  # rows that a slice takes, for which as many steps are looked at
 _TRIES = 5  # as many as it takes to get to a period of two
+_LOOKED_AT = 1_000_000  # operations of short runs in a search for a pattern: half a minute and more
+_NESTED = 1_000  # operations that one of torch.cond takes as long as: Dynamo reads its branches each time
 _WHOLE_LOOPS = ("lstm", "gru", "rnn_tanh", "rnn_relu", "while_loop", "scan", "associative_scan")
 _SOME = 64  # operations from which on their sizes say whether they are done over time
 _MANY = 256  # operations from which on a loop over another dimension than time is looked for
 _UNROLLED = 2_000  # operations from which on a loop is looked for before Dynamo reads the model
 _SHOWING = frozenset(
     getattr(torch.Tensor, name) for name in ("__bool__", "__float__", "__int__", "__index__", "item", "tolist", "numpy")
+)
+_TOO_LONG = (
+    "No pattern of the steps was found in short runs of a million operations, and no more were made. Use "
+    "torch.compile(backend='reroll') for this model."
 )
 _TRANSFORMS = (
     "reroll.compile: the model uses torch.func transforms, which a run that checks it cannot follow. Use "
@@ -128,7 +135,8 @@ def _followed(
     refusals = list(unusable.values())
     tried = {pattern.lengths for pattern in known} | set(unusable)
     candidates = chain(_candidates(call.length), _guesses(call.length, refusals))
-    found = (partial(probe, model, call, *each) for each in candidates if each[0] not in tried)
+    spent = Counter[str]()
+    found = (partial(probe, model, call, *each, spent) for each in candidates if each[0] not in tried)
     fresh = () if len(unusable) >= _TRIES else found
     for pattern_of in chain((partial(_itself, pattern) for pattern in known), fresh):
         try:
@@ -139,6 +147,8 @@ def _followed(
             refusals.append(_without_frames(error))
             if sum(isinstance(each, OtherTimeError) for each in refusals) == len(SHORT):
                 break  # more lengths would say the same
+            if spent.total() > _LOOKED_AT:
+                raise LengthError(f"{refusals[0]} {_TOO_LONG}") from error
     few = [error for error in refusals if isinstance(error, TooShortError) and call.length <= SHORT[0][-1]]
     raise (few or refusals)[0]
 
@@ -215,9 +225,17 @@ def _guesses(length: int, refusals: Sequence[LengthError]) -> Iterator[tuple[tup
 
 
 def probe(
-    model: Callable[..., Any], call: Call, lengths: Sequence[int], free: tuple[str, ...], multiple: int
+    model: Callable[..., Any],
+    call: Call,
+    lengths: Sequence[int],
+    free: tuple[str, ...],
+    multiple: int,
+    spent: Counter[str],
 ) -> Pattern:
-    """The pattern of runs at short lengths, as ``find_pattern`` finds it. Raises LengthError if there is none."""
+    """The pattern of runs at short lengths, as ``find_pattern`` finds it. Raises LengthError if there is none.
+
+    spent: counts the operations of these runs, each as many times as its time is that of an ordinary one.
+    """
     palette: dict[Any, int] = {}
     traces, changes = [], False
     for length in lengths:
@@ -226,19 +244,12 @@ def probe(
         except UnsupportedError:
             raise
         except Exception as error:
-            _run_plainly(model, call)
-            if "torch.func" in str(error) and "saved tensor hooks" in str(error):
-                raise UnsupportedError(_TRANSFORMS) from error
-            if isinstance(error, AssertionError) and "convert all Tensors to FakeTensors" in str(error):
-                raise UnsupportedError(_COND) from error
-            raise LengthError(
-                f"The model cannot be run on {length} steps: {type(error).__name__}: {error}. If these are no steps, "
-                "say in time_dim which arguments have time, in which dimension. If a table in it has a row for each "
-                "step, give it more rows, or use torch.compile(backend='reroll')."
-            ) from error
+            raise _not_run(model, call, length, error) from error
         changes = changes or changed
         traces.append(trace)
         operations = len(trace.colours)
+        spent["operations"] += operations
+        spent["torch.cond"] += _NESTED * _nested(trace, palette)
         if len(traces) == 2:
             _refuse_growing_lists(model, call, traces)
         if len(traces) == 2 and operations == len(traces[0].colours) and not _has_whole_loops(palette):
@@ -250,6 +261,26 @@ def probe(
         raise _of_each_step(traces, palette) or error from None
     _refuse_attributes(model, call, pattern)
     return pattern
+
+
+def _not_run(model: Callable[..., Any], call: Call, length: int, error: Exception) -> UnsupportedError | LengthError:
+    """What is said of a model that runs on all steps but not on a few, where it raised an error. Raises that of all."""
+    _run_plainly(model, call)
+    if "torch.func" in str(error) and "saved tensor hooks" in str(error):
+        return UnsupportedError(_TRANSFORMS)
+    if isinstance(error, AssertionError) and "convert all Tensors to FakeTensors" in str(error):
+        return UnsupportedError(_COND)
+    return LengthError(
+        f"The model cannot be run on {length} steps: {type(error).__name__}: {error}. If these are no steps, "
+        "say in time_dim which arguments have time, in which dimension. If a table in it has a row for each "
+        "step, give it more rows, or use torch.compile(backend='reroll')."
+    )
+
+
+def _nested(trace: EventTrace, palette: Mapping[Any, int]) -> int:
+    """How many events of a trace are operations that run a function, such as ``torch.cond``."""
+    nested = {number for colour, number in palette.items() if is_higher_order(colour[0])}
+    return sum(number in nested for number in trace.colours) if nested else 0
 
 
 def _of_each_step(traces: Sequence[EventTrace], palette: Mapping[Any, int]) -> LengthError | None:

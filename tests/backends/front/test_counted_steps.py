@@ -315,3 +315,39 @@ def test_an_array_of_numpys_is_named() -> None:
     net = nn.RNN(4, 5)
     with pytest.raises(OptionError, match=r"\[20, 3, 4\] here, is no tensor: give torch.from_numpy"):
         reroll.compile(net, time_dim=0, **EAGER)(np.zeros((20, 3, 4), np.float32))
+
+
+@pytest.mark.parametrize("nested", [True, False], ids=["torch.cond", "torch.where"])
+def test_a_search_for_a_pattern_ends(nested: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch traces the branches of ``torch.cond`` at each call, so that one counts as a thousand operations."""
+    lengths, traced = list[int](), observe._traced
+
+    class Saturating(nn.Module):
+        """Reads other rows at other lengths."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = x[0]
+            for t in range(x.shape[0]):
+                u = x[t] + x.unfold(0, 3, 3)[-1].mean(-1)
+                if nested:
+                    h = torch.cond(h.sum() > 0, lambda u, h: u * h, lambda u, h: u - h, (u, h))
+                else:
+                    h = torch.where(h.sum() > 0, u * h, u - h)
+            return h
+
+    def noted(model: Any, call: Any, length: int, *rest: Any) -> Any:
+        lengths.append(length)
+        return traced(model, call, length, *rest)
+
+    monkeypatch.setattr(observe, "_traced", noted)
+    monkeypatch.setattr(observe, "_LOOKED_AT", 20_000)
+    compiled, x = reroll.compile(Saturating(), time_dim=0, **EAGER), torch.randn(12, 3, 4, requires_grad=True)
+    if nested:
+        with pytest.raises(
+            LengthError, match="No pattern of the steps was found in short runs of a million operations"
+        ):
+            compiled(x)
+        assert lengths[-3:] == [6, 7, 9]
+    else:
+        compiled(x)
+        assert len(lengths) > 10  # one with a period of three was found
