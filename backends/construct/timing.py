@@ -177,7 +177,8 @@ def _seconds(executable: Executable, segment: Segment) -> SegmentSeconds:
     if segment.backward is None:
         return SegmentSeconds(ahead, ahead, 0.0)
     saved = forward()[segment.outputs :]
-    tangents = [torch.ones_like(_made(segment.output_examples[index])) for index in segment.tangents]
+    ends = (_made(segment.output_examples[index]) for index in segment.tangents)
+    tangents = [torch.ones_like(each, memory_format=torch.contiguous_format) for each in ends]  # as they are traced
     collect, taker = _collecting(executable, segment, operands)
 
     def back(backward: Callable[[list[Any]], Any], thin: bool) -> float:

@@ -37,8 +37,8 @@ _KEEPS_LAYERS = torch.__version__ >= "2.13"  # older versions say wrong shapes o
 _LAYER = "RNN, GRU, or LSTM"  # in what Dynamo says where it does not take one
 _LOOPS = ("FOR_ITER", "JUMP_BACKWARD")
 _REMEDY = (
-    "Take it out of the loop (TORCH_LOGS=graph_breaks shows each such place); or use "
-    "reroll.compile(model, time_dim=...), which may record a loop over time."
+    "Take it out of the loop, or out of the function where it stands beside the loop (TORCH_LOGS=graph_breaks shows "
+    "each such place); or use reroll.compile(model, time_dim=...), which may record a loop over time."
 )
 _UNSEEN = (
     "If the model has a loop over time, Dynamo may have broken the graph in it, which TORCH_LOGS=graph_breaks shows; "

@@ -30,6 +30,7 @@ from reroll.backends.runtime.randomness import numpy_state, random_numbers_kept
 from reroll.capture.lengths.check import Check, Departure
 from reroll.capture.lengths.instantiate import TooShortError
 from reroll.capture.lengths.pattern import EventTrace, Pattern, find_pattern
+from reroll.capture.lengths.template import ADVICE
 from reroll.capture.recorder.events import LITERALS, SIZE, Numbers, Recorder, Sink, recording
 from reroll.capture.recorder.identity import holds_tensors, is_a
 from reroll.capture.recorder.valueless import NeedsValues, Valueless, serves
@@ -148,7 +149,7 @@ def _followed(
             if sum(isinstance(each, OtherTimeError) for each in refusals) == len(SHORT):
                 break  # more lengths would say the same
             if spent.total() > _LOOKED_AT:
-                raise LengthError(f"{refusals[0]} {_TOO_LONG}") from error
+                raise LengthError(f"{str(refusals[0]).removesuffix(ADVICE).strip()} {_TOO_LONG}") from error
     few = [error for error in refusals if isinstance(error, TooShortError) and call.length <= SHORT[0][-1]]
     raise (few or refusals)[0]
 
@@ -460,7 +461,8 @@ def _run_along(model: Callable[..., Any], call: Call, pattern: Pattern, *, value
         if without is not None and without.asked:
             raise NeedsValues
     except Departure as departure:
-        error = (LengthError if call.length > pattern.lengths[0] else TooShortError)(str(departure))
+        longer = call.length > pattern.lengths[0]
+        error = LengthError(f"{departure} {ADVICE}") if longer else TooShortError(str(departure))
         error.steps, error.rows = check.run, check.rows
         raise error from None
     return Observed(pattern, check, with_leaves(lambda leaf: None if isinstance(leaf, torch.Tensor) else leaf, result))

@@ -339,9 +339,17 @@ class _Plain:
         return self.model(*inputs, **kwargs)
 
 
+_LINE = re.compile(
+    r'File "[^"]*", line \d+, in [\w<>]+: .*?'
+    r"(?=\. [A-Z]|; |,? \(?(?:has|reads|changes|differs|were|which|are)\b|$)"
+)
+"""A place in a model, up to where the message goes on."""
+_FOLDER = re.compile(r"/[^\s:\"')]*/(?=\w+\.py)")
+
+
 def first_line(error: object) -> str:
     """The beginning of a message, without places and numbers, so that equal reasons are counted together."""
     first, *others = str(error).strip().splitlines() or [""]
     text = f"{first} {others[0]}" if first.endswith("raised:") and others else first  # Dynamo says why in the second
-    text = re.sub(r'File "[^"]*", line \d+, in \w+: .*?(?=[;.,)]|$)', "<line>", text)
-    return re.sub(r"\d+", "N", text)[:200]
+    text = _FOLDER.sub("", _LINE.sub("<line>", text))
+    return re.sub(r"\d+", "N", text)[:300]

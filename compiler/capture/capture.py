@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence as Many
 
 from torch import fx
@@ -117,8 +118,10 @@ def _explain(sequence: Sequence) -> str:
     looked = f"looked for a step that repeats at least {MIN_STEPS} times and carries a value, in {size} operations"
     runs = repeats(sequence.colour)
     if not runs:
+        lines = Counter(line for line in map(where, sequence.nodes) if line.startswith("File "))
+        at = "".join(f", most of them at {line}" for line, _ in lines.most_common(1))
         return (
-            f"{looked}; no sequence of operations repeats three times{_over_depth(sequence)}. Are steps alike? One "
+            f"{looked}{at}; no sequence of operations repeats three times{_over_depth(sequence)}. Are steps alike? One "
             "that reads all states so far is like no other: let it read the last few, or a tensor of fixed size"
         )
     found, period, start, stop = runs[0]

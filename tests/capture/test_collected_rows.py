@@ -116,3 +116,26 @@ def test_rows_lie_as_eagers_at_every_length_and_with_three_dimensions(double_pre
     run = reroll.compile(model, time_dim=0, **QUICK)
     for steps in (T, T + 3):
         check(model, torch.randn(steps, 2, 2, 3, 3, 3), run)
+
+
+class ChannelsLast(nn.Module):
+    """Each step reads its image position by position: ``view`` is legal there, as its image is channels_last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 2, 3, padding=1).to(memory_format=torch.channels_last)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        h, rows = x[0, :, :1], []
+        for x_BCHW in x:
+            y = self.conv((0.5 * h + x_BCHW).contiguous(memory_format=torch.channels_last)).tanh()
+            y = y.permute(0, 2, 3, 1).view(-1, 2).sin().view(2, 4, 4, 2).permute(0, 3, 1, 2)
+            h = y.mean(1, keepdim=True)
+            rows.append(y)
+        return [torch.stack(rows), h]
+
+
+@pytest.mark.parametrize("lowering", ["eager", "inductor"])
+def test_gradients_of_rows_are_traced_as_they_arrive(lowering: str, double_precision: None) -> None:
+    run = torch.compile(model := ChannelsLast(), backend="reroll", options={"lowering": lowering, "segment": 1})
+    check(model, torch.randn(T, 2, 2, 4, 4), run)

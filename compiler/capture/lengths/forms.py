@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from reroll.capture.lengths.template import ADVICE
 from reroll.capture.recorder.events import Numbers
 from reroll.errors import LengthError
 
@@ -28,7 +29,7 @@ class Affine:
         """The value at a length. Raises LengthError if it is no whole number."""
         value = self.a + self.b * length
         if value != int(value):
-            raise LengthError(f"At {length} steps a loop would be run {value} times.")
+            raise LengthError(f"At {length} steps a loop would be run {value} times. {ADVICE}")
         return int(value)
 
     @classmethod

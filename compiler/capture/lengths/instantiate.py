@@ -163,7 +163,7 @@ class _Builder:
         """A whole number of the template at this length."""
         found = self.number(value.values, line) if isinstance(value, Varies) else value
         if type(found) is not int:
-            raise LengthError(f"{found!r} at {line} is not a whole number.")
+            raise LengthError(f"{found!r} at {line} is not a whole number. {ADVICE}")
         return found
 
     def number(self, values: tuple[int | float, ...], line: str) -> int | float:

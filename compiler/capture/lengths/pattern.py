@@ -16,6 +16,7 @@ import numpy as np
 
 from reroll.capture.lengths.forms import Affine, Form, Rows, find_forms
 from reroll.capture.lengths.liveness import live_events
+from reroll.capture.lengths.template import ADVICE
 from reroll.capture.recorder.events import LITERALS, SIZE, markers
 from reroll.capture.steps.operands import MIN_STEPS
 from reroll.capture.steps.search import repeats
@@ -161,7 +162,7 @@ def find_pattern(
 
 def _no_function(line: str, counts: Sequence[int], lengths: Sequence[int], what: str) -> LengthError:
     runs, at = ", ".join(map(str, counts)), ", ".join(map(str, lengths))
-    return LengthError(f"The loop at {line} is run {runs} times at lengths {at}, which is {what}.")
+    return LengthError(f"The loop at {line} is run {runs} times at lengths {at}, which is {what}. {ADVICE}")
 
 
 def _any_run(events: frozenset[int], place: int, period: int, start: int, count: int) -> bool:
@@ -248,5 +249,7 @@ def _parse(trace: EventTrace, model: list[int], layout: list[tuple[int, int, boo
     found = parsed(0, 0)
     if found is None:
         line = trace.lines[min(furthest, len(trace.lines) - 1)]
-        raise LengthError(f"What the model does at {trace.length} steps differs from other lengths, at {line}.")
+        raise LengthError(
+            f"What the model does at {trace.length} steps differs from other lengths, at {line}. {ADVICE}"
+        )
     return found

@@ -198,7 +198,7 @@ def _traced(function: Function, primals: list[Tensor], ends: Sequence[Tensor], t
         return (*results, *(next(gradients) if primal.requires_grad else None for primal in primals))
 
     with mode, enable_python_dispatcher(), torch.set_grad_enabled(torch.is_grad_enabled() and bool(ends)):
-        tangents = [torch.empty_like(end) for end in ends]
+        tangents = [torch.empty_like(end, memory_format=torch.contiguous_format) for end in ends]
         graph = make_fx(run, decomposition_table=table, _allow_non_fake_inputs=True)(primals, tangents)
     return None if any(_may_write(node.target) for node in graph.graph.nodes) else graph
 

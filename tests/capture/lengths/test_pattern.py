@@ -43,13 +43,19 @@ def test_equal_operations_in_a_row_that_grow_are_one() -> None:
 
 def test_a_loop_that_is_run_a_number_of_times_that_is_not_affine_is_refused() -> None:
     traces = [trace(n, [(0, (1, 0, 0.5))] * (n * n) + [(2, (1, 0))]) for n in LENGTHS]
-    with pytest.raises(LengthError, match="which is no affine function of the length"):
+    with pytest.raises(LengthError, match=r"which is no affine function of the length\. Use torch\.compile"):
         find_pattern(traces, PALETTE)
 
 
 def test_a_loop_that_is_run_fewer_times_at_greater_lengths_is_refused() -> None:
     traces = [trace(n, [(1, (1, 0))] + [(0, (1, 0, 0.5))] * (16 - n) + [(2, (1, 0))]) for n in LENGTHS]
     with pytest.raises(LengthError, match="8, 7, 5 times at lengths 8, 9, 11, which is fewer times the longer"):
+        find_pattern(traces, PALETTE)
+
+
+def test_a_length_at_which_something_else_is_done_is_refused_with_a_way_out() -> None:
+    traces = [trace(n, [(1, (1, 0)), *[(0, (1, 0, 0.5))] * n, (2, (1, 0))][n == LENGTHS[0] :]) for n in LENGTHS]
+    with pytest.raises(LengthError, match=r"at 8 steps differs from other lengths, at .*\. Use torch\.compile"):
         find_pattern(traces, PALETTE)
 
 

@@ -23,7 +23,7 @@ sys.path.append(str(ROOT / "benchmarks" / "campaign"))
 
 from blame import blame, without  # noqa: E402
 from idioms import IDIOMS  # noqa: E402
-from judge import DEFECTS, Text, Verdict, Way, judge, judge_calls, limited, outcome  # noqa: E402
+from judge import DEFECTS, Text, Verdict, Way, first_line, judge, judge_calls, limited, outcome  # noqa: E402
 from kinds import Model, model  # noqa: E402
 from programs import Program, generate  # noqa: E402
 from shrink import shrink  # noqa: E402
@@ -212,6 +212,21 @@ def test_how_a_comparison_ended() -> None:
     assert outcome(endless, 1).kind == "no answer"
     with limited(5):
         pass
+
+
+@pytest.mark.parametrize(
+    ("message", "counted"),
+    [
+        ("Traces differ at {}. Use torch.compile.", "Traces differ at <line>. Use torch.compile."),
+        ("What {} reads or is given changes.", "What <line> reads or is given changes."),
+        ("The loop in forward (/tmp/tmpa1/kinds4_5.py:17): Dynamo", "The loop in forward (kindsN_N.py:N): Dynamo"),
+    ],
+)
+def test_equal_reasons_are_counted_together(message: str, counted: str) -> None:
+    line = (
+        'File "/tmp/tmpa1/kinds4_5.py", line 30, in <lambda>: f3 = lambda m, t: self.q[t](m) * x.split(5)[-1].mean(0)'
+    )
+    assert first_line(message.format(line)) == counted
 
 
 def test_the_piece_to_blame_is_the_one_without_which_it_is_right() -> None:
