@@ -63,8 +63,7 @@ def joint_graph(
                     noted or copying, tuple(primals), trace_joint=bool(ends), decompositions=table
                 )
                 assert isinstance(made, fx.GraphModule)
-                graph = made
-                _hand_on(graph.graph, own)
+                graph = _hand_on(made, own)
     except RuntimeError as error:
         if "input mutations" in str(error):
             raise CaptureError(
@@ -85,16 +84,17 @@ def joint_graph(
     return graph
 
 
-def _hand_on(graph: fx.Graph, own: Iterable[int]) -> None:
-    """Give results that were copied, by number, as what they are copies of, where that is memory which no other result
-    is: a tape that holds it has what is handed on."""
-    output = graph.output_node()
+def _hand_on(module: fx.GraphModule, own: Iterable[int]) -> fx.GraphModule:
+    """Have a graph give results that it copies, by number, as what they are copies of, where that is memory which no
+    other result is: a tape that holds it has what is handed on."""
+    output = module.graph.output_node()
     results: Any = list(output.args[0])  # type: ignore[arg-type]
     for number in own:
         made = _copied(results[number])
         if made and made not in results:
             results[number] = made
     output.args = (tuple(results),)
+    return module
 
 
 def _copied(value: Any) -> fx.Node | None:
