@@ -102,6 +102,8 @@ def _copied(value: Any) -> fx.Node | None:
     if not (isinstance(value, fx.Node) and value.target is aten.clone.default):
         return None
     (made,) = value.all_input_nodes
+    while made.target is aten.detach.default:
+        (made,) = made.all_input_nodes
     alike = made.meta["val"].stride() == value.meta["val"].stride()
     return made if alike and made.op == "call_function" and viewed(made) is None else None
 
