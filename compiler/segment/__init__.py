@@ -12,8 +12,9 @@ Mind: Whether a gradient depends on what comes in is read off autograd's graph (
     sum. Few windows of an image are such factors, too. What is run node by node hands each gradient over right behind
     the node that makes it (`handing_over`); only memory that nothing else reads may become a sum. Sums by events lie by
     rows, K x N, however the weight lies; else they would be dense in silence.
-    A carry that is memory of its own is handed on as it is (`trace._shared`): where a tape saves it, the next tape
-    begins with the same memory, which counts once (`SegmentBytes.joined`).
+    A carry that is memory of its own is handed on as it is (`trace._shared`; `joint/graph._hand_on` where a step had to
+    be made functional): where a tape saves it, the next tape begins with the same memory, which counts once
+    (`SegmentBytes.joined`).
     Brought together are at most 4 MiB on a CPU (`products.LARGEST`).
     Fake tensors have a `ShapeEnv` so that inductor keeps graphs on disk; no shape may depend on data.
 """

@@ -190,7 +190,8 @@ def trace(recurrence: Recurrence, steps: int, *, decompose: bool) -> Traced:
         reached = [_leaves_of(results[i]) for i in tangents]
         ends = [results[i] for i in tangents]
         function, copying = (partial(_run_with_own, run, each) for each in (shared, frozenset(range(carried))))
-        graph = joint_graph(function, copying, fakes, ends, recurrence, decompose=decompose, look=look)
+        own = [number for number in range(carried) if number not in shared]
+        graph = joint_graph(function, copying, own, fakes, ends, recurrence, decompose=decompose, look=look)
     _mark(primals_and_tangents(graph.graph)[0], recurrence, slots)
     grads: Any = graph.graph.output_node().args[0][len(results) :]  # type: ignore[index]
     inputs_with_grad = tuple(i for i, grad in enumerate(grads) if grad is not None)

@@ -9,7 +9,7 @@ that nobody needs memory for. An operator's ``_schema`` names its operands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from reroll.errors import CaptureError
 from reroll.graph.effects import spelled
 from reroll.graph.inplace import out_of_place
+from reroll.graph.memory import viewed
 from reroll.graph.private import CHECK, Watching, is_higher_order, is_mutable, is_overload
 from reroll.recurrence import Recurrence
 from reroll.segment.joint.cells import PARTS
@@ -36,6 +37,7 @@ _SEEN_THROUGH = {"autograd_function_apply"}  # it runs its functions before mode
 def joint_graph(
     function: Function,
     copying: Function,
+    own: Iterable[int],
     primals: list[Tensor],
     ends: Sequence[Tensor],
     recurrence: Recurrence,
@@ -46,9 +48,10 @@ def joint_graph(
     """Results of a function of fake ``primals``, then the gradient of each primal, None where there is none.
 
     function: some steps of ``recurrence``; no result shares memory with a primal. copying: the same, whose carries are
-    copies, for where it has to be made functional: AOTAutograd takes no result that is a view. ends: those of its
-    results that have gradients, of which the graph takes the tangents behind the primals; without any it is the forward
-    alone. decompose: into what inductor knows. look: what was seen in a run of the function. Raises CaptureError.
+    copies, for where it has to be made functional: AOTAutograd takes no result that is a view. own: carries, by number,
+    that no copy is needed of. ends: those of its results that have gradients, of which the graph takes the tangents
+    behind the primals; without any it is the forward alone. decompose: into what inductor knows. look: what was seen in
+    a run of the function. Raises CaptureError.
     """
     table, noted = _decompositions() if decompose else None, Noted(function) if look.checks else None
     try:
@@ -60,7 +63,7 @@ def joint_graph(
                     noted or copying, tuple(primals), trace_joint=bool(ends), decompositions=table
                 )
                 assert isinstance(made, fx.GraphModule)
-                graph = made
+                graph = _hand_on(made, own)
     except RuntimeError as error:
         if "input mutations" in str(error):
             raise CaptureError(
@@ -79,6 +82,30 @@ def joint_graph(
     leave_out_seeds(graph.graph)
     graph.graph.eliminate_dead_code()
     return graph
+
+
+def _hand_on(module: fx.GraphModule, own: Iterable[int]) -> fx.GraphModule:
+    """Have a graph give results that it copies, by number, as what they are copies of, where that is memory which no
+    other result is: a tape that holds it has what is handed on."""
+    output = module.graph.output_node()
+    results: Any = list(output.args[0])  # type: ignore[arg-type]
+    for number in own:
+        made = _copied(results[number])
+        if made and made not in results:
+            results[number] = made
+    output.args = (tuple(results),)
+    return module
+
+
+def _copied(value: Any) -> fx.Node | None:
+    """What a value is a copy of in the same layout, if that is a result of an operation in memory of its own."""
+    if not (isinstance(value, fx.Node) and value.target is aten.clone.default):
+        return None
+    (made,) = value.all_input_nodes
+    while made.target is aten.detach.default:
+        (made,) = made.all_input_nodes
+    alike = made.meta["val"].stride() == value.meta["val"].stride()
+    return made if alike and made.op == "call_function" and viewed(made) is None else None
 
 
 def _check(graph: fx.Graph, noted: Noted | None, recurrence: Recurrence) -> None:

@@ -240,3 +240,30 @@ def test_attention_on_a_card_hands_on_states_of_a_generator_only_with_dropout(dr
     assert all((node.target is aten.full.default) is not bool(dropout) for node in states)
     assert [node.meta["val"].dtype for node in states] == [torch.int64] * 2
     assert all(node.meta["val"].fake_mode is mode for node in graph.graph.find_nodes(op="placeholder"))
+
+
+HANDED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "made": (torch.relu, "relu"),
+    "detached": (lambda h: torch.tanh(h).detach(), "tanh"),
+    "copied by the step": (lambda h: torch.tanh(h).clone(), "clone"),
+    "a view": (lambda h: torch.tanh(h).t(), "clone"),
+    "conjugated": (lambda h: torch.tanh(h).to(torch.complex64).conj(), "clone"),
+    "an input": (lambda h: h, "clone"),
+    "another result": (torch.sin, "clone"),
+}
+
+
+@pytest.mark.parametrize("name", HANDED)
+def test_a_copy_is_given_only_of_what_is_not_memory_of_its_own(name: str) -> None:
+    function, expected = HANDED[name]
+
+    def step(h_HH: Tensor) -> tuple[Tensor, ...]:
+        made = function(h_HH)
+        return made.clone(memory_format=torch.contiguous_format), made if name == "another result" else h_HH * 2
+
+    half: Any = make_fx(step, tracing_mode="fake")(torch.randn(H, H))
+    before = half(value := torch.randn(H, H))
+    joint._hand_on(half, [0])
+    given = half.graph.output_node().args[0][0]
+    assert str(given.target).split(".")[1] == expected
+    assert torch.equal(half(value)[0], before[0])
