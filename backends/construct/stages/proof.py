@@ -75,8 +75,8 @@ class Proof:
     made: gives the program that is proved, once, and the plans of its loops. other: why gradients are not to be plain
     autograd's, if so. rounding: how far off a value may be that loops make. plain: bytes that torch is predicted to
     hold for one step; spills: whether that is more than there is, so that its tape goes to a disk in ``folder``.
-    compiled: the loops whose segments are, of which the eager ones are proved, and these are tried beside. missed: why nothing was
-    compared yet. noise: draws what is added to leaves in a run of torch's that says how far rounding goes.
+    compiled: the loops whose segments are, of which the eager ones are proved, and these are tried beside. missed: why
+    nothing was compared yet. noise: draws what is added to leaves in a run of torch's that says how far rounding goes.
     """
 
     how: str = "never"
