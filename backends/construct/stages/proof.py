@@ -42,7 +42,7 @@ from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.backends.tiers.available import free_bytes, free_disk
 from reroll.backends.tiers.device import home_of
 from reroll.backends.tiers.spill_file import SpillFile, spill_folder
-from reroll.errors import ProofError
+from reroll.errors import BudgetError, ProofError, is_shortage
 from reroll.graph.nested import places_of
 from reroll.graph.private import any_autocast, saved_as_it_is, storage_id
 from reroll.passes import DEFAULT_PASSES
@@ -135,7 +135,27 @@ class Proof:
         return f"{told}; {found.segments}" if found.segments else told
 
     def prove(self, reference: Callable[[], Seen], program: Callable[[Run], Seen]) -> None:
-        """Compare what torch and the program show of a call. Raises ProofError at what differs first."""
+        """Compare what torch and the program show of a call. Raises ProofError at what differs first. Where memory does
+        not suffice for both, the call goes on without a proof."""
+        try:
+            self._prove(reference, program)
+        except ProofError:
+            raise
+        except BudgetError:
+            self._leave("eager segments, which are what is proved, do not meet the budget")
+        except (RuntimeError, MemoryError) as error:
+            if not is_shortage(error):
+                raise
+            self._leave("memory ran out in the run of the plain model beside it")
+
+    def _leave(self, why: str) -> None:
+        """Nothing is proved, at this call or, with ``proof="first"``, at any."""
+        self.missed = why
+        LOG.info("not proved at %s: %s", self.where, why)
+        if self.how == "first":
+            self.how, self.made, self.compiled = "never", None, ()
+
+    def _prove(self, reference: Callable[[], Seen], program: Callable[[Run], Seen]) -> None:
         assert self.made is not None, "nothing is due without a program"
         start = time.process_time()
         plans, run = self.made()

@@ -266,3 +266,28 @@ def test_a_decision_may_fall_the_other_way_within_rounding(
     else:
         with pytest.raises(reroll.ProofError, match=r"result.*: .* off"):
             through(door, model)(x_TB)
+
+
+@pytest.mark.parametrize("door", ["compile", "backend"])
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("no memory"), reroll.BudgetError("none")], ids=["memory", "budget"]
+)
+def test_a_call_goes_on_where_there_is_no_room_for_a_proof(
+    door: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the second call is not tried again, and nothing has changed."""
+    random.seed(0)
+    expected, seen, tried = step(door, proof="never"), Proof.seen, list[None]()
+
+    def short(proof: Proof, run: Any, leaves: Any, kept: Any) -> Any:
+        seen(proof, run, leaves, kept)
+        tried.append(None)
+        raise error
+
+    monkeypatch.setattr(Proof, "seen", short)
+    random.seed(0)
+    assert all(torch.equal(a, b) for a, b in zip(step(door), expected, strict=True))
+    model, x = made()
+    run = through(door, model)
+    run(x), run(x)
+    assert len(tried) == 2, "once for each model"
