@@ -349,7 +349,7 @@ class Entry:
 
 def _begin(running: Running, family: Family, graph: Graph) -> None:
     """A call begins, unless its program has to be proved first."""
-    if graph.proof.due and not running.proved:
+    if not running.proved and family.proves(graph):
         raise Unwound(Unproved(graph))
     family.takeover.note(graph.built)
 

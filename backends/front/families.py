@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from reroll.backends.construct.kernels import Kernels, Results, check_policy, compile_kernels, suited
-from reroll.backends.construct.plan import Built
 from reroll.backends.construct.replan import Plans
 from reroll.backends.construct.share import KernelsOf, compile_usual, fitting_all
 from reroll.backends.construct.stages.proof import Proof, eager
@@ -56,7 +55,7 @@ class Family:
         self.kernels: OrderedDict[Any, Kernels] = OrderedDict()
         self.said = False
         self.segments = dict[tuple[int, int, str], int]()
-        self.proofs, self.segments_proved = 0, set[tuple[str, int]]()
+        self.called, self.proofs = 0, dict[tuple[str, int], Proof]()
         self.programs: OrderedDict[Observed, tuple[Graph, tuple[int | None, ...]]] = OrderedDict()
 
     @property
@@ -162,18 +161,23 @@ class Family:
             return apart.plans, apart.run
 
         plain = cache(partial(continued, self.pattern.lengths, self.modules, instance.length))
-        proof = Proof.of(plans.built, options, proved) if self._proves(plans.built, options) else Proof(missed=_LIKE)
+        proof = Proof.of(plans.built, options, proved)
         return Graph(module, module, plans, "", "", self.notes, tokens, plain, proof)
 
-    def _proves(self, built: Sequence[Built], options: Options) -> bool:
-        """Whether a program is proved: each with a segment that was not, and of the others the second, the fourth, the
-        eighth, as sequences may be of as many lengths as there are."""
-        if options.proof != "first":
-            return options.proof == "always"
-        segments = {(each.name, length) for each in built for length in each.executable.compiled.segments}
-        fresh, self.proofs = not segments <= self.segments_proved, self.proofs + 1
-        self.segments_proved |= segments
-        return fresh or not self.proofs & (self.proofs - 1)
+    def proves(self, graph: Graph) -> bool:
+        """Whether a program is proved at its first call, which begins: each with a segment that was not, and of the
+        others the second, the fourth, the eighth, as sequences may be of as many lengths as there are."""
+        proof = graph.proof
+        if not proof.due or proof.how == "always":
+            return proof.due
+        self.called += 1
+        segments = {(each.name, length) for each in graph.built for length in each.executable.compiled.segments}
+        fresh = {each for each in segments if each not in self.proofs or self.proofs[each].proved is None}
+        if not fresh and self.called & (self.called - 1):
+            proof.how, proof.missed = "never", _LIKE
+            return False
+        self.proofs |= dict.fromkeys(fresh, proof)
+        return True
 
     def _of_one_length(self, at: int, recurrence: Recurrence, options: Options) -> Recurrence:
         """A loop whose segments are as long as for the first number of steps, of those that have one usual length."""

@@ -371,5 +371,6 @@ def test_it_says_what_was_proved(door: str) -> None:
     assert f"proved: {report.proved}" in re.sub(r"\s+", " ", report.text())
     assert report.to_json()["proved"] == report.proved
     with torch.no_grad():
+        run = made()
         run(x[:9])
         assert "values, as no gradients are taken" in reroll.explain(run, x[:9]).proved

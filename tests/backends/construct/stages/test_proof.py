@@ -291,3 +291,21 @@ def test_a_call_goes_on_where_there_is_no_room_for_a_proof(
     run = through(door, model)
     run(x), run(x)
     assert len(tried) == 2, "once for each model"
+
+
+def test_of_many_lengths_those_with_new_segments_are_proved_and_ever_fewer_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is only explained counts as nothing."""
+    model, _ = made()
+    run, found, lengths = (
+        through("compile", model, segment=4, schedule="standard", chunk=4),
+        proofs(monkeypatch),
+        list[int](),
+    )
+    reroll.explain(run, torch.randn(11, 2, 4, dtype=torch.float64))
+    for length in (12, 16, 20, 24, 28, 14, 32):
+        before = len(found)
+        run(torch.randn(length, 2, 4, dtype=torch.float64))
+        lengths += [length] * (len(found) - before)
+    assert lengths == [12, 16, 24, 14]
