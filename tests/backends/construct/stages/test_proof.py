@@ -61,7 +61,7 @@ def through(door: str, model: nn.Module, **how: Any) -> Callable[..., Any]:
     """A model through a door, by eager lowering unless said otherwise."""
     how = {"lowering": "eager", "proof": "first", **how}
     if door == "compile":
-        compiled: Callable[..., Any] = reroll.compile(model, time_dim=0, **how)
+        compiled: Callable[..., Any] = reroll.compile(model, **{"time_dim": 0, **how})
         return compiled
     torch._dynamo.reset()
     return torch.compile(model, backend="reroll", options=how)
@@ -297,15 +297,12 @@ def test_of_many_lengths_those_with_new_segments_are_proved_and_ever_fewer_other
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is only explained counts as nothing."""
-    model, _ = made()
-    run, found, lengths = (
-        through("compile", model, segment=4, schedule="standard", chunk=4),
-        proofs(monkeypatch),
-        list[int](),
-    )
-    reroll.explain(run, torch.randn(11, 2, 4, dtype=torch.float64))
-    for length in (13, 17, 21, 25, 29, 14, 33):
+    run = through("compile", Stateful(), time_dim={"x_TBI": 0}, segment=4, schedule="standard", chunk=4)
+    found, lengths = proofs(monkeypatch), list[int]()
+    state = torch.zeros(2, 4, requires_grad=True)
+    reroll.explain(run, torch.randn(11, 2, 4), state)
+    for length in (12, 16, 20, 24, 28, 14, 32):
         before = len(found)
-        run(torch.randn(length, 2, 4, dtype=torch.float64))
+        run(torch.randn(length, 2, 4), state)
         lengths += [length] * (len(found) - before)
-    assert lengths == [13, 17, 25, 14]
+    assert lengths == [12, 16, 24, 14]
