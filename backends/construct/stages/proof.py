@@ -44,7 +44,7 @@ from reroll.backends.tiers.device import home_of
 from reroll.backends.tiers.spill_file import SpillFile, spill_folder
 from reroll.errors import BudgetError, ProofError, is_shortage
 from reroll.graph.nested import places_of
-from reroll.graph.private import any_autocast, saved_as_it_is, storage_id
+from reroll.graph.private import saved_as_it_is, storage_id
 from reroll.passes import DEFAULT_PASSES
 from reroll.planning.options import Options, parse_budget
 
@@ -101,7 +101,7 @@ class Proof:
             LOG.info("nothing is proved where there are several processes")
             return cls(missed="there are several processes")
         budget, plain = parse_budget(options.memory_budget), max(map(_plain_peak, built))
-        rounding = SHORT if any_autocast() else rounding_of(each.executable.recurrence for each in built)
+        rounding = rounding_of(each.executable.recurrence for each in built)
         free = free_bytes(home_of(built[0].executable.recurrence.examples))
         bounds = [plain if free is None else int(SHARE * free)]
         bounds += [] if budget is None else [budget if isinstance(budget, int) else int(budget * plain)]

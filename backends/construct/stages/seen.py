@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from reroll.graph.nested import places_of, structure_of
+from reroll.graph.private import any_autocast
 from reroll.recurrence import Recurrence
 
 TOLERANCE = {torch.float64: 1e-10, torch.complex128: 1e-10, torch.float32: 1e-4, torch.complex64: 1e-4}
@@ -97,9 +98,11 @@ def _has_gaps(layout: Layout) -> bool:
 
 def rounding_of(recurrences: Iterable[Recurrence]) -> float:
     """The largest difference that rounding explains of what loops make: of their coarsest numbers, as what is made of
-    these is no more exact, whatever its dtype."""
-    found = 0.0
+    these is no more exact, whatever its dtype. Autocast rounds inside of torch's cells, too."""
+    found = SHORT if any_autocast() else 0.0
     for each in recurrences:
+        if any(enabled for _, _, enabled, _ in each.autocast):
+            found = SHORT
         values = (node.meta.get("example_value") for node in each.step.graph.nodes)
         dtypes = {value.dtype for value in (*values, *each.examples) if isinstance(value, Tensor)}
         floats = (dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex)
