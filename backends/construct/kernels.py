@@ -21,6 +21,7 @@ from reroll.backends.processes.together import groups_of
 from reroll.backends.progress import progress
 from reroll.backends.runtime.executable import Compiled, Executable
 from reroll.backends.runtime.recordings import Graphs
+from reroll.backends.runtime.run import as_traced
 from reroll.backends.tiers.device import background_of, home_of
 from reroll.graph.editing import module_content
 from reroll.graph.names import names_of, show_names
@@ -138,7 +139,7 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
         once=once,
     )
     told = progress(f"compiling segments of {' and '.join(map(str, lengths))} steps of the loop at {recurrence.where}")
-    with told, refused_by_inductor(f"a segment of the loop at {recurrence.where}"):
+    with told, refused_by_inductor(f"a segment of the loop at {recurrence.where}"), as_traced(recurrence.examples):
         segments = {k: lowered(each) for k, each in traced.items()}
     compiled = Compiled(segments, watch, once, Graphs(device, recurrence.where, traced[lengths[0]].random))
     return Kernels(traced[lengths[0]], compiled, context, captured, recurrence.step, replay, replaying)

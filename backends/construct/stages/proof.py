@@ -313,12 +313,12 @@ def shown_by(run: Run, args: Mapping[str, Any], written: Collection[str], proof:
     ``plainly``: torch runs it, whose tape is the proof's to keep.
     """
     named = {name: _apart(each, name in written) for name, each in args.items()}
-    given = list(named.values())
+    given = {name: each.clone() if name in written and each.requires_grad else each for name, each in named.items()}
     tensors = {each: name for name, each in named.items() if isinstance(each, Tensor)}
     leaves = {each: name for each, name in tensors.items() if each.requires_grad}
     with random_numbers_kept():
-        seen = proof.seen(lambda: tuple(run(*given)), leaves, tensors if plainly else None)
-    seen.tensors.update({f"afterwards {name}": named[name].detach() for name in written})
+        seen = proof.seen(lambda: tuple(run(*given.values())), leaves, tensors if plainly else None)
+    seen.tensors.update({f"afterwards {name}": given[name].detach() for name in written})
     return seen
 
 
