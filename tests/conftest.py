@@ -16,6 +16,7 @@ import torch._dynamo.guards
 import walks
 from reroll.backends.codecs.codec import CODECS
 from reroll.backends.construct import kernels
+from reroll.backends.construct.stages.proof import Proof
 from reroll.backends.construct.stages.trial import Trial
 from reroll.backends.runtime.executable import Executable
 from reroll.backends.tiers.tier import TIERS
@@ -104,10 +105,11 @@ def _proved(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if not UNPROVED.isdisjoint(request.path.parts):
         request.getfixturevalue("unproved")
 
-    def fail(_: Trial, error: Exception) -> None:
-        raise AssertionError("compiled segments could not be tried") from error
+    def fail(_: Any, error: Exception) -> None:
+        raise error
 
     monkeypatch.setattr(Trial, "_fail", fail)
+    monkeypatch.setattr(Proof, "_fail", fail)
 
 
 @pytest.fixture(autouse=True)

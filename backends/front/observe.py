@@ -38,7 +38,7 @@ from reroll.capture.steps.runs import LONGEST_PERIOD
 from reroll.errors import LengthError, OptionError, UnsupportedError
 from reroll.graph.lines import line_that_changes, user_line
 from reroll.graph.nested import Place, leaves_of, places_of, tensors_of, with_leaves
-from reroll.graph.private import is_higher_order, parametrized_anew, storage_id, version_of
+from reroll.graph.private import is_higher_order, parametrized_anew, parametrized_once, storage_id, version_of
 
 SHORT = ((6, 7, 9), (16, 17, 19), (32, 33, 35))
 FEWEST = 8  # steps of a sequence that can show a pattern by itself
@@ -591,8 +591,10 @@ def shown_by(
 
 
 def holds_history(model: Callable[..., Any]) -> bool:
-    """Whether a model holds a tensor whose gradient would go on to what it was made of."""
-    return any(has_history(value) for value, _, _ in State.of(model, parameters=False, values=False).tensors)
+    """Whether a model holds a tensor whose gradient would go on to what it was made of, or torch holds one for it."""
+    return parametrized_once() or any(
+        has_history(value) for value, _, _ in State.of(model, parameters=False, values=False).tensors
+    )
 
 
 def named_tensors(model: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -67,6 +67,13 @@ def parametrized_anew() -> Iterator[None]:
         parametrize._cache = before
 
 
+def parametrized_once() -> bool:
+    """Whether ``torch.nn.utils.parametrize.cached()`` is on: weights that are made are kept, with their history."""
+    from torch.nn.utils import parametrize
+
+    return bool(parametrize._cache_enabled)
+
+
 def is_overload(target: Any) -> bool:
     """Whether a call's target is an operator of ``torch.ops`` with a schema."""
     return isinstance(target, torch._ops.OpOverload)

@@ -135,18 +135,24 @@ class Proof:
         return f"{told}; {found.segments}" if found.segments else told
 
     def prove(self, reference: Callable[[], Seen], program: Callable[[Run], Seen]) -> None:
-        """Compare what torch and the program show of a call. Raises ProofError at what differs first. Where memory does
-        not suffice for both, the call goes on without a proof."""
+        """Compare what torch and the program show of a call. Raises ProofError at what differs first. Where both cannot
+        be run, as memory does not suffice, the call goes on without a proof, and raises what it raises."""
         try:
             self._prove(reference, program)
         except ProofError:
             raise
         except BudgetError:
             self._leave("eager segments, which are what is proved, do not meet the budget")
-        except (RuntimeError, MemoryError) as error:
-            if not is_shortage(error):
-                raise
-            self._leave("memory ran out in the run of the plain model beside it")
+        except Exception as error:  # noqa: BLE001  # of runs beside the call
+            if is_shortage(error):
+                self._leave("memory ran out in the run of the plain model beside it")
+            else:
+                self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """A run beside the call raised an error."""
+        LOG.debug("nothing is proved", exc_info=True)
+        self._leave(f"{type(error).__name__}: {error}")
 
     def _leave(self, why: str) -> None:
         """Nothing is proved, at this call or, with ``proof="first"``, at any."""

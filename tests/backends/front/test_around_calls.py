@@ -102,6 +102,7 @@ def test_transforms_in_a_step_are_refused_by_name() -> None:
         reroll.compile(run, time_dim={"x": 0}, **EAGER)(*args)
 
 
+@pytest.mark.usefixtures("unproved")
 @pytest.mark.parametrize(
     "transformed",
     [
