@@ -349,14 +349,7 @@ class Caller:
                 "The model has no operation that Dynamo sees, so there is nothing to compile. Use it as it is."
             )
         self.again.note(call.length, running.held, looked=running.looked)
-        result = outputs(running.returned, running)
-        running.returned = None
-        if any(lent() is not None for lent in running.lent):
-            raise LengthError(
-                "The model keeps the value of a single step in an attribute, a global or another object, where only "
-                "what a short trace had can be put. Return it instead, and set anew what was changed."
-            )
-        return result
+        return _result(running)
 
     def _say_short(self, call: Call) -> None:
         """Warn, once, that a sequence of more than a few steps is run by torch. Raises LengthError where gradients
@@ -501,7 +494,7 @@ class Caller:
             alike = Running(running.front, call, observed=observed, steps=running.steps, proving=run)
             outcome = alike.attempt()
             assert isinstance(outcome, Ran), f"what is proved runs as it will, but {outcome}"
-            return outputs(alike.returned, alike)
+            return _result(alike)
 
         assert observed is not None
         untouched = frozenset() if observed.pattern.changes_inputs else frozenset(call.dims)
@@ -642,3 +635,15 @@ class AnyLengthModule(CompiledModule):
         time, options, dynamic = state.pop("_compiled_with")
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._set_caller(time, options, dynamic)
+
+
+def _result(running: Running) -> Any:
+    """What a run has returned, as the model would. Raises LengthError where the model keeps a part of it."""
+    result = outputs(running.returned, running)
+    running.returned = None
+    if any(lent() is not None for lent in running.lent):
+        raise LengthError(
+            "The model keeps the value of a single step in an attribute, a global or another object, where only "
+            "what a short trace had can be put. Return it instead, and set anew what was changed."
+        )
+    return result
