@@ -493,7 +493,10 @@ class Caller:
         def compiled(run: Callable[..., Any]) -> Any:
             alike = Running(running.front, call, observed=observed, steps=running.steps, proving=run)
             outcome = alike.attempt()
-            assert isinstance(outcome, Ran), f"what is proved runs as it will, but {outcome}"
+            if not isinstance(outcome, Ran):
+                raise UnsupportedError(
+                    "Dynamo reads the model anew for copies of the inputs, such as of expanded ones."
+                )
             return _result(alike)
 
         assert observed is not None

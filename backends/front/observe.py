@@ -231,7 +231,7 @@ def probe(
     lengths: Sequence[int],
     free: tuple[str, ...],
     multiple: int,
-    spent: Counter[str],
+    spent: Counter[str] | None = None,
 ) -> Pattern:
     """The pattern of runs at short lengths, as ``find_pattern`` finds it. Raises LengthError if there is none.
 
@@ -239,6 +239,7 @@ def probe(
     """
     palette: dict[Any, int] = {}
     traces, changes = [], False
+    spent = Counter() if spent is None else spent
     for length in lengths:
         try:
             trace, changed = _traced(model, call, length, palette)

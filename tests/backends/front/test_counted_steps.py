@@ -285,6 +285,7 @@ class Sequence(nn.Module):
         return h
 
 
+@pytest.mark.usefixtures("unproved")  # copies for a proof lie in another way
 @pytest.mark.variants(4)
 @pytest.mark.filterwarnings("ignore:Dynamo cannot read")
 @pytest.mark.parametrize("lowering", ["eager", pytest.param("inductor", marks=pytest.mark.inductor)])
