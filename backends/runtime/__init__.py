@@ -6,7 +6,7 @@ Nouns: Run, Executable, Compiled, Carry, Tape, Kept, Stored, Reloaded, CudaGraph
 Mind: There is one forward kernel per segment length. First run, re-run and taping call it, so decisions are
     bit-identical by construction. A second, tape-free forward would be faster to run and wrong to trust.
     Carries at borders are contiguous, and operands are laid out as segments were compiled for (`node.conform`).
-    Operands that no incoming gradient reaches get None (`gradients.Routes.live_operands`). No gradient that is given is
+    Operands that no incoming gradient reaches get None (`Executable.live_operands`). No gradient that is given is
     memory of an incoming one: autograd would take it for a leaf's own, and add to the user's (`run._apart`).
     A backward that torch runs node by node hands gradients over while it runs (`gradients._Taking`): what is its own
     memory becomes the sum, and is written to from then on. Recorded and compiled ones give all at their end.

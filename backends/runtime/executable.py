@@ -173,6 +173,7 @@ class Executable:
     clock: Clock = field(default_factory=Clock)
     onlookers: list[Callable[[int, int, Sequence[Tensor], Sequence[Tensor]], None]] = field(default_factory=list)
     _numbers: list[Mapping[int, Tensor]] = field(default_factory=list, init=False)
+    _live: dict[frozenset[int], frozenset[int]] = field(default_factory=dict, init=False)
 
     @property
     def numbers(self) -> Mapping[int, Tensor]:
@@ -251,6 +252,20 @@ class Executable:
         """The gradients of carries at a step, without those that are cut there."""
         cut = self.cuts.at(start) if self.cuts else ()
         return [None if carry in cut else grad for carry, grad in enumerate(grads)]
+
+    def live_operands(self, grads: Sequence[Tensor | None]) -> frozenset[int]:
+        """Operands that gradients of the outputs reach, segment by segment: what a carry reaches may change from one to
+        the next. The others get none, as in eager, rather than one of zeros."""
+        given = frozenset(index for index, grad in enumerate(grads) if grad is not None)
+        if given not in self._live:
+            carried = len(self.recurrence.carries)
+            carries, rows, found = given.intersection(range(carried)), given.difference(range(carried)), set[int]()
+            for steps in reversed(self.lengths(0, self.recurrence.steps)):
+                reached, operands = self.routes[steps].reach(carries | rows)
+                carries = frozenset(reached)
+                found |= operands
+            self._live[given] = frozenset(found) | carries
+        return self._live[given]
 
     def empty_outputs(self) -> list[Tensor]:
         """Buffers for the stacked outputs, of the shapes that the first segment gives."""

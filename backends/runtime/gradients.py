@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -62,14 +62,12 @@ class Routes:
             places={**dict(slices), **{number: (x, offset) for number, x, offset in items}, **dict(constants)},
         )
 
-    def live_operands(self, grads: Sequence[Tensor | None]) -> set[int]:
-        """Operands that gradients of the outputs reach. The others get none, as in eager, rather than one of zeros."""
-        outputs = {index for index, grad in enumerate(grads) if grad is not None}
-        grown = True
-        while grown:  # a carry that is reached is an output of the segment before
-            carried = {carry for carry, ends in enumerate(self.reached) if ends & outputs}
-            grown, outputs = not carried <= outputs, outputs | carried
-        return {operand for operands, ends in self.sources.items() if ends & outputs for operand in operands}
+    def reach(self, outputs: Collection[int]) -> tuple[set[int], set[int]]:
+        """The carries before a segment that gradients of some of its outputs reach, and what they reach of the operands
+        that it reads."""
+        carries = {carry for carry, ends in enumerate(self.reached) if not ends.isdisjoint(outputs)}
+        found = {each for operands, ends in self.sources.items() if not ends.isdisjoint(outputs) for each in operands}
+        return carries, found.difference(range(len(self.carries)))
 
 
 def _reads(recurrence: Recurrence) -> Counter[int]:

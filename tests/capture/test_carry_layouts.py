@@ -108,6 +108,26 @@ def test_layouts_are_those_of_the_users_program(loop: Loop, transposed: bool) ->
         assert reroll.explain(model, *values).loops
 
 
+@pytest.mark.parametrize("segment", [1, 2, 3, 4])
+@pytest.mark.parametrize("steps", [8, 9, 10])
+@pytest.mark.parametrize("given", [(0,), (1,), (0, 1)])
+def test_what_a_gradient_reaches_is_followed_from_segment_to_segment(
+    segment: int, steps: int, given: tuple[int, ...]
+) -> None:
+    """Two states in turn: in segments of two steps neither reaches the other, in those of one it reaches that alone."""
+    x, w, h = inputs(False)
+    x = x[:1].detach().repeat(steps, 1, 1).requires_grad_()
+    torch.compiler.reset()
+    options = {"lowering": "eager", "segment": segment, "schedule": "store_all"}
+    found = []
+    for run in (masked_delay, torch.compile(masked_delay, backend="reroll", options=options)):
+        torch.manual_seed(1)
+        results = run(x, w, h)
+        found.append(torch.autograd.grad([results[each].sin().sum() for each in given], [x, w, h]))
+    for mine, plain in zip(*found, strict=True):
+        torch.testing.assert_close(mine, plain)
+
+
 def flipping_masked(x: Tensor, w: Tensor, h: Tensor) -> Tensor:
     h = h @ h.t()
     for t in range(x.shape[0]):
