@@ -15,6 +15,7 @@ from reroll.schedules.problem import Problem
 STAGES: tuple[On, ...] = ("step", "half", "program")
 
 
+@pytest.mark.usefixtures("unproved")  # eager segments are what is proved
 @pytest.mark.usefixtures("fresh_registry")
 @pytest.mark.parametrize("lowering", ["eager", pytest.param("inductor", marks=pytest.mark.inductor)])
 def test_every_stage_sees_how_segments_run(lowering: str) -> None:

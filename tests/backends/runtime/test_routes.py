@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, fx
 
 from reroll.backends.inductor.lower import Given, Segment
+from reroll.backends.runtime.executable import Executable
 from reroll.backends.runtime.gradients import Gradients, Routes
 from reroll.recurrence import Items
 from reroll.segment.factors import Product
@@ -79,7 +82,7 @@ def test_what_is_given_by_its_factors_has_no_other_route() -> None:
     product = Product(left=2, right=3)
     made = routes((X, W), products={1: product})
     assert (made.slices, made.constants, made.products) == (((0, ROWS),), (), ((WEIGHT, product),))
-    assert made.live_operands((None, None, torch.ones(()))) == {SEQUENCE, WEIGHT}
+    assert alive_of(made, (Y,)) == {SEQUENCE, WEIGHT}
 
 
 def added(made: Routes, *backwards: tuple[int, Sequence[Tensor | None]]) -> tuple[Gradients, list[list[Tensor | None]]]:
@@ -126,6 +129,14 @@ def test_a_product_is_formed_where_it_is_added() -> None:
     torch.testing.assert_close(found.pop(WEIGHT), 2 * left @ right)
 
 
+def alive_of(made: Routes, given: Sequence[int]) -> Collection[int]:
+    """The operands that gradients of some outputs reach through four segments of two steps."""
+    recurrence = SimpleNamespace(carries=made.carries, steps=8)
+    executable: Any = SimpleNamespace(_live={}, recurrence=recurrence, lengths=lambda *_: [2] * 4, routes={2: made})
+    grads = [torch.ones(()) if output in given else None for output in (LAST_H, LAST_C, Y)]
+    return Executable.live_operands(executable, grads)
+
+
 REACHES = {H: (LAST_C,), C: (Y,), X: (LAST_H,), FIRST: (), SECOND: (LAST_C,), W: (Y,)}
 """The output reads the second carry alone, that one the first and an item, and that one the rows."""
 
@@ -135,23 +146,21 @@ REACHES = {H: (LAST_C,), C: (Y,), X: (LAST_H,), FIRST: (), SECOND: (LAST_C,), W:
     [
         ((), set()),
         ((LAST_H,), {SEQUENCE}),
-        ((LAST_C,), {0, SEQUENCE, *ITEMS}),  # the rows through the first carry
+        ((LAST_C,), {SEQUENCE, *ITEMS}),  # the rows through the first carry, of the segment before
         ((Y,), {0, 1, SEQUENCE, *ITEMS, WEIGHT}),  # and that one through the second
-        ((LAST_H, LAST_C), {0, SEQUENCE, *ITEMS}),
+        ((LAST_H, LAST_C), {SEQUENCE, *ITEMS}),
     ],
 )
 def test_the_operands_that_gradients_reach(given: Sequence[int], alive: set[int]) -> None:
-    made = routes(ALL, [REACHES[place] for place in ALL])
-    grads = [torch.ones(()) if output in given else None for output in (LAST_H, LAST_C, Y)]
-    assert made.live_operands(grads) == alive
+    assert alive_of(routes(ALL, [REACHES[place] for place in ALL]), given) == alive
 
 
 def test_numbers_are_no_operands() -> None:
-    assert routes((NUMBERS,)).live_operands((None, None, torch.ones(()))) == set()
+    assert alive_of(routes((NUMBERS,)), (Y,)) == set()
 
 
 def test_a_segment_without_gradients_reaches_nothing() -> None:
-    assert routes(()).live_operands([torch.ones(())] * 3) == set()
+    assert alive_of(routes(()), (LAST_H, LAST_C, Y)) == set()
 
 
 @pytest.mark.parametrize("places", [(0, 1), (0, 0)], ids=["once", "twice"])
