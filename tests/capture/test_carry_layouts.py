@@ -118,7 +118,7 @@ def test_what_a_gradient_reaches_is_followed_from_segment_to_segment(
     x, w, h = inputs(False)
     x = x[:1].detach().repeat(steps, 1, 1).requires_grad_()
     torch.compiler.reset()
-    options = {"lowering": "eager", "segment": segment, "schedule": "store_all"}
+    options: Any = {"lowering": "eager", "segment": segment, "schedule": "store_all"}
     found = []
     for run in (masked_delay, torch.compile(masked_delay, backend="reroll", options=options)):
         torch.manual_seed(1)
