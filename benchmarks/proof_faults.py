@@ -42,10 +42,10 @@ FAULTS: Mapping[str, Fault] = {
         f"{_GRADIENTS}:Gradients.collect", "in routes.carries]", "in routes.carries[::-1]]"
     ),
     "operands behind several steps have no gradient": Fault(
-        f"{_GRADIENTS}:Routes.live_operands", "grown, outputs =", "grown, outputs = False, outputs\n        _, _ ="
+        f"{_GRADIENTS}:Routes.reach", "carries = {carry", "carries = set() and {carry"
     ),
     "all operands have a gradient": Fault(
-        f"{_GRADIENTS}:Routes.live_operands", "if ends & outputs for operand in", "for operand in"
+        f"{_GRADIENTS}:Routes.reach", "if not ends.isdisjoint(outputs) for each in", "for each in"
     ),
     "a weight of one step has the gradient of another": Fault(
         f"{_GRADIENTS}:_Taking.take", "[self.start + offset]", "[self.start]"
