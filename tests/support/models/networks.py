@@ -78,3 +78,17 @@ class Half(nn.Module):
             for t in range(x.shape[0]):
                 h = torch.tanh(self.taken(x[t]) + self.back(h))
         return h.float()
+
+
+class Deciding(nn.Module):
+    """Each entry of a row decides what is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x_TB: Tensor) -> Tensor:
+        h_B = x_TB[0] * self.scale
+        for x_B in x_TB.unbind(0):
+            h_B = torch.where(x_B * self.scale > 0.3, 2.0, 0.5) + 0.1 * h_B.tanh() * x_B
+        return h_B

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import reroll
-from networks import Clip
+from networks import Clip, Deciding
 from reroll.backends.construct.stages.proof import Proof
 from reroll.backends.runtime.executable import Executable
 from reroll.backends.runtime.node import Rolled
@@ -229,20 +229,6 @@ def test_gradients_of_one_of_several_results_are_proved(monkeypatch: pytest.Monk
     monkeypatch.setattr(Executable, "live_operands", every)
     with pytest.raises(reroll.ProofError, match=r"other\.\w+ from the first result alone: float64 .* instead of None"):
         through("compile", Apart())(x)
-
-
-class Deciding(nn.Module):
-    """Each entry of a row decides what is added."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(()))
-
-    def forward(self, x_TB: Tensor) -> Tensor:
-        h_B = x_TB[0] * self.scale
-        for x_B in x_TB.unbind(0):
-            h_B = torch.where(x_B * self.scale > 0.3, 2.0, 0.5) + 0.1 * h_B.tanh() * x_B
-        return h_B
 
 
 @pytest.mark.parametrize("door", ["compile", "backend"])

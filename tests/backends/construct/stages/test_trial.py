@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import reroll
+from networks import Deciding
 from reroll.backends.construct.plan import Built
 from reroll.backends.construct.stages.trial import Trials
 from reroll.backends.dynamo.entry import Graph
@@ -173,21 +174,8 @@ def test_what_is_wrong_is_found(
 def test_a_decision_within_rounding_may_fall_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the operand of a relu is a rounding away from zero, compiled code may have it on the other side."""
 
-    class Edge(nn.Module):
-        """The first entry of each row is the threshold, but for rounding."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(()))
-
-        def forward(self, x_TB: Tensor) -> Tensor:
-            h_B = x_TB[0] * self.scale
-            for x_B in x_TB.unbind(0):
-                h_B = torch.where(x_B > 0.3, 2.0, 0.5) + 0.1 * h_B.tanh() * x_B
-            return h_B
-
     def one_way(value: float, allowed: bool) -> None:
-        monkeypatch.setitem(CASES, "edge", (Edge, (STEPS, 4)))
+        monkeypatch.setitem(CASES, "edge", (Deciding, (STEPS, 4)))
         monkeypatch.setattr(torch, "randn", partial_randn(value))
         trials = tried("edge", torch.float32, monkeypatch, off("forward", 0, decided))
         assert (not trials.differs) is allowed
