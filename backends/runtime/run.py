@@ -447,10 +447,10 @@ def _layouts_checked(where: str) -> Iterator[None]:
 
 @contextmanager
 def as_traced(operands: Sequence[Tensor]) -> Iterator[None]:
-    """Without autocast, on all devices of the operands: what it does is in the segments already. Torch has no more
-    threads than there are cores."""
+    """Without autocast, on all devices of the operands that have one (not `meta`): what it does is in the segments
+    already. Torch has no more threads than there are cores."""
     with ExitStack() as stack:
         stack.enter_context(no_more_threads_than_cores())
-        for kind in sorted({operand.device.type for operand in operands}):
+        for kind in filter(torch.amp.is_autocast_available, sorted({operand.device.type for operand in operands})):
             stack.enter_context(torch.autocast(kind, enabled=False))
         yield
