@@ -592,7 +592,49 @@ RANDOM = r"""
 - step: {n} = {m}[:, torch.randperm(H_)]
 """
 
+DELAYS = r"""
+- before: {a}, {b} = u * 0.5, u * 0.3
+  step: {n} = {m} + 0.5 * {b}
+  step: {b}, {a} = {a}, {n}
+  result: {b}
+- before: {a}, {b} = u * 0.5, h
+  step: {n} = {m} + 0.5 * {b}
+  step: {b}, {a} = {a}, {n}
+  result: {a}
+  result: {b}
+- before: {a}, {b} = torch.zeros_like(u), torch.zeros_like(u)
+  step: {n} = torch.tanh({m} - 0.3 * {b} @ self.w)
+  step: {b}, {a} = {a}, {n}
+  result: {b}
+- before: {q} = [u * 0.5, u * 0.3, u * 0.1]
+  step: {n} = 0.8 * {m} + 0.3 * {q}[0]
+  step: {q} = [*{q}[1:], {n}]
+  result: {q}[0]
+  result: {q}[2]
+- before: {q} = [u * 0.5, u * 0.3, self.v.expand_as(u)]
+  step: {n} = 0.8 * {m} + 0.3 * {q}[0]
+  step: {q} = [*{q}[1:], {n}]
+  result: {q}[1]
+- before: {a}, {b} = u * 0.5, u * 0.3
+  step: {a}, {b} = {b}, {a}
+  step: {n} = {m} + 0.2 * {a}
+  result: {a}
+  result: {b}
+- before: {a}, {b} = u * 0.5, u * 0.3
+  step: {n} = {m} + 0.2 * {b}
+  step: {a}, {b} = 0.5 * {a} + {n}, {a}
+  result: {b}
+- before: {a} = u * 0.5
+  step: {n} = {m} + 0.1 * {a}
+  step: {a} = x[t]
+  result: {a}
+- before: {a} = u * 0.5
+  step: {n}, {a} = {m} + 0.4 * {a}, {m} * 0.7
+  result: {a}
+"""
+
 TEXTS = {
+    "delays": DELAYS,
     "functions": FUNCTIONS,
     "containers": CONTAINERS,
     "numbers": NUMBERS,

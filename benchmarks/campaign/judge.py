@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+import random
 import re
 import signal
 import sys
@@ -23,13 +24,14 @@ from changed_networks import Mutant, network_of
 from programs import Program
 from rounding import with_digits
 from torch._dynamo.exc import TorchDynamoException
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 import reroll
 from reroll.backends.inductor.sizes.family import forget
 from reroll.backends.measure.check import Difference
+from reroll.backends.measure.plain import mean_squares
 from reroll.backends.runtime.node import Rolled
-from reroll.errors import RerollError, RerollWarning
+from reroll.errors import DifferenceError, IllegalProgramError, ProofError, RerollError, RerollWarning
 
 SECONDS = 180
 """After which a program counts as one that gave no answer."""
@@ -137,7 +139,7 @@ def outcome(differences: Callable[[], Sequence[object]], seconds: int = SECONDS)
         except NoAnswerError:
             return Verdict("no answer")
         except RerollError as error:
-            return Verdict("refused", first_line(error))
+            return Verdict(_refusal(error), first_line(error))
         except TorchDynamoException as error:
             kind = "raw" if type(error).__name__ in _OURS else "refused"
             return Verdict(kind, f"{type(error).__name__}: {first_line(error)}")
@@ -150,6 +152,13 @@ def outcome(differences: Callable[[], Sequence[object]], seconds: int = SECONDS)
     return Verdict("left", first_line(reasons[0])) if reasons else Verdict("equal")
 
 
+def _refusal(error: RerollError) -> str:
+    """What a refusal is: one of a proof says that a number is wrong, and one to be reported that nobody meant it."""
+    if isinstance(error, ProofError | DifferenceError):
+        return "wrong"
+    return "raw" if isinstance(error, IllegalProgramError) or "please report" in str(error) else "refused"
+
+
 def judge(program: Source, way: Way) -> Verdict:
     """What becomes of a program."""
     torch._dynamo.reset()
@@ -159,7 +168,19 @@ def judge(program: Source, way: Way) -> Verdict:
         module = loaded(program.source(), Path(folder) / f"program{program.seed}_{next(_JUDGED)}.py")
         net, (args, kwargs) = module.Net(), module.inputs()
         tolerance = SHORT if "float()" in program.source() else TOLERANCE
-        return _compared(net, partial(way.compiled, net), args, kwargs, tolerance)
+        return _compared(net, partial(way.compiled, net), args, kwargs, tolerance, loss=loss_of(program.seed))
+
+
+def loss_of(seed: int) -> Callable[[Any], torch.Tensor]:
+    """The loss of a seed: of all results, or of a part of them, as what a loss leaves out has no gradient."""
+    draw = random.Random(f"loss of {seed}")
+    part = draw.choice((slice(None), slice(None), slice(1), slice(-1, None), slice(1, None, 2)))
+
+    def loss(result: Any) -> torch.Tensor:
+        made = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor) and each.requires_grad]
+        return mean_squares(made[part] or made)
+
+    return loss
 
 
 def judge_calls(program: Source, way: Way) -> Verdict:
@@ -224,10 +245,12 @@ def _compared(
     kwargs: Mapping[str, Any],
     tolerance: float,
     others: Callable[[], Iterable[Difference]] = tuple,
+    loss: Callable[[Any], torch.Tensor] | None = None,
 ) -> Verdict:
     """What becomes of a model. others: what differs beside all that ``reroll.check`` sees."""
+    check = partial(reroll.check, loss=loss, measure=False)
     try:
-        plain = reroll.check(_Plain(net), *args, measure=False, **kwargs)
+        plain = check(_Plain(net), *args, **kwargs)
         assert plain.equal, "eager differs from itself"
     except Exception as error:  # the program is none  # noqa: BLE001
         return Verdict("invalid", first_line(error))
@@ -235,7 +258,7 @@ def _compared(
     found: list[Difference] = []
 
     def differences() -> Sequence[Difference]:
-        found.extend(reroll.check(compiled(), *args, measure=False, tolerance=tolerance, **kwargs).differences)
+        found.extend(check(compiled(), *args, tolerance=tolerance, **kwargs).differences)
         found[:0] = others()
         return found
 
@@ -244,7 +267,7 @@ def _compared(
         return Verdict("invalid", "inductor by itself gives no answer")
     if verdict.kind != "wrong":
         return verdict
-    left = with_digits(found, net, args, kwargs, tolerance, NUDGES[tolerance])
+    left = with_digits(found, partial(check, tolerance=tolerance), net, args, kwargs, NUDGES[tolerance])
     return Verdict("wrong", str(left[0])) if left else Verdict("invalid", f"eager has no such digits: {verdict.why}")
 
 

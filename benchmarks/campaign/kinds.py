@@ -263,7 +263,8 @@ UPDATES = (
 )
 GATHERED = ("torch.stack(out)", "torch.stack(out)", "torch.stack(out, 1)", "torch.cat(out)", "sum(out)", "out[-1]", "h")
 RETURNS = ("r", "(r, h)", "{'r': r, 'h': h}", "[r, h.mean()]", "(h, out)", "(h, r, out[-1])")
-USED = ("made", "made", "made", "made[:1]", "made[-1:]")
+USED = ("made", "made", "made", "made[:1]", "made[-1:]", "made[1::2] or made", "made[:-1] or made")
+"""What a loss is of: results that it leaves out have no gradient."""
 HELPERS = ("method", "method", "closure", "lambda", "nested")
 PARTS = ("init", "methods", "before", "step", "after", "between")
 

@@ -7,14 +7,13 @@ the condition of a program that can be compared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-import reroll
-from reroll.backends.measure.check import Difference
+from reroll.backends.measure.check import Check, Difference
 
 DRAWS = 4  # a comparison beside its threshold falls to either side
 LARGER = 10.0  # by so much a compiled difference may be larger than the largest that eager shows
@@ -22,13 +21,13 @@ LARGER = 10.0  # by so much a compiled difference may be larger than the largest
 
 def with_digits(
     found: Sequence[Difference],
+    check: Callable[..., Check],
     model: Any,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    tolerance: float,
     nudge: float,
 ) -> list[Difference]:
-    """The differences but those that eager shows, too, about as large, where its numbers move by ``nudge``.
+    """The differences of ``check`` but those that eager shows as large, where its numbers move by ``nudge``.
 
     What is no number remains. So does all of a model that eager cannot run on other numbers (an input whose entries
     share memory).
@@ -36,7 +35,7 @@ def with_digits(
     shown: dict[str, float] = {}
     for draw in range(DRAWS):
         try:
-            moved = reroll.check(_Moved(model, nudge, draw), *args, measure=False, tolerance=tolerance, **kwargs)
+            moved = check(_Moved(model, nudge, draw), *args, **kwargs)
         except RuntimeError:
             return list(found)
         for each in moved.differences:
