@@ -606,15 +606,15 @@ DELAYS = r"""
   step: {n} = torch.tanh({m} - 0.3 * {b} @ self.w)
   step: {b}, {a} = {a}, {n}
   result: {b}
-- before: {q} = [u * 0.5, u * 0.3, u * 0.1]
-  step: {n} = 0.8 * {m} + 0.3 * {q}[0]
-  step: {q} = [*{q}[1:], {n}]
-  result: {q}[0]
-  result: {q}[2]
-- before: {q} = [u * 0.5, u * 0.3, self.v.expand_as(u)]
-  step: {n} = 0.8 * {m} + 0.3 * {q}[0]
-  step: {q} = [*{q}[1:], {n}]
-  result: {q}[1]
+- before: {a} = [u * 0.5, u * 0.3, u * 0.1]
+  step: {n} = 0.8 * {m} + 0.3 * {a}[0]
+  step: {a} = [*{a}[1:], {n}]
+  result: {a}[0]
+  result: {a}[2]
+- before: {a} = [u * 0.5, u * 0.3, self.v.expand_as(u)]
+  step: {n} = 0.8 * {m} + 0.3 * {a}[0]
+  step: {a} = [*{a}[1:], {n}]
+  result: {a}[1]
 - before: {a}, {b} = u * 0.5, u * 0.3
   step: {a}, {b} = {b}, {a}
   step: {n} = {m} + 0.2 * {a}
