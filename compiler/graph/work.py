@@ -12,6 +12,8 @@ from reroll.graph.memory import result_nbytes
 
 aten = torch.ops.aten
 _FLOPS = 4.0  # of products, in the time in which a core moves a byte
+_BYTES = 5e9  # that a core moves in a second, about
+_OPERATION = 5e-6  # seconds in which torch begins one, about
 _ON_A_CPU = {  # attention of which torch counts the twin on other devices alone
     aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: aten._scaled_dot_product_flash_attention_backward,
@@ -24,6 +26,11 @@ def work(graph: fx.Graph) -> float:
     Values need examples (``val`` in their meta).
     """
     return sum(result_nbytes(node.meta.get("val")) + _flops(node) / _FLOPS for node in _calls(graph))
+
+
+def eager_seconds(graph: fx.Graph) -> float:
+    """About how long a core takes for a graph of which torch runs one operation at a time. Nothing is measured."""
+    return len(_calls(graph)) * _OPERATION + work(graph) / _BYTES
 
 
 def _calls(graph: fx.Graph) -> list[fx.Node]:

@@ -1,6 +1,9 @@
 """A program runs eager segments at first, and compiled ones take over at a training call that is fixed beforehand.
 
-The call before it tries them (``trial``): where they do not reproduce what eager ones give, those stay.
+That is when eager ones have run for about as long as compiling takes, which is never more than twice the best that could
+have been done. How long they run is read off their graphs, not measured, so that a script has its takeovers at the same
+calls whatever the machine does. The call before it tries the compiled ones (``trial``): where they do not reproduce what
+eager ones give, those stay.
 """
 
 from __future__ import annotations
@@ -8,23 +11,27 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import torch
 
+from reroll.backends.construct.kernels import Kernels
 from reroll.backends.construct.plan import Built
 from reroll.backends.construct.stages.proof import eager, not_reproduced
 from reroll.backends.construct.stages.trial import Trials
 from reroll.backends.inductor.written.ahead import Ahead
 from reroll.backends.tiers.device import home_of
 from reroll.errors import BudgetError, ProofError, RerollError, warn
+from reroll.graph.work import eager_seconds
 from reroll.planning.options import Options
 
 CALL = 9
-"""The training call at which compiled segments take over."""
+"""The first training call at which compiled segments may take over."""
+COMPILING = 16.0
+"""Seconds of eager training after which they do: about what it takes to compile them."""
 
-_AHEAD = 2  # the training call at which another process begins to compile them
+_AHEAD = 2, COMPILING / 4  # training calls and seconds after which another process begins to compile them
 _SETTLED = 3  # training calls after which the new times are told
 LOG = logging.getLogger(__name__)
 
@@ -44,18 +51,24 @@ Made = TypeVar("Made", bound=Program)
 class Takeover:
     """Which segments a program runs, eager or compiled ones.
 
-    options: the user's. training_calls: that have begun. compiled: whether compiled segments run. stays: eager ones do
-    for good, as no others could be made. before: seconds of a step of the loops by eager segments, at their last call.
-    prepare: makes the compiled segments, but for what is compiled; ``ahead`` compiles that. trials: of compiled
-    segments, once they are there; ``tried``: the program whose call tries them, and the one that may take over from it.
+    options: the user's. training_calls: that have begun. trained: seconds that their eager segments take, about, by
+    their graphs; ``lasting``: of a step, for each of their loops. compiled: whether compiled segments run. stays: eager
+    ones do for good, as no others could be made. before: seconds of a step of the loops by eager segments, at their
+    last call. prepare: makes the compiled segments, but for what is compiled; ``ahead`` compiles that, which is
+    ``begun`` once. trials: of
+    compiled segments, once they are there; ``tried``: the program whose call tries them, and the one that may take over
+    from it.
     """
 
     options: Options
     training_calls: int = 0
+    trained: float = 0.0
+    lasting: dict[Kernels, float] = field(default_factory=dict)
     compiled: bool = True
     stays: bool = False
     before: float | None = None
     prepare: Callable[[], object] | None = None
+    begun: bool = False
     ahead: Ahead | None = None
     trials: Trials | None = None
     tried: tuple[Any, Any] | None = None
@@ -69,7 +82,9 @@ class Takeover:
     def due(self) -> bool:
         """Whether compiled segments are tried at the next call, or take over."""
         last = CALL - 1 if self.trials is not None or self.options.proof == "never" else CALL - 2
-        return not self.compiled and not self.stays and self.training_calls >= last and torch.is_grad_enabled()
+        if self.compiled or self.stays or not torch.is_grad_enabled():
+            return False
+        return self.training_calls >= last and self.trained >= COMPILING
 
     @property
     def told(self) -> str:
@@ -130,24 +145,33 @@ class Takeover:
             return
         if not any(each.kernels.traced.tangents for each in built):
             return
-        if not self.compiled:
-            self.before = _seconds(built)
         self.training_calls += 1
         if not self.compiled:
+            self.before = _seconds(built)
+            self.trained += sum(map(self._lasts, built))
             self._compile_ahead(built)
         if self.compiled and self.training_calls == CALL + _SETTLED:
             self._tell(built)
+
+    def _lasts(self, built: Built) -> float:
+        """Seconds that a training call of a loop takes by eager segments, about."""
+        traced = built.kernels.traced
+        if built.kernels not in self.lasting:
+            self.lasting[built.kernels] = eager_seconds(traced.graph.graph) / traced.steps
+        return self.lasting[built.kernels] * built.executable.recurrence.steps
 
     def _compile_ahead(self, built: Sequence[Built]) -> None:
         """Have another process compile what will take over, for a CPU. Where that cannot be, the takeover does, and
         says why."""
         if any(home_of(each.executable.recurrence.examples).type != "cpu" for each in built):
             return
+        calls, seconds = _AHEAD
         with suppress(Exception):
-            if self.training_calls == _AHEAD and self.prepare is not None:
-                self.ahead = Ahead.begin(self.prepare)
-            elif self.ahead is not None:
+            if self.ahead is not None:
                 self.ahead.ask()
+            elif self.prepare is not None and not self.begun:
+                self.begun = self.training_calls >= calls and self.trained >= seconds
+                self.ahead = Ahead.begin(self.prepare) if self.begun else None
 
     def _tell(self, built: Sequence[Built]) -> None:
         now, where = _seconds(built), " and ".join(dict.fromkeys(each.executable.recurrence.where for each in built))

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 import reroll
 from reroll.backends.construct.stages import takeover
 from reroll.backends.construct.stages.proof import Proof
-from reroll.backends.construct.stages.takeover import CALL
+from reroll.backends.construct.stages.takeover import CALL, Takeover
 from reroll.backends.inductor import lower
 from reroll.errors import CompilerMissingError, RerollWarning
 from reroll.segment.trace import Traced
@@ -38,9 +38,10 @@ class Leaky(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other process compiles ahead, unless a test wants it."""
-    monkeypatch.setattr(takeover, "_AHEAD", 0)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled segments take over as soon as they may, and no other process compiles ahead."""
+    monkeypatch.setattr(takeover, "COMPILING", 0.0)
+    monkeypatch.setattr(takeover, "_AHEAD", (1 << 30, 0.0))
 
 
 def through(door: str, model: nn.Module, **how: Any) -> Callable[..., Any]:
@@ -100,6 +101,28 @@ def test_compiled_segments_take_over_at_that_call(door: str) -> None:
     assert all(map(torch.equal, found[:before], eager[:before]))
     for mine, other in zip(found[before:], eager[before:], strict=True):
         torch.testing.assert_close(mine, other)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_compiled_segments_come_when_eager_ones_have_run_as_long(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is a matter of the graphs: with calls twice as long it is half as many, at least the ninth."""
+
+    def calls_until(steps: int) -> int:
+        torch.manual_seed(0)
+        torch.compiler.reset()
+        model, due = Leaky(), mock.Mock(return_value=None)
+        run, calls = through(door, model, start="eager"), 0
+        with mock.patch.object(Takeover, "_following", due):
+            while not due.called:
+                run(torch.randn(2, steps, 3)).sum().backward()
+                calls += 1
+        return calls
+
+    monkeypatch.setattr(takeover, "COMPILING", 0.2)
+    short, long = calls_until(12), calls_until(24)
+    assert long == calls_until(24)
+    assert short > long > CALL
+    assert (short - 2) / (long - 2) == pytest.approx(2, abs=0.2)
 
 
 @pytest.mark.inductor

@@ -26,6 +26,13 @@ from reroll.errors import CompilerMissingError
 from reroll.segment.trace import Traced
 
 
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled segments take over as soon as they may, and are compiled ahead from the second training call on."""
+    monkeypatch.setattr(takeover, "COMPILING", 0.0)
+    monkeypatch.setattr(takeover, "_AHEAD", (2, 0.0))
+
+
 class Decaying(nn.Module):
     """A recurrence of one weight."""
 
@@ -117,7 +124,7 @@ def test_a_process_that_does_not_compile_changes_nothing(code: str, monkeypatch:
     with begin as begun:
         found = trained(CALL + 1, pause=0.01)
     assert begun.call_count == 1
-    monkeypatch.setattr(takeover, "_AHEAD", 0)
+    monkeypatch.setattr(takeover, "_AHEAD", (1 << 30, 0.0))
     assert all(map(torch.equal, found, trained(CALL + 1)))
 
 
@@ -150,7 +157,7 @@ def test_a_process_that_was_forked_does_not_keep_it_waiting(monkeypatch: pytest.
 
 def test_what_is_asked_for_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long segments are at the takeover does not depend on whether another process listened before."""
-    monkeypatch.setattr(takeover, "_AHEAD", 0)
+    monkeypatch.setattr(takeover, "_AHEAD", (1 << 30, 0.0))
     run = reroll.compile(Decaying(), time_dim=0, start="eager")
     run(torch.randn(5, 7, 5)).sum().backward()
     only = only_family(run)
