@@ -1,6 +1,7 @@
 """What every test starts from: one thread, a fixed seed, nothing compiled."""
 
 import gc
+import inspect
 import os
 import shutil
 import tempfile
@@ -97,6 +98,15 @@ def unproved(monkeypatch: pytest.MonkeyPatch) -> None:
     """No program is proved unless a test asks for it: where bytes, calls and drawn numbers are counted."""
     made: Any = Options.__init__
     monkeypatch.setattr(made, "__defaults__", tuple("never" if each == "first" else each for each in made.__defaults__))
+
+
+@pytest.fixture(autouse=True)
+def _compiled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs begin with compiled segments unless a test asks for eager ones: it is compiled code that is tested."""
+    made: Any = Options.__init__
+    names, defaults = list(inspect.signature(made).parameters), list(made.__defaults__)
+    defaults[names.index("start") - len(names)] = "compiled"
+    monkeypatch.setattr(made, "__defaults__", tuple(defaults))
 
 
 @pytest.fixture(autouse=True)

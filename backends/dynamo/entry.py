@@ -35,7 +35,7 @@ from reroll.backends.construct.plan import Built
 from reroll.backends.construct.replan import Plans
 from reroll.backends.construct.share import build_all, compile_usual
 from reroll.backends.construct.stages.proof import Proof, eager, shown_by
-from reroll.backends.construct.stages.takeover import Takeover
+from reroll.backends.construct.stages.takeover import Takeover, is_aside
 from reroll.backends.dynamo.around import Outside, bytes_around, outside_of
 from reroll.backends.dynamo.drawn import as_handed_over
 from reroll.backends.dynamo.garbage import SELDOM_FULL
@@ -283,7 +283,7 @@ def _break(gm: fx.GraphModule) -> str:
 def staged(takeover: Takeover, make: Callable[[Options], Graph], present: Graph | None = None) -> Graph:
     """The graph of the next call. Where one takes over, what the other was proved by stays."""
     made = takeover.made(make, present)
-    if present is None or made is present:
+    if present is None or made is present or takeover.trials is None:
         return made
     if present.proof.proved is not None:
         present.proof.proved = replace(present.proof.proved, segments=takeover.told)
@@ -312,7 +312,7 @@ def _entry(
             asked.reach(graph)
         if written:
             _refuse_shared(args, written)
-        if plain is not None and graph.proof.due:
+        if plain is not None and graph.proof.due and not is_aside():
             _prove(graph, plain(), args, written)
         if takeover is not None:
             takeover.note(graph.built)

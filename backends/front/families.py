@@ -14,7 +14,7 @@ from reroll.backends.construct.kernels import Kernels, Results, check_policy, co
 from reroll.backends.construct.replan import Plans
 from reroll.backends.construct.share import KernelsOf, compile_usual, fitting_all
 from reroll.backends.construct.stages.proof import Proof, eager
-from reroll.backends.construct.stages.takeover import Takeover
+from reroll.backends.construct.stages.takeover import Takeover, is_aside
 from reroll.backends.dynamo.around import bytes_around
 from reroll.backends.dynamo.entry import Graph, assemble, staged
 from reroll.backends.dynamo.plain import continued, say_more
@@ -168,8 +168,10 @@ class Family:
         """Whether a program is proved at its first call, which begins: each with a segment that was not, and of the
         others the second, the fourth, the eighth, as sequences may be of as many lengths as there are."""
         proof = graph.proof
-        if not proof.due or proof.how == "always":
-            return proof.due
+        if is_aside() or not proof.due:
+            return False
+        if proof.how == "always":
+            return True
         self.called += 1
         segments = {(each.name, length) for each in graph.built for length in each.executable.compiled.segments}
         fresh = {each for each in segments if each not in self.proofs or self.proofs[each].proved is None}

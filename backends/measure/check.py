@@ -21,6 +21,7 @@ from reroll.backends.construct.stages.seen import (
     note_result,
     rounding_of,
 )
+from reroll.backends.construct.stages.takeover import aside
 from reroll.backends.front.held.state import State
 from reroll.backends.front.observe import note_state
 from reroll.backends.measure.explain import explain, model_of
@@ -69,6 +70,7 @@ class Check:
         return f"{found}, {memory}, {speed}"
 
 
+@aside()
 def check(
     model: Any,
     *inputs: Any,

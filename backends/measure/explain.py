@@ -12,6 +12,7 @@ from torch import fx
 from reroll.backends.codecs.codec import CODECS
 from reroll.backends.construct.bytes import operand_gradients
 from reroll.backends.construct.plan import Built
+from reroll.backends.construct.stages.takeover import aside
 from reroll.backends.construct.timing import clocked
 from reroll.backends.construct.told import artifact
 from reroll.backends.dynamo.entry import EXPLAINING, Asked, Graph, Reached
@@ -36,6 +37,7 @@ _MUCH = 0.5  # of the peak
 _SLOWER = 1.25  # times plain PyTorch's: of less nothing is said
 
 
+@aside()
 def explain(compiled_model: Any, *inputs: Any, **kwargs: Any) -> Report:
     """The plan of ``torch.compile(model, backend="reroll", ...)`` or ``reroll.compile(model, ...)`` for these inputs.
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from reroll.backends.codecs.rounding import exactly
+from reroll.backends.construct.stages.takeover import aside
 from reroll.backends.front.held.state import State
 from reroll.backends.measure.explain import model_of, reached
 from reroll.backends.measure.plain import mean_squares, named_leaves
@@ -32,6 +33,7 @@ class GradientError:
         return "\n".join([f"{self.total:.2e}  all gradients", *lines])
 
 
+@aside()
 def gradient_error(
     compiled_model: Any, *inputs: Any, loss: Callable[[Any], Tensor] | None = None, **kwargs: Any
 ) -> GradientError:

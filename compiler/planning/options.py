@@ -99,7 +99,7 @@ class Options:
     keep: Rule | Sequence[Rule] = ()
     recompute: Rule | Sequence[Rule] = ()
     lowering: str = "inductor"
-    start: str = "compiled"
+    start: str = "eager"
     passes: str | Sequence[str] | None = None
     replay: bool | str = "auto"
     truncate: int | None = None

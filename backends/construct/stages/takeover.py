@@ -1,16 +1,17 @@
 """A program runs eager segments at first, and compiled ones take over at a training call that is fixed beforehand.
 
-That is when eager ones have run for about as long as compiling takes, which is never more than twice the best that could
-have been done. How long they run is read off their graphs, not measured, so that a script has its takeovers at the same
-calls whatever the machine does. The call before it tries the compiled ones (``trial``): where they do not reproduce what
-eager ones give, those stay.
+That is when eager ones have run for about as long as compiling takes: never more than twice the best that could have
+been done. How long they run is read off their graphs, not measured, so that a script has its takeovers at the same
+calls whatever the machine does. The call before it tries the compiled ones (``trial``): where they do not reproduce
+what eager ones give, those stay.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -33,7 +34,24 @@ COMPILING = 16.0
 
 _AHEAD = 2, COMPILING / 4  # training calls and seconds after which another process begins to compile them
 _SETTLED = 3  # training calls after which the new times are told
+_ASIDE: ContextVar[bool] = ContextVar("_ASIDE", default=False)
 LOG = logging.getLogger(__name__)
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Inside, a tool calls a model to look at it: compiled segments run at once, as it is they that a user asks about.
+    Such calls are neither counted nor proved."""
+    token = _ASIDE.set(True)
+    try:
+        yield
+    finally:
+        _ASIDE.reset(token)
+
+
+def is_aside() -> bool:
+    """Whether a call is a tool's."""
+    return _ASIDE.get()
 
 
 class Program(Protocol):
@@ -55,9 +73,8 @@ class Takeover:
     their graphs; ``lasting``: of a step, for each of their loops. compiled: whether compiled segments run. stays: eager
     ones do for good, as no others could be made. before: seconds of a step of the loops by eager segments, at their
     last call. prepare: makes the compiled segments, but for what is compiled; ``ahead`` compiles that, which is
-    ``begun`` once. trials: of
-    compiled segments, once they are there; ``tried``: the program whose call tries them, and the one that may take over
-    from it.
+    ``begun`` once. trials: of compiled segments, once they are there; ``tried``: the program whose call tries them, and
+    the one that may take over from it.
     """
 
     options: Options
@@ -81,10 +98,10 @@ class Takeover:
     @property
     def due(self) -> bool:
         """Whether compiled segments are tried at the next call, or take over."""
+        if self.compiled or self.stays or is_aside():
+            return not (self.compiled or self.stays)
         last = CALL - 1 if self.trials is not None or self.options.proof == "never" else CALL - 2
-        if self.compiled or self.stays or not torch.is_grad_enabled():
-            return False
-        return self.training_calls >= last and self.trained >= COMPILING
+        return torch.is_grad_enabled() and self.training_calls >= last and self.trained >= COMPILING
 
     @property
     def told(self) -> str:
@@ -96,7 +113,7 @@ class Takeover:
         made, or do not reproduce what eager ones give, these stay; where eager ones meet no budget, compiled ones run
         at once. Raises ProofError with ``proof="always"`` where nothing is reproduced."""
         following = self._following(make, present) if self.due else None
-        if following is not None and (self.trials is not None or self.options.proof == "never"):
+        if following is not None and (is_aside() or self.trials is not None or self.options.proof == "never"):
             self.compiled, self.tried = True, None
             return following
         running = present if present is not None else self._made_first(make)
@@ -141,7 +158,7 @@ class Takeover:
 
     def note(self, built: Sequence[Built]) -> None:
         """A call of these loops begins."""
-        if self.options.start == "compiled" or not torch.is_grad_enabled():
+        if self.options.start == "compiled" or is_aside() or not torch.is_grad_enabled():
             return
         if not any(each.kernels.traced.tangents for each in built):
             return
