@@ -253,19 +253,18 @@ class Executable:
         cut = self.cuts.at(start) if self.cuts else ()
         return [None if carry in cut else grad for carry, grad in enumerate(grads)]
 
-    def live_operands(self, grads: Sequence[Tensor | None]) -> frozenset[int]:
-        """Operands that gradients of the outputs reach, segment by segment: what a carry reaches may change from one to
-        the next. The others get none, as in eager, rather than one of zeros."""
-        given = frozenset(index for index, grad in enumerate(grads) if grad is not None)
-        if given not in self._live:
+    def live_operands(self, results: frozenset[int]) -> frozenset[int]:
+        """Operands that gradients of these results reach, segment by segment: what a carry reaches may change from one
+        to the next. The others get none, as in eager, rather than one of zeros."""
+        if results not in self._live:
             carried = len(self.recurrence.carries)
-            carries, rows, found = given.intersection(range(carried)), given.difference(range(carried)), set[int]()
+            carries, rows, found = results.intersection(range(carried)), results.difference(range(carried)), set[int]()
             for steps in reversed(self.lengths(0, self.recurrence.steps)):
                 reached, operands = self.routes[steps].reach(carries | rows)
                 carries = frozenset(reached)
                 found |= operands
-            self._live[given] = frozenset(found) | carries
-        return self._live[given]
+            self._live[results] = frozenset(found) | carries
+        return self._live[results]
 
     def empty_outputs(self) -> list[Tensor]:
         """Buffers for the stacked outputs, of the shapes that the first segment gives."""

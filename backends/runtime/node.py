@@ -15,11 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from reroll.backends.runtime.executable import Executable
+from reroll.backends.runtime.reach import Classes, Parts, classes_of
 from reroll.backends.runtime.run import Run, Start, again, as_traced
 from reroll.backends.runtime.shown import Links, joined
 from reroll.backends.runtime.unused import Unused, differentiable_inputs, needing
 from reroll.errors import ShortageError, UnsupportedError, is_shortage
 from reroll.recurrence import Items, Recurrence
+
+_BEFORE = 4  # what the node is given before operands
 
 
 class Rolled(nn.Module):
@@ -51,8 +54,16 @@ class Rolled(nn.Module):
         if self.executable.together:
             self.executable.together.agree(self.executable.recurrence.examples[0].device)
         training = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
-        result: tuple[Tensor, ...] = _Reversible.apply(self, training, *operands)  # type: ignore[no-untyped-call]
-        return self._joined(result) if training and self.shown else result
+        parts = Parts(_reverse) if training and self.classes else None
+        given = parts.split(self.classes, operands) if parts else operands
+        anchor = torch.empty(0, requires_grad=parts is not None)  # the node is one even where no operand has a history
+        result: tuple[Tensor, ...] = _Reversible.apply(self, training, parts, anchor, *given)  # type: ignore[no-untyped-call]
+        return self._joined(result, parts) if parts or (training and self.shown) else result
+
+    @functools.cached_property
+    def classes(self) -> Classes:
+        """Its operands that not all results reach."""
+        return classes_of(self.executable)
 
     @functools.cached_property
     def links(self) -> Links:
@@ -62,12 +73,13 @@ class Rolled(nn.Module):
     def _needing(self) -> list[bool]:
         return needing(self.executable.recurrence, differentiable_inputs(self.executable))
 
-    def _joined(self, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The results, behind the last carries that the caller is given."""
-        if not self.links.through:
+    def _joined(self, results: tuple[Tensor, ...], parts: Parts | None) -> tuple[Tensor, ...]:
+        """The results, behind the last carries that the caller is given, and operands that not all results reach."""
+        links = self.links if self.shown else Links({}, {}, frozenset())
+        if not links.through and parts is None:
             return results
         twice = self.unbound.intersection(self.shown)
-        return joined(self.executable, self._needing(), self.links, results, twice)
+        return joined(self.executable, self._needing(), links, results, twice, parts)
 
     def played(self, start: Start, training: bool) -> tuple[Run, tuple[list[Tensor], list[Tensor]]]:
         """The forward half of a call, and what it gives. Where memory runs out it starts anew with a cheaper plan."""
@@ -158,7 +170,9 @@ class _Reversible(torch.autograd.Function):
     """The forward plays the first half of the program, the backward the second."""
 
     @staticmethod
-    def forward(ctx: Any, rolled: Rolled, training: bool, *operands: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, rolled: Rolled, training: bool, parts: Parts | None, _: Tensor, *operands: Tensor
+    ) -> tuple[Tensor, ...]:
         executable = rolled.executable
         carried = len(executable.recurrence.carries)
         plain = [operand.detach() for operand in operands]
@@ -172,7 +186,10 @@ class _Reversible(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.rolled, ctx.start, ctx.run, ctx.shares = rolled, start, run, None
         ctx.used_rows = {} if rolled.unused.asked else None  # which ``rows`` then fills
-        ctx.save_for_backward(*operands)
+        ctx.parts, real = parts, parts.real if parts else {}
+        ctx.save_for_backward(*(real.get(number, each) for number, each in enumerate(operands)))
+        ctx.apart = frozenset(real)
+        real.clear()
         results = (*last, *ys)
         ctx.mark_non_differentiable(
             *(r for i, r in enumerate(results) if i not in next(iter(executable.compiled.segments.values())).tangents)
@@ -206,8 +223,10 @@ class _Reversible(torch.autograd.Function):
         with as_traced(operands):
             run, results = ctx.rolled.reversed(start, held, grads, keep)
         ctx.run, ctx.start = (run, start) if keep else (None, None)
-        given = enumerate(zip(results, ctx.needs_input_grad[2:], strict=True))
-        return (None, None, *(grad if need and i not in dead else None for i, (grad, need) in given))
+        if ctx.parts is not None:
+            ctx.parts.leave({i: grad for i, grad in enumerate(results) if i in ctx.apart and i not in dead})
+        given = enumerate(zip(results, ctx.needs_input_grad[_BEFORE:], strict=True))
+        return (*[None] * _BEFORE, *(grad if need and i not in dead else None for i, (grad, need) in given))
 
     @staticmethod
     def jvp(ctx: Any, *_: Tensor | None) -> Any:
@@ -215,6 +234,12 @@ class _Reversible(torch.autograd.Function):
             f"Forward-mode gradients (torch.autograd.forward_ad) through the compiled recurrence at "
             f"{ctx.rolled.executable.recurrence.where} are not supported. Use the plain model for them."
         )
+
+
+def _reverse(node: Any, grads: Mapping[int, Tensor]) -> None:
+    """Reverse a loop to whose node autograd does not go, for some gradients of results."""
+    results = next(iter(node.rolled.executable.compiled.segments.values())).outputs
+    _Reversible.backward(node, *map(grads.get, range(results)))
 
 
 def conform(value: Tensor, like: Tensor) -> Tensor:

@@ -123,7 +123,7 @@ class Run:
             run.values.clear()
             run.register, run.output_grads, run.fixed, run.origin = None, (), {}, 0
             set_device_states(devices)
-        alive = self.executable.live_operands(grads)
+        alive = self.executable.live_operands(frozenset(i for i, grad in enumerate(grads) if grad is not None))
         found = [*_apart(final, grads), *(run.grads.pop(i) for i in range(carried, len(self.operands)))]
         return [grad if operand in alive else None for operand, grad in enumerate(found)]
 

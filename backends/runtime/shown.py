@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
@@ -32,6 +32,9 @@ from reroll.errors import UnsupportedError, is_shortage, warn
 from reroll.graph.fakes import apart_from_dynamo
 from reroll.recurrence import Recurrence
 from reroll.segment.trace import step_examples, step_of, trace_mode
+
+if TYPE_CHECKING:
+    from reroll.backends.runtime.reach import Parts
 
 _ROUNDING = 1e-3  # of a state that runs again: by torch, where it was compiled
 
@@ -130,6 +133,7 @@ class Shares:
     executable: Executable
     needing: Sequence[bool]
     links: Links
+    parts: Parts | None = None
     handed: dict[int, dict[int, Tensor]] = field(default_factory=dict)
     runs: dict[int, Sequence[Tensor]] = field(default_factory=dict)
     saved: dict[int, Sequence[Tensor]] = field(default_factory=dict)
@@ -144,7 +148,7 @@ class Shares:
             grad = grad[_row(recurrence, number, recurrence.steps - 1)]
         itself = self.links.same.get(number)
         made = {itself: grad} if itself in asked and itself is not None else self._made(number, grad, asked, node, sure)
-        handed = self.handed.setdefault(_backward(), {})
+        handed = self.handed.setdefault(backward_running(), {})
         for state, share in made.items():
             handed[state] = handed[state] + share if state in handed else share
         return made
@@ -196,21 +200,21 @@ class Shares:
 
     def operands(self, node: Any) -> Sequence[Tensor]:
         """What the call has saved, unpacked once for a backward: ``torch.utils.checkpoint`` refuses a second time."""
-        task = _backward()
+        task = backward_running()
         if task not in self.saved:
             self.saved[task] = node.saved_tensors
         return self.saved[task]
 
     def _run(self, node: Any) -> Sequence[Tensor]:
         """What the last step gives, by torch, once for a backward."""
-        task = _backward()
+        task = backward_running()
         if task not in self.runs:
             self.runs[task] = last_step(self.executable, node.start, self.needing)
         return self.runs[task]
 
     def take_off(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Gradients of the results without what was handed to states in this backward, which ends here."""
-        handed = self.handed.get(_backward(), {})
+        handed = self.handed.get(backward_running(), {})
         self.handed.clear()
         self.runs.clear()
         self.saved.clear()
@@ -247,17 +251,20 @@ def joined(
     links: Links,
     results: Sequence[Tensor],
     twice: frozenset[int],
+    parts: Parts | None,
 ) -> tuple[Tensor, ...]:
     """The results of a call, each behind the states of which it is made; ``twice``: those of which ``rows`` has one of
-    its own, as its rows are not made of what is shown."""
-    shares, given = Shares(executable, needing, links), [*results]
-    numbers = [number for number in links.through if results[number].requires_grad]
+    its own, as its rows are not made of what is shown. ``parts``: of operands that not all results reach."""
+    shares, given = Shares(executable, needing, links, parts), [*results]
+    tickets: Mapping[int, Sequence[Tensor]] = parts.tickets if parts else {}
+    numbers = [number for number in dict.fromkeys((*links.through, *tickets)) if results[number].requires_grad]
     if not numbers:
         return tuple(results)
     node: Any = results[numbers[0]].grad_fn
     node.shares = shares
     for number in numbers:
-        operands = shares, node, number, given[number], *(given[state] for state in links.through[number])
+        states = (given[state] for state in links.through.get(number, ()))
+        operands = shares, node, number, given[number], *states, *tickets.get(number, ())
         given[number] = _Joined.apply(*operands)  # type: ignore[no-untyped-call]
         if number in twice:
             made: Any = given[number].grad_fn
@@ -267,14 +274,15 @@ def joined(
 
 class _Joined(torch.autograd.Function):
     """A result that is made of states: the same value, whose gradient the states have their shares of. It holds these
-    tensors, as nothing else tells of hooks on one that is no longer held by the caller."""
+    tensors, as nothing else tells of hooks on one that is no longer held by the caller. Behind the states come tickets
+    of operands that it reaches (``reach``)."""
 
     @staticmethod
-    def forward(ctx: Any, shares: Shares, node: Any, number: int, value: Tensor, *states: Tensor) -> Tensor:
+    def forward(ctx: Any, shares: Shares, node: Any, number: int, value: Tensor, *behind: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.shares, ctx.node, ctx.number, ctx.used_rows = shares, node, number, node.used_rows
-        ctx.reached = True
-        ctx.states = dict(zip(shares.links.through[number], states, strict=True))
+        ctx.reached, ctx.behind = True, len(behind)
+        ctx.states = dict(zip(shares.links.through.get(number, ()), behind, strict=False))
         return value.detach()
 
     @staticmethod
@@ -283,9 +291,13 @@ class _Joined(torch.autograd.Function):
         if grad is not None and ctx.states and ctx.reached:
             watched = [n for n, each in ctx.states.items() if each.retains_grad or each._backward_hooks]
             asked = watched if _goes_to_all(ctx.node) else list(ctx.states)
-            sure = bool(watched) or not _goes_on(ctx.node)
+            tickets = ctx.next_functions[1 + len(ctx.states) :]
+            sure = bool(watched) or not _goes_on((*ctx.node.next_functions, *tickets))
             found = ctx.shares.of(ctx.number, grad, asked, ctx.node, sure) if asked else {}
-        return (None, None, None, grad, *map(found.get, ctx.states))
+        if ctx.shares.parts is not None:
+            ctx.shares.parts.come_in(ctx.node, ctx.number, grad)
+        shares = [found.get(state) for state in ctx.states]
+        return (None, None, None, grad, *shares, *[None] * (ctx.behind - len(shares)))
 
 
 def _drawn_by_torch(executable: Executable) -> bool:
@@ -293,12 +305,12 @@ def _drawn_by_torch(executable: Executable) -> bool:
     return all(isinstance(each.backward, Interpreted) for each in executable.compiled.segments.values())
 
 
-def _backward() -> int:
+def backward_running() -> int:
     """Which backward runs."""
     return torch._C._current_graph_task_id()
 
 
-def _goes_to(node: Any) -> bool:
+def goes_to(node: Any) -> bool:
     """Whether the backward that runs goes to a node."""
     try:
         return torch._C._will_engine_execute_node(node)
@@ -306,9 +318,9 @@ def _goes_to(node: Any) -> bool:
         return True
 
 
-def _goes_on(node: Any) -> bool:
-    """Whether the backward that runs goes through a node, to others."""
-    return any(_goes_to(source) for source, _ in node.next_functions if source is not None)
+def _goes_on(sources: Sequence[tuple[Any, int]]) -> bool:
+    """Whether the backward that runs goes to any of these nodes."""
+    return any(goes_to(source) for source, _ in sources if source is not None)
 
 
 def _goes_to_all(node: Any) -> bool:

@@ -194,7 +194,7 @@ def _played(piece: Executable, operands: list[Tensor]) -> _Made:
         ]
         grads = dict[int, Tensor | None]()
         if segment.tangents:
-            alive = piece.live_operands(incoming)
+            alive = piece.live_operands(frozenset(i for i, grad in enumerate(incoming) if grad is not None))
             found = run.backward(incoming, keep=False)
             grads = {at: found[at] for at in sorted(alive)}
     names = (

@@ -133,8 +133,7 @@ def alive_of(made: Routes, given: Sequence[int]) -> Collection[int]:
     """The operands that gradients of some outputs reach through four segments of two steps."""
     recurrence = SimpleNamespace(carries=made.carries, steps=8)
     executable: Any = SimpleNamespace(_live={}, recurrence=recurrence, lengths=lambda *_: [2] * 4, routes={2: made})
-    grads = [torch.ones(()) if output in given else None for output in (LAST_H, LAST_C, Y)]
-    return Executable.live_operands(executable, grads)
+    return Executable.live_operands(executable, frozenset(given))
 
 
 REACHES = {H: (LAST_C,), C: (Y,), X: (LAST_H,), FIRST: (), SECOND: (LAST_C,), W: (Y,)}
