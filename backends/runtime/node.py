@@ -18,7 +18,7 @@ from reroll.backends.runtime.executable import Executable
 from reroll.backends.runtime.reach import Classes, Parts, classes_of
 from reroll.backends.runtime.run import Run, Start, again, as_traced
 from reroll.backends.runtime.shown import Links, joined
-from reroll.backends.runtime.unused import Unused, differentiable_inputs, needing
+from reroll.backends.runtime.unused import Unused, differentiable_inputs, needing, used_of
 from reroll.errors import ShortageError, UnsupportedError, is_shortage
 from reroll.recurrence import Items, Recurrence
 
@@ -214,15 +214,17 @@ class _Reversible(torch.autograd.Function):
             )
         if ctx.shares is not None:
             grads = tuple(ctx.shares.take_off(grads))
-        used = dict(ctx.used_rows or {})
-        if used:
+        used = used_of(ctx.used_rows or {}, grads)
+        if ctx.used_rows:
             ctx.used_rows.clear()
-        dead = ctx.rolled.unused.check(ctx.rolled.executable, operands, start.operands, grads, used)
+        dead, telling = ctx.rolled.unused.check(ctx.rolled.executable, operands, start.operands, grads, used)
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
         held, ctx.run = [ctx.run] if ctx.run else [], None
         with as_traced(operands):
             run, results = ctx.rolled.reversed(start, held, grads, keep)
         ctx.run, ctx.start = (run, start) if keep else (None, None)
+        for i, tell in telling:
+            tell(results[i])
         if ctx.parts is not None:
             ctx.parts.leave({i: grad for i, grad in enumerate(results) if i in ctx.apart and i not in dead})
         given = enumerate(zip(results, ctx.needs_input_grad[_BEFORE:], strict=True))

@@ -11,8 +11,9 @@ add something to them.
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -28,10 +29,31 @@ from reroll.graph.nested import tensors_of
 from reroll.recurrence import Items, Recurrence, Slices
 from reroll.segment.trace import first_step
 
-Rows = dict[int, list[bool]]
+Rows = Mapping[int, Sequence[bool]]
 """By the number of a stacked output whether the loss uses it, step for step, where that is known."""
 
 
+@dataclass(slots=True, eq=False)
+class Told:
+    """Which rows of a stacked output are used by those that say so, and the gradients that come from these."""
+
+    rows: list[bool]
+    grads: list[Tensor] = field(default_factory=list)
+
+    def is_all_of(self, grad: Tensor | None) -> bool:
+        """Whether a gradient of the output comes from nobody else: who takes the stack as a whole does not say so. As
+        these gradients are held here, autograd adds no other to one of them in place."""
+        if grad is None or len(self.grads) < 2:
+            return grad is None or (len(self.grads) == 1 and self.grads[0] is grad)
+        return torch.equal(functools.reduce(torch.add, self.grads), grad)
+
+
+def used_of(told: Mapping[int, Told], grads: Sequence[Tensor | None]) -> Rows:
+    """The rows that are used of outputs with these gradients, where that is known."""
+    return {number: each.rows for number, each in told.items() if each.is_all_of(grads[number])}
+
+
+Telling = tuple[int, Callable[[Tensor | None], None]]
 _ROUNDING = 1e-6  # of a gradient: both are made by the same operations
 
 
@@ -48,7 +70,11 @@ def rows(stacked: Tensor, given: Sequence[int | slice] = (), alone: bool = True)
     if getattr(source.grad_fn, "states", None) and (alone or source is not stacked):
         found[0].grad_fn.register_prehook(partial(_tell_last, source.grad_fn))
     if used is not None:
-        found[0].grad_fn.register_prehook(lambda grads: _note(used, number, [grad is not None for grad in grads]))
+
+        def tell(given: Sequence[Tensor | None], came: Sequence[Tensor | None]) -> None:
+            _note(used, number, [grad is not None for grad in came], given[0])
+
+        found[0].grad_fn.register_hook(tell)
     rolled = getattr(getattr(stacked.grad_fn, "node", stacked.grad_fn), "rolled", None)
     if given and rolled is not None and not (alone and number not in rolled.links.spread):
         shown = [each for part in given for each in (found[part] if isinstance(part, slice) else (found[part],))]
@@ -74,14 +100,17 @@ def _refuse_looked_at(states: Sequence[weakref.ref[Tensor]], where: str, _: Sequ
         )
 
 
-def _told(stacked: Tensor) -> tuple[Rows | None, int]:
+def _told(stacked: Tensor) -> tuple[dict[int, Told] | None, int]:
     """Where the loop that made a value is told which of its rows are used, and which of its results it is."""
     node = stacked.grad_fn
     return getattr(node, "used_rows", None), getattr(node, "number", stacked.output_nr)
 
 
-def _note(used: Rows, number: int, also: Sequence[bool]) -> None:
-    used[number] = [a or b for a, b in zip(used.get(number, [False] * len(also)), also, strict=True)]
+def _note(used: dict[int, Told], number: int, also: Sequence[bool], grad: Tensor | None) -> None:
+    told = used.setdefault(number, Told([False] * len(also)))
+    told.rows = [a or b for a, b in zip(told.rows, also, strict=True)]
+    if grad is not None:
+        told.grads.append(grad)
 
 
 def one_by_one(outer: fx.Graph, loops: Mapping[str, object]) -> None:
@@ -131,27 +160,29 @@ class Unused:
         plain: Sequence[Tensor],
         grads: Sequence[Tensor | None],
         partly: Rows,
-    ) -> frozenset[int]:
-        """Raise UnsupportedError where gradients would not be eager's; tell loops whose outputs this one reads.
+    ) -> tuple[frozenset[int], list[Telling]]:
+        """Raise UnsupportedError where gradients would not be eager's.
 
         ``given`` operands, ``plain`` as they are computed with; ``grads`` came in for the outputs, of which ``partly``
-        are used at some steps alone. Gives the operands that are read at unused steps alone. Steps that speak with
+        are used at some steps alone. Gives the operands that are read at unused steps alone, and what is to be told to
+        loops whose outputs this one reads, by number of the operand, once its gradient is there. Steps that speak with
         other processes are not looked at.
         """
-        partly = _of_all_steps(executable.recurrence, partly)
-        if executable.together or not (self.own or (self.items and _is_unused(executable, grads, partly))):
-            return frozenset()
+        recurrence, partly = executable.recurrence, _of_all_steps(executable.recurrence, partly)
+        asked = any(_told(given[x.operand])[0] is not None for x in recurrence.xs if isinstance(x, Slices))
+        if executable.together or not (self.own or asked or (self.items and _is_unused(executable, grads, partly))):
+            return frozenset(), []
         reached = self._reached(executable, plain, grads, partly)
         if reached is None:
-            return frozenset()
-        recurrence, dead = executable.recurrence, set[int]()
+            return frozenset(), []
+        dead, telling = set[int](), list[Telling]()
         for (at,), x in recurrence.slots(1).xs:
             if isinstance(x, Slices):
-                _tell(given[x.operand], x, at, reached)
+                telling += _telling(given[x.operand], x, at, reached)
             elif isinstance(x, Items):
                 dead |= {operand for operand, each in zip(x.operands, reached, strict=True) if at not in each}
                 dead -= {operand for operand, each in zip(x.operands, reached, strict=True) if at in each}
-        return frozenset(dead)
+        return frozenset(dead), telling
 
     def _reached(
         self, executable: Executable, plain: Sequence[Tensor], grads: Sequence[Tensor | None], partly: Rows
@@ -207,15 +238,15 @@ def differentiable_inputs(executable: Executable) -> Sequence[int]:
     return next(iter(executable.compiled.segments.values())).inputs
 
 
-def _tell(operand: Tensor, x: Slices, number: int, reached: Sequence[frozenset[int]]) -> None:
-    """Tell the loop that made an operand, input ``number`` of a step, which of its rows are used here."""
+def _telling(operand: Tensor, x: Slices, number: int, reached: Sequence[frozenset[int]]) -> Iterator[Telling]:
+    """What tells the loop that made an operand, input ``number`` of a step, which of its rows are used here."""
     used, result = _told(operand)
     if used is None or x.dim != 0:
         return
     also = [False] * operand.shape[0]
     for step, inputs in enumerate(reached):
         also[x.start + x.stride * step] = number in inputs
-    _note(used, result, also)
+    yield x.operand, partial(_note, used, result, also)
 
 
 def _look(executable: Executable, plain: Sequence[Tensor], live: frozenset[int]) -> Trial | None:

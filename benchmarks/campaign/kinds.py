@@ -263,6 +263,7 @@ UPDATES = (
 )
 GATHERED = ("torch.stack(out)", "torch.stack(out)", "torch.stack(out, 1)", "torch.cat(out)", "sum(out)", "out[-1]", "h")
 RETURNS = ("r", "(r, h)", "{'r': r, 'h': h}", "[r, h.mean()]", "(h, out)", "(h, r, out[-1])")
+RETURNS += ("(r, out[2], h)", "[*out[::3], torch.stack(out)]")
 USED = ("made", "made", "made", "made[:1]", "made[-1:]", "made[1::2] or made", "made[:-1] or made")
 """What a loss is of: results that it leaves out have no gradient."""
 HELPERS = ("method", "method", "closure", "lambda", "nested")
@@ -472,24 +473,31 @@ def _indented(lines: tuple[str, ...] | list[str], depth: int) -> Iterator[str]:
 
 @dataclass
 class _Writer:
-    """Writes the parts of a program; ``rows``: names of rows [B, H] that the step knows."""
+    """Writes the parts of a program; ``rows``: names of rows [B, H] that the step knows; ``draws``: it may draw random
+    numbers."""
 
     draw: random.Random
     parts: dict[str, list[str]] = field(default_factory=lambda: {name: [] for name in PARTS})
     rows: list[str] = field(default_factory=list)
     results: list[str] = field(default_factory=list)
     fresh: int = 0
+    draws: bool = True
 
     def name(self, letter: str) -> str:
         """A name that is new."""
         self.fresh += 1
         return f"{letter}{self.fresh}"
 
+    @property
+    def behind(self) -> list[str]:
+        """What may be made of rows that were stacked."""
+        return [each for each in BEHIND if self.draws or not DRAWS.search(each)]
+
     def write(self, idiom: str) -> None:
         """Add the lines of an idiom; a row that it makes is known from then on."""
         draw, made = self.draw, self.name("m")
         a, b = self.name("a"), self.name("b")
-        stacked, behind = draw.choice(STACKS).format(a=a), draw.choice(BEHIND).format(b=b)
+        stacked, behind = draw.choice(STACKS).format(a=a), draw.choice(self.behind).format(b=b)
         named = {
             "m": draw.choice((self.rows[-1], *self.rows[-3:])),
             "n": made,
@@ -533,7 +541,7 @@ class _Writer:
 def model(seed: int, door: str = "compile", *, draws: bool = True) -> Model:
     """The program of a seed, and calls for a door. draws: torch's random numbers may be drawn."""
     draw = random.Random(f"kinds {seed}")
-    writer = _Writer(draw)
+    writer = _Writer(draw, draws=draws)
     header, row = draw.choice(HEADERS)
     writer.parts["before"].append(f"h = {draw.choice(INITIAL)}")
     writer.parts["step"].append(f"m0 = {row}")

@@ -20,8 +20,10 @@ from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from reroll.errors import CaptureError
+from reroll.graph.editing import primals_and_tangents
 from reroll.graph.effects import spelled
 from reroll.graph.inplace import out_of_place
+from reroll.graph.layouts import inverse, is_dense, memory_order
 from reroll.graph.memory import viewed
 from reroll.graph.private import CHECK, Watching, is_higher_order, is_mutable, is_overload
 from reroll.recurrence import Recurrence
@@ -64,6 +66,7 @@ def joint_graph(
                 )
                 assert isinstance(made, fx.GraphModule)
                 graph = _hand_on(made, own)
+                _take_contiguous(graph.graph, primals[0].fake_mode)  # type: ignore[attr-defined]
     except RuntimeError as error:
         if "input mutations" in str(error):
             raise CaptureError(
@@ -106,6 +109,30 @@ def _copied(value: Any) -> fx.Node | None:
         (made,) = made.all_input_nodes
     alike = made.meta["val"].stride() == value.meta["val"].stride()
     return made if alike and made.op == "call_function" and viewed(made) is None else None
+
+
+def _take_contiguous(graph: fx.Graph, mode: Any) -> None:
+    """Have a graph take tangents that are contiguous, as gradients arrive. AOTAutograd takes them to lie as the results
+    do, which its operations may depend on: they are laid out so."""
+    for tangent in primals_and_tangents(graph)[1]:
+        value, users = tangent.meta["val"], list(tangent.users)
+        if value.is_contiguous() or not is_dense(value):
+            continue
+        order, contiguous = memory_order(value), {"memory_format": torch.contiguous_format}
+        with mode:
+            tangent.meta["val"], made = torch.empty_like(value, **contiguous), tangent
+        laid_out = (
+            (aten.permute.default, ([*order],), {}),
+            (aten.clone.default, (), contiguous),
+            (aten.permute.default, (inverse(order),), {}),
+        )
+        first = next(node for node in graph.nodes if node.op != "placeholder")
+        with mode, graph.inserting_before(first):
+            for target, args, kwargs in laid_out:
+                before, made = made, graph.call_function(target, (made, *args), kwargs)
+                made.meta["val"] = target(before.meta["val"], *args, **kwargs)
+        for user in users:
+            user.replace_input_with(tangent, made)
 
 
 def _check(graph: fx.Graph, noted: Noted | None, recurrence: Recurrence) -> None:

@@ -1,5 +1,6 @@
 """Functions whose backward gives something where nothing comes in, at steps that the loss does not use."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -272,3 +273,56 @@ def test_rows_of_a_last_carry_are_no_rows_of_steps() -> None:
     model, x = BlocksThenSteps().double(), torch.randn(9, 3, 4, dtype=torch.float64, requires_grad=True)
     options: dict[str, Any] = {"lowering": "eager", "schedule": "standard", "segment": 2}
     reroll.check(torch.compile(model, backend="reroll", options=options), x, strict=True, measure=False)
+
+
+class Layers(nn.Module):
+    """Layers with weights of their own, of whose states some are given beside what is made of all."""
+
+    def __init__(self, given: Callable[[list[Tensor]], tuple[Tensor, ...]]) -> None:
+        super().__init__()
+        self.given = given
+        self.weights = nn.ParameterList(nn.Parameter(torch.randn(4, 4) * 0.4) for _ in range(8))
+
+    def forward(self, x_TBH: Tensor) -> tuple[Tensor, ...]:
+        h_BH, states = x_TBH[0], []
+        for x_BH, weight in zip(x_TBH, self.weights, strict=True):
+            h_BH = torch.tanh(h_BH @ weight + x_BH)
+            states.append(h_BH)
+        return self.given(states)
+
+
+def read_by_a_loop(states: list[Tensor]) -> tuple[Tensor, ...]:
+    """The first four states go through a second loop."""
+    k_BH, read = torch.zeros_like(states[0]), []
+    for state in states:
+        k_BH = torch.tanh(0.5 * k_BH + state)
+        read.append(k_BH)
+    return torch.stack(states).sum(), read[3], states[1]
+
+
+PARTS: dict[str, Callable[[list[Tensor]], tuple[Tensor, ...]]] = {
+    "a sum and a row": lambda states: (torch.stack(states).sum(), states[2].sum()),
+    "a stack and rows": lambda states: (torch.stack(states), states[2], states[4]),
+    "joined and rows": lambda states: (torch.cat(states, 1).tanh(), states[2], states[4]),
+    "read by a loop": read_by_a_loop,
+}
+
+
+@pytest.mark.usefixtures("double_precision")
+@pytest.mark.parametrize("lowering", ["eager", pytest.param("inductor", marks=pytest.mark.inductor)])
+@pytest.mark.parametrize("parts", PARTS)
+def test_rows_beside_what_is_made_of_all(parts: str, lowering: str) -> None:
+    """A row says which steps it uses; that says nothing of the others, where all are used as a whole."""
+    model, x_TBH = Layers(PARTS[parts]), torch.randn(8, 3, 4, requires_grad=True)
+    run = torch.compile(model, backend="reroll", options={"lowering": lowering})
+    count = len(model(x_TBH))
+    for used in [*itertools.combinations(range(count), 1), *itertools.combinations(range(count), 2), range(count)]:
+        found = []
+        for each in (model, run):
+            results = each(x_TBH)
+            loss = sum(results[number].square().sum() for number in used)
+            found.append(torch.autograd.grad(loss, [*model.parameters(), x_TBH], allow_unused=True))  # type: ignore[arg-type]
+        for mine, plain in zip(found[1], found[0], strict=True):
+            assert (mine is None) == (plain is None)
+            if plain is not None:
+                torch.testing.assert_close(mine, plain, rtol=1e-10, atol=1e-10)
