@@ -93,19 +93,19 @@ def ours(model: Trained, eager: int, *, part: float | None = None, **options: An
     """By reroll, with a budget of a part of eager's peak if one is given."""
     if part is not None:
         options["memory_budget"] = int(part * eager)
-    return reroll.compile(model, **options)
+    return reroll.compile(model, start="compiled", **options)
 
 
 def least(model: Trained, _: int, **options: Any) -> Any:
     """By reroll, with the least budget: the one that a refusal names."""
     options["memory_budget"] = _refused(model, **options).nbytes
-    return reroll.compile(model, **options)
+    return reroll.compile(model, start="compiled", **options)
 
 
 def _refused(model: Trained, **options: Any) -> BudgetError:
     x, wanted = model.example
     try:
-        reroll.compile(model, memory_budget=1, **options)(x, wanted)
+        reroll.compile(model, start="compiled", memory_budget=1, **options)(x, wanted)
     except BudgetError as error:
         torch._dynamo.reset()
         return error

@@ -39,7 +39,9 @@ WAYS = ("reroll", "plain BPTT")
 
 def way(name: str, network: nn.Module, words: tuple[Words, Words], args: argparse.Namespace) -> dict[str, Any]:
     """One training, with the local peak and the CPU seconds of a step."""
-    compiled = reroll.compile(network, time_dim=0, memory_budget=args.budget * 1024, lowering=args.lowering)
+    compiled = reroll.compile(
+        network, start="compiled", time_dim=0, memory_budget=args.budget * 1024, lowering=args.lowering
+    )
     model: Any = compiled if name == "reroll" else network
     history = train(name, model, network, words, args)
     x_TBC, y_B = words[0][0][:, : args.batch].float(), words[0][1][: args.batch]

@@ -60,7 +60,7 @@ def of_doors(name: str, lowering: Any, inside: ExitStack) -> Ways:
         torch.manual_seed(0)
         made.append(doors.NETWORKS[name]())
     plain, own = made
-    run = reroll.compile(own.run, **{"lowering": lowering, **own.how})
+    run = reroll.compile(own.run, start="compiled", **{"lowering": lowering, **own.how})
 
     def told() -> Any:
         own.reset()
@@ -79,7 +79,7 @@ def of_depth(name: str, lowering: Any, inside: ExitStack) -> Ways:
     case = NETWORKS[kind]
     example = case.batch()
     model = depth.Trained(case.make(int(blocks)), example)
-    run = reroll.compile(model, lowering=lowering)
+    run = reroll.compile(model, start="compiled", lowering=lowering)
 
     def step(way: Callable[..., Any]) -> Callable[[], None]:
         def trained() -> None:
@@ -101,7 +101,7 @@ def of_networks(name: str, lowering: Any, inside: ExitStack) -> Ways:
     inside.enter_context(training.precision(case.dtype))
     inside.enter_context(training.quiet(case))
     made = Made(case, BATCH, WIDTH)
-    run = reroll.compile(made.model, time_dim=case.time_dim, lowering=lowering)
+    run = reroll.compile(made.model, start="compiled", time_dim=case.time_dim, lowering=lowering)
 
     def told() -> Any:
         case.restart(made.model)
@@ -138,7 +138,7 @@ def of_resnet(name: str, lowering: Any, inside: ExitStack) -> Ways:
     torch.manual_seed(0)
     model, x = SpikingResNet(), torch.randn(8, 2, 3, 32, 32)
     budget = int(name.split()[-1]) if "memory_budget" in name else None
-    run = reroll.compile(model, lowering=lowering, memory_budget=budget)
+    run = reroll.compile(model, start="compiled", lowering=lowering, memory_budget=budget)
 
     def step(way: Callable[..., Any]) -> Callable[[], None]:
         def trained() -> None:

@@ -148,7 +148,7 @@ def measured(row: Row, schedule: str, options: dict[str, Any]) -> dict[str, Any]
     """The figures of one schedule."""
     counts, steps = Counts(), options["steps"]
     chosen = {**SCHEDULES[schedule], "lowering": options["lowering"]}
-    run = reroll.compile(row.model, time_dim=row.case.time_dim, **chosen)
+    run = reroll.compile(row.model, start="compiled", time_dim=row.case.time_dim, **chosen)
     found = first_calls(row, run, **options["first"][schedule], counts=counts)
     expected, step = gradients(row.step(row.model, steps), row.model), row.step(run, steps)
     found["relative_error"] = relative_error(gradients(step, row.model), expected)

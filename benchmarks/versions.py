@@ -42,7 +42,10 @@ def serve(name: str, options: str, core: int, folder: Path) -> None:
     torch.manual_seed(0)
     make, inputs, steps = NETWORKS[name]
     network, x = make(), inputs(steps)
-    training = training_step(reroll.compile(network, time_dim=0, **OPTIONS[options]), network, x)
+    compiled: dict[str, Any] = (
+        {"start": "compiled"} if "start" in reroll.Options.__dataclass_fields__ else {}
+    )  # a later option
+    training = training_step(reroll.compile(network, time_dim=0, **OPTIONS[options], **compiled), network, x)
     with pinned(core):
         training()
         first = time.process_time() - begin

@@ -66,7 +66,7 @@ def main() -> str | None:
     network.zero_grad()
     plain = reroll.measure(partial(step, network, example), exclude=[network])
     budget = int(args.share * plain.local_peak)
-    model = reroll.compile(network, memory_budget=budget, lowering=args.lowering)
+    model = reroll.compile(network, memory_budget=budget, lowering=args.lowering, start="compiled")
     print(f"{len(text_N):,} characters, budget {budget / 1e6:.1f} MB. The first block is compiled ...")
     off = max(
         float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-3))

@@ -262,7 +262,7 @@ UPDATES = (
     "torch.tanh(h * self.v + {m})",
 )
 GATHERED = ("torch.stack(out)", "torch.stack(out)", "torch.stack(out, 1)", "torch.cat(out)", "sum(out)", "out[-1]", "h")
-RETURNS = ("r", "(r, h)", "{'r': r, 'h': h}", "[r, h.mean()]", "(h, out)", "(h, r, out[-1])")
+RETURNS: tuple[str, ...] = ("r", "(r, h)", "{'r': r, 'h': h}", "[r, h.mean()]", "(h, out)", "(h, r, out[-1])")
 RETURNS += ("(r, out[2], h)", "[*out[::3], torch.stack(out)]")
 USED = ("made", "made", "made", "made[:1]", "made[-1:]", "made[1::2] or made", "made[:-1] or made")
 """What a loss is of: results that it leaves out have no gradient."""

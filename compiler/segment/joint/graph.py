@@ -118,14 +118,14 @@ def _take_contiguous(graph: fx.Graph, mode: Any) -> None:
         value, users = tangent.meta["val"], list(tangent.users)
         if value.is_contiguous() or not is_dense(value):
             continue
-        order, contiguous = memory_order(value), {"memory_format": torch.contiguous_format}
+        order, contiguous = memory_order(value), torch.contiguous_format
         with mode:
-            tangent.meta["val"], made = torch.empty_like(value, **contiguous), tangent
-        laid_out = (
-            (aten.permute.default, ([*order],), {}),
-            (aten.clone.default, (), contiguous),
-            (aten.permute.default, (inverse(order),), {}),
-        )
+            tangent.meta["val"], made = torch.empty_like(value, memory_format=contiguous), tangent
+        laid_out: list[tuple[Any, list[Any], dict[str, Any]]] = [
+            (aten.permute.default, [[*order]], {}),
+            (aten.clone.default, [], {"memory_format": contiguous}),
+            (aten.permute.default, [inverse(order)], {}),
+        ]
         first = next(node for node in graph.nodes if node.op != "placeholder")
         with mode, graph.inserting_before(first):
             for target, args, kwargs in laid_out:

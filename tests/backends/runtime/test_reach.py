@@ -117,13 +117,13 @@ def test_gradients_of_some_values_alone() -> None:
     leaves = {"first": model.first, "w": model.w, "v": model.v, "x": x_TBH}
     for names in (("v",), ("first",), ("w", "x"), ("first", "v"), tuple(leaves)):
         for used in ((0,), (0, 1), (1, 2, 3)):
-            found = []
+            found: list[Any] = []
             for each in (model, run):
                 results = each(x_TBH)
                 loss = sum(results[number].square().sum() for number in used)
                 asked = [leaves[name] for name in names]
                 for keep in (True, False):
-                    found += torch.autograd.grad(loss, asked, retain_graph=keep, allow_unused=True)  # type: ignore[arg-type]
+                    found += torch.autograd.grad(loss, asked, retain_graph=keep, allow_unused=True)
             same(found[len(found) // 2 :], found[: len(found) // 2])
 
 
@@ -166,7 +166,7 @@ def test_a_state_that_is_looked_at_and_a_checkpoint() -> None:
     for each in (model, run):
         for again in (False, True):
             torch.manual_seed(3)
-            x_TBH, shown = torch.randn(T, B, H, requires_grad=True), []
+            x_TBH, shown = torch.randn(T, B, H, requires_grad=True), list[Tensor]()
             results = checkpoint(each, x_TBH, use_reentrant=False) if again else each(x_TBH)
             results[1].register_hook(shown.append)
             (results[1].sum() + results[3].square().sum()).backward()

@@ -321,7 +321,7 @@ def test_rows_beside_what_is_made_of_all(parts: str, lowering: str) -> None:
         for each in (model, run):
             results = each(x_TBH)
             loss = sum(results[number].square().sum() for number in used)
-            found.append(torch.autograd.grad(loss, [*model.parameters(), x_TBH], allow_unused=True))  # type: ignore[arg-type]
+            found.append(torch.autograd.grad(loss, [*model.parameters(), x_TBH], allow_unused=True))
         for mine, plain in zip(found[1], found[0], strict=True):
             assert (mine is None) == (plain is None)
             if plain is not None:
