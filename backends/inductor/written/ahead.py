@@ -41,7 +41,7 @@ from reroll.segment.trace import trace_mode
 
 LOG = logging.getLogger(__name__)
 _CODE = "from reroll.backends.inductor.written.ahead import main; main()"
-_LONGEST = 120  # seconds until a takeover compiles by itself
+_LONGEST = 10  # seconds until a takeover compiles by itself: where all cores are busy, the lowest priority gets nothing
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
