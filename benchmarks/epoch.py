@@ -37,9 +37,8 @@ Way = Callable[[Any], Any]
 WAYS: dict[str, Way] = {
     "eager": lambda network: network,
     "reroll": partial(reroll.compile, time_dim=0),
-    "reroll, start=eager": partial(reroll.compile, time_dim=0, start="eager"),
-    "reroll, start=eager, proof": partial(reroll.compile, time_dim=0, start="eager", proof="first"),
-    "reroll, lowering=eager": partial(reroll.compile, time_dim=0, lowering="eager"),
+    "reroll, proof=never": partial(reroll.compile, time_dim=0, proof="never"),
+    "reroll, start=compiled": partial(reroll.compile, time_dim=0, start="compiled"),
     "torch.compile": torch.compile,
 }
 
