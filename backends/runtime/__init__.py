@@ -24,6 +24,8 @@ Mind: There is one forward kernel per segment length. First run, re-run and tapi
     other processes.
     Per-step outputs are taken one by one by `unused.rows`, whose hook says which rows got a gradient; a loop tells the
     one whose rows it reads which it used.
+    An operand that not every result reaches is behind those that do, not behind the loop's node (`reach.py`): autograd
+    goes to all that a node was given, with zeros or None, where eager does not go at all.
     What a caller is given is a node of autograd of its own, behind the last carries that are given (`shown.py`): hooks
     on these get what comes through other results. Nothing is made for it unless somebody looks. Rows that `rows` takes
     are of a node of their own, too, as they are not made of the stack that is given.

@@ -5,6 +5,9 @@ then runs all the same: a function of the user's own on zeros, which may add som
 an operand that some results do not reach is no operand of the loop's node. It is one of a node of its own (``_Part``)
 behind those results alone, which it sees by a ticket, a tensor without a value. That node gives what the loop's has
 left for it. Of the two, autograd runs the one that was made last first: the loop's.
+
+Private torch API, tried on 2.11 and 2.13: ``_will_engine_execute_node`` (whether this backward goes to a node) and
+``_current_graph_task_id`` (which backward this is).
 """
 
 from __future__ import annotations
@@ -17,7 +20,6 @@ import torch
 from torch import Tensor
 
 from reroll.backends.runtime.executable import Executable
-from reroll.backends.runtime.shown import backward_running, goes_to
 from reroll.errors import UnsupportedError
 
 Classes = Mapping[frozenset[int], Sequence[int]]
@@ -103,3 +105,16 @@ class _Part(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, _: Tensor | None) -> tuple[Any, ...]:
         return (None, None, *ctx.parts.take(ctx.numbers))
+
+
+def backward_running() -> int:
+    """Which backward runs."""
+    return torch._C._current_graph_task_id()
+
+
+def goes_to(node: Any) -> bool:
+    """Whether the backward that runs goes to a node."""
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # a leaf that torch.autograd.grad names
+        return True

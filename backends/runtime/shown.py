@@ -9,8 +9,7 @@ made only where somebody looks: where a state has hooks, retains its gradient, o
 asked for. A share that is no row of a gradient is made by torch, which runs the last step once more, after compiled
 segments have run to it. What earlier states get is not known: one that is given, and is looked at, is refused.
 
-Private torch API, tried on 2.11 and 2.13: ``_will_engine_execute_node`` (whether this backward goes to all leaves) and
-``_current_graph_task_id`` (which backward this is).
+Private torch API, tried on 2.11 and 2.13: ``_will_engine_execute_node`` (whether this backward goes to all leaves).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -26,15 +25,13 @@ from torch import Tensor, fx
 from reroll.backends.inductor.lower import Interpreted
 from reroll.backends.runtime.executable import Executable
 from reroll.backends.runtime.randomness import OwnNumbers, device_states, set_device_states
+from reroll.backends.runtime.reach import Parts, backward_running, goes_to
 from reroll.backends.runtime.run import Start, as_traced, border
 from reroll.backends.runtime.unused import rows
 from reroll.errors import UnsupportedError, is_shortage, warn
 from reroll.graph.fakes import apart_from_dynamo
 from reroll.recurrence import Recurrence
 from reroll.segment.trace import step_examples, step_of, trace_mode
-
-if TYPE_CHECKING:
-    from reroll.backends.runtime.reach import Parts
 
 _ROUNDING = 1e-3  # of a state that runs again: by torch, where it was compiled
 
@@ -303,19 +300,6 @@ class _Joined(torch.autograd.Function):
 def _drawn_by_torch(executable: Executable) -> bool:
     """Whether segments draw random numbers as torch does."""
     return all(isinstance(each.backward, Interpreted) for each in executable.compiled.segments.values())
-
-
-def backward_running() -> int:
-    """Which backward runs."""
-    return torch._C._current_graph_task_id()
-
-
-def goes_to(node: Any) -> bool:
-    """Whether the backward that runs goes to a node."""
-    try:
-        return torch._C._will_engine_execute_node(node)
-    except RuntimeError:  # a leaf that torch.autograd.grad names
-        return True
 
 
 def _goes_on(sources: Sequence[tuple[Any, int]]) -> bool:

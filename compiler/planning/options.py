@@ -66,8 +66,8 @@ class Options:
         kept carries of which nothing is proved: the forward is exact, but replays start from rounded values, so
         gradients are approximate (``reroll.gradient_error`` measures by how much).
     lowering: ``inductor`` or ``eager``.
-    start: ``eager``: a program runs eager segments at first. Compiled ones take over at the training call at which these
-        have run for about as long as compiling takes, at the ninth at the earliest, the same in every run; calls
+    start: ``eager``: a program runs eager segments at first. Compiled ones take over at the training call at which
+        these have run for about as long as compiling takes, at the ninth at the earliest, the same in every run; calls
         without gradients compile nothing. ``compiled``: segments are compiled at the first call.
     keep, recompute: which values of a step the tape of a segment keeps wherever the backward is made of them, and which
         it never keeps, but makes again in the backward. Each is a name that ``reroll.name`` gave, the name of an

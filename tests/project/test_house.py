@@ -36,6 +36,7 @@ PRIVATE_TORCH = (
     "backends/runtime/node.py",
     "backends/runtime/recordings.py",
     "backends/runtime/run.py",
+    "backends/runtime/reach.py",
     "backends/runtime/shown.py",
     "backends/construct/told.py",
     "backends/runtime/randomness.py",

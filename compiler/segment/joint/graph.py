@@ -65,8 +65,7 @@ def joint_graph(
                     noted or copying, tuple(primals), trace_joint=bool(ends), decompositions=table
                 )
                 assert isinstance(made, fx.GraphModule)
-                graph = _hand_on(made, own)
-                _take_contiguous(graph.graph, primals[0].fake_mode)  # type: ignore[attr-defined]
+                graph = _take_contiguous(_hand_on(made, own), primals[0].fake_mode)  # type: ignore[attr-defined]
     except RuntimeError as error:
         if "input mutations" in str(error):
             raise CaptureError(
@@ -111,9 +110,10 @@ def _copied(value: Any) -> fx.Node | None:
     return made if alike and made.op == "call_function" and viewed(made) is None else None
 
 
-def _take_contiguous(graph: fx.Graph, mode: Any) -> None:
+def _take_contiguous(module: fx.GraphModule, mode: Any) -> fx.GraphModule:
     """Have a graph take tangents that are contiguous, as gradients arrive. AOTAutograd takes them to lie as the results
     do, which its operations may depend on: they are laid out so."""
+    graph = module.graph
     for tangent in primals_and_tangents(graph)[1]:
         value, users = tangent.meta["val"], list(tangent.users)
         if value.is_contiguous() or not is_dense(value):
@@ -133,6 +133,7 @@ def _take_contiguous(graph: fx.Graph, mode: Any) -> None:
                 made.meta["val"] = target(before.meta["val"], *args, **kwargs)
         for user in users:
             user.replace_input_with(tangent, made)
+    return module
 
 
 def _check(graph: fx.Graph, noted: Noted | None, recurrence: Recurrence) -> None:
