@@ -8,7 +8,7 @@ what eager ones give, those stay.
 
 from __future__ import annotations
 
-import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -22,6 +22,7 @@ from reroll.backends.construct.plan import Built
 from reroll.backends.construct.stages.proof import eager, not_reproduced
 from reroll.backends.construct.stages.trial import Trials
 from reroll.backends.inductor.written.ahead import Ahead
+from reroll.backends.progress import tell
 from reroll.backends.tiers.device import home_of
 from reroll.errors import BudgetError, ProofError, RerollError, warn
 from reroll.graph.work import eager_seconds
@@ -35,7 +36,6 @@ COMPILING = 16.0
 _AHEAD = 2, COMPILING / 4  # training calls and seconds after which another process begins to compile them
 _SETTLED = 3  # training calls after which the new times are told
 _ASIDE: ContextVar[bool] = ContextVar("_ASIDE", default=False)
-LOG = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -73,8 +73,8 @@ class Takeover:
     their graphs; ``lasting``: of a step, for each of their loops. compiled: whether compiled segments run. stays: eager
     ones do for good, as no others could be made. before: seconds of a step of the loops by eager segments, at their
     last call. prepare: makes the compiled segments, but for what is compiled; ``ahead`` compiles that, which is
-    ``begun`` once. trials: of compiled segments, once they are there; ``tried``: the program whose call tries them, and
-    the one that may take over from it.
+    ``begun`` once. took_over: training calls before compiled ones did. trials: of compiled segments, once they are
+    there; ``tried``: the program whose call tries them, and the one that may take over from it.
     """
 
     options: Options
@@ -86,6 +86,7 @@ class Takeover:
     before: float | None = None
     prepare: Callable[[], object] | None = None
     begun: bool = False
+    took_over: int | None = None
     ahead: Ahead | None = None
     trials: Trials | None = None
     tried: tuple[Any, Any] | None = None
@@ -114,7 +115,7 @@ class Takeover:
         at once. Raises ProofError with ``proof="always"`` where nothing is reproduced."""
         following = self._following(make, present) if self.due else None
         if following is not None and (is_aside() or self.trials is not None or self.options.proof == "never"):
-            self.compiled, self.tried = True, None
+            self.compiled, self.tried, self.took_over = True, None, self.training_calls
             return following
         running = present if present is not None else self._made_first(make)
         if following is not None:
@@ -165,9 +166,12 @@ class Takeover:
         self.training_calls += 1
         if not self.compiled:
             self.before = _seconds(built)
-            self.trained += sum(map(self._lasts, built))
+            lasts = sum(map(self._lasts, built))
+            if self.training_calls == 1 and not self.stays:
+                _tell_of_start(built, max(CALL, 2 + math.ceil(COMPILING / lasts)))
+            self.trained += lasts
             self._compile_ahead(built)
-        if self.compiled and self.training_calls == CALL + _SETTLED:
+        if self.took_over is not None and self.training_calls == self.took_over + _SETTLED:
             self._tell(built)
 
     def _lasts(self, built: Built) -> float:
@@ -191,9 +195,23 @@ class Takeover:
                 self.ahead = Ahead.begin(self.prepare) if self.begun else None
 
     def _tell(self, built: Sequence[Built]) -> None:
-        now, where = _seconds(built), " and ".join(dict.fromkeys(each.executable.recurrence.where for each in built))
-        if now and self.before:
-            LOG.info("compiled segments run the loop at %s: %.1f times as fast as eager ones", where, self.before / now)
+        """Say, once, what compiled segments have gained."""
+        if (now := _seconds(built)) and self.before:
+            tell(
+                f"{_where(built)}: compiled segments run now, {self.before / now:.1f} times as fast as torch's kernels."
+            )
+
+
+def _tell_of_start(built: Sequence[Built], call: int) -> None:
+    """Say, once, what runs, and when that ends."""
+    tell(
+        f"{_where(built)}: torch's kernels run at first, compiled segments from about training call {call:,} on. "
+        "start='compiled' compiles at the first call."
+    )
+
+
+def _where(built: Sequence[Built]) -> str:
+    return "the loop at " + " and ".join(dict.fromkeys(each.executable.recurrence.where for each in built))
 
 
 def _seconds(built: Sequence[Built]) -> float | None:

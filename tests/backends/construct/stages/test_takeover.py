@@ -67,6 +67,11 @@ def trained(door: str, calls: int, *, lengths: int = 1, **how: Any) -> list[Tens
     return seen
 
 
+def run_by_torch(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Any:
+    """A half, in place of what inductor makes of it."""
+    return lower._eager(traced, None, graph, backward=backward)
+
+
 @contextmanager
 def lowerings() -> Iterator[list[str]]:
     """The lowerings by which segments are made inside, each time that some are."""
@@ -149,9 +154,6 @@ def test_eager_segments_stay_where_no_others_can_be_made(door: str) -> None:
 def test_a_program_is_proved_once(door: str) -> None:
     """Where compiled segments take over, the loops have been proved."""
 
-    def run_by_torch(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Any:
-        return lower._eager(traced, None, graph, backward=backward)
-
     prove = mock.patch.object(Proof, "prove", autospec=True, side_effect=Proof.prove)
     with prove as proofs, mock.patch.object(lower, "_inductor", run_by_torch):
         trained(door, CALL + 1, start="eager", proof="first")
@@ -174,3 +176,37 @@ def test_segments_that_give_something_else_do_not_take_over(door: str) -> None:
         with pytest.raises(reroll.ProofError, match="compiled segments do not give"):
             trained(door, CALL + 2, start="eager", proof="always")
     assert all(map(torch.equal, found, trained(door, CALL + 2, lowering="eager")))
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_what_runs_is_said_once_and_what_it_gained(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line at the first training call, and one when compiled segments have run for a few calls."""
+
+    said = list[str]()
+    monkeypatch.setattr(takeover, "tell", said.append)
+    monkeypatch.setattr(lower, "_inductor", run_by_torch)
+    trained(door, CALL + 1, start="eager")
+    assert len(said) == 1
+    assert "torch's kernels run at first, compiled segments from about training call 9 on" in said[0]
+    said.clear()
+    torch.compiler.reset()
+    trained(door, CALL + 5, start="eager")
+    assert len(said) == 2
+    assert "compiled segments run now" in said[1]
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_tool_that_looks_has_compiled_segments_run_at_once(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stay; what the tool calls is not counted, and the user's next call is proved with the segments tried."""
+
+    monkeypatch.setattr(lower, "_inductor", run_by_torch)
+    torch.manual_seed(0)
+    model = Leaky()
+    run, x_BTI = through(door, model, start="eager"), torch.randn(2, 12, 3)
+    run(x_BTI).sum().backward()
+    assert reroll.check(run, x_BTI, measure=False).equal
+    report = reroll.explain(run, x_BTI)
+    assert "inductor segments" in report.text()
+    assert "no call was made yet" in report.proved
+    run(x_BTI).sum().backward()
+    assert "compiled segments" in reroll.explain(run, x_BTI).proved
