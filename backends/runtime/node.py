@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from reroll.backends.runtime.executable import Executable
-from reroll.backends.runtime.reach import Classes, Parts, classes_of
+from reroll.backends.runtime.reach import Classes, Parts, classes_of, spare_hooks
 from reroll.backends.runtime.run import Run, Start, again, as_traced
 from reroll.backends.runtime.shown import Links, joined
 from reroll.backends.runtime.unused import Unused, differentiable_inputs, needing, used_of
@@ -227,8 +227,12 @@ class _Reversible(torch.autograd.Function):
             tell(results[i])
         if ctx.parts is not None:
             ctx.parts.leave({i: grad for i, grad in enumerate(results) if i in ctx.apart and i not in dead})
-        given = enumerate(zip(results, ctx.needs_input_grad[_BEFORE:], strict=True))
-        return (*[None] * _BEFORE, *(grad if need and i not in dead else None for i, (grad, need) in given))
+        needs = ctx.needs_input_grad[_BEFORE:]
+        given = enumerate(zip(results, needs, strict=True))
+        gradients = [grad if need and i not in dead else None for i, (grad, need) in given]
+        handed = zip(operands, gradients, needs, strict=True)
+        spare_hooks(operand for operand, grad, need in handed if need and grad is None)
+        return (*[None] * _BEFORE, *gradients)
 
     @staticmethod
     def jvp(ctx: Any, *_: Tensor | None) -> Any:

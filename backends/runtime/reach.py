@@ -6,13 +6,16 @@ an operand that some results do not reach is no operand of the loop's node. It i
 behind those results alone, which it sees by a ticket, a tensor without a value. That node gives what the loop's has
 left for it. Of the two, autograd runs the one that was made last first: the loop's.
 
+Which of the parameters that each step has for itself a loss reaches is known only in the backward. Hooks on those that
+it does not reach are then kept from being called with None (``spare_hooks``).
+
 Private torch API, tried on 2.11 and 2.13: ``_will_engine_execute_node`` (whether this backward goes to a node) and
 ``_current_graph_task_id`` (which backward this is).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,6 +108,37 @@ class _Part(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, _: Tensor | None) -> tuple[Any, ...]:
         return (None, None, *ctx.parts.take(ctx.numbers))
+
+
+def spare_hooks(operands: Iterable[Tensor]) -> None:
+    """Have no hook be called with None on leaves of which operands without a gradient are made; eager calls none."""
+    seen, todo = set[Any](), list[Any]()
+    for operand in operands:
+        _spare(operand) if operand.is_leaf else todo.append(operand.grad_fn)
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        _spare(getattr(node, "variable", None))
+        todo += [source for source, _ in node.next_functions]
+
+
+def _spare(leaf: Tensor | None) -> None:
+    hooks: dict[int, Any] = getattr(leaf, "_backward_hooks", None) or {}
+    for key, hook in hooks.items():
+        if not hasattr(hook, "spared"):
+            hooks[key] = _Spared(hook)
+
+
+@dataclass(frozen=True, slots=True)
+class _Spared:
+    """A hook that is not called without a gradient."""
+
+    spared: Callable[[Tensor], Tensor | None]
+
+    def __call__(self, grad: Tensor | None) -> Tensor | None:
+        return None if grad is None else self.spared(grad)
 
 
 def backward_running() -> int:

@@ -3,6 +3,7 @@ rows beside what is made of all; and what lies before operands on which the loss
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -502,3 +503,41 @@ def test_an_operand_that_is_changed_before_the_backward_is_refused() -> None:
         model.w.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         results[1].sum().backward()
+
+
+@pytest.mark.usefixtures("double_precision")
+def test_hooks_on_parameters_that_a_loss_does_not_reach_are_not_called() -> None:
+    """Neither on those of later layers, nor on what these are made of."""
+
+    class Scaled(Layers):
+        def forward(self, x_TBH: Tensor) -> tuple[Tensor, ...]:
+            h_BH, states = x_TBH[0], []
+            for x_BH, weight in zip(x_TBH, [0.5 * each for each in self.weights], strict=True):
+                h_BH = torch.tanh(h_BH @ weight + x_BH)
+                states.append(h_BH)
+            return self.given(states)
+
+    for made in (Layers, Scaled):
+        model, seen = made(PARTS["a sum and a row"]), list[int]()
+        handles = [each.register_hook(partial(doubled, seen, number)) for number, each in enumerate(model.weights)]
+        run, x_TBH = torch.compile(model, backend="reroll", options={"lowering": "eager"}), torch.randn(8, 3, 4)
+        run(x_TBH)  # the first call is proved
+        found = []
+        for each in (model, run):
+            seen.clear()
+            each(x_TBH)[1].backward()
+            found.append(([weight.grad for weight in model.weights], sorted(seen)))
+            model.zero_grad()
+        same(found[1][0], found[0][0])
+        assert found[0][1] == found[1][1] == [0, 1, 2]
+        handles[0].remove()
+        seen.clear()
+        run(x_TBH)[0].backward()
+        assert sorted(seen) == [*range(1, 8)]
+        torch.compiler.reset()
+
+
+def doubled(seen: list[int], number: int, grad: Tensor) -> Tensor:
+    """A hook that notes its call."""
+    seen.append(number)
+    return 2 * grad
