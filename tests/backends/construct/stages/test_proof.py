@@ -312,3 +312,21 @@ def test_autocast_rounds_inside_of_cells(door: str, inside: bool, monkeypatch: p
         last, _ = run(torch.randn(200, 16, 4))
     last.square().sum().backward()
     assert [each.other for each in found] == ["torch's own gradients are rounded to half precision"]
+
+
+@pytest.mark.parametrize("door", ["compile", "backend"])
+def test_calls_without_gradients_stand_for_none_that_train(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many came before: under ``no_grad``, and of a model that is frozen."""
+    found = proofs(monkeypatch)
+    model, x_TBI = made()
+    run, x_TBI = through(door, model), x_TBI.detach()
+    with torch.no_grad():
+        run(x_TBI), run(x_TBI)
+    model.requires_grad_(requires_grad=False)
+    run(x_TBI), run(x_TBI)
+    before = len(found)
+    model.requires_grad_(requires_grad=True)
+    run(x_TBI)[0].sum().backward()
+    assert len(found) == before + 1
+    assert found[-1].proved is not None
+    assert found[-1].proved.what == "values and gradients"
