@@ -109,7 +109,7 @@ def _told(stacked: Tensor) -> tuple[dict[int, Told] | None, int]:
 def _note(used: dict[int, Told], number: int, also: Sequence[bool], grad: Tensor | None) -> None:
     told = used.setdefault(number, Told([False] * len(also)))
     told.rows = [a or b for a, b in zip(told.rows, also, strict=True)]
-    if grad is not None:
+    if grad is not None and all(grad is not each for each in told.grads):  # one of a loop that reads it twice
         told.grads.append(grad)
 
 

@@ -302,11 +302,21 @@ def read_by_a_loop(states: list[Tensor]) -> tuple[Tensor, ...]:
     return torch.stack(states).sum(), read[3], states[1]
 
 
+def read_twice(states: list[Tensor]) -> tuple[Tensor, ...]:
+    """The first states go through a second loop, each beside the one before it."""
+    k_BH, read = torch.zeros_like(states[0]), []
+    for before, state in itertools.pairwise(states):
+        k_BH = torch.tanh(0.5 * k_BH + state * before)
+        read.append(k_BH)
+    return read[3], states[1]
+
+
 PARTS: dict[str, Callable[[list[Tensor]], tuple[Tensor, ...]]] = {
     "a sum and a row": lambda states: (torch.stack(states).sum(), states[2].sum()),
     "a stack and rows": lambda states: (torch.stack(states), states[2], states[4]),
     "joined and rows": lambda states: (torch.cat(states, 1).tanh(), states[2], states[4]),
     "read by a loop": read_by_a_loop,
+    "read twice": read_twice,
 }
 
 
