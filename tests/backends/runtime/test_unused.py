@@ -303,12 +303,11 @@ def read_by_a_loop(states: list[Tensor]) -> tuple[Tensor, ...]:
 
 
 def read_twice(states: list[Tensor]) -> tuple[Tensor, ...]:
-    """The first states go through a second loop, each beside the one before it."""
-    k_BH, read = torch.zeros_like(states[0]), []
-    for before, state in itertools.pairwise(states):
-        k_BH = torch.tanh(0.5 * k_BH + state * before)
-        read.append(k_BH)
-    return read[3], states[1]
+    """The first states go through a second loop, forward and backward at once."""
+    k_BH = torch.zeros_like(states[0])
+    for t in range(5):
+        k_BH = torch.tanh(0.5 * k_BH + states[t] * states[4 - t])
+    return torch.stack(states).sum(), k_BH, states[1]
 
 
 PARTS: dict[str, Callable[[list[Tensor]], tuple[Tensor, ...]]] = {
