@@ -24,7 +24,7 @@ from changed_networks import Mutant, network_of
 from programs import Program
 from rounding import with_digits
 from torch._dynamo.exc import TorchDynamoException
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 import reroll
 from reroll.backends.inductor.sizes.family import forget
@@ -32,6 +32,7 @@ from reroll.backends.measure.check import Difference
 from reroll.backends.measure.plain import mean_squares
 from reroll.backends.runtime.node import Rolled
 from reroll.errors import DifferenceError, IllegalProgramError, ProofError, RerollError, RerollWarning
+from reroll.graph.nested import tensors_of
 
 SECONDS = 180
 """After which a program counts as one that gave no answer."""
@@ -177,7 +178,7 @@ def loss_of(seed: int) -> Callable[[Any], torch.Tensor]:
     part = draw.choice((slice(None), slice(None), slice(1), slice(-1, None), slice(1, None, 2)))
 
     def loss(result: Any) -> torch.Tensor:
-        made = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor) and each.requires_grad]
+        made = [each for each in tensors_of(result) if each.requires_grad]
         return mean_squares(made[part] or made)
 
     return loss

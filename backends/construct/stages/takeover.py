@@ -99,8 +99,10 @@ class Takeover:
     @property
     def due(self) -> bool:
         """Whether compiled segments are tried at the next call, or take over."""
-        if self.compiled or self.stays or is_aside():
-            return not (self.compiled or self.stays)
+        if self.compiled or self.stays:
+            return False
+        if is_aside():
+            return True
         last = CALL - 1 if self.trials is not None or self.options.proof == "never" else CALL - 2
         return torch.is_grad_enabled() and self.training_calls >= last and self.trained >= COMPILING
 
@@ -116,6 +118,7 @@ class Takeover:
         following = self._following(make, present) if self.due else None
         if following is not None and (is_aside() or self.trials is not None or self.options.proof == "never"):
             self.compiled, self.tried, self.took_over = True, None, self.training_calls
+            self.lasting.clear()  # which holds eager segments
             return following
         running = present if present is not None else self._made_first(make)
         if following is not None:

@@ -342,18 +342,6 @@ def test_rows_beside_what_is_made_of_all(parts: str, lowering: str) -> None:
 T, B, H = 9, 2, 3
 
 
-class Adding(torch.autograd.Function):
-    """Nothing, with a gradient that is more than comes in, even if nothing does."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:
-        return value * 1.0
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad + 0.5
-
-
 def hooked(value: Tensor) -> Tensor:
     """The same value, with a hook."""
     value = value * 1.0
@@ -423,7 +411,7 @@ def both(door: str, model: nn.Module, **how: Any) -> Callable[..., Any]:
 
 @pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize("place", ["state", "weight", "sequence", "between", "none"])
-@pytest.mark.parametrize("before", [Adding.apply, hooked])
+@pytest.mark.parametrize("before", [Aux.apply, hooked])
 @pytest.mark.parametrize("door", ["front", "backend"])
 def test_what_a_loss_does_not_depend_on_is_not_run(door: str, before: Any, place: str) -> None:
     """Neither a function of the user's, nor a hook, on a value before the loop or on a leaf."""
@@ -438,7 +426,7 @@ def test_what_a_loss_does_not_depend_on_is_not_run(door: str, before: Any, place
 def test_gradients_of_some_values_alone() -> None:
     """``torch.autograd.grad`` names an operand to which the loop's own node does not lead, alone and beside others,
     twice of a graph that is kept."""
-    model = Heads(Adding.apply, "state")
+    model = Heads(Aux.apply, "state")
     run = both("front", model)
     x_TBH = torch.randn(T, B, H, requires_grad=True)
     leaves = {"first": model.first, "w": model.w, "v": model.v, "x": x_TBH}
@@ -477,7 +465,7 @@ def test_states_that_take_turns(schedule: str, segment: int) -> None:
             for each in (model, run):
                 torch.manual_seed(2)
                 x_TBH, a_BH, b_BH = (torch.randn(*size, requires_grad=True) for size in ((steps, B, H), (B, H), (B, H)))
-                given = [Adding.apply(value) for value in (a_BH, b_BH)]  # type: ignore[no-untyped-call]
+                given = [Aux.apply(value) for value in (a_BH, b_BH)]  # type: ignore[no-untyped-call]
                 results = each(x_TBH, *given)
                 sum(results[number].sum() for number in used).backward()
                 found.append([x_TBH.grad, a_BH.grad, b_BH.grad])
@@ -505,7 +493,7 @@ def test_a_state_that_is_looked_at_and_a_checkpoint() -> None:
 
 @pytest.mark.usefixtures("double_precision")
 def test_an_operand_that_is_changed_before_the_backward_is_refused() -> None:
-    model = Heads(Adding.apply, "state")
+    model = Heads(Aux.apply, "state")
     results = both("front", model)(torch.randn(T, B, H))
     with torch.no_grad():
         model.v.mul_(2)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import reroll
-from reroll.errors import LengthError
+from reroll.errors import LengthError, ProofError, UnsupportedError
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULT = ROOT / "benchmarks" / "results" / "campaign.json"
@@ -203,6 +203,8 @@ def test_how_a_comparison_ended() -> None:
 
     assert outcome(failing(LengthError("No. 17"))) == Verdict("refused", "No. N")
     assert outcome(failing(KeyError(1))).kind == "raw"
+    assert outcome(failing(ProofError("h is off"))).kind == "wrong"
+    assert outcome(failing(UnsupportedError("Another layout; please report it."))).kind == "raw"
     assert outcome(lambda: ["h: off"]) == Verdict("wrong", "h: off")
 
     def endless() -> Any:

@@ -101,6 +101,7 @@ def test_what_takes_over_is_found_in_the_caches(monkeypatch: pytest.MonkeyPatch,
     with mock.patch.object(cpp_builder, "run_compile_cmd", only_headers_are_read):
         y_BI = run(x_TBI)
     assert begun[0].process.returncode == 0
+    assert not only_family(run).takeover.lasting, "eager segments are held no longer"
     torch.testing.assert_close(y_BI, model(x_TBI))
 
 
