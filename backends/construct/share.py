@@ -17,6 +17,7 @@ import torch
 
 from reroll.backends.construct import kernels as compiling
 from reroll.backends.construct.kernels import PACKING, Kernels, Results, kind, packs, results_of
+from reroll.backends.construct.lent import kernels_for
 from reroll.backends.construct.plan import Built, plan
 from reroll.backends.construct.several import Share, share_out
 from reroll.backends.tiers.available import free_bytes, total_bytes
@@ -49,7 +50,7 @@ def build_all(recurrences: Sequence[Recurrence], options: Options, around: Bytes
     def compiled(recurrence: Recurrence, lengths: Sequence[int], way: Options) -> Kernels:
         key = (kind(recurrence), lengths, way.passes, way.replay)
         if key not in known:
-            known[key] = compiling.compile_kernels(recurrence, way, lengths, len(recurrences))
+            known[key] = kernels_for(recurrence, way, lengths, len(recurrences))
         return known[key]
 
     def kernels(recurrence: Recurrence, length: int, way: Options) -> Kernels:

@@ -234,7 +234,7 @@ def _compile(
 
     def made(way: Options) -> Graph:
         plans, module = rolled(way)
-        compiles = way.lowering == "inductor"
+        compiles = way.lowering == "inductor" and way.start == "compiled"
         run = compile_surroundings(module, found.recurrences) if compiles else module
         apart = partial(rolled, eager(way), told=False) if compiles else (lambda: (plans, run))
         proof = Proof.of(plans.built, way, apart)
@@ -283,7 +283,7 @@ def _break(gm: fx.GraphModule) -> str:
 def staged(takeover: Takeover, make: Callable[[Options], Graph], present: Graph | None = None) -> Graph:
     """The graph of the next call. Where one takes over, what the other was proved by stays."""
     made = takeover.made(make, present)
-    if present is None or made is present or takeover.trials is None:
+    if present is None or made is present or not takeover.told:
         return made
     if present.proof.proved is not None:
         present.proof.proved = replace(present.proof.proved, segments=takeover.told)

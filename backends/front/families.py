@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from reroll.backends.construct.kernels import Kernels, Results, check_policy, compile_kernels, suited
+from reroll.backends.construct.kernels import Kernels, Results, check_policy, suited
+from reroll.backends.construct.lent import kernels_for
 from reroll.backends.construct.replan import Plans
 from reroll.backends.construct.share import KernelsOf, compile_usual, fitting_all
 from reroll.backends.construct.stages.proof import Proof, eager
@@ -202,7 +203,7 @@ class Family:
         kind = at, length, made, numbers, tuple(each.shape for each in recurrence.examples)
         key = next((key for key in self.kernels if key[0] == kind and set(lengths) <= set(key[1])), (kind, lengths))
         if key not in self.kernels:
-            self.kernels[key] = compile_kernels(recurrence, way, lengths, loops)
+            self.kernels[key] = kernels_for(recurrence, way, lengths, loops)
             forget(self.kernels, _KERNELS)
         self.kernels.move_to_end(key)
         return self.kernels[key]

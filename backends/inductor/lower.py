@@ -181,7 +181,10 @@ class Segment:
 
     @property
     def saved_inputs(self) -> dict[int, int]:
-        """The inputs that the forward saves as they are: their places, by their numbers among what it saves."""
+        """The inputs that the forward saves as they are: their places, by their numbers among what it saves. Without a
+        backward it saves none."""
+        if self.backward is None:
+            return {}
         places = {node: at for at, node in enumerate(self.forward_graph.graph.find_nodes(op="placeholder"))}
         results: Any = self.forward_graph.graph.output_node().args[0]
         return {number: places[node] for number, node in enumerate(results[self.outputs :]) if node in places}

@@ -12,12 +12,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 import torch
 
 from reroll.backends.construct.kernels import Kernels
+from reroll.backends.construct.lent import LENDERS, NotLentError
 from reroll.backends.construct.plan import Built
 from reroll.backends.construct.stages.proof import eager, not_reproduced
 from reroll.backends.construct.stages.trial import Trials
@@ -74,7 +75,9 @@ class Takeover:
     ones do for good, as no others could be made. before: seconds of a step of the loops by eager segments, at their
     last call. prepare: makes the compiled segments, but for what is compiled; ``ahead`` compiles that, which is
     ``begun`` once. took_over: training calls before compiled ones did. trials: of compiled segments, once they are
-    there; ``tried``: the program whose call tries them, and the one that may take over from it.
+    there; ``tried``: the program whose call tries them, and the one that may take over from it. asked: how many
+    programs of training had compiled segments when theirs were last asked for, for calls without gradients. lent:
+    whether such segments run.
     """
 
     options: Options
@@ -90,6 +93,8 @@ class Takeover:
     ahead: Ahead | None = None
     trials: Trials | None = None
     tried: tuple[Any, Any] | None = None
+    asked: int = 0
+    lent: bool = False
 
     @classmethod
     def of(cls, options: Options) -> Takeover:
@@ -103,22 +108,45 @@ class Takeover:
             return False
         if is_aside():
             return True
+        if self.only_lent:
+            return LENDERS.count > self.asked
         last = CALL - 1 if self.trials is not None or self.options.proof == "never" else CALL - 2
         return torch.is_grad_enabled() and self.training_calls >= last and self.trained >= COMPILING
 
     @property
+    def only_lent(self) -> bool:
+        """Whether a call runs compiled segments only where training has them: one without gradients."""
+        return self.options.start == "eager" and not torch.is_grad_enabled() and not is_aside()
+
+    @property
+    def _at_once(self) -> Options:
+        """How segments are compiled, rather than lent."""
+        return replace(self.options, start="compiled")
+
+    @property
     def told(self) -> str:
         """What was compared of compiled segments, once they were tried."""
+        if self.lent:
+            return "compiled segments are the forward halves of training"
         return "" if self.trials is None else self.trials.told
 
     def made(self, make: Callable[[Options], Made], present: Made | None = None) -> Made:
         """The program of the next call, ``present`` where that goes on. Where compiled segments are due and cannot be
         made, or do not reproduce what eager ones give, these stay; where eager ones meet no budget, compiled ones run
         at once. Raises ProofError with ``proof="always"`` where nothing is reproduced."""
+        if self.only_lent and (self.due or self.compiled):
+            self.asked = LENDERS.count
+            with suppress(NotLentError):
+                lent = make(self.options)
+                self.compiled = self.lent = True
+                return lent
+            return present if present is not None else self._made_first(make)
         following = self._following(make, present) if self.due else None
         if following is not None and (is_aside() or self.trials is not None or self.options.proof == "never"):
             self.compiled, self.tried, self.took_over = True, None, self.training_calls
             self.lasting.clear()  # which holds eager segments
+            for each in following.built:
+                LENDERS.add(each.kernels)
             return following
         running = present if present is not None else self._made_first(make)
         if following is not None:
@@ -126,14 +154,14 @@ class Takeover:
         return running
 
     def _made_first(self, make: Callable[[Options], Made]) -> Made:
-        if not self.compiled:
+        if not self.compiled or self.only_lent:
             try:
                 return make(eager(self.options))
             except BudgetError:
                 if self.stays:
                     raise
                 self.compiled = True
-        return make(self.options)
+        return make(self._at_once)
 
     def _following(self, make: Callable[[Options], Made], present: Made | None) -> Made | None:
         """The program of compiled segments; None where there is none, or none that reproduces."""
@@ -149,9 +177,9 @@ class Takeover:
                 found: Made = self.tried[1]
                 return found
         try:
-            return make(self.options)
-        except (RerollError, RuntimeError, OSError) as error:  # torch's own errors of compilers, and of caches
-            self._stay(str(error))
+            return make(self._at_once)
+        except Exception as error:  # noqa: BLE001  # of torch's compilers: a call that was taken is never refused later
+            self._stay(str(error) if isinstance(error, RerollError) else f"{type(error).__name__}: {error}")
             return None
 
     def _stay(self, why: str) -> None:

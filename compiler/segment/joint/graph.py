@@ -269,6 +269,10 @@ def _may_write(target: Any) -> bool:
     return is_overload(target) and (is_mutable(target) or "batch_norm" in target.name())
 
 
+def _has_out(target: Any) -> bool:
+    return any(each.is_out for each in target._schema.arguments)
+
+
 def _decompositions() -> Any:
     """Inductor's, but for those of operators that write their result into an operand (``mm(..., out=...)``): some take
     no such operand. A graph that has one is made functional.
@@ -277,5 +281,5 @@ def _decompositions() -> Any:
     from torch._inductor.decomposition import select_decomp_table
 
     table = select_decomp_table()
-    kept = {target: rule for target, rule in table.items() if not (is_overload(target) and is_mutable(target))}
+    kept = {target: rule for target, rule in table.items() if not (is_overload(target) and _has_out(target))}
     return {**kept, **PARTS}

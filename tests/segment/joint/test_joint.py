@@ -17,6 +17,9 @@ from torch.nn import functional
 import reroll
 import reroll.segment.joint.graph as joint
 from agreement import QUICK, compare
+from captured import captured
+from reroll.graph.private import operator_name
+from reroll.segment.trace import trace
 
 T, B, H = 9, 2, 4
 
@@ -267,3 +270,13 @@ def test_a_copy_is_given_only_of_what_is_not_memory_of_its_own(name: str) -> Non
     given = half.graph.output_node().args[0][0]
     assert str(given.target).split(".")[1] == expected
     assert torch.equal(half(value)[0], before[0])
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_normalised_batch_is_in_parts_that_inductor_knows(training: bool, grad: bool) -> None:
+    """Without gradients, too, where torch's operator may write by its schema, though it does not."""
+    model = Loop(lambda layers, x_BH, h_BH: torch.tanh(layers[0](x_BH + h_BH)), nn.BatchNorm1d(H)).train(training)
+    with torch.set_grad_enabled(grad):
+        traced = trace(captured(model, torch.randn(T, B, H), torch.randn(B, H)), 2, decompose=True)
+    assert "native_batch_norm" not in {operator_name(node) for node in traced.graph.graph.nodes}

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from reroll.capture.capture import capture
 
 
-def captured(model: nn.Module, x: Tensor) -> Any:
+def captured(model: nn.Module, *inputs: Tensor) -> Any:
     found: list[Any] = []
 
     def backend(gm: Any, _: Any) -> Any:
         found.append(capture(gm).recurrences[0])
         return gm.forward
 
-    torch.compile(model, backend=backend)(x)
+    torch.compile(model, backend=backend)(*inputs)
     return found[0]

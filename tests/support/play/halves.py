@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from reroll.backends.inductor import lower
 from reroll.backends.inductor.native_products import register
 from reroll.backends.inductor.written.unit import quick_builds
 from reroll.graph.editing import deduplicate
 from reroll.program.context import Context
 from reroll.program.registry import run_on_half
 from reroll.schedules.interval import Interval
+from reroll.segment.trace import Traced
 
 T, B, N, H = 5, 3, 4, 6
 CONTEXT = Context(Interval(1))
@@ -33,6 +35,11 @@ def traced(function: Function, values: list[Tensor], constants: int) -> fx.Graph
         node.meta["constant"] = True
     deduplicate(made.graph)
     return made
+
+
+def run_by_torch(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Any:
+    """A half, in place of what inductor makes of it (``lower._inductor``)."""
+    return lower._eager(traced, None, graph, backward=backward)
 
 
 def compiled(function: Function, *values: Any) -> Any:

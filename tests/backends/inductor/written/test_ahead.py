@@ -12,10 +12,11 @@ from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch._inductor import cpp_builder, cpu_vec_isa
 
 import reroll
+from halves import run_by_torch
 from reroll.backends.construct.stages import takeover
 from reroll.backends.construct.stages.takeover import CALL
 from reroll.backends.inductor import lower
@@ -23,7 +24,6 @@ from reroll.backends.inductor.sizes import family
 from reroll.backends.inductor.written import ahead
 from reroll.backends.inductor.written.ahead import Ahead
 from reroll.errors import CompilerMissingError
-from reroll.segment.trace import Traced
 
 
 @pytest.fixture(autouse=True)
@@ -111,10 +111,6 @@ def only_family(run: Any) -> Any:
     (entry,) = run.reroll_caller.front.entries.values()
     (found,) = entry.families.values()
     return found
-
-
-def run_by_torch(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Any:
-    return lower._eager(traced, None, graph, backward=backward)
 
 
 @pytest.mark.parametrize("code", ["raise SystemExit(3)", "import os; os.kill(os.getpid(), 9)", "while True: pass"])

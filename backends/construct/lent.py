@@ -1,0 +1,150 @@
+"""Evaluation runs the forward halves that training has: segments are lent where both do the same to the same inputs.
+
+What one step does without gradients is traced, and compared, operation by operation, with what the forward of a step of
+training does. The tape that the forward makes besides is dropped, one segment at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from reroll.backends.construct.kernels import Kernels, compile_kernels, store_all_root
+from reroll.backends.inductor.lower import Boxed, Segment
+from reroll.backends.runtime.executable import Compiled
+from reroll.graph.editing import content_of
+from reroll.graph.effects import attribute
+from reroll.graph.private import map_aggregate
+from reroll.planning.options import Options
+from reroll.recurrence import Items, PerStep, Recurrence, Slices
+from reroll.segment.trace import trace
+
+aten = torch.ops.aten
+_SAME = (aten.detach.default, aten.alias.default)
+_MOST = 16
+
+
+class NotLentError(Exception):
+    """No training program that runs compiled segments has forward halves that would serve."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Untaped:
+    """A forward of training of which the first ``outputs`` results are read, and the tape is not."""
+
+    forward: Boxed
+    outputs: int
+
+    def __call__(self, inputs: list[Any]) -> Sequence[Any]:
+        """The results. Empties the list of inputs."""
+        return self.forward(inputs)[: self.outputs]
+
+
+class Lenders:
+    """The segments of training that may be lent: the last ones, whether or not their programs are still there, so that
+    what an evaluation runs does not depend on when memory is freed. ``count``: how many there have been."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._found = OrderedDict[tuple[str, tuple[int, ...]], Kernels]()
+
+    def add(self, kernels: Kernels) -> None:
+        """These have been compiled for training, and run from now on. Of those that draw random numbers, or that are
+        recorded, no evaluation runs the forward."""
+        recurrence = kernels.context.recurrence
+        if recurrence is None or kernels.random or kernels.compiled.graphs.device is not None:
+            return
+        self.count += 1
+        content = _content(replace(recurrence, step=kernels.captured))
+        self._found[content, tuple(kernels.compiled.segments)] = kernels
+        if len(self._found) > _MOST:
+            self._found.popitem(last=False)
+
+    def find(self, recurrence: Recurrence, lengths: Sequence[int]) -> Kernels:
+        """What does the same, in segments of such lengths. Raises NotLentError."""
+        content = _content(recurrence) if self._found else ""
+        for (known, there), kernels in self._found.items():
+            if known == content and set(lengths) <= set(there):
+                return kernels
+        raise NotLentError
+
+
+LENDERS = Lenders()
+
+
+def kernels_for(recurrence: Recurrence, options: Options, lengths: Sequence[int], loops: int) -> Kernels:
+    """Segments of a recurrence: compiled now, or with ``start="eager"`` those that training has.
+
+    Raises NotLentError.
+    """
+    if options.start == "compiled" or options.lowering == "eager":
+        return compile_kernels(recurrence, options, lengths, loops)
+    kernels = LENDERS.find(recurrence, lengths)
+    compiled, traced = kernels.compiled, kernels.traced
+    segments = {k: _untaped(compiled.segments[k]) for k in sorted(lengths, reverse=True)}
+    return Kernels(
+        traced=replace(traced, tangents=(), inputs=(), reaches=()),
+        compiled=Compiled(segments, compiled.watch, compiled.once, compiled.graphs),
+        context=replace(kernels.context, root=store_all_root(recurrence, lengths[0]), recurrence=recurrence),
+        captured=recurrence.step,
+        step=recurrence.step,
+        replay=False,
+    )
+
+
+def _untaped(segment: Segment) -> Segment:
+    return replace(
+        segment,
+        forward=Untaped(segment.forward, segment.outputs),
+        backward=None,
+        tangents=(),
+        inputs=(),
+        reaches=(),
+        backward_graph=None,
+        products={},
+        tape=(),
+        thin=None,
+    )
+
+
+def _content(recurrence: Recurrence) -> str:
+    """A text that is equal for recurrences whose forwards do the same to the same inputs."""
+    traced = trace(replace(recurrence, steps=max(recurrence.steps, 1)), 1, decompose=True)
+    results: Any = traced.graph.graph.output_node().args[0]
+    texts = _texts(traced.graph)
+    made, reads = [texts[each] for each in results[: traced.outputs]], [_read(x) for x in recurrence.xs]
+    return repr((made, reads, traced.carries, recurrence.any_length, recurrence.autocast))
+
+
+def _read(x: PerStep) -> tuple[Any, ...]:
+    """How a segment takes what is read at each step."""
+    if isinstance(x, Slices):
+        return "slices", x.dim, x.stride > 0
+    return ("items",) if isinstance(x, Items) else ("numbers", x.dtype)
+
+
+def _texts(module: fx.GraphModule) -> dict[fx.Node, str]:
+    """For each node a text that is equal where the same is made of the same inputs."""
+    found = dict[fx.Node, str]()
+    for place, node in enumerate(module.graph.nodes):
+        if node.op == "output":
+            continue
+        if node.target in _SAME:
+            found[node] = found[node.all_input_nodes[0]]
+            continue
+        if node.op == "placeholder":
+            value = node.meta["val"]
+            parts: Any = place, tuple(value.shape), value.stride(), value.dtype, value.device
+        elif node.op == "get_attr":
+            parts = content_of(attribute(module, node))
+        else:
+            known = map_aggregate((node.args, node.kwargs), lambda leaf: found.get(leaf, leaf))  # type: ignore[call-overload]
+            parts = str(node.target), known
+        found[node] = hashlib.sha256(repr(parts).encode()).hexdigest()
+    return found
