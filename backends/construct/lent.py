@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -129,9 +129,9 @@ def _read(x: PerStep) -> tuple[Any, ...]:
     return ("items",) if isinstance(x, Items) else ("numbers", x.dtype)
 
 
-def _texts(module: fx.GraphModule) -> dict[fx.Node, str]:
+def _texts(module: fx.GraphModule) -> Mapping[Any, str]:
     """For each node a text that is equal where the same is made of the same inputs."""
-    found = dict[fx.Node, str]()
+    found = dict[Any, Any]()
     for place, node in enumerate(module.graph.nodes):
         if node.op == "output":
             continue
@@ -144,7 +144,7 @@ def _texts(module: fx.GraphModule) -> dict[fx.Node, str]:
         elif node.op == "get_attr":
             parts = content_of(attribute(module, node))
         else:
-            known = map_aggregate((node.args, node.kwargs), lambda leaf: found.get(leaf, leaf))  # type: ignore[call-overload]
+            known = map_aggregate((node.args, node.kwargs), lambda leaf: found.get(leaf, leaf))
             parts = str(node.target), known
         found[node] = hashlib.sha256(repr(parts).encode()).hexdigest()
     return found

@@ -592,6 +592,33 @@ RANDOM = r"""
 - step: {n} = {m}[:, torch.randperm(H_)]
 """
 
+NORMS = r"""
+- init: self.{q} = nn.BatchNorm1d(H_)
+  step: {n} = self.{q}({m}).tanh()
+- init: self.{q} = nn.BatchNorm1d(H_, affine=False, momentum=None)
+  step: {n} = 0.5 * self.{q}({m} + h)
+- init: self.{q} = nn.BatchNorm1d(H_, track_running_stats=False)
+  step: {n} = self.{q}({m}) * self.v
+- init: self.{q} = nn.BatchNorm1d(H_)
+  init: self.{q}.requires_grad_(False).eval().train = lambda mode=True: self.{q}
+  step: {n} = self.{q}({m}).tanh()
+- init: self.{q} = nn.ModuleList(nn.BatchNorm1d(H_) for _ in range(2))
+  step: {n} = self.{q}[t % 2]({m}).tanh()
+- init: self.{q} = nn.InstanceNorm1d(2, affine=True, track_running_stats=True)
+  step: {n} = self.{q}({m}.reshape(-1, 2, H_ // 2)).flatten(1).tanh()
+- init: self.{q} = nn.GroupNorm(2, H_)
+  step: {n} = self.{q}({m}).tanh()
+- init: self.{q} = nn.LayerNorm(H_, elementwise_affine=False)
+  step: {n} = self.{q}({m} + 0.5 * h)
+- init: self.register_buffer('{q}', torch.ones(H_))
+  step: {n} = F.batch_norm({m}, self.v.detach(), self.{q}, training=False)
+- init: self.register_buffer('{q}', torch.ones(2, H_))
+  step: {n} = F.batch_norm({m}, self.{q}[0], self.{q}[1], self.v, training=self.training).tanh()
+- step: {n} = F.batch_norm({m}, None, None, self.v, training=True)
+- init: self.{q} = nn.RMSNorm(H_)
+  step: {n} = self.{q}({m}) * 0.5
+- after: r = F.batch_norm(r.flatten(0, -2), None, None, training=True) if r.ndim > 1 else r
+"""
 DELAYS = r"""
 - before: {a}, {b} = u * 0.5, u * 0.3
   step: {n} = {m} + 0.5 * {b}
@@ -635,6 +662,7 @@ DELAYS = r"""
 
 TEXTS = {
     "delays": DELAYS,
+    "norms": NORMS,
     "functions": FUNCTIONS,
     "containers": CONTAINERS,
     "numbers": NUMBERS,

@@ -36,6 +36,7 @@ COMPILING = 16.0
 
 _AHEAD = 2, COMPILING / 4  # training calls and seconds after which another process begins to compile them
 _SETTLED = 3  # training calls after which the new times are told
+_MET: dict[str, str] = {}  # for the lines of loops the sizes of their states, when they were last met
 _ASIDE: ContextVar[bool] = ContextVar("_ASIDE", default=False)
 
 
@@ -234,11 +235,19 @@ class Takeover:
 
 
 def _tell_of_start(built: Sequence[Built], call: int) -> None:
-    """Say, once, what runs, and when that ends."""
-    tell(
-        f"{_where(built)}: torch's kernels run at first, compiled segments from about training call {call:,} on. "
-        "start='compiled' compiles at the first call."
-    )
+    """Say, once, what runs, when that ends, and why it begins anew where the loops have been met before."""
+    where, sizes = _where(built), ", ".join(map(_sizes, built))
+    before, _MET[where] = _MET.get(where), sizes
+    anew = "" if before in (None, sizes) else f" with states of {sizes} in place of {before}"
+    how = "" if before else " start='compiled' compiles at the first call."
+    tell(f"{where}{anew}: torch's kernels run at first, compiled segments from about training call {call:,} on.{how}")
+
+
+def _sizes(built: Built) -> str:
+    """The sizes of what a loop carries."""
+    recurrence = built.executable.recurrence
+    carries = recurrence.examples[: len(recurrence.carries)]
+    return " and ".join(dict.fromkeys("x".join(map(str, each.shape)) or "1" for each in carries))
 
 
 def _where(built: Sequence[Built]) -> str:

@@ -180,11 +180,18 @@ def test_what_runs_is_said_once_and_what_it_gained(door: str, monkeypatch: pytes
     """A line at the first training call, and one when compiled segments have run for a few calls."""
 
     said = list[str]()
+    monkeypatch.setattr(takeover, "_MET", {})
     monkeypatch.setattr(takeover, "tell", said.append)
     monkeypatch.setattr(lower, "_inductor", run_by_torch)
     trained(door, CALL + 1, start="eager")
     assert len(said) == 1
     assert "torch's kernels run at first, compiled segments from about training call 9 on" in said[0]
+    assert "in place of" not in said[0]
+    model = Leaky()
+    run = through(door, model, start="eager")
+    for batch in (2, 5):
+        run(torch.randn(batch, 12, 3)).sum().backward()
+    assert ["with states of 5x4 in place of 2x4" in line for line in said] == [False, False, True]
     said.clear()
     torch.compiler.reset()
     trained(door, CALL + 5, start="eager")
