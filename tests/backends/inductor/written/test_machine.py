@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -128,6 +129,7 @@ class Headers:
         if self.fails is not None:
             raise self.fails
         path = Path(codecache._HEADER_DIR) / f"{command}.h"
+        path.touch()
         if not (compiled := Path(f"{path}.gch")).exists():
             with self.lock:
                 self.made += 1
@@ -162,6 +164,18 @@ def test_a_header_that_is_not_as_it_was_is_made_again() -> None:
             assert f"{headers.ask()}.gch" == str(path)
         assert path.read_bytes() == whole
     assert headers.made == 4
+
+
+def test_a_folder_may_be_removed_at_any_time(folder: Path) -> None:
+    """Torch remembers in each process which headers it has made."""
+    headers = Headers()
+    remembered: Any = cache(headers)
+    made = machine._precompiled(remembered)
+    path = Path(made("a header", "flags") or "")
+    shutil.rmtree(folder)
+    assert made("a header", "flags") == str(path)
+    assert path.exists()
+    assert headers.made == 2
 
 
 def test_a_header_that_cannot_be_made_is_done_without() -> None:
