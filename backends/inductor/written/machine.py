@@ -7,8 +7,8 @@ flags, and the versions of torch and Python, and has a digest that is compared b
 
 That a set of instructions is missing is never kept: a probe may have failed because the machine was busy.
 
-Private torch API, tried on 2.13 and read in 2.11: ``VecISA`` with ``_get_isa_dry_compile_fingerprint`` (its compiler and
-flags), ``x86_isa_checker`` and ``supported_vec_isa_list`` (which sets there are, the widest first), ``config.cpp``,
+Private torch API, tried on 2.13 and read in 2.11: ``VecISA`` with ``_get_isa_dry_compile_fingerprint`` (its compiler
+and flags), ``x86_isa_checker`` and ``supported_vec_isa_list`` (which sets there are, the widest first), ``config.cpp``,
 ``_precompile_header`` with ``_HEADER_DIR`` and ``_HEADER_LOCK_DIR`` of ``codecache``, ``CppCompileError``,
 ``CppPythonBindingsCodeCache`` with its ``cache``, ``CppBuilder.build`` with ``_target_file``, ``_output`` and
 ``_sources_args`` (what is built from what), ``get_cpp_compiler`` and ``get_compiler_version_info``, ``FileLock``.
