@@ -18,6 +18,8 @@ import select
 import signal
 import subprocess
 import sys
+import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -42,7 +44,7 @@ from reroll.segment.trace import trace_mode
 LOG = logging.getLogger(__name__)
 _CODE = "from reroll.backends.inductor.written.ahead import main; main()"
 _LONGEST = 10  # seconds until a takeover compiles by itself: where all cores are busy, the lowest priority gets nothing
-_DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
+_LOOKING = 1.0  # seconds between looks at whether the process that began this one is still there
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -58,7 +60,9 @@ class Ahead:
         """Begin one, which looks first what this machine can do. Raises OSError where none can be."""
         found = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command, pipe = [sys.executable, "-c", _CODE], subprocess.PIPE
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=found)
+        process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=found, start_new_session=True
+        )
         ahead = cls(make, process)
         weakref.finalize(ahead, _end, process)  # also at the end of this process
         return ahead
@@ -72,7 +76,7 @@ class Ahead:
             self.process.stdin.write(self._job() + b"\n")  # a BrokenPipeError where it was killed
             self.process.stdin.flush()
         except BaseException:  # it would listen for ever
-            self.process.kill()
+            _end(self.process)
             raise
         self.asked = True
 
@@ -105,9 +109,10 @@ class Ahead:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process, if it has not, and leave nothing of it."""
-    process.kill()
-    process.wait()
+    """End a process and its compiler, if it has not ended, and leave nothing of it."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             with suppress(OSError):  # it has not read all
@@ -159,12 +164,16 @@ def _set(settings: tuple[dict[str, Any], dict[str, Any]]) -> None:
 
 
 def _stay_behind() -> None:
-    """Have the lowest priority, and end with the process that began this one."""
+    """Have the lowest priority, and end with the process that began this one: not with its thread that did, as Linux
+    would have it."""
     os.nice(19)
-    with suppress(OSError, AttributeError):  # Linux has it
-        import ctypes
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
 
-        ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOKING)
+    os.killpg(0, signal.SIGKILL)  # with its compiler
 
 
 @contextmanager

@@ -196,6 +196,8 @@ def _made_here(make: Callable[..., str], header: str, command: str, **options: A
         inside.enter_context(FileLock(str(folder / "lock"), timeout=_PATIENCE))
         inside.enter_context(mock.patch.object(codecache, "_HEADER_DIR", str(folder)))
         inside.enter_context(mock.patch.object(codecache, "_HEADER_LOCK_DIR", str(folder / "locks")))
+        for each in folder.glob("*.[gp]ch.*"):  # of a compiler that was killed
+            each.unlink()
         before, anew = set(folder.iterdir()), getattr(make, "__wrapped__", make)  # torch remembers its calls
         path = make(header, command, **options)
         if not Path(path).exists():  # the folder was removed since

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from contextlib import suppress
-from multiprocessing import get_context
+from multiprocessing import Pipe, get_context
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -131,6 +132,57 @@ def test_it_ends_with_what_began_it(monkeypatch: pytest.MonkeyPatch) -> None:
     del begun
     gc.collect()
     assert process.wait(20) != 0
+
+
+STAYS = """
+import os, subprocess, sys, time
+from reroll.backends.inductor.written.ahead import _stay_behind
+_stay_behind()
+print(subprocess.Popen(["sleep", "600"]).pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_it_ends_with_the_process_that_began_it_not_with_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its compiler ends, too."""
+    monkeypatch.setattr(ahead, "_CODE", STAYS)
+    here, there = Pipe()
+
+    def begin() -> None:
+        process = Ahead.begin(lambda: None).process
+        assert process.stdout is not None
+        there.send([process.pid, int(process.stdout.readline())])
+
+    def live_on() -> None:
+        keep = mock.patch.object(ahead.weakref, "finalize")
+        with keep:
+            thread = threading.Thread(target=begin)
+            thread.start()
+            thread.join()
+        time.sleep(600)
+
+    parent = get_context("fork").Process(target=live_on)
+    parent.start()
+    try:
+        assert here.poll(120)
+        found = here.recv()
+        time.sleep(1)
+        assert all(map(lives, found))
+    finally:
+        parent.kill()
+        parent.join()
+    end = time.monotonic() + 60
+    while any(map(lives, found)) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not any(map(lives, found))
+
+
+def lives(process: int) -> bool:
+    """Whether a process runs; one that has ended may still have its number."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_a_process_that_was_forked_does_not_keep_it_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

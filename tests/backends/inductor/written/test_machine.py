@@ -169,9 +169,13 @@ def test_a_header_that_is_not_as_it_was_is_made_again() -> None:
 def test_a_folder_may_be_removed_at_any_time(folder: Path) -> None:
     """Torch remembers in each process which headers it has made."""
     headers = Headers()
+    unfinished = folder / machine._headers() / "a.h.gch.1-2"
+    unfinished.parent.mkdir(parents=True, mode=0o700)
+    unfinished.touch()
     remembered: Any = cache(headers)
     made = machine._precompiled(remembered)
     path = Path(made("a header", "flags") or "")
+    assert not unfinished.exists(), "a compiler was killed"
     shutil.rmtree(folder)
     assert made("a header", "flags") == str(path)
     assert path.exists()
