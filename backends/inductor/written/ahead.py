@@ -42,7 +42,7 @@ from reroll.segment.ops import OUTER, PRODUCT
 from reroll.segment.trace import trace_mode
 
 LOG = logging.getLogger(__name__)
-_CODE = "from reroll.backends.inductor.written.ahead import main; main()"
+_CODE = "import os; os.nice(19); from reroll.backends.inductor.written.ahead import main; main()"
 _LONGEST = 10  # seconds until a takeover compiles by itself: where all cores are busy, the lowest priority gets nothing
 _LOOKING = 1.0  # seconds between looks at whether the process that began this one is still there
 
@@ -60,8 +60,8 @@ class Ahead:
         """Begin one, which looks first what this machine can do. Raises OSError where none can be."""
         found = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command, pipe = [sys.executable, "-c", _CODE], subprocess.PIPE
-        process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=found, start_new_session=True
+        process = subprocess.Popen(  # a group of its own, with its compiler, but the session, in which priorities count
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=found, process_group=0
         )
         ahead = cls(make, process)
         weakref.finalize(ahead, _end, process)  # also at the end of this process
@@ -121,7 +121,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def main() -> None:
     """What that process does: compile what it is given on its standard input."""
-    _stay_behind()
+    _end_with_parent()
     with suppress(RerollError):  # the takeover says that there is no compiler
         has_vectors("inductor", torch.device("cpu"))
     sys.stdout.write("ready")
@@ -163,14 +163,12 @@ def _set(settings: tuple[dict[str, Any], dict[str, Any]]) -> None:
             setattr(config, name, value)
 
 
-def _stay_behind() -> None:
-    """Have the lowest priority, and end with the process that began this one: not with its thread that did, as Linux
-    would have it."""
-    os.nice(19)
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+def _end_with_parent() -> None:
+    """End with the process that began this one: not with its thread that did, as Linux would have it."""
+    threading.Thread(target=_end_after, args=(os.getppid(),), daemon=True).start()
 
 
-def _end_with(parent: int) -> None:
+def _end_after(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_LOOKING)
     os.killpg(0, signal.SIGKILL)  # with its compiler

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 from contextlib import suppress
@@ -125,6 +126,16 @@ def test_a_process_that_does_not_compile_changes_nothing(code: str, monkeypatch:
     assert all(map(torch.equal, found, trained(CALL + 1)))
 
 
+def test_it_has_the_lowest_priority_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its imports alone take seconds; and priorities count inside of a session."""
+    asked = "import os; print(os.nice(0), os.getsid(0), os.getpgid(0), flush=True); raise SystemExit; "
+    first, nice, _ = ahead._CODE.split("; ", 2)
+    monkeypatch.setattr(ahead, "_CODE", f"{first}; {nice}; {asked}")
+    process = Ahead.begin(lambda: None).process
+    assert process.stdout is not None
+    assert process.stdout.read().split() == [b"19", str(os.getsid(0)).encode(), str(process.pid).encode()]
+
+
 def test_it_ends_with_what_began_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "_CODE", "import time; time.sleep(600)")
     begun = Ahead.begin(lambda: None)
@@ -136,8 +147,8 @@ def test_it_ends_with_what_began_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 STAYS = """
 import os, subprocess, sys, time
-from reroll.backends.inductor.written.ahead import _stay_behind
-_stay_behind()
+from reroll.backends.inductor.written.ahead import _end_with_parent
+_end_with_parent()
 print(subprocess.Popen(["sleep", "600"]).pid, flush=True)
 time.sleep(600)
 """
