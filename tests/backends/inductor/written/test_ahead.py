@@ -131,7 +131,8 @@ def test_it_has_the_lowest_priority_from_the_start(monkeypatch: pytest.MonkeyPat
     asked = "import os; print(os.nice(0), os.getsid(0), os.getpgid(0), flush=True); raise SystemExit; "
     first, nice, _ = ahead._CODE.split("; ", 2)
     monkeypatch.setattr(ahead, "_CODE", f"{first}; {nice}; {asked}")
-    process = Ahead.begin(lambda: None).process
+    begun = Ahead.begin(lambda: None)
+    process = begun.process
     assert process.stdout is not None
     assert process.stdout.read().split() == [b"19", str(os.getsid(0)).encode(), str(process.pid).encode()]
 
