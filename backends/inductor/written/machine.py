@@ -127,17 +127,23 @@ def probed(check_build: Callable[[Any, str], bool]) -> Callable[[Any, str], bool
     return probe
 
 
-def _has_wider(isa: Any) -> bool:
-    """Whether there is a wider set of instructions, so that torch uses these nowhere: it takes the widest, unless a
-    user asks for others."""
+def able() -> list[str]:
+    """The sets of vector instructions of this processor, where torch takes the widest: the user asks for no other."""
     from torch._inductor import config
-    from torch._inductor.cpu_vec_isa import supported_vec_isa_list, x86_isa_checker
+    from torch._inductor.cpu_vec_isa import x86_isa_checker
 
-    if isa not in supported_vec_isa_list or config.cpp.simdlen is not None or os.getenv("ATEN_CPU_CAPABILITY"):
+    asked = config.cpp.simdlen is not None or config.cpp.vec_isa_ok is not None or os.getenv("ATEN_CPU_CAPABILITY")
+    return [] if asked else x86_isa_checker()
+
+
+def _has_wider(isa: Any) -> bool:
+    """Whether there is a wider set of instructions, so that torch uses these nowhere."""
+    from torch._inductor.cpu_vec_isa import supported_vec_isa_list
+
+    if isa not in supported_vec_isa_list or not (sets := able()):
         return False
-    able = x86_isa_checker()
     wider = supported_vec_isa_list[: supported_vec_isa_list.index(isa)]
-    return any(all(each in able for each in str(other).split()) and bool(other) for other in wider)
+    return any(all(each in sets for each in str(other).split()) and bool(other) for other in wider)
 
 
 def load(source: str, submit: Callable[..., Any] | None = None) -> Callable[[], Any]:
@@ -165,6 +171,8 @@ def _precompiled(make: Callable[..., str]) -> Callable[..., str | None]:
 
         if threading.get_ident() != thread:
             return make(header, command, **options)
+        if _USES["headerless"]:
+            return None
         try:
             return _made_here(make, header, command, **options)
         except (CppCompileError, OSError, IndexError) as error:  # torch indexes what a command has printed
@@ -175,11 +183,10 @@ def _precompiled(make: Callable[..., str]) -> Callable[..., str | None]:
 
 
 def _tell_of_missing(error: Exception) -> None:
-    """Say, once, why kernels take longer to compile."""
+    """Say why kernels take longer to compile: in this process no header is tried again."""
     _USES["headerless"] += 1
-    if _USES["headerless"] == 1:
-        why = next((line for line in str(error).splitlines() if "error: " in line), str(error))
-        warn(f"No header can be precompiled, so each segment takes some seconds longer to compile: {why}")
+    why = next((line for line in str(error).splitlines() if "error: " in line), str(error))
+    warn(f"No header can be precompiled, so each segment takes some seconds longer to compile: {why}")
 
 
 def _made_here(make: Callable[..., str], header: str, command: str, **options: Any) -> str:

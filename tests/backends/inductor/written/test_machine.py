@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import warnings
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch._inductor.codecache import CppPythonBindingsCodeCache as Bindings
 from torch._inductor.exc import CppCompileError
 
 from reroll.backends.cache.entries import USES
+from reroll.backends.inductor.native_products import vectors
 from reroll.backends.inductor.written import machine
 from reroll.backends.inductor.written.machine import EVERY_MODEL, kept, load, made_once, probed
 from reroll.errors import RerollWarning
@@ -117,17 +119,30 @@ def test_weaker_instructions_are_probed_where_a_user_asks_for_them(monkeypatch: 
         assert not machine._has_wider(narrow)
 
 
+@pytest.mark.filterwarnings("always")
+def test_that_no_vectors_are_used_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where there are some, and the user has not asked for that."""
+    monkeypatch.setattr(cpu_vec_isa, "pick_vec_isa", lambda: cpu_vec_isa.invalid_vec_isa)
+    monkeypatch.setattr(cpu_vec_isa, "x86_isa_checker", lambda: ["avx2"])
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+    with pytest.warns(RerollWarning, match="without vector instructions.*avx2"):
+        assert not vectors()
+    with warnings.catch_warnings(record=True) as told:
+        with config.patch({"cpp.simdlen": 1}):
+            assert not vectors()
+        monkeypatch.setattr(cpu_vec_isa, "x86_isa_checker", list)
+        assert not vectors()
+    assert not told
+
+
 class Headers:
     """What torch does for a header, without a compiler: it looks where ``_HEADER_DIR`` says."""
 
     def __init__(self) -> None:
         self.made = 0
-        self.fails: Exception | None = None
         self.lock = threading.Lock()
 
     def __call__(self, header: str, command: str) -> str:
-        if self.fails is not None:
-            raise self.fails
         path = Path(codecache._HEADER_DIR) / f"{command}.h"
         path.touch()
         if not (compiled := Path(f"{path}.gch")).exists():
@@ -183,11 +198,11 @@ def test_a_folder_may_be_removed_at_any_time(folder: Path) -> None:
 
 
 def test_a_header_that_cannot_be_made_is_done_without() -> None:
-    headers = Headers()
-    headers.fails = CppCompileError(["g++"], "x.h:1: fatal error: No space left on device\nterminated")
+    fails = CppCompileError(["g++"], "x.h:1: fatal error: No space left on device\nterminated")
+    tries = mock.Mock(side_effect=fails)
     with pytest.warns(RerollWarning, match="No space left on device") as told:
-        assert [headers.ask(), headers.ask()] == [None, None]
-    assert len(told) == 1
+        assert [machine._precompiled(tries)("a header", "flags") for _ in range(3)] == [None] * 3
+    assert len(told) == tries.call_count == 1, "each try takes seconds"
 
 
 def test_where_no_folder_can_be_made_torch_keeps_headers(folder: Path, tmp_path: Path) -> None:
