@@ -21,6 +21,7 @@ from reroll.backends.construct.kernels import Kernels
 from reroll.backends.construct.plan import Built
 from reroll.backends.construct.stages.proof import eager, not_reproduced
 from reroll.backends.construct.stages.trial import Trials
+from reroll.backends.inductor.whole import CACHED
 from reroll.backends.inductor.written.ahead import Ahead
 from reroll.backends.progress import tell
 from reroll.backends.tiers.device import home_of
@@ -151,7 +152,7 @@ class Takeover:
         try:
             return make(self.options)
         except (RerollError, RuntimeError, OSError) as error:  # torch's own errors of compilers, and of caches
-            self._stay(str(error))
+            self._stay(f"{error}. {CACHED}" if isinstance(error, OSError) else str(error))
             return None
 
     def _stay(self, why: str) -> None:

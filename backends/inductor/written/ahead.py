@@ -59,7 +59,7 @@ class Ahead:
     def begin(cls, make: Callable[[], object]) -> Ahead:
         """Begin one, which looks first what this machine can do. Raises OSError where none can be."""
         found = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command, pipe = [sys.executable, "-c", _CODE], subprocess.PIPE
+        command, pipe = [sys.executable, "-c", _CODE, str(os.getpid())], subprocess.PIPE
         process = subprocess.Popen(  # a group of its own, with its compiler, but the session, in which priorities count
             command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=found, process_group=0
         )
@@ -165,7 +165,7 @@ def _set(settings: tuple[dict[str, Any], dict[str, Any]]) -> None:
 
 def _end_with_parent() -> None:
     """End with the process that began this one: not with its thread that did, as Linux would have it."""
-    threading.Thread(target=_end_after, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_after, args=(int(sys.argv[1]),), daemon=True).start()
 
 
 def _end_after(parent: int) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import reroll
 from reroll.backends.dynamo import surroundings
+from reroll.backends.inductor.whole import refused_by_inductor
 from reroll.backends.runtime.executable import Executable
 
 
@@ -39,6 +40,16 @@ def fails(*_: Any, **__: Any) -> Any:
     from torch._inductor.exc import InductorError
 
     raise InductorError(RuntimeError("C++ compile error\n  long text"), None)
+
+
+def test_where_inductor_cannot_write_its_folder_is_named() -> None:
+    from torch._inductor.exc import InductorError
+
+    with (
+        pytest.raises(reroll.UnsupportedError, match="a graph: OSError.*No space left.*Set TORCHINDUCTOR_CACHE_DIR"),
+        refused_by_inductor("a graph"),
+    ):
+        raise InductorError(OSError(28, "No space left on device"), None)
 
 
 class Wide(nn.Module):

@@ -24,7 +24,7 @@ from reroll.backends.inductor import lower
 from reroll.backends.inductor.sizes import family
 from reroll.backends.inductor.written import ahead
 from reroll.backends.inductor.written.ahead import Ahead
-from reroll.errors import CompilerMissingError
+from reroll.errors import CompilerMissingError, RerollWarning
 from reroll.segment.trace import Traced
 
 
@@ -113,9 +113,12 @@ def run_by_torch(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> An
     return lower._eager(traced, None, graph, backward=backward)
 
 
-@pytest.mark.parametrize("code", ["raise SystemExit(3)", "import os; os.kill(os.getpid(), 9)", "while True: pass"])
+FAILS = "raise SystemExit(3)", "raise OSError(28, 'No space left on device')", "import os; os.kill(os.getpid(), 9)"
+
+
+@pytest.mark.parametrize("code", [*FAILS, "while True: pass"])
 def test_a_process_that_does_not_compile_changes_nothing(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends at once, is killed, or never listens."""
+    """It ends at once, finds a full disk, is killed, or never listens."""
     monkeypatch.setattr(ahead, "_CODE", code)
     monkeypatch.setattr(lower, "_inductor", run_by_torch)
     begin = mock.patch.object(Ahead, "begin", side_effect=Ahead.begin)
@@ -124,6 +127,17 @@ def test_a_process_that_does_not_compile_changes_nothing(code: str, monkeypatch:
     assert begun.call_count == 1
     monkeypatch.setattr(takeover, "_AHEAD", (1 << 30, 0.0))
     assert all(map(torch.equal, found, trained(CALL + 1)))
+
+
+def test_where_inductor_cannot_write_eager_segments_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said once, with what to do."""
+    monkeypatch.setattr(takeover, "_AHEAD", (1 << 30, 0.0))
+    monkeypatch.setattr(lower, "_inductor", mock.Mock(side_effect=OSError(30, "Read-only file system", "/cache/ab")))
+    with pytest.warns(RerollWarning, match="go on with eager.*/cache/ab.*Set TORCHINDUCTOR_CACHE_DIR") as told:
+        found = trained(CALL + 2)
+    assert len([each for each in told if "go on" in str(each.message)]) == 1
+    monkeypatch.setattr(takeover, "COMPILING", 1e9)
+    assert all(map(torch.equal, found, trained(CALL + 2)))
 
 
 def test_it_has_the_lowest_priority_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,6 +201,14 @@ def test_it_ends_with_the_process_that_began_it_not_with_a_thread(monkeypatch: p
     while any(map(lives, found)) and time.monotonic() < end:
         time.sleep(0.1)
     assert not any(map(lives, found))
+
+
+def test_it_ends_where_what_began_it_had_ended_before_it_looked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its imports take seconds."""
+    monkeypatch.setattr(os, "getpid", lambda: 1 << 30)
+    monkeypatch.setattr(ahead, "_CODE", STAYS)
+    begun = Ahead.begin(lambda: None)
+    assert begun.process.wait(120) != 0
 
 
 def lives(process: int) -> bool:
