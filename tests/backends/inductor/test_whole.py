@@ -46,7 +46,7 @@ def test_where_inductor_cannot_write_its_folder_is_named() -> None:
     from torch._inductor.exc import InductorError
 
     with (
-        pytest.raises(reroll.UnsupportedError, match="a graph: OSError.*No space left.*Set TORCHINDUCTOR_CACHE_DIR"),
+        pytest.raises(reroll.UnsupportedError, match=r"a graph: OSError.*No space left.*Set TORCHINDUCTOR_CACHE_DIR"),
         refused_by_inductor("a graph"),
     ):
         raise InductorError(OSError(28, "No space left on device"), None)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import gc
+import inspect
+import json
+import linecache
 import os
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -209,6 +213,52 @@ def test_it_ends_where_what_began_it_had_ended_before_it_looked(monkeypatch: pyt
     monkeypatch.setattr(ahead, "_CODE", STAYS)
     begun = Ahead.begin(lambda: None)
     assert begun.process.wait(120) != 0
+
+
+def test_one_works_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of all processes that use these caches, as under torchrun; one that is killed keeps nobody waiting."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    here, there = Pipe()
+
+    def work(name: str) -> None:
+        with ahead._alone():
+            there.send(name)
+            time.sleep(600)
+
+    workers = {name: get_context("fork").Process(target=work, args=(name,)) for name in ("a", "b")}
+    for each in workers.values():
+        each.start()
+    try:
+        assert here.poll(60)
+        first = here.recv()
+        assert not here.poll(1)
+        workers.pop(first).kill()
+        assert here.poll(60)
+        assert here.recv() in workers
+    finally:
+        for each in workers.values():
+            each.kill()
+
+
+def test_a_model_of_a_notebook_is_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ``__main__`` has no file, and nothing of it can be imported by another process."""
+    monkeypatch.setattr(ahead, "_CODE", "import sys; print('ready', flush=True); print(sys.stdin.readline())")
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+    cell: dict[str, Any] = {"__name__": "__main__"}
+    source = inspect.getsource(Decaying)
+    monkeypatch.setitem(linecache.cache, "<cell 1>", (len(source), None, source.splitlines(keepends=True), "<cell 1>"))
+    exec(compile(source, "<cell 1>", "exec"), {"nn": nn, "torch": torch, "Tensor": Tensor}, cell)
+    begun: list[Ahead] = []
+    begin = Ahead.begin
+    monkeypatch.setattr(Ahead, "begin", lambda make: begun.append(begin(make)) or begun[0])
+    monkeypatch.setattr(takeover, "CALL", 1 << 30)
+    run = reroll.compile(cell["Decaying"](), time_dim=0, start="eager")
+    while not (begun and begun[0].asked):
+        run(torch.randn(11, 3, 5)).sum().backward()
+    assert begun[0].process.stdout is not None
+    told = json.loads(begun[0].process.stdout.read().splitlines()[1])
+    assert len(told["halves"]) >= 2
+    assert not begun[0].process.wait(60)
 
 
 def lives(process: int) -> bool:
