@@ -28,14 +28,12 @@ def refused_by_inductor(what: str) -> Iterator[None]:
 
     try:
         yield
-    except InductorError as error:
+    except (InductorError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
-        if isinstance(error.inner_exception, OSError):
-            raise UnsupportedError(f"Torch's inductor cannot compile {what}: {reason}. {CACHED}") from error
-        raise UnsupportedError(
-            f"Torch's inductor cannot compile {what}: {reason}. Most often it fails without reroll, too. "
-            "lowering='eager' runs everything by torch's own kernels."
-        ) from error
+        why = "Most often it fails without reroll, too. lowering='eager' runs everything by torch's own kernels."
+        if isinstance(getattr(error, "inner_exception", error), OSError):
+            why = CACHED
+        raise UnsupportedError(f"Torch's inductor cannot compile {what}: {reason}. {why}") from error
 
 
 def compile_whole(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

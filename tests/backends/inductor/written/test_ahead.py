@@ -65,6 +65,19 @@ def trained(calls: int, pause: float = 0.0) -> list[Tensor]:
     return found
 
 
+def note_what_begins(monkeypatch: pytest.MonkeyPatch) -> list[Ahead]:
+    """The processes that are begun from here on."""
+    begun: list[Ahead] = []
+    begin = Ahead.begin
+
+    def noted(make: Any) -> Ahead:
+        begun.append(begin(make))
+        return begun[-1]
+
+    monkeypatch.setattr(Ahead, "begin", noted)
+    return begun
+
+
 def forget_vectors() -> None:
     """Torch probes what vectors there are anew: another test may have kept it from building the probes."""
     for cached in (
@@ -81,14 +94,7 @@ def test_what_takes_over_is_found_in_the_caches(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(ahead, "_LONGEST", 600)  # a takeover gives up a process that gets no turn on a busy machine
     forget_vectors()
     family.forget()
-    begun: list[Ahead] = []
-    begin = Ahead.begin
-
-    def noted(make: Any) -> Ahead:
-        begun.append(begin(make))
-        return begun[0]
-
-    monkeypatch.setattr(Ahead, "begin", noted)
+    begun = note_what_begins(monkeypatch)
     monkeypatch.setattr(takeover, "CALL", 1 << 30)
     torch.manual_seed(0)
     model = Decaying()
@@ -174,8 +180,10 @@ time.sleep(600)
 
 
 def test_it_ends_with_the_process_that_began_it_not_with_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its compiler ends, too."""
+    """Its compiler ends, too; and so it does where that process had ended before it looked."""
     monkeypatch.setattr(ahead, "_CODE", STAYS)
+    with mock.patch.object(os, "getpid", return_value=1 << 30):
+        late = Ahead.begin(lambda: None)
     here, there = Pipe()
 
     def begin() -> None:
@@ -184,7 +192,7 @@ def test_it_ends_with_the_process_that_began_it_not_with_a_thread(monkeypatch: p
         there.send([process.pid, int(process.stdout.readline())])
 
     def live_on() -> None:
-        keep = mock.patch.object(ahead.weakref, "finalize")
+        keep = mock.patch("weakref.finalize")
         with keep:
             thread = threading.Thread(target=begin)
             thread.start()
@@ -205,14 +213,7 @@ def test_it_ends_with_the_process_that_began_it_not_with_a_thread(monkeypatch: p
     while any(map(lives, found)) and time.monotonic() < end:
         time.sleep(0.1)
     assert not any(map(lives, found))
-
-
-def test_it_ends_where_what_began_it_had_ended_before_it_looked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its imports take seconds."""
-    monkeypatch.setattr(os, "getpid", lambda: 1 << 30)
-    monkeypatch.setattr(ahead, "_CODE", STAYS)
-    begun = Ahead.begin(lambda: None)
-    assert begun.process.wait(120) != 0
+    assert late.process.wait(60) != 0
 
 
 def test_one_works_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -244,13 +245,12 @@ def test_a_model_of_a_notebook_is_compiled_ahead(monkeypatch: pytest.MonkeyPatch
     """Its ``__main__`` has no file, and nothing of it can be imported by another process."""
     monkeypatch.setattr(ahead, "_CODE", "import sys; print('ready', flush=True); print(sys.stdin.readline())")
     monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+    family.forget()
     cell: dict[str, Any] = {"__name__": "__main__"}
     source = inspect.getsource(Decaying)
     monkeypatch.setitem(linecache.cache, "<cell 1>", (len(source), None, source.splitlines(keepends=True), "<cell 1>"))
     exec(compile(source, "<cell 1>", "exec"), {"nn": nn, "torch": torch, "Tensor": Tensor}, cell)
-    begun: list[Ahead] = []
-    begin = Ahead.begin
-    monkeypatch.setattr(Ahead, "begin", lambda make: begun.append(begin(make)) or begun[0])
+    begun = note_what_begins(monkeypatch)
     monkeypatch.setattr(takeover, "CALL", 1 << 30)
     run = reroll.compile(cell["Decaying"](), time_dim=0, start="eager")
     while not (begun and begun[0].asked):
