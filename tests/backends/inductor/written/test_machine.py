@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from functools import cache
@@ -148,6 +149,7 @@ class Headers:
         if not (compiled := Path(f"{path}.gch")).exists():
             with self.lock:
                 self.made += 1
+            time.sleep(0.05)  # as another process would have it
             compiled.write_bytes(b"compiled " + header.encode() * 100)
         return str(path)
 
