@@ -61,9 +61,11 @@ def cpu_seconds() -> float:
 
 @contextmanager
 def empty_caches() -> Iterator[dict[str, str]]:
-    """Variables of a process whose caches, inductor's and reroll's, are empty at first, and gone afterwards."""
+    """Variables of a process whose caches, inductor's and reroll's, are empty at first, and gone afterwards.
+
+    Torch keeps the header that it precompiles in the system's temporary folder."""
     with tempfile.TemporaryDirectory(prefix="reroll-bench-") as folder:
-        yield {"TORCHINDUCTOR_CACHE_DIR": folder, "REROLL_CACHE_DIR": folder}
+        yield dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "REROLL_CACHE_DIR", "TMPDIR"), folder)
 
 
 def alone(command: list[str], limit: float, caches: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:

@@ -29,7 +29,8 @@ class Unkept(Exception):  # no error: what it is about is made anew
 
 
 USES: Counter[str] = Counter()
-"""How often something was ``found``, ``missing``, ``kept``, ``ignored`` or ``unwritable`` in this process."""
+"""How often a trace was ``found``, ``missing``, ``kept`` or ``ignored`` in this process, or anything ``unwritable``.
+What is kept of other kinds is counted by ``uses`` of its own."""
 UNKEPT: Counter[str] = Counter()
 """Why something was not kept, and how often."""
 
@@ -51,33 +52,33 @@ def unkept(reason: Unkept) -> None:
     UNKEPT[str(reason)] += 1
 
 
-def find(kind: str, key: str) -> bytes | None:
+def find(kind: str, key: str, uses: Counter[str] = USES) -> bytes | None:
     """The bytes of an entry, None where there is none. A broken one is ignored with a RerollWarning."""
     try:
         content = read_own(_name(key), kind)
     except ForeignError as error:
-        ignore(kind, key, str(error.strerror))
+        ignore(kind, key, str(error.strerror), uses)
         return None
     except OSError:
-        USES["missing"] += 1
+        uses["missing"] += 1
         return None
     payload = content.partition(b"\n")[2]
     if content[: len(content) - len(payload)] != _head(key, payload):
-        ignore(kind, key, "is broken or of another key")
+        ignore(kind, key, "is broken or of another key", uses)
         return None
-    USES["found"] += 1
+    uses["found"] += 1
     return payload
 
 
-def ignore(kind: str, key: str, why: str) -> None:
+def ignore(kind: str, key: str, why: str, uses: Counter[str] = USES) -> None:
     """Say that an entry is not used, and let it be written anew."""
-    USES["ignored"] += 1
+    uses["ignored"] += 1
     warn(
         f"reroll's cache: {_path(kind, key)} {why}. It is ignored, and what it was for is made anew.",
     )
 
 
-def keep(kind: str, key: str, payload: bytes) -> None:
+def keep(kind: str, key: str, payload: bytes, uses: Counter[str] = USES) -> None:
     """Write an entry. A RerollWarning, once, where the folder cannot be written."""
     try:
         write_own(_head(key, payload) + payload, _name(key), kind)
@@ -85,12 +86,12 @@ def keep(kind: str, key: str, payload: bytes) -> None:
         USES["unwritable"] += 1
         if USES["unwritable"] == 1:
             warn(
-                f"Nothing can be kept in {cache_folder()} ({error.strerror}), so every process traces its segments "
-                f"anew. {remedy(error, WRITABLE)}",
+                f"Nothing can be kept in {cache_folder()} ({error.strerror}), so every process makes anew what it "
+                f"could have found there. {remedy(error, WRITABLE)}",
             )
         return
-    USES["kept"] += 1
-    if USES["kept"] % _MANY == 1:
+    uses["kept"] += 1
+    if uses["kept"] % _MANY == 1:
         _make_room(kind)
 
 

@@ -1,7 +1,6 @@
 """Event products on a CPU: their kernels, and what is counted of the products of a recurrence.
 
-Private torch API, tried on 2.11 and 2.13: ``CppPythonBindingsCodeCache`` (builds, loads and caches on disk, and starts
-from the headers that it has compiled before), ``CppCompileError``.
+Private torch API, tried on 2.11 and 2.13: ``CppCompileError``.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from reroll.backends.inductor.sizes.family import is_looking
+from reroll.backends.inductor.written.machine import EVERY_MODEL, load
 from reroll.backends.inductor.written.unit import bound, quick_builds
 from reroll.errors import warn
 from reroll.segment.ops import OUTER, PACKED_EVENTS, PRODUCT, EventCount
@@ -43,13 +43,11 @@ def built() -> bool:
 @cache
 def building() -> Callable[[], Any]:
     """Begin to build the kernels, beside what else is compiled; the function that is given waits for them."""
-    from torch._inductor.codecache import CppPythonBindingsCodeCache as Bindings
-
     source, header = ((_FOLDER / name).read_text("utf-8") for name in ("event_kernels.cpp", "events.h"))
     worker = ThreadPoolExecutor(1)
     with quick_builds():  # built elsewhere, and again if the header changes: it is put in
-        whole = "\n".join([source.replace(_INCLUDED, header), bound()])
-        loaded: Callable[[], Any] = Bindings.load_async(whole, submit_fn=worker.submit)
+        whole = EVERY_MODEL + "\n".join([source.replace(_INCLUDED, header), bound()])
+        loaded = load(whole, worker.submit)
     worker.shutdown(wait=False)
     return loaded
 

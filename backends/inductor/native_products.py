@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from reroll.backends.inductor.written.machine import able
 from reroll.backends.inductor.written.unit import quick_builds
+from reroll.errors import warn
 from reroll.segment.ops import PACKED_EVENTS, PACKED_PRODUCT
 
 _FOLDER = Path(__file__).parent / "native"
@@ -150,8 +152,15 @@ def _kernel(x: Any, columns: int, crossover: float | None) -> _Kernel:
 
 
 def vectors() -> bool:
-    """Whether inductor compiles for a CPU whose vectors the kernels are made for."""
+    """Whether inductor compiles for a CPU whose vectors the kernels are made for. A RerollWarning where it might."""
     from torch._inductor.cpu_vec_isa import VecAVX2, VecAVX512, pick_vec_isa
 
     with quick_builds():
-        return isinstance(pick_vec_isa(), VecAVX2 | VecAVX512)
+        found = pick_vec_isa()
+        if not found and (sets := able()):
+            warn(
+                f"Segments are compiled without vector instructions, and run slower: no program with those of this "
+                f"processor ({', '.join(sets)}) could be built and loaded. python -m reroll doctor looks at the disk "
+                "and the compiler; where they are in order the machine was busy: start the process again.",
+            )
+    return isinstance(found, VecAVX2 | VecAVX512)

@@ -2,7 +2,7 @@
 
 Private torch API, tried on 2.11 and 2.13: ``compile_fx`` (what the inductor backend calls),
 ``torch._functorch.config.donated_buffer`` (whether a backward may write into what the forward saved for it),
-``InductorError`` (which it raises where it cannot compile what it was given).
+``InductorError`` (which it raises where it cannot compile what it was given) with ``inner_exception``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from torch import fx
 from reroll.backends.inductor.mended import mended
 from reroll.errors import UnsupportedError
 
+CACHED = "Set TORCHINDUCTOR_CACHE_DIR to a folder in which this user may write, on a disk that is not full."
+"""What helps where inductor cannot write."""
+
 
 @contextmanager
 def refused_by_inductor(what: str) -> Iterator[None]:
@@ -25,12 +28,12 @@ def refused_by_inductor(what: str) -> Iterator[None]:
 
     try:
         yield
-    except InductorError as error:
+    except (InductorError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise UnsupportedError(
-            f"Torch's inductor cannot compile {what}: {reason}. Most often it fails without reroll, too. "
-            "lowering='eager' runs everything by torch's own kernels."
-        ) from error
+        why = "Most often it fails without reroll, too. lowering='eager' runs everything by torch's own kernels."
+        if isinstance(getattr(error, "inner_exception", error), OSError):
+            why = CACHED
+        raise UnsupportedError(f"Torch's inductor cannot compile {what}: {reason}. {why}") from error
 
 
 def compile_whole(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ from reroll.backends.cache.info import cache_info
 from reroll.backends.dynamo.entry import dynamo_is_off
 from reroll.backends.front.compile import compile as compiled
 from reroll.backends.inductor.lower import has_vectors
+from reroll.backends.inductor.written.machine import kept
 from reroll.backends.inductor.written.threads import cores
 from reroll.backends.measure.check import check
 from reroll.backends.tiers.available import free_disk, free_memory, total_memory
@@ -42,7 +43,7 @@ class Finding:
 
 def doctor() -> tuple[Finding, ...]:
     """Look at versions, compiler, cores and threads, memory, disk and caches, and train a tiny network both ways."""
-    looks = (_versions, _switch, _compiler, _threads, _memory, _disk, _caches, _devices)
+    looks = (_versions, _switch, _compiler, _threads, _memory, _disk, _caches, _machine, _devices)
     findings = [found for look in looks for found in look()]
     tests = ["eager"] if any(each.name == "compiler" and each.todo for each in findings) else ["eager", "inductor"]
     return (*findings, *map(self_test, tests))
@@ -107,6 +108,15 @@ def _caches() -> Iterator[Finding]:
     yield _folder("traces", info.folder, held, "Name a folder that may be written to: REROLL_CACHE_DIR.")
     todo = "Name a folder that may be written to: TORCHINDUCTOR_CACHE_DIR."
     yield _folder("compiled code", info.compiled, str(info.compiled), todo)
+
+
+def _machine() -> Iterator[Finding]:
+    """What was made for this machine, and what for others that have used the same folder: it does not serve here."""
+    there = kept()
+    found = f"for this processor, compiler and torch {nbytes_text(there.headers)} of compiled headers"
+    if there.others:
+        found += f"; for others {nbytes_text(there.others)}, which serve nothing here"
+    yield Finding("made once", f"{found}, in {there.folder}")
 
 
 def _folder(name: str, folder: Path, found: str, todo: str) -> Finding:

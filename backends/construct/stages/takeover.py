@@ -22,6 +22,7 @@ from reroll.backends.construct.lent import LENDERS, NotLentError
 from reroll.backends.construct.plan import Built
 from reroll.backends.construct.stages.proof import eager, not_reproduced
 from reroll.backends.construct.stages.trial import Trials
+from reroll.backends.inductor.whole import CACHED
 from reroll.backends.inductor.written.ahead import Ahead
 from reroll.backends.progress import tell
 from reroll.backends.tiers.device import home_of
@@ -180,7 +181,8 @@ class Takeover:
         try:
             return make(self._at_once)
         except Exception as error:  # noqa: BLE001  # of torch's compilers: a call that was taken is never refused later
-            self._stay(str(error) if isinstance(error, RerollError) else f"{type(error).__name__}: {error}")
+            why = str(error) if isinstance(error, RerollError) else f"{type(error).__name__}: {error}"
+            self._stay(f"{why}. {CACHED}" if isinstance(error, OSError) else why)
             return None
 
     def _stay(self, why: str) -> None:

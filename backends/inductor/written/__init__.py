@@ -8,6 +8,7 @@ Mind: One reader of inductor's wrapper text (`wrapper.py`), for chains and for b
     understood stays as it was. It is no pass, so `speed.py` measures it by a patch. A test runs random wrappers in both
     forms.
     Kernels are written for no more threads than there are cores (`threads.py`).
+    What no model changes is made once for a machine, and every file under another name first (`machine.py`).
     What takes over later is compiled ahead by another process, which only fills caches (`ahead.py`).
     A chain frees behind and allocates ahead, up to 1.3 MB more memory. Gaps between buffers made no difference.
 """

@@ -18,6 +18,8 @@ import select
 import signal
 import subprocess
 import sys
+import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -40,9 +42,9 @@ from reroll.segment.ops import OUTER, PRODUCT
 from reroll.segment.trace import trace_mode
 
 LOG = logging.getLogger(__name__)
-_CODE = "from reroll.backends.inductor.written.ahead import main; main()"
+_CODE = "import os; os.nice(19); from reroll.backends.inductor.written.ahead import main; main()"
 _LONGEST = 10  # seconds until a takeover compiles by itself: where all cores are busy, the lowest priority gets nothing
-_DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
+_LOOKING = 1.0  # seconds between looks at whether the process that began this one is still there
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -57,8 +59,10 @@ class Ahead:
     def begin(cls, make: Callable[[], object]) -> Ahead:
         """Begin one, which looks first what this machine can do. Raises OSError where none can be."""
         found = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command, pipe = [sys.executable, "-c", _CODE], subprocess.PIPE
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=found)
+        command, pipe = [sys.executable, "-c", _CODE, str(os.getpid())], subprocess.PIPE
+        process = subprocess.Popen(  # a group of its own, with its compiler, but the session, in which priorities count
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=found, process_group=0
+        )
         ahead = cls(make, process)
         weakref.finalize(ahead, _end, process)  # also at the end of this process
         return ahead
@@ -72,7 +76,7 @@ class Ahead:
             self.process.stdin.write(self._job() + b"\n")  # a BrokenPipeError where it was killed
             self.process.stdin.flush()
         except BaseException:  # it would listen for ever
-            self.process.kill()
+            _end(self.process)
             raise
         self.asked = True
 
@@ -105,9 +109,10 @@ class Ahead:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process, if it has not, and leave nothing of it."""
-    process.kill()
-    process.wait()
+    """End a process and its compiler, if it has not ended, and leave nothing of it."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             with suppress(OSError):  # it has not read all
@@ -116,7 +121,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def main() -> None:
     """What that process does: compile what it is given on its standard input."""
-    _stay_behind()
+    _end_with_parent()
     with suppress(RerollError):  # the takeover says that there is no compiler
         has_vectors("inductor", torch.device("cpu"))
     sys.stdout.write("ready")
@@ -158,13 +163,15 @@ def _set(settings: tuple[dict[str, Any], dict[str, Any]]) -> None:
             setattr(config, name, value)
 
 
-def _stay_behind() -> None:
-    """Have the lowest priority, and end with the process that began this one."""
-    os.nice(19)
-    with suppress(OSError, AttributeError):  # Linux has it
-        import ctypes
+def _end_with_parent() -> None:
+    """End with the process that began this one: not with its thread that did, as Linux would have it."""
+    threading.Thread(target=_end_after, args=(int(sys.argv[1]),), daemon=True).start()
 
-        ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
+
+def _end_after(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOKING)
+    os.killpg(0, signal.SIGKILL)  # with its compiler
 
 
 @contextmanager

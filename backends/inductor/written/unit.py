@@ -1,26 +1,22 @@
-"""Building for a CPU: a graph's kernels in one translation unit, and probes of the machine remembered.
+"""Building for a CPU: a graph's kernels in one translation unit.
 
-Inductor compiles every kernel by itself, and nearly all of that is headers (0.7 s of 0.8); and in every process it
-builds and loads, in a process of their own, a program for each instruction set before it trusts one (3 to 5 s).
+Inductor compiles every kernel by itself, and nearly all of that is headers (0.7 s of 0.8).
 
 Private torch API, tried on 2.11 and 2.13: ``AsyncCompile.cpp_pybinding`` and ``wait`` (called by the code that inductor
-writes), ``CppPythonBindingsCodeCache`` and ``PyCodeCache`` (build, load and cache on disk), ``CppCompileError``,
-``VecISA.check_build`` and ``_get_isa_dry_compile_fingerprint`` (its compiler and flags), ``cache_dir``.
+writes), ``CppPythonBindingsCodeCache`` and ``PyCodeCache`` (build, load and cache on disk), ``CppCompileError``.
 """
 
 from __future__ import annotations
 
-import hashlib
-import platform
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from reroll.backends.inductor.written.chains import KERNEL_NAME, chained, included, within
+from reroll.backends.inductor.written.machine import load, made_once
 from reroll.backends.inductor.written.strides import quick
 from reroll.errors import warn
 
@@ -62,7 +58,7 @@ class Unit:
             from torch._inductor.exc import CppCompileError
 
             try:
-                module = CppPythonBindingsCodeCache.load_async(self._source(), "cpu")()
+                module = load(self._source())()
                 self.functions = [getattr(module, f"kernel{number}") for number in self.kernels.values()]
             except CppCompileError as error:
                 warn(
@@ -118,9 +114,9 @@ def _binding(number: int, types: tuple[str, ...]) -> str:
 
 @contextmanager
 def quick_builds(*, build: bool = True, later: Unit | None = None) -> Iterator[None]:
-    """Inside, what this thread compiles for a CPU is one translation unit per graph, and probes are remembered. With
-    ``build=False`` the text of wrappers is written as inductor does, and no kernel of it is built. With a unit for
-    ``later`` its kernels are built when it is settled.
+    """Inside, what this thread compiles for a CPU is one translation unit per graph, and what is kept for this machine
+    is taken. With ``build=False`` the text of wrappers is written as inductor does, and no kernel of it is built. With
+    a unit for ``later`` its kernels are built when it is settled.
 
     Another thread waits: what is patched must be put back in turn.
     """
@@ -133,7 +129,6 @@ def _patched(build: bool, later: Unit | None) -> Iterator[None]:
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.codecache import PyCodeCache
     from torch._inductor.codegen import cpp
-    from torch._inductor.cpu_vec_isa import VecISA
 
     unit, thread = later or Unit(), threading.get_ident()
     inner, wait, write = AsyncCompile.cpp_pybinding, AsyncCompile.wait, PyCodeCache.write
@@ -160,39 +155,6 @@ def _patched(build: bool, later: Unit | None) -> Iterator[None]:
         mock.patch.object(AsyncCompile, "wait", resolved),
         mock.patch.object(PyCodeCache, "write", written),
         mock.patch.object(cpp, "stride_at_vec_range", quick(vars(cpp)["stride_at_vec_range"])),
-        mock.patch.object(VecISA, "check_build", _remembered(VecISA.check_build)),
+        made_once(),
     ):
         yield
-
-
-def _remembered(check_build: Callable[[Any, str], bool]) -> Callable[[Any, str], bool]:
-    """A probe that is not repeated where it succeeded before: on this CPU, with this compiler and this torch."""
-
-    def probe(isa: Any, code: str) -> bool:
-        from torch._inductor.cpu_vec_isa import _get_isa_dry_compile_fingerprint
-
-        named = f"{_get_isa_dry_compile_fingerprint(isa.build_arch_flags())} {_cpu()} {code}"
-        seen = _folder() / hashlib.sha256(named.encode()).hexdigest()
-        if seen.exists():
-            return True
-        found = check_build(isa, code)
-        if found:
-            seen.parent.mkdir(parents=True, exist_ok=True)
-            seen.touch()
-        return found
-
-    return probe
-
-
-def _folder() -> Path:
-    """Beside what inductor keeps on disk, and gone with it."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    return Path(cache_dir()) / "reroll-probes"
-
-
-def _cpu() -> str:
-    """What tells one kind of CPU from another."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    told = [line for line in lines if line.startswith(("model name", "flags", "Features"))]
-    return " ".join([platform.machine(), *dict.fromkeys(told)])

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import reroll
 from reroll.backends.dynamo import surroundings
+from reroll.backends.inductor.whole import refused_by_inductor
 from reroll.backends.runtime.executable import Executable
 
 
@@ -39,6 +40,17 @@ def fails(*_: Any, **__: Any) -> Any:
     from torch._inductor.exc import InductorError
 
     raise InductorError(RuntimeError("C++ compile error\n  long text"), None)
+
+
+def test_where_inductor_cannot_write_its_folder_is_named() -> None:
+    """It says so itself, or the system does while kernels are built."""
+    from torch._inductor.exc import InductorError
+
+    full = OSError(28, "No space left on device")
+    for error in (full, InductorError(full, None)):
+        told = pytest.raises(reroll.UnsupportedError, match=r"a graph: .*No space left.*Set TORCHINDUCTOR_CACHE_DIR")
+        with told, refused_by_inductor("a graph"):
+            raise error
 
 
 class Wide(nn.Module):

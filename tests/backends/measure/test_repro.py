@@ -6,6 +6,7 @@ import importlib
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from torch._dynamo import external_utils
 
 import reroll
 from networks import Half
+from reroll.backends.inductor.written import machine
 from reroll.backends.measure import doctor
 from reroll.backends.measure.doctor import Finding, self_test
 from reroll.errors import RerollError
@@ -292,6 +294,19 @@ def test_the_doctor_says_that_compiling_is_switched_off(monkeypatch: pytest.Monk
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
     (found,) = doctor._switch()
     assert "Unset TORCH_COMPILE_DISABLE" in found.todo
+
+
+def test_the_doctor_shows_what_was_made_for_other_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REROLL_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(machine, "compiler", lambda: "a compiler")
+    for folder, nbytes in ((machine._headers(), 1000), ("headers-of-another", 2000)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.h.gch").write_bytes(bytes(nbytes))
+    (found,) = doctor._machine()
+    assert "1000 B of compiled headers; for others 1.95 KiB" in str(found)
+    shutil.rmtree(tmp_path / "headers-of-another")
+    (found,) = doctor._machine()
+    assert "others" not in str(found)
 
 
 def test_the_doctor_sees_a_file_where_a_folder_should_be(tmp_path: Path) -> None:

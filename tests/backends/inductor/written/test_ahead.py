@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import gc
+import inspect
+import json
+import linecache
+import os
+import sys
+import threading
 import time
 from contextlib import suppress
-from multiprocessing import get_context
+from multiprocessing import Pipe, get_context
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,7 +29,7 @@ from reroll.backends.inductor import lower
 from reroll.backends.inductor.sizes import family
 from reroll.backends.inductor.written import ahead
 from reroll.backends.inductor.written.ahead import Ahead
-from reroll.errors import CompilerMissingError
+from reroll.errors import CompilerMissingError, RerollWarning
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +65,19 @@ def trained(calls: int, pause: float = 0.0) -> list[Tensor]:
     return found
 
 
+def note_what_begins(monkeypatch: pytest.MonkeyPatch) -> list[Ahead]:
+    """The processes that are begun from here on."""
+    begun: list[Ahead] = []
+    begin = Ahead.begin
+
+    def noted(make: Any) -> Ahead:
+        begun.append(begin(make))
+        return begun[-1]
+
+    monkeypatch.setattr(Ahead, "begin", noted)
+    return begun
+
+
 def forget_vectors() -> None:
     """Torch probes what vectors there are anew: another test may have kept it from building the probes."""
     for cached in (
@@ -75,14 +94,7 @@ def test_what_takes_over_is_found_in_the_caches(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(ahead, "_LONGEST", 600)  # a takeover gives up a process that gets no turn on a busy machine
     forget_vectors()
     family.forget()
-    begun: list[Ahead] = []
-    begin = Ahead.begin
-
-    def noted(make: Any) -> Ahead:
-        begun.append(begin(make))
-        return begun[0]
-
-    monkeypatch.setattr(Ahead, "begin", noted)
+    begun = note_what_begins(monkeypatch)
     monkeypatch.setattr(takeover, "CALL", 1 << 30)
     torch.manual_seed(0)
     model = Decaying()
@@ -93,13 +105,7 @@ def test_what_takes_over_is_found_in_the_caches(monkeypatch: pytest.MonkeyPatch,
         time.sleep(0.1)
         run(x_TBI)
     monkeypatch.setattr(takeover, "CALL", only_family(run).takeover.training_calls + 1)
-
-    def only_headers_are_read(command: str, *rest: Any, **more: Any) -> Any:
-        assert " -E " in command
-        return compiling(command, *rest, **more)
-
-    compiling = cpp_builder.run_compile_cmd
-    with mock.patch.object(cpp_builder, "run_compile_cmd", only_headers_are_read):
+    with mock.patch.object(cpp_builder, "run_compile_cmd", side_effect=AssertionError("nothing is compiled")):
         y_BI = run(x_TBI)
     assert begun[0].process.returncode == 0
     assert not only_family(run).takeover.lasting, "eager segments are held no longer"
@@ -113,9 +119,12 @@ def only_family(run: Any) -> Any:
     return found
 
 
-@pytest.mark.parametrize("code", ["raise SystemExit(3)", "import os; os.kill(os.getpid(), 9)", "while True: pass"])
+FAILS = "raise SystemExit(3)", "raise OSError(28, 'No space left on device')", "import os; os.kill(os.getpid(), 9)"
+
+
+@pytest.mark.parametrize("code", [*FAILS, "while True: pass"])
 def test_a_process_that_does_not_compile_changes_nothing(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends at once, is killed, or never listens."""
+    """It ends at once, finds a full disk, is killed, or never listens."""
     monkeypatch.setattr(ahead, "_CODE", code)
     monkeypatch.setattr(lower, "_inductor", run_by_torch)
     begin = mock.patch.object(Ahead, "begin", side_effect=Ahead.begin)
@@ -126,6 +135,28 @@ def test_a_process_that_does_not_compile_changes_nothing(code: str, monkeypatch:
     assert all(map(torch.equal, found, trained(CALL + 1)))
 
 
+def test_where_inductor_cannot_write_eager_segments_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said once, with what to do."""
+    monkeypatch.setattr(takeover, "_AHEAD", (1 << 30, 0.0))
+    monkeypatch.setattr(lower, "_inductor", mock.Mock(side_effect=OSError(30, "Read-only file system", "/cache/ab")))
+    with pytest.warns(RerollWarning, match="go on with eager.*/cache/ab.*Set TORCHINDUCTOR_CACHE_DIR") as told:
+        found = trained(CALL + 2)
+    assert len([each for each in told if "go on" in str(each.message)]) == 1
+    monkeypatch.setattr(takeover, "COMPILING", 1e9)
+    assert all(map(torch.equal, found, trained(CALL + 2)))
+
+
+def test_it_has_the_lowest_priority_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its imports alone take seconds; and priorities count inside of a session."""
+    asked = "import os; print(os.nice(0), os.getsid(0), os.getpgid(0), flush=True); raise SystemExit; "
+    first, nice, _ = ahead._CODE.split("; ", 2)
+    monkeypatch.setattr(ahead, "_CODE", f"{first}; {nice}; {asked}")
+    begun = Ahead.begin(lambda: None)
+    process = begun.process
+    assert process.stdout is not None
+    assert process.stdout.read().split() == [b"19", str(os.getsid(0)).encode(), str(process.pid).encode()]
+
+
 def test_it_ends_with_what_began_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "_CODE", "import time; time.sleep(600)")
     begun = Ahead.begin(lambda: None)
@@ -133,6 +164,105 @@ def test_it_ends_with_what_began_it(monkeypatch: pytest.MonkeyPatch) -> None:
     del begun
     gc.collect()
     assert process.wait(20) != 0
+
+
+STAYS = """
+import os, subprocess, sys, time
+from reroll.backends.inductor.written.ahead import _end_with_parent
+_end_with_parent()
+print(subprocess.Popen(["sleep", "600"]).pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_it_ends_with_the_process_that_began_it_not_with_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its compiler ends, too; and so it does where that process had ended before it looked."""
+    monkeypatch.setattr(ahead, "_CODE", STAYS)
+    with mock.patch.object(os, "getpid", return_value=1 << 30):
+        late = Ahead.begin(lambda: None)
+    here, there = Pipe()
+
+    def begin() -> None:
+        process = Ahead.begin(lambda: None).process
+        assert process.stdout is not None
+        there.send([process.pid, int(process.stdout.readline())])
+
+    def live_on() -> None:
+        keep = mock.patch("weakref.finalize")
+        with keep:
+            thread = threading.Thread(target=begin)
+            thread.start()
+            thread.join()
+        time.sleep(600)
+
+    parent = get_context("fork").Process(target=live_on)
+    parent.start()
+    try:
+        assert here.poll(120)
+        found = here.recv()
+        time.sleep(1)
+        assert all(map(lives, found))
+    finally:
+        parent.kill()
+        parent.join()
+    end = time.monotonic() + 60
+    while any(map(lives, found)) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not any(map(lives, found))
+    assert late.process.wait(60) != 0
+
+
+def test_one_works_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of all processes that use these caches, as under torchrun; one that is killed keeps nobody waiting."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    here, there = Pipe()
+
+    def work(name: str) -> None:
+        with ahead._alone():
+            there.send(name)
+            time.sleep(600)
+
+    workers = {name: get_context("fork").Process(target=work, args=(name,)) for name in ("a", "b")}
+    for each in workers.values():
+        each.start()
+    try:
+        assert here.poll(60)
+        first = here.recv()
+        assert not here.poll(1)
+        workers.pop(first).kill()
+        assert here.poll(60)
+        assert here.recv() in workers
+    finally:
+        for each in workers.values():
+            each.kill()
+
+
+def test_a_model_of_a_notebook_is_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ``__main__`` has no file, and nothing of it can be imported by another process."""
+    monkeypatch.setattr(ahead, "_CODE", "import sys; print('ready', flush=True); print(sys.stdin.readline())")
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+    family.forget()
+    cell: dict[str, Any] = {"__name__": "__main__"}
+    source = inspect.getsource(Decaying)
+    monkeypatch.setitem(linecache.cache, "<cell 1>", (len(source), None, source.splitlines(keepends=True), "<cell 1>"))
+    exec(compile(source, "<cell 1>", "exec"), {"nn": nn, "torch": torch, "Tensor": Tensor}, cell)
+    begun = note_what_begins(monkeypatch)
+    monkeypatch.setattr(takeover, "CALL", 1 << 30)
+    run = reroll.compile(cell["Decaying"](), time_dim=0, start="eager")
+    while not (begun and begun[0].asked):
+        run(torch.randn(11, 3, 5)).sum().backward()
+    assert begun[0].process.stdout is not None
+    told = json.loads(begun[0].process.stdout.read().splitlines()[1])
+    assert len(told["halves"]) >= 2
+    assert not begun[0].process.wait(60)
+
+
+def lives(process: int) -> bool:
+    """Whether a process runs; one that has ended may still have its number."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_a_process_that_was_forked_does_not_keep_it_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Kernels of a graph are one translation unit, and what was found out of a machine is not found out again."""
+"""Kernels of a graph are one translation unit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch._inductor.codecache import CppPythonBindingsCodeCache as Bindings
 
-import reroll.backends.inductor.written.unit as toolchain
 from reroll.backends.inductor.sizes.family import forget
 from reroll.backends.inductor.written.unit import Unit
 from reroll.errors import RerollWarning
@@ -42,7 +41,7 @@ def trained() -> tuple[Tensor, Tensor, int]:
     fast: Any = torch.compile(loop, backend="reroll", options={"segment": 4})
     with mock.patch.object(Bindings, "load_async", wraps=Bindings.load_async) as load:
         (found,) = torch.autograd.grad(fast(x_TBH, w_HH).square().sum(), w_HH)
-    return found, expected, load.call_count
+    return found, expected, len({call.args[0] for call in load.call_args_list})
 
 
 @needs_compiler
@@ -81,20 +80,3 @@ def test_equal_kernels_are_one() -> None:
     first, again = (unit.add(("const float*",), 'extern "C" void kernel(const float* a) {}') for _ in range(2))
     other = unit.add(("float*",), 'extern "C" void kernel(float* a) {}')
     assert (first, first.number, other.number) == (again, 0, 1)
-
-
-class Isa:
-    def build_arch_flags(self) -> str:
-        return "march=any"
-
-
-@needs_compiler
-@pytest.mark.usefixtures("empty_cache")
-def test_a_probe_that_succeeded_is_not_repeated() -> None:
-    probe = mock.Mock(side_effect=[False, True])
-    remembered = toolchain._remembered(probe)
-    assert [remembered(Isa(), "code") for _ in range(3)] == [False, True, True]
-    assert probe.call_count == 2
-    probe.side_effect = [False]
-    with mock.patch.object(toolchain, "_cpu", return_value="another"):
-        assert not remembered(Isa(), "code")
