@@ -217,7 +217,7 @@ class Proof:
             for each in leaves:
                 if self.noise is not None and each.layout is torch.strided and 0 not in each.stride():
                     before.append((each.data, each.detach().clone()))
-                    each.data.copy_(moved(each.data, self.noise))
+                    each.data.copy_(moved(each.data, self.noise, short=self.rounding >= SHORT))
             yield
         finally:
             for data, values in reversed(before):
@@ -300,9 +300,9 @@ def _gradients(result: Any, leaves: Mapping[Tensor, str]) -> dict[str, Tensor | 
 def _without_hooks(leaves: Collection[Tensor]) -> Iterator[None]:
     """Inside, no hook of the user's on a leaf is called."""
     hooks = [(each._backward_hooks, dict(each._backward_hooks)) for each in leaves if each._backward_hooks]
-    for there, _ in hooks:
-        there.clear()
     try:
+        for there, _ in hooks:
+            there.clear()
         yield
     finally:
         for there, kept in hooks:
