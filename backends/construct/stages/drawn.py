@@ -103,7 +103,7 @@ class Drawing(Watching):
 def _draws(func: Any, kwargs: Any) -> bool:
     """Whether an operation draws from torch's generator."""
     seeded = is_overload(func) and torch.Tag.nondeterministic_seeded in func.tags and func.namespace == "aten"
-    return seeded and kwargs.get("generator") is None
+    return bool(seeded and kwargs.get("generator") is None)
 
 
 def _name(func: Any) -> str:
