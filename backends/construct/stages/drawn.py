@@ -175,7 +175,7 @@ def _randn(seed: int | None, size: Any, *_: Any) -> Tensor:
 
 
 def _randint(seed: int | None, low: int, high: int, size: Any, *_: Any) -> Tensor:
-    first, second, *_ = _words(seed, _count(size))
+    first, second = _words(seed, _count(size))[:2]
     found = (first | second << np.uint64(32)) % np.uint64(high - low)
     return torch.from_numpy(found.astype(np.int64)) + low
 
