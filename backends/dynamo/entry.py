@@ -234,9 +234,10 @@ def _compile(
 
     def made(way: Options) -> Graph:
         plans, module = rolled(way)
-        compiles = way.lowering == "inductor" and way.start == "compiled"
-        run = compile_surroundings(module, found.recurrences) if compiles else module
-        apart = partial(rolled, eager(way), told=False) if compiles else (lambda: (plans, run))
+        by_inductor = way.lowering == "inductor"
+        surrounded = by_inductor and way.start == "compiled"  # else a call would wait for it
+        run = compile_surroundings(module, found.recurrences) if surrounded else module
+        apart = functools.cache(partial(rolled, eager(way), told=False)) if by_inductor else (lambda: (plans, run))
         proof = Proof.of(plans.built, way, apart)
         return Graph(run, module, plans, "", ended, found.notes, plain=peak, proof=proof)
 
@@ -281,9 +282,10 @@ def _break(gm: fx.GraphModule) -> str:
 
 
 def staged(takeover: Takeover, make: Callable[[Options], Graph], present: Graph | None = None) -> Graph:
-    """The graph of the next call. Where one takes over, what the other was proved by stays."""
+    """The graph of the next call. Where one takes over, what the other was proved by stays, unless it is proved always:
+    then its compiled segments are tried at each call."""
     made = takeover.made(make, present)
-    if present is None or made is present or not takeover.told:
+    if present is None or made is present or not takeover.told or present.proof.how == "always":
         return made
     if present.proof.proved is not None:
         present.proof.proved = replace(present.proof.proved, segments=takeover.told)

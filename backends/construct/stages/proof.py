@@ -44,12 +44,13 @@ from reroll.backends.tiers.device import home_of
 from reroll.backends.tiers.spill_file import SpillFile, spill_folder
 from reroll.errors import BudgetError, ProofError, is_shortage
 from reroll.graph.nested import places_of
-from reroll.graph.private import saved_as_it_is, storage_id
+from reroll.graph.private import saved_as_it_is, storage_id, version_of
 from reroll.passes import DEFAULT_PASSES
 from reroll.planning.options import Options, parse_budget
 
 LOG = logging.getLogger(__name__)
 Run = Callable[..., Any]
+_SMALL = 1 << 20  # bytes of an input of which a run is given a copy, whatever a program is said to change
 _SPILLED = 8 << 30  # bytes of a tape that is written to a disk for a proof: a quarter of a minute
 _REMEDY = (
     "Use lowering='eager' for this model until it is mended; proof='never' lets the compiled ones run all the same."
@@ -194,7 +195,10 @@ class Proof:
 
     def _without_noise(self, reference: Callable[[], Seen], expected: Seen, shown: Seen) -> Seen:
         """What a program shows, without what noise of some roundings explains: a decision of the model (whether a
-        neuron fires) may fall the other way, and all that follows from it."""
+        neuron fires) may fall the other way, and all that follows from it. Nothing is explained where the model gives
+        something else each time."""
+        if compared(expected, reference(), None, self.rounding)[0]:
+            return shown
         others, self.noise = list[Seen](), torch.Generator().manual_seed(1)
         try:
             others += (reference() for _ in range(NOISES))
@@ -217,7 +221,7 @@ class Proof:
             for each in leaves:
                 if self.noise is not None and each.layout is torch.strided and 0 not in each.stride():
                     before.append((each.data, each.detach().clone()))
-                    each.data.copy_(moved(each.data, self.noise))
+                    each.data.copy_(moved(each.data, self.noise, short=self.rounding >= SHORT))
             yield
         finally:
             for data, values in reversed(before):
@@ -300,9 +304,9 @@ def _gradients(result: Any, leaves: Mapping[Tensor, str]) -> dict[str, Tensor | 
 def _without_hooks(leaves: Collection[Tensor]) -> Iterator[None]:
     """Inside, no hook of the user's on a leaf is called."""
     hooks = [(each._backward_hooks, dict(each._backward_hooks)) for each in leaves if each._backward_hooks]
-    for there, _ in hooks:
-        there.clear()
     try:
+        for there, _ in hooks:
+            there.clear()
         yield
     finally:
         for there, kept in hooks:
@@ -316,16 +320,28 @@ def _wide(value: Tensor) -> torch.dtype:
 def shown_by(run: Run, args: Mapping[str, Any], written: Collection[str], proof: Proof, *, plainly: bool) -> Seen:
     """What a graph shows, run on inputs by name, of which it changes the ``written`` ones: here, copies of them.
 
-    ``plainly``: torch runs it, whose tape is the proof's to keep.
+    ``plainly``: torch runs it, whose tape is the proof's to keep. What a program is said to change may be wrong: of
+    small inputs there are copies in any case, and of others it is compared which change.
     """
+    written = {*written, *(name for name, each in args.items() if _is_small(each))}
+    others = {name: each for name, each in args.items() if name not in written and isinstance(each, Tensor)}
+    versions = {name: version_of(each) for name, each in others.items()}
     named = {name: _apart(each, name in written) for name, each in args.items()}
     given = {name: each.clone() if name in written and each.requires_grad else each for name, each in named.items()}
     tensors = {each: name for name, each in named.items() if isinstance(each, Tensor)}
     leaves = {each: name for each, name in tensors.items() if each.requires_grad}
     with random_numbers_kept():
         seen = proof.seen(lambda: tuple(run(*given.values())), leaves, tensors if plainly else None)
-    seen.tensors.update({f"afterwards {name}": given[name].detach() for name in written})
+    seen.tensors.update({f"afterwards {name}": given[name].detach() for name in args if name in written})
+    changed = tuple(name for name, each in others.items() if version_of(each) != versions[name])
+    seen.others["inputs that are changed in place"] = changed
     return seen
+
+
+def _is_small(value: Any) -> bool:
+    """Whether a value is a small tensor that may be changed in place."""
+    alone = isinstance(value, Tensor) and not value.requires_grad and value.layout is torch.strided
+    return alone and value.nbytes <= _SMALL
 
 
 def _apart(value: Any, written: bool) -> Any:

@@ -198,12 +198,14 @@ NOISES = 8
 """Runs with noise: a decision within rounding falls the other way in half of them."""
 
 
-def moved(value: Tensor, generator: torch.Generator) -> Tensor:
-    """A value with noise of some roundings of its dtype on each entry; what holds no such numbers is itself."""
+def moved(value: Tensor, generator: torch.Generator, *, short: bool = False) -> Tensor:
+    """A value with noise of some roundings of its dtype on each entry, or of half precision if what it goes into is
+    ``short``; what holds no such numbers is itself."""
     if not (value.is_floating_point() or value.is_complex()):
         return value
     noise = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
-    made: Tensor = value.to(as_numbers(value).dtype) * (1 + _ROUNDINGS * torch.finfo(value.dtype).eps * noise)
+    size = SHORT if short else min(_ROUNDINGS * torch.finfo(value.dtype).eps, SHORT)
+    made: Tensor = value.to(as_numbers(value).dtype) * (1 + size * noise)
     return made
 
 
@@ -222,9 +224,16 @@ def spread_of(middle: Named, others: Iterable[Named]) -> dict[str, Tensor]:
         for name, value in middle.items():
             off = other.get(name)
             if value is not None and off is not None and off.shape == value.shape:
-                distances = (as_numbers(off) - as_numbers(value)).abs().nan_to_num()
+                distances = _distances(off, value)
                 found[name] = torch.maximum(found.get(name, distances), distances)
     return found
+
+
+def _distances(first: Tensor, second: Tensor) -> Tensor:
+    """Of each entry from another; infinite where one alone is NaN."""
+    one, other = as_numbers(first), as_numbers(second)
+    same = (one == other) | (one.isnan() & other.isnan())
+    return (one - other).abs().nan_to_num(torch.inf, torch.inf).masked_fill(same, 0)
 
 
 def without_noise(found: Named, expected: Named, spread: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
@@ -236,7 +245,7 @@ def without_noise(found: Named, expected: Named, spread: Mapping[str, Tensor]) -
             result[name] = value
             continue
         error = as_numbers(value) - as_numbers(want)
-        left = (error.abs() - 3 * explained).clamp(min=0)
+        left = (_distances(value, want) - 3 * explained).clamp(min=0)
         near = torch.where(left > 0, as_numbers(want) + torch.sgn(error) * left, as_numbers(want))
-        result[name] = near.to(value.dtype)
+        result[name] = torch.where(left.isinf(), as_numbers(value), near).to(value.dtype)
     return result

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,18 +22,36 @@ from torch.fx.node import map_aggregate
 
 from reroll.backends.construct.kernels import results_of
 from reroll.backends.construct.plan import Built
-from reroll.backends.construct.stages.seen import NOISES, distance, largest, moved, spread_of, without_noise
+from reroll.backends.construct.stages.drawn import Drawing, Drawn, Noting
+from reroll.backends.construct.stages.seen import (
+    NOISES,
+    SHORT,
+    distance,
+    largest,
+    moved,
+    rounding_of,
+    spread_of,
+    without_noise,
+)
 from reroll.backends.runtime.executable import Executable
+from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.backends.runtime.run import Run, Start
 from reroll.backends.tiers.device import home_of
-from reroll.graph.private import Watching, any_autocast
+from reroll.graph.private import Watching
 from reroll.program.program import store_all
 from reroll.recurrence import Recurrence, Slices, between
+from reroll.segment.joint.graph import in_parts
 from reroll.segment.trace import numbers_of, step_of
 
 LOG = logging.getLogger(__name__)
-_WIDE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+_WIDE = {
+    torch.float32: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float16: torch.float64,
+    torch.complex64: torch.complex128,
+}
 _TIMES = 16  # as far off as torch's own operations in their precision
+_TIMES_SHORT = 4  # where these are in half precision, and compiled code rounds less often
 _LEAST = {torch.float32: 1e-5, torch.complex64: 1e-5, torch.float64: 1e-11, torch.complex128: 1e-11}
 _SMALL = 1e-3  # a gradient that is this small beside the largest is what rounding leaves of zero
 
@@ -42,12 +60,13 @@ _SMALL = 1e-3  # a gradient that is this small beside the largest is what roundi
 class Trial:
     """The compiled segments of a loop, and what came of trying them at some places of a call.
 
-    error: the largest difference, relative to the largest entry of its tensor. differs: what is too far off, if
-    anything is. missed: why nothing was compared.
+    error: the largest difference, relative to the largest entry of its tensor; own: that of torch's own operations.
+    differs: what is too far off, if anything is. missed: why nothing was compared.
     """
 
     built: Built
     error: float = 0.0
+    own: float = 0.0
     differs: str = ""
     missed: str = "no call was made yet"
     tried: set[str] = field(default_factory=set)
@@ -56,14 +75,7 @@ class Trial:
     def of(cls, built: Built) -> Trial:
         """That of a loop that was not tried."""
         recurrence, trial = built.executable.recurrence, cls(built)
-        if recurrence.random:
-            trial.tried, trial.missed = (
-                {"middle", "end"},
-                "its steps draw random numbers, which compiled code draws anew",
-            )
-        elif recurrence.short or recurrence.autocast or any_autocast():
-            trial.tried, trial.missed = {"middle", "end"}, "its steps are in half precision"
-        elif home_of(recurrence.examples).type != "cpu":
+        if home_of(recurrence.examples).type != "cpu":
             trial.tried, trial.missed = {"middle", "end"}, "it runs on a device"
         return trial
 
@@ -99,20 +111,31 @@ class Trial:
 
     def _compare(self, start: int, operands: list[Tensor]) -> None:
         piece, operands = _piece(self.built, start, self.steps, operands)
-        made = _played(piece, operands)
-        reference = _Reference(
-            replace(piece.recurrence, step=self.built.kernels.captured), made.incoming, list(made.grads)
-        )
+        drawn = Drawn() if piece.recurrence.random else None
+        with random_numbers_kept() if drawn else nullcontext():
+            made = _played(piece, operands, drawn)
+            recurrence = replace(piece.recurrence, step=self.built.kernels.captured)
+            self._judge(start, operands, made, _Reference(recurrence, made.incoming, list(made.grads), drawn))
+
+    def _judge(self, start: int, operands: list[Tensor], made: _Made, reference: _Reference) -> None:
         exact, own = reference.run(operands, wide=True), reference.run(operands)
-        found = list(_errors(made, exact, own, {}))
-        if any(error > allowed for _, error, allowed in found):
-            found = list(_errors(made, exact, own, spread_of(exact.tensors(), reference.with_noise(operands))))
-        self.error = max([self.error, *(error for _, error, _ in found)])
-        worst = max(found, key=lambda each: each[1] / each[2])
-        if worst[1] > worst[2] and not self.differs:
+        found = list(_errors(made, exact, own, {}, short=reference.short))
+        if any(each.off > each.allowed for each in found):
+            spread = spread_of(exact.tensors(), reference.with_noise(operands))
+            found = list(_errors(made, exact, own, spread, short=reference.short))
+        self.error = max([self.error, *(each.off for each in found)])
+        self.own = max([self.own, *(each.own for each in found)])
+        worst = max(found, key=lambda each: each.off / each.allowed)
+        if worst.off > worst.allowed and not self.differs:
             self.differs = (
-                f"{worst[0]} of {self.steps} compiled steps from step {start} on is {worst[1]:.1e} off, relative to "
-                f"its largest entry; at most {worst[2]:.0e} is allowed"
+                f"{worst.name} of {self.steps} compiled steps from step {start} on is {worst.off:.1e} off, relative to "
+                f"its largest entry; at most {worst.allowed:.0e} is allowed"
+            )
+        unlike = reference.drawn.unlike if reference.drawn else ""
+        if unlike and not self.differs:
+            self.differs = (
+                f"what {unlike!r} draws in {self.steps} compiled steps from step {start} on has another distribution "
+                "than torch's numbers"
             )
 
 
@@ -142,8 +165,13 @@ class Trials:
     def told(self) -> str:
         """What was compared, and how far it is off; why nothing was."""
         missed = [each for each in self.found.values() if each.missed]
-        off = max((each.error for each in self.found.values()), default=0.0)
-        told = [f"compiled segments are those of float64 on the values of a call: off by {off:.0e} at most"]
+        off, own = (max((getattr(each, of) for each in self.found.values()), default=0.0) for of in ("error", "own"))
+        random = any(each.built.executable.recurrence.random for each in self.found.values())
+        given = ", given the random numbers that they drew" if random else ""
+        told = [
+            f"compiled segments are those of float64 on the values of a call{given}: off by {off:.0e} at most, torch's "
+            f"own operations by {own:.0e}"
+        ]
         left = (f"compiled segments of the loop at {each.where} were not compared: {each.missed}" for each in missed)
         return "; ".join([*(told if len(missed) < len(self.found) else ()), *dict.fromkeys(left)])
 
@@ -180,11 +208,12 @@ def _piece(built: Built, start: int, steps: int, operands: list[Tensor]) -> tupl
     return Executable.of(piece, program, built.executable.compiled), found
 
 
-def _played(piece: Executable, operands: list[Tensor]) -> _Made:
-    """What compiled segments give, and the gradients of the operands that any reach, for drawn incoming ones."""
+def _played(piece: Executable, operands: list[Tensor], drawn: Drawn | None) -> _Made:
+    """What compiled segments give, and the gradients of the operands that any reach, for drawn incoming ones; ``drawn``
+    notes the random numbers of their own."""
     recurrence, segment = piece.recurrence, piece.compiled.segments[piece.program.segment]
     run = Run(piece, Start.of(piece, operands))
-    with torch.no_grad():
+    with torch.no_grad(), Noting(drawn) if drawn else nullcontext():
         last, rows = run.forward(training=bool(segment.tangents))
         examples, generator = results_of(segment, recurrence), torch.Generator().manual_seed(0)
         likes = (*examples.last, *examples.rows)
@@ -217,16 +246,17 @@ def _names(recurrence: Recurrence) -> dict[int, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Reference:
-    """The user's operations of some steps, run by torch one by one."""
+    """The user's operations of some steps, run by torch one by one, which are given the random numbers ``drawn``."""
 
     recurrence: Recurrence
     incoming: list[Tensor | None]
     wanted: list[int]
+    drawn: Drawn | None
 
-    def run(self, operands: Sequence[Tensor], *, wide: bool = False) -> _Made:
-        """What they give, in float64 if ``wide``."""
+    def run(self, operands: Sequence[Tensor], *, wide: bool = False, noise: torch.Generator | None = None) -> _Made:
+        """What they give, in float64 if ``wide``; with ``noise`` on random numbers."""
         recurrence, carried = self.recurrence, len(self.recurrence.carries)
-        with torch.enable_grad(), recurrence.modes(), _widening() if wide else nullcontext():
+        with torch.enable_grad(), recurrence.modes(), self._drawing(noise), _widening() if wide else nullcontext():
             read = {number for slot in recurrence.slots(recurrence.steps).operands for number in slot}
             leaves = [
                 _leaf(each, wide and number in read, number in self.wanted) for number, each in enumerate(operands)
@@ -250,11 +280,27 @@ class _Reference:
         named = {name: each.detach() for name, each in zip(names, results, strict=True)}
         return _Made(named, dict(zip(self.wanted, grads, strict=True)), self.incoming, _names(recurrence))
 
+    @property
+    def short(self) -> bool:
+        """Whether they round to half precision."""
+        return rounding_of([self.recurrence]) >= SHORT
+
     def with_noise(self, operands: Sequence[Tensor]) -> Iterator[dict[str, Tensor | None]]:
         """All that they give in some runs with noise on what they read."""
         generator = torch.Generator().manual_seed(1)
         for _ in range(NOISES):
-            yield self.run([moved(each, generator) for each in operands], wide=True).tensors()
+            noisy = [moved(each, generator, short=self.short) for each in operands]
+            yield self.run(noisy, wide=True, noise=generator).tensors()
+
+    @contextmanager
+    def _drawing(self, noise: torch.Generator | None) -> Iterator[None]:
+        if self.drawn is None:
+            yield
+            return
+        drawing = Drawing(self.drawn, noise)
+        with in_parts(), drawing:
+            yield
+        drawing.end()
 
 
 class _Wide(Watching):
@@ -285,25 +331,34 @@ def _leaf(value: Tensor, wide: bool, wanted: bool) -> Tensor:
     return (_widened(made) if wide else made.view_as(made)).requires_grad_(wanted)
 
 
+class _Error(NamedTuple):
+    """How far a tensor is off, how far it may be, and how far torch's own operations are."""
+
+    name: str
+    off: float
+    allowed: float
+    own: float
+
+
 def _errors(
     made: _Made,
     exact: _Made,
     own: _Made,
     spread: Mapping[str, Tensor],
-) -> Iterator[tuple[str, float, float]]:
-    """Name, error and allowed error of each tensor."""
+    *,
+    short: bool,
+) -> Iterator[_Error]:
+    """The error of each tensor; ``short``: of a loop in half precision."""
     floor = _SMALL * max((largest(each) for each in exact.grads.values() if each is not None), default=0.0)
     expected, others = exact.tensors(), own.tensors()
-    results = without_noise(made.tensors(), expected, spread)
-    for name, found in results.items():
+    times, smallest = (_TIMES_SHORT, dict[torch.dtype, float]()) if short else (_TIMES, _LEAST)
+    for name, found in without_noise(made.tensors(), expected, spread).items():
         least, want, other = floor if name not in made.results else 0.0, expected[name], others[name]
         if found is None or want is None or other is None:
             none = [each is None or not bool(each.any()) for each in (found, want)]
-            yield (
-                name,
-                0.0 if all(none) or found is None else float("inf"),
-                1.0,
-            )  # a route that is left out is no rounding
+            off = 0.0 if all(none) or found is None else float("inf")  # a route that is left out is no rounding
+            yield _Error(name, off, 1.0, 0.0)
             continue
-        error = min(distance(want, found, least), distance(other, found, least))
-        yield name, error, max(_LEAST.get(found.dtype, 0.5), _TIMES * distance(want, other, least))
+        torchs = distance(want, other, least)
+        off = min(distance(want, found, least), distance(other, found, least))
+        yield _Error(name, off, max(smallest.get(found.dtype, SHORT), times * torchs), torchs)

@@ -10,7 +10,7 @@ that nobody needs memory for. An operator's ``_schema`` names its operands.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -34,6 +34,8 @@ aten = torch.ops.aten
 Function = Callable[..., tuple[Tensor, ...]]
 _STATES = ("philox_seed", "philox_offset", "rng_state", "unused")  # of generators, as attentions name them
 _SEEN_THROUGH = {"autograd_function_apply"}  # it runs its functions before modes are asked
+in_parts: Callable[[], AbstractContextManager[None]] = enable_python_dispatcher
+"""Inside, operations that are made of others run as those."""
 
 
 def joint_graph(
@@ -55,7 +57,7 @@ def joint_graph(
     behind the primals; without any it is the forward alone. decompose: into what inductor knows. look: what was seen in
     a run of the function. Raises CaptureError.
     """
-    table, noted = _decompositions() if decompose else None, Noted(function) if look.checks else None
+    table, noted = decompositions() if decompose else None, Noted(function) if look.checks else None
     try:
         with _values_unseen():
             graph = _traced(noted or function, primals, ends, table) if not look.writes else None
@@ -233,7 +235,7 @@ def looked_at(step: fx.GraphModule) -> Iterator[SeenOperations]:
     targets = _targets(step)
     called = {target.name() for target in targets if is_higher_order(target)}
     look.writes = out_of_place in targets or not called <= _SEEN_THROUGH
-    with enable_python_dispatcher(), look if called <= _SEEN_THROUGH else nullcontext():
+    with in_parts(), look if called <= _SEEN_THROUGH else nullcontext():
         yield look
 
 
@@ -252,7 +254,7 @@ def _traced(function: Function, primals: list[Tensor], ends: Sequence[Tensor], t
         gradients = iter(torch.autograd.grad(reached, inputs, tangents, allow_unused=True))
         return (*results, *(next(gradients) if primal.requires_grad else None for primal in primals))
 
-    with mode, enable_python_dispatcher(), torch.set_grad_enabled(torch.is_grad_enabled() and bool(ends)):
+    with mode, in_parts(), torch.set_grad_enabled(torch.is_grad_enabled() and bool(ends)):
         tangents = [torch.empty_like(end, memory_format=torch.contiguous_format) for end in ends]
         graph = make_fx(run, decomposition_table=table, _allow_non_fake_inputs=True)(primals, tangents)
     return None if any(_may_write(node.target) for node in graph.graph.nodes) else graph
@@ -273,7 +275,7 @@ def _has_out(target: Any) -> bool:
     return any(each.is_out for each in target._schema.arguments)
 
 
-def _decompositions() -> Any:
+def decompositions() -> Any:
     """Inductor's, but for those of operators that write their result into an operand (``mm(..., out=...)``): some take
     no such operand. A graph that has one is made functional.
     """

@@ -218,10 +218,10 @@ def test_what_is_kept_is_laid_out_as_the_backward_reads_it() -> None:
 def test_pooling_is_traced_where_inductor_was_not_loaded_before() -> None:
     code = (
         "import torch, reroll; from torch.nn.functional import max_pool2d\n"
-        "from reroll.segment.joint.graph import _decompositions\n"
+        "from reroll.segment.joint.graph import decompositions\n"
         "from torch.fx.experimental.proxy_tensor import make_fx\n"
         "x = torch.rand(1, 2, 8, 8, requires_grad=True)\n"
-        "make_fx(lambda x: torch.autograd.grad(max_pool2d(x, 2).sum(), x), decomposition_table=_decompositions())(x)"
+        "make_fx(lambda x: torch.autograd.grad(max_pool2d(x, 2).sum(), x), decomposition_table=decompositions())(x)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -330,3 +330,57 @@ def test_calls_without_gradients_stand_for_none_that_train(door: str, monkeypatc
     assert len(found) == before + 1
     assert found[-1].proved is not None
     assert found[-1].proved.what == "values and gradients"
+
+
+@pytest.mark.parametrize("door", ["compile", "backend"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1.0])
+def test_noise_explains_no_nan(door: str, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One entry of a result is something else, in single precision; what torch has as NaN or infinite is equal."""
+
+    class Root(nn.Module):
+        def forward(self, x_TBI: Tensor) -> tuple[Tensor, Tensor]:
+            h_BI, rows = torch.zeros_like(x_TBI[0]), []
+            for x_BI in x_TBI.unbind(0):
+                h_BI = torch.tanh(x_BI + 0.5 * h_BI)
+                rows.append(torch.sqrt(h_BI) / (h_BI > 0))
+            return torch.stack(rows), h_BI
+
+    x_TBI = torch.randn(STEPS, 2, 4, requires_grad=True)
+    found, forward = proofs(monkeypatch), Rolled.forward
+    rows, _ = through(door, Root())(x_TBI)
+    assert bool(rows.isnan().any())
+    assert found[0].proved is not None
+    assert found[0].proved.what == "values and gradients"
+
+    def otherwise(rolled: Rolled, *operands: Tensor) -> tuple[Tensor, ...]:
+        last, *rest = forward(rolled, *operands)
+        return (last.clone().index_fill_(1, torch.tensor([2]), value), *rest)
+
+    monkeypatch.setattr(Rolled, "forward", otherwise)
+    with pytest.raises(reroll.ProofError, match=r"result\[1\]: .* off"):
+        through(door, Root())(x_TBI)
+
+
+@pytest.mark.parametrize("size", [1, 1 << 18])
+def test_a_buffer_that_a_program_leaves_as_it_was_is_found(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs with noise begin from what the first began from; of what is large there is no copy, and all the same."""
+
+    class Counting(nn.Module):
+        count: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(size, dtype=torch.float64))
+
+        def forward(self, x_TBI: Tensor) -> tuple[Tensor, Tensor]:
+            self.count += 1
+            h_BI = torch.zeros_like(x_TBI[0])
+            for x_BI in x_TBI.unbind(0):
+                h_BI = torch.tanh(x_BI + 0.5 * h_BI)
+            return h_BI, self.count[:1] * 1
+
+    monkeypatch.setattr("reroll.capture.normal.functional._Rewriter._write_back", lambda *_: None)
+    model, (_, x_TBI) = Counting(), made()
+    with pytest.raises(reroll.ProofError, match=r"inputs that are changed|afterwards count"):
+        through("backend", model)(x_TBI)
+    assert size > 1 or float(model.count) == 0

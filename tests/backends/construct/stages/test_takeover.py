@@ -22,6 +22,7 @@ from reroll.errors import CompilerMissingError, RerollWarning
 from reroll.segment.trace import Traced
 
 DOORS = ["front", "backend"]
+LATE = 100  # runs of compiled segments, which are wrong from then on
 
 
 class Leaky(nn.Module):
@@ -155,6 +156,29 @@ def test_a_program_is_proved_once(door: str) -> None:
     with prove as proofs, mock.patch.object(lower, "_inductor", run_by_torch):
         trained(door, CALL + 1, start="eager", proof="first")
     assert proofs.call_count == 2, "one with gradients, one without"
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_compiled_segments_are_tried_at_each_call_if_wanted(door: str) -> None:
+    """With ``proof="always"``, and where they become wrong after they have taken over."""
+    calls = 0
+
+    def worse(graph: fx.GraphModule, traced: Traced, *, backward: bool) -> Any:
+        right = lower._eager(traced, None, graph, backward=backward)
+
+        def run(inputs: list[Any]) -> list[Any]:
+            nonlocal calls
+            calls += not backward
+            factor = 1.01 if calls > LATE else 1.0
+            return [each if each is None or not each.is_floating_point() else factor * each for each in right(inputs)]
+
+        return run
+
+    with mock.patch.object(lower, "_inductor", worse):
+        trained(door, CALL + 1, start="eager", proof="always")
+        assert calls < LATE
+        with pytest.raises(reroll.ProofError, match="compiled segments do not give"):
+            trained(door, CALL + LATE, start="eager", proof="always")
 
 
 @pytest.mark.parametrize("door", DOORS)

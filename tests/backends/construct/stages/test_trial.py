@@ -13,11 +13,14 @@ from torch import Tensor, nn
 import reroll
 from networks import Deciding
 from reroll.backends.construct.plan import Built
+from reroll.backends.construct.stages.drawn import Drawing, Drawn
 from reroll.backends.construct.stages.trial import Trials
 from reroll.backends.dynamo.entry import Graph
 from reroll.backends.inductor.lower import Interpreted
 from reroll.backends.runtime.executable import Compiled
+from reroll.segment.joint.graph import decompositions, in_parts
 
+aten = torch.ops.aten
 STEPS, PIECE = 14, 4
 
 
@@ -66,11 +69,39 @@ class Backwards(nn.Module):
         return torch.stack(rows, 1), h_BN
 
 
+class Dropping(nn.Module):
+    """Masks of three kinds, and noise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken, self.back = nn.Linear(3, 8), nn.Linear(8, 8)
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BN, rows = x_TBI.new_zeros(x_TBI.shape[1], 8), []
+        for x_BI in x_TBI.unbind(0):
+            h_BN = nn.functional.dropout(torch.tanh(self.taken(x_BI) + self.back(h_BN)), 0.3)
+            h_BN = h_BN * torch.bernoulli(torch.sigmoid(h_BN)) + 0.1 * torch.randn_like(h_BN)
+            h_BN = h_BN * (torch.rand_like(h_BN) < 0.8) + torch.randint(3, h_BN.shape)
+            rows.append(h_BN)
+        return torch.stack(rows)
+
+
+class Halved(Spiking):
+    """Neurons, all of it in half precision by autocast."""
+
+    def forward(self, x_TBI: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x_TBI)
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "spiking": (Spiking, (STEPS, 2, 3)),
     "layered": (Layered, (2, 4)),
     "backwards": (Backwards, (2, STEPS, 3)),
+    "random": (Dropping, (STEPS, 2, 3)),
+    "autocast": (Halved, (STEPS, 2, 3)),
 }
+PLAIN = ("spiking", "layered", "backwards")
 
 
 def trained(run: Callable[..., Any], x: Tensor) -> None:
@@ -140,13 +171,14 @@ def off(half: str, number: int, change: Callable[[Tensor], Tensor]) -> Callable[
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["single", "double"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*PLAIN, "random"])
 def test_what_is_right_is_found_to_be(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     trials = tried(name, dtype, monkeypatch, lambda segment: segment)
     (trial,) = trials.found.values()
     assert (trial.differs, trial.missed, trial.tried) == ("", "", {"middle", "end"})
     assert trial.error < 100 * torch.finfo(dtype).eps
-    assert trials.told.startswith("compiled segments are those of float64 on the values of a call: off by ")
+    given = ", given the random numbers that they drew" if name == "random" else ""
+    assert trials.told.startswith(f"compiled segments are those of float64 on the values of a call{given}: off by ")
 
 
 @pytest.mark.parametrize(
@@ -154,7 +186,7 @@ def test_what_is_right_is_found_to_be(name: str, dtype: torch.dtype, monkeypatch
     [("forward", 0, 1.003), ("forward", -1, -1), ("backward", 0, 1.003), ("backward", -1, 1.003)],
     ids=["a carry", "what is saved", "a carry's gradient", "another gradient"],
 )
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", PLAIN)
 def test_what_is_wrong_is_found(
     name: str, half: str, number: int, factor: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +201,65 @@ def test_what_is_wrong_is_found(
 
     trials = tried(name, torch.float32, monkeypatch, off(half, number, change))
     assert "compiled steps from step" in trials.differs, trials.told
+
+
+@pytest.mark.parametrize("name", ["spiking", "random", "autocast"])
+@pytest.mark.parametrize(("half", "factor"), [("forward", 1), ("forward", 0.2), ("backward", 0.2)])
+def test_half_precision_is_compared_with_float64(
+    name: str, half: str, factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is right is found to be, what is far off is not."""
+    dtype = torch.float32 if name == "autocast" else torch.bfloat16
+    trials = tried(name, dtype, monkeypatch, off(half, 0, lambda value: value * factor))
+    assert bool(trials.differs) is (factor != 1), trials.told
+    (trial,) = trials.found.values()
+    assert not trial.missed
+    assert trial.own > 1e-3
+
+
+def drawing(x: Tensor) -> tuple[Tensor, ...]:
+    """Whatever compiled code draws numbers of its own for."""
+    flips = nn.functional.dropout(x, 0.3), torch.bernoulli(x.sigmoid())
+    return (*flips, torch.rand_like(x) + 1, torch.randn(5, 3), torch.randint(-2, 9, (40,)))
+
+
+@pytest.mark.inductor
+def test_numbers_of_compiled_code_are_made_again() -> None:
+    x, seeds = torch.randn(64, 3), torch.empty(5, dtype=torch.int64)
+    torch.manual_seed(7)
+    found = torch.compile(drawing)(x)
+    torch.manual_seed(7)
+    drawn = Drawn(torch.randint(-(1 << 63), (1 << 63) - 1, seeds.shape).tolist())
+    with in_parts(), Drawing(drawn) as again:
+        expected = drawing(x)
+    again.end()
+    for before, after in zip(expected, found, strict=True):
+        torch.testing.assert_close(before, after)
+    assert not drawn.unlike
+
+
+def test_a_mask_of_another_rate_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers, of which too many are dropped."""
+    parts = decompositions()
+    other = {aten.native_dropout.default: lambda x, rate, _: parts[aten.native_dropout.default](x, rate + 0.2, True)}
+    monkeypatch.setattr("reroll.backends.construct.stages.drawn._parts", lambda: {**parts, **other})
+    drawn = Drawn([3])
+    with in_parts(), Drawing(drawn):
+        nn.functional.dropout(torch.ones(1000), 0.3)
+    assert drawn.unlike == "native_dropout"
+
+
+def twice(drawn: Drawn) -> None:
+    with Drawing(drawn) as drawing:
+        torch.rand(4), torch.rand(4)
+    drawing.end()
+
+
+def test_numbers_that_were_not_drawn_cannot_be_compared() -> None:
+    """Of too few seeds, of too many, of another operation."""
+    for drawn in (Drawn([3]), Drawn([3, 4, 5]), Drawn([], [("rand", torch.ones(4)), ("randn", torch.ones(4))])):
+        with pytest.raises(reroll.UnsupportedError, match="other random numbers"):
+            twice(drawn)
 
 
 def test_a_decision_within_rounding_may_fall_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
