@@ -44,7 +44,7 @@ def settings(devices: Iterable[torch.device]) -> str:
         "python": sys.version_info[:3],
         "machine": (platform.machine(), torch.backends.cpu.get_cpu_capability()),
         "cards": [_card() for kind in kinds if kind == "cuda"],
-        "flags": _flags(),
+        "flags": flags(),
         "inductor": _stable(inductor.save_config_portable()),
         "functorch": _stable(functorch.save_config_portable()),
     }
@@ -84,7 +84,7 @@ def _card() -> tuple[Any, ...]:
     return (*named, cudnn.enabled, cudnn.deterministic, cudnn.benchmark, cudnn.version())
 
 
-def _flags() -> tuple[Any, ...]:
+def flags() -> tuple[Any, ...]:
     """Settings of torch that its Python code reads while a step is traced."""
     backends: Any = torch.backends
     kinds = ("cpu", "cuda")

@@ -7,6 +7,7 @@ training does. The tape that the forward makes besides is dropped, one segment a
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.backends.construct.kernels import Kernels, compile_kernels, store_all_root
+from reroll.backends.cache.settings import flags
+from reroll.backends.construct.kernels import Kernels, compile_kernels, passes_of, store_all_root
 from reroll.backends.inductor.lower import Boxed, Segment
 from reroll.backends.runtime.executable import Compiled
 from reroll.graph.editing import content_of
@@ -25,6 +27,7 @@ from reroll.planning.options import Options
 from reroll.recurrence import Items, PerStep, Recurrence, Slices
 from reroll.segment.trace import trace
 
+LOG = logging.getLogger(__name__)
 aten = torch.ops.aten
 _SAME = (aten.detach.default, aten.alias.default)
 _MOST = 16
@@ -54,21 +57,23 @@ class Lenders:
         self.count = 0
         self._found = OrderedDict[tuple[str, tuple[int, ...]], Kernels]()
 
-    def add(self, kernels: Kernels) -> None:
+    def add(self, kernels: Kernels, options: Options) -> None:
         """These have been compiled for training, and run from now on. Of those that draw random numbers, or that are
         recorded, no evaluation runs the forward."""
         recurrence = kernels.context.recurrence
         if recurrence is None or kernels.random or kernels.compiled.graphs.device is not None:
             return
+        content = _content(replace(recurrence, step=kernels.captured), options)
+        if content is None:
+            return
         self.count += 1
-        content = _content(replace(recurrence, step=kernels.captured))
         self._found[content, tuple(kernels.compiled.segments)] = kernels
         if len(self._found) > _MOST:
             self._found.popitem(last=False)
 
-    def find(self, recurrence: Recurrence, lengths: Sequence[int]) -> Kernels:
+    def find(self, recurrence: Recurrence, options: Options, lengths: Sequence[int]) -> Kernels:
         """What does the same, in segments of such lengths. Raises NotLentError."""
-        content = _content(recurrence) if self._found else ""
+        content = _content(recurrence, options) if self._found else None
         for (known, there), kernels in self._found.items():
             if known == content and set(lengths) <= set(there):
                 return kernels
@@ -85,7 +90,7 @@ def kernels_for(recurrence: Recurrence, options: Options, lengths: Sequence[int]
     """
     if options.start == "compiled" or options.lowering == "eager":
         return compile_kernels(recurrence, options, lengths, loops)
-    kernels = LENDERS.find(recurrence, lengths)
+    kernels = LENDERS.find(recurrence, options, lengths)
     compiled, traced = kernels.compiled, kernels.traced
     segments = {k: _untaped(compiled.segments[k]) for k in sorted(lengths, reverse=True)}
     return Kernels(
@@ -113,13 +118,20 @@ def _untaped(segment: Segment) -> Segment:
     )
 
 
-def _content(recurrence: Recurrence) -> str:
-    """A text that is equal for recurrences whose forwards do the same to the same inputs."""
-    traced = trace(replace(recurrence, steps=max(recurrence.steps, 1)), 1, decompose=True)
+def _content(recurrence: Recurrence, options: Options) -> str | None:
+    """A text that is equal for recurrences whose forwards do the same to the same inputs, and are compiled alike; None
+    where one step cannot be traced."""
+    try:
+        traced = trace(replace(recurrence, steps=max(recurrence.steps, 1)), 1, decompose=True)
+    except Exception as error:  # noqa: BLE001  # of a look beside the call, which goes on with eager segments
+        LOG.debug("a step of the loop at %s is not compared with others: %s", recurrence.where, error)
+        return None
     results: Any = traced.graph.graph.output_node().args[0]
     texts = _texts(traced.graph)
     made, reads = [texts[each] for each in results[: traced.outputs]], [_read(x) for x in recurrence.xs]
-    return repr((made, reads, traced.carries, recurrence.any_length, recurrence.autocast))
+    with torch.inference_mode(False), torch.enable_grad():
+        alike = flags(), passes_of(options), options.codec
+    return repr((made, reads, traced.carries, traced.inputs_total, recurrence.any_length, recurrence.autocast, alike))
 
 
 def _read(x: PerStep) -> tuple[Any, ...]:

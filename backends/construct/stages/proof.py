@@ -131,9 +131,9 @@ class Proof:
             return f"nothing: {self.missed}" if self.missed else ""
         found, whose = self.proved, " of eager segments" if self.proved.segments else ""
         price = f"off by {found.error:.0e} of a largest entry at most, in {found.seconds:.2f} CPU s"
-        what = f"{found.what}, as {found.why}" if found.why else found.what
-        told = f"{what}{whose} are those of torch on the values of a call: {price}"
-        return f"{told}; {found.segments}" if found.segments else told
+        told = f"{found.what}{whose} are those of torch on the values of a call: {price}"
+        without = f"gradients were not compared, as {found.why}" if found.why else ""
+        return "; ".join(filter(None, (told, without, found.segments)))
 
     def prove(self, reference: Callable[[], Seen], program: Callable[[Run], Seen]) -> None:
         """Compare what torch and the program show of a call. Raises ProofError at what differs first. Where both cannot

@@ -148,7 +148,7 @@ class Takeover:
             self.compiled, self.tried, self.took_over = True, None, self.training_calls
             self.lasting.clear()  # which holds eager segments
             for each in following.built:
-                LENDERS.add(each.kernels)
+                LENDERS.add(each.kernels, each.options)
             return following
         running = present if present is not None else self._made_first(make)
         if following is not None:

@@ -126,7 +126,7 @@ def test_other_lengths_take_it_where_their_segments_are_there() -> None:
 )
 def test_what_evaluates_otherwise_takes_nothing(model: nn.Module) -> None:
     """A forward of training would drop values, or use what the batch has."""
-    run = through("front", model)
+    run = reroll.compile(model, time_dim=0, start="eager", proof="never")  # torch draws otherwise than compiled code
     train(run)
     assert evaluated(model, run, torch.randn(T, 2, 3)) == (False, False)
 
@@ -140,12 +140,35 @@ def test_another_model_takes_what_does_the_same_alone() -> None:
     assert evaluated(same, through("front", same), torch.randn(T, 5, 3)) == (False, False)
 
 
+def test_what_is_compiled_otherwise_takes_nothing() -> None:
+    """By other passes, or other settings of torch."""
+    train(through("front", Spiking()))
+    model = Spiking()
+    run = reroll.compile(model, time_dim=0, start="eager", passes=[])
+    assert evaluated(model, run, torch.randn(T, 2, 3)) == (False, False)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if before == "highest" else "highest")
+    try:
+        assert evaluated(model, through("front", model), torch.randn(T, 2, 3)) == (False, False)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert evaluated(model, through("front", model), torch.randn(T, 2, 3)) == (True, False)
+
+
+def test_a_step_that_cannot_be_looked_at_takes_nothing() -> None:
+    """Evaluation goes on with eager segments."""
+    train(through("front", Spiking()))
+    model = Spiking()
+    with mock.patch.object(lent, "trace", side_effect=AssertionError("of torch's own")):
+        assert evaluated(model, through("front", model), torch.randn(T, 2, 3)) == (False, False)
+
+
 def test_what_is_lent_does_not_grow_without_bounds() -> None:
     lenders = lent.Lenders()
     train(through("front", Spiking()))
     ((_, kernels),) = lent.LENDERS._found.items()
     with mock.patch.object(lent, "_content", side_effect=map(str, range(40))):
         for _ in range(40):
-            lenders.add(kernels)
+            lenders.add(kernels, reroll.Options())
     assert len(lenders._found) == lent._MOST
     assert lenders.count == 40

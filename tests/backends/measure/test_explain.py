@@ -373,4 +373,4 @@ def test_it_says_what_was_proved(door: str) -> None:
     with torch.no_grad():
         run = made()
         run(x[:9])
-        assert "values, as no gradients are taken" in reroll.explain(run, x[:9]).proved
+        assert "gradients were not compared, as no gradients are taken" in reroll.explain(run, x[:9]).proved
