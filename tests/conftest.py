@@ -17,6 +17,7 @@ import torch._dynamo.guards
 import walks
 from reroll.backends.codecs.codec import CODECS
 from reroll.backends.construct import kernels
+from reroll.backends.construct.lent import LENDERS
 from reroll.backends.construct.stages.proof import Proof
 from reroll.backends.construct.stages.trial import Trial
 from reroll.backends.runtime.executable import Executable
@@ -81,6 +82,12 @@ def _caches() -> Iterator[None]:
     """What a file leaves in torch's caches."""
     yield
     _spare()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_lent() -> None:
+    """What other tests compiled, some of it wrong on purpose, is lent to no evaluation."""
+    LENDERS.forget()
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,8 @@ import torch
 from torch import fx
 
 from reroll.backends.cache.settings import flags
-from reroll.backends.construct.kernels import Kernels, compile_kernels, passes_of, store_all_root
+from reroll.backends.construct import kernels as compiling
+from reroll.backends.construct.kernels import Kernels, passes_of, store_all_root
 from reroll.backends.inductor.lower import Boxed, Segment
 from reroll.backends.runtime.executable import Compiled
 from reroll.graph.editing import content_of
@@ -71,6 +72,10 @@ class Lenders:
         if len(self._found) > _MOST:
             self._found.popitem(last=False)
 
+    def forget(self) -> None:
+        """Lend nothing of what there is."""
+        self._found.clear()
+
     def find(self, recurrence: Recurrence, options: Options, lengths: Sequence[int]) -> Kernels:
         """What does the same, in segments of such lengths. Raises NotLentError."""
         content = _content(recurrence, options) if self._found else None
@@ -89,7 +94,7 @@ def kernels_for(recurrence: Recurrence, options: Options, lengths: Sequence[int]
     Raises NotLentError.
     """
     if options.start == "compiled" or options.lowering == "eager":
-        return compile_kernels(recurrence, options, lengths, loops)
+        return compiling.compile_kernels(recurrence, options, lengths, loops)
     kernels = LENDERS.find(recurrence, options, lengths)
     compiled, traced = kernels.compiled, kernels.traced
     segments = {k: _untaped(compiled.segments[k]) for k in sorted(lengths, reverse=True)}

@@ -7,8 +7,8 @@ import torch
 
 import reroll
 from gru import B, Gru, I, T, compiled, gradients, same, schedule_of
+from reroll.backends.construct import kernels
 from reroll.backends.construct import share as fitting
-from reroll.backends.front import families
 from reroll.backends.tiers import available
 from reroll.errors import BudgetError, OptionError
 
@@ -22,7 +22,7 @@ def test_a_budget_follows_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     expected, fast = gradients(model, model, x), compiled(model, memory_budget="auto")
     same(gradients(model, fast, x), expected)
     assert schedule_of(fast, x) == "store_all"
-    monkeypatch.setattr(families, "compile_kernels", None)  # kernels are not compiled again
+    monkeypatch.setattr(kernels, "compile_kernels", None)  # kernels are not compiled again
 
     def peak_at(nbytes: int) -> int:
         free[0] = nbytes

@@ -72,7 +72,7 @@ def test_thirty_lengths_are_traced_and_compiled_once() -> None:
     run = reroll.compile(twin, time_dim=0, **EAGER)
     kernels = mock.Mock(wraps=build.compile_kernels)
     graphs = mock.Mock(wraps=entries.Entry)
-    with mock.patch.object(families, "compile_kernels", kernels), mock.patch.object(entries, "Entry", graphs):
+    with mock.patch.object(build, "compile_kernels", kernels), mock.patch.object(entries, "Entry", graphs):
         for steps in (40, *range(1, 15), *range(21, 300, 20), 64):
             agree(net, run, twin, torch.randn(steps, 2, I))
     assert graphs.call_count == 1
