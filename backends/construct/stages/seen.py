@@ -230,9 +230,10 @@ def spread_of(middle: Named, others: Iterable[Named]) -> dict[str, Tensor]:
 
 
 def _distances(first: Tensor, second: Tensor) -> Tensor:
-    """Of each entry from another; infinite where one alone is NaN."""
+    """Of each entry from another; infinite where one alone is finite. Infinities that are added in another order may
+    become NaN."""
     one, other = as_numbers(first), as_numbers(second)
-    same = (one == other) | (one.isnan() & other.isnan())
+    same = (one == other) | ~(one.isfinite() | other.isfinite())
     return (one - other).abs().nan_to_num(torch.inf, torch.inf).masked_fill(same, 0)
 
 
