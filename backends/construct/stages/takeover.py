@@ -72,8 +72,8 @@ Made = TypeVar("Made", bound=Program)
 class Takeover:
     """Which segments a program runs, eager or compiled ones.
 
-    options: the user's. training_calls: that have begun. trained: seconds that their eager segments take, about, by
-    their graphs; ``lasting``: of a step, for each of their loops. compiled: whether compiled segments run. stays: eager
+    options: the user's; at_once: those by which segments are compiled, rather than lent. training_calls: that have
+    begun. trained: seconds that their eager segments take, about, by their graphs; ``lasting``: of a step, for each of their loops. compiled: whether compiled segments run. stays: eager
     ones do for good, as no others could be made. before: seconds of a step of the loops by eager segments, at their
     last call. prepare: makes the compiled segments, but for what is compiled; ``ahead`` compiles that, which is
     ``begun`` once. took_over: training calls before compiled ones did. trials: of compiled segments, once they are
@@ -83,6 +83,7 @@ class Takeover:
     """
 
     options: Options
+    at_once: Options
     training_calls: int = 0
     trained: float = 0.0
     lasting: dict[Kernels, float] = field(default_factory=dict)
@@ -101,7 +102,8 @@ class Takeover:
     @classmethod
     def of(cls, options: Options) -> Takeover:
         """That of a program which has not run. Only with ``start="eager"`` is there another stage than the last."""
-        return cls(options, compiled=options.start == "compiled" or options.lowering == "eager")
+        at_once = options if options.start == "compiled" else replace(options, start="compiled")
+        return cls(options, at_once, compiled=options.start == "compiled" or options.lowering == "eager")
 
     @property
     def due(self) -> bool:
@@ -119,11 +121,6 @@ class Takeover:
     def only_lent(self) -> bool:
         """Whether a call runs compiled segments only where training has them: one without gradients."""
         return self.options.start == "eager" and not torch.is_grad_enabled() and not is_aside()
-
-    @property
-    def _at_once(self) -> Options:
-        """How segments are compiled, rather than lent."""
-        return replace(self.options, start="compiled")
 
     @property
     def told(self) -> str:
@@ -163,7 +160,7 @@ class Takeover:
                 if self.stays:
                     raise
                 self.compiled = True
-        return make(self._at_once)
+        return make(self.at_once)
 
     def _following(self, make: Callable[[Options], Made], present: Made | None) -> Made | None:
         """The program of compiled segments; None where there is none, or none that reproduces."""
@@ -179,7 +176,7 @@ class Takeover:
                 found: Made = self.tried[1]
                 return found
         try:
-            return make(self._at_once)
+            return make(self.at_once)
         except Exception as error:  # noqa: BLE001  # of torch's compilers: a call that was taken is never refused later
             why = str(error) if isinstance(error, RerollError) else f"{type(error).__name__}: {error}"
             self._stay(f"{why}. {CACHED}" if isinstance(error, OSError) else why)
