@@ -73,13 +73,13 @@ class Takeover:
     """Which segments a program runs, eager or compiled ones.
 
     options: the user's; at_once: those by which segments are compiled, rather than lent. training_calls: that have
-    begun. trained: seconds that their eager segments take, about, by their graphs; ``lasting``: of a step, for each of their loops. compiled: whether compiled segments run. stays: eager
-    ones do for good, as no others could be made. before: seconds of a step of the loops by eager segments, at their
-    last call. prepare: makes the compiled segments, but for what is compiled; ``ahead`` compiles that, which is
-    ``begun`` once. took_over: training calls before compiled ones did. trials: of compiled segments, once they are
-    there; ``tried``: the program whose call tries them, and the one that may take over from it. asked: how many
-    programs of training had compiled segments when theirs were last asked for, for calls without gradients. lent:
-    whether such segments run.
+    begun. trained: seconds that their eager segments take, about, by their graphs; ``lasting``: of a step, for each
+    of their loops. compiled: whether compiled segments run. stays: eager ones do for good, as no others could be
+    made. before: seconds of a step of the loops by eager segments, at their last call. prepare: makes the compiled
+    segments, but for what is compiled; ``ahead`` compiles that, which is ``begun`` once. took_over: training calls
+    before compiled ones did. trials: of compiled segments, once they are there; ``tried``: the program whose call
+    tries them, and the one that may take over from it. asked: how many programs of training had compiled segments
+    when theirs were last asked for, for calls without gradients. lent: whether such segments run.
     """
 
     options: Options
