@@ -21,9 +21,10 @@ from torch.utils._pytree import tree_leaves
 from wider import enlarged, wider
 
 import reroll
-import reroll.backends.construct.kernels as build
+import reroll.backends.construct.lent as lent
 import reroll.backends.front.compile as front
 import reroll.backends.front.entries as entries
+import reroll.backends.front.families as families
 from reroll.backends.inductor.sizes.family import forget
 from reroll.errors import RerollError
 
@@ -104,7 +105,7 @@ class Counts:
 
     def __init__(self) -> None:
         self.graphs = self.segments = 0
-        new_backend, compile_kernels = entries.new_backend, build.compile_kernels
+        new_backend, kernels_for = entries.new_backend, lent.kernels_for
 
         def counted_backend() -> Any:
             backend = new_backend()
@@ -117,10 +118,10 @@ class Counts:
 
         def counted_kernels(*args: Any) -> Any:
             self.segments += 1
-            return compile_kernels(*args)
+            return kernels_for(*args)
 
-        setattr(front, "new_backend", counted_backend)  # noqa: B010  # a name that the module imports
-        setattr(build, "compile_kernels", counted_kernels)  # noqa: B010
+        setattr(front, "new_backend", counted_backend)  # noqa: B010  # names that the modules import
+        setattr(families, "kernels_for", counted_kernels)  # noqa: B010
 
     def now(self) -> dict[str, int]:
         """Both numbers."""
