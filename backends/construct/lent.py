@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -50,38 +51,49 @@ class Untaped:
         return self.forward(inputs)[: self.outputs]
 
 
+@dataclass(eq=False)
+class Lender:
+    """Segments of training, and what they were compiled by (``_alike``)."""
+
+    kernels: Kernels
+    alike: str
+
+    @cached_property
+    def content(self) -> str | None:
+        """What their step does; traced when it is first asked for, which is by an evaluation."""
+        assert self.kernels.context.recurrence is not None
+        return _content(replace(self.kernels.context.recurrence, step=self.kernels.captured))
+
+
 class Lenders:
     """The segments of training that may be lent: the last ones, whether or not their programs are still there, so that
     what an evaluation runs does not depend on when memory is freed. ``count``: how many there have been."""
 
     def __init__(self) -> None:
         self.count = 0
-        self._found = OrderedDict[tuple[str, tuple[int, ...]], Kernels]()
+        self._found = deque[Lender](maxlen=_MOST)
 
     def add(self, kernels: Kernels, options: Options) -> None:
         """These have been compiled for training, and run from now on. Of those that draw random numbers, or that are
         recorded, no evaluation runs the forward."""
-        recurrence = kernels.context.recurrence
-        if recurrence is None or kernels.random or kernels.compiled.graphs.device is not None:
-            return
-        content = _content(replace(recurrence, step=kernels.captured), options)
-        if content is None:
-            return
-        self.count += 1
-        self._found[content, tuple(kernels.compiled.segments)] = kernels
-        if len(self._found) > _MOST:
-            self._found.popitem(last=False)
+        if not kernels.random and kernels.compiled.graphs.device is None:
+            self.count += 1
+            self._found.append(Lender(kernels, _alike(options)))
 
     def forget(self) -> None:
         """Lend nothing of what there is."""
         self._found.clear()
 
     def find(self, recurrence: Recurrence, options: Options, lengths: Sequence[int]) -> Kernels:
-        """What does the same, in segments of such lengths. Raises NotLentError."""
-        content = _content(recurrence, options) if self._found else None
-        for (known, there), kernels in self._found.items():
-            if known == content and set(lengths) <= set(there):
-                return kernels
+        """What was added last of what does the same, in segments of such lengths. Raises NotLentError."""
+        alike = _alike(options)
+        serving = [
+            each for each in self._found if each.alike == alike and set(lengths) <= set(each.kernels.compiled.segments)
+        ]
+        content = _content(recurrence) if serving else None
+        for each in reversed(serving):
+            if content is not None and each.content == content:
+                return each.kernels
         raise NotLentError
 
 
@@ -123,9 +135,15 @@ def _untaped(segment: Segment) -> Segment:
     )
 
 
-def _content(recurrence: Recurrence, options: Options) -> str | None:
-    """A text that is equal for recurrences whose forwards do the same to the same inputs, and are compiled alike; None
-    where one step cannot be traced."""
+def _alike(options: Options) -> str:
+    """A text that is equal where the same step is compiled alike."""
+    with torch.inference_mode(False), torch.enable_grad():
+        return repr((flags(), passes_of(options), options.codec))
+
+
+def _content(recurrence: Recurrence) -> str | None:
+    """A text that is equal for recurrences whose forwards do the same to the same inputs; None where one step cannot be
+    traced."""
     try:
         traced = trace(replace(recurrence, steps=max(recurrence.steps, 1)), 1, decompose=True)
     except Exception as error:  # noqa: BLE001  # of a look beside the call, which goes on with eager segments
@@ -134,9 +152,7 @@ def _content(recurrence: Recurrence, options: Options) -> str | None:
     results: Any = traced.graph.graph.output_node().args[0]
     texts = _texts(traced.graph)
     made, reads = [texts[each] for each in results[: traced.outputs]], [_read(x) for x in recurrence.xs]
-    with torch.inference_mode(False), torch.enable_grad():
-        alike = flags(), passes_of(options), options.codec
-    return repr((made, reads, traced.carries, traced.inputs_total, recurrence.any_length, recurrence.autocast, alike))
+    return repr((made, reads, traced.carries, traced.inputs_total, recurrence.any_length, recurrence.autocast))
 
 
 def _read(x: PerStep) -> tuple[Any, ...]:

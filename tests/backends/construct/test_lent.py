@@ -114,7 +114,7 @@ def test_other_lengths_take_it_where_their_segments_are_there() -> None:
     model = Spiking()
     run = through("front", model)
     train(run, steps=12)
-    lengths = {key[1] for key in lent.LENDERS._found}
+    lengths = {tuple(each.kernels.compiled.segments) for each in lent.LENDERS._found}
     assert evaluated(model, run, torch.randn(12 + 2 * max(max(lengths)), 2, 3)) == (True, False)
     found = {evaluated(model, run, torch.randn(12 + more, 2, 3)) for more in range(1, max(max(lengths)))}
     assert (False, False) in found, "eager segments, which are not compiled for it"
@@ -166,9 +166,8 @@ def test_a_step_that_cannot_be_looked_at_takes_nothing() -> None:
 def test_what_is_lent_does_not_grow_without_bounds() -> None:
     lenders = lent.Lenders()
     train(through("front", Spiking()))
-    ((_, kernels),) = lent.LENDERS._found.items()
-    with mock.patch.object(lent, "_content", side_effect=map(str, range(40))):
-        for _ in range(40):
-            lenders.add(kernels, reroll.Options())
+    (found,) = lent.LENDERS._found
+    for _ in range(40):
+        lenders.add(found.kernels, reroll.Options())
     assert len(lenders._found) == lent._MOST
     assert lenders.count == 40
