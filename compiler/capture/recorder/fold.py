@@ -183,6 +183,12 @@ class _Open:
 
     def __init__(self, body: tuple[Item, ...], columns: list[_Column]) -> None:
         self.body, self.columns, self.runs = body, columns, FEWEST_RUNS
+        self.places = dict[int, int]()  # of items that stand in no inner loop, by their number in a run, the columns
+        at = number = 0
+        for each in body:
+            if not each.body:
+                self.places[number] = at
+            at, number = at + len(each.numbers), number + _leaves(each)
         self._begin()
 
     @property
@@ -209,7 +215,7 @@ class _Open:
         if item.body or not _alike(item, expected):
             return False
         if not all(map(_same, item.numbers, expected.numbers)):
-            direct = self._place(self.seen) is not None
+            direct = self.seen in self.places
             pairs = zip(item.numbers, expected.numbers, item.free, strict=True)
             if not all((direct and free) or _same(one, other) for one, other, free in pairs):
                 return False
@@ -220,24 +226,14 @@ class _Open:
             self._end_run()
         return True
 
-    def _place(self, seen: int) -> int | None:
-        """Where the columns of an item begin, by its number in a run; none if it stands in an inner loop."""
-        at = before = 0
-        for each in self.body:
-            items = _leaves(each)
-            if before <= seen < before + items:
-                return None if each.body else at
-            at, before = at + len(each.numbers), before + items
-        raise AssertionError("a run has no more items")
-
     def _end_run(self) -> None:
-        at = before = 0
-        for each in self.body:
-            numbers = self.others.get(before) if not each.body else None
-            for place, column in enumerate(self.columns[at : at + len(each.numbers)]):
-                predicted = _grown(column.first, column.step, self.runs)
-                column.add(self.runs, predicted if numbers is None else numbers[place])
-            at, before = at + len(each.numbers), before + _leaves(each)
+        seen = {
+            self.places[number] + place: value
+            for number, numbers in self.others.items()
+            for place, value in enumerate(numbers)
+        }
+        for at, column in enumerate(self.columns):
+            column.add(self.runs, seen.get(at, _grown(column.first, column.step, self.runs)))
         self.runs += 1
         self._begin()
 
