@@ -18,7 +18,8 @@ Mind: Calls of compiled models take turns (`turns.py`) but for what is compiled:
     `Caller.__call__` stays disabled for Dynamo, and its warning has `stacklevel=5` for that frame.
     A family knows the pattern that it was traced for: where a later look finds other numbers of the user's, Dynamo's
     guards do not hold what the model reads, and it is read anew (``Stale``), unless the graph draws these numbers.
-    Dynamo comes first, the recorder second: it has no guards. A number that the model counts up at every call makes the
-    front look at the model again at every call, as it makes Dynamo compile again.
+    A record comes first: it takes a fraction of Dynamo's time, and `held/keys.py` guards it. Dynamo reads what cannot
+    be recorded, with guards of its own. A number that the model counts up at every call makes the front look at the
+    model again at every call, as it makes Dynamo compile again.
     The tokens of a call (9 steps of input) outlive it, held by frames, so their memory is freed before a program runs.
 """

@@ -5,15 +5,16 @@ A call attempts to run the model on tokens. What an attempt ends in says what fo
     attempt ─► Ran         ``outputs`` makes the result of the sequences of that of the tokens ─► done
             ─► Misfit      take tokens of the length of the call's pattern ─► attempt
             ─► Untraced    trace its other lengths; where they give no template, drop the pattern ─► attempt
-            ─► Refused     take tokens of that length; where they were, record the model ─► attempt, or Dynamo's error
-            ─► Stale       have Dynamo read the model anew ─► attempt
+            ─► Refused     take tokens of that length; where they were, the other way ─► attempt
+            ─► Stale       look at the model anew ─► attempt
             ─► Unproved    prove the program beside the model ─► attempt
             ─► Sampled     nothing: it was only to show another size (``dynamic=True``) ─► done
-            ─► Unrecorded  have Dynamo read the model ─► attempt; where it has refused ─► Dynamo's error
+            ─► Unrecorded  the other way ─► attempt
 
-The model is observed within an attempt, when a graph of it would run, or else when Dynamo refuses it. A call has two
-more ends, through all of this: after ``TooShortError`` the model runs as it is; with ``Reached`` it names its graph to
-``reroll.explain``.
+There are two ways from a model to its graphs. Its operations are recorded while Python runs it; where that cannot be,
+or gives no template, Dynamo reads it. What both ways end in is raised (``_neither``). The model is observed within an
+attempt, when a graph of it would run, or else when Dynamo refuses it. A call has two more ends, through all of this:
+after ``TooShortError`` the model runs as it is; with ``Reached`` it names its graph to ``reroll.explain``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar, Unpack, overload
@@ -67,13 +68,14 @@ from reroll.backends.front.observe import (
     why_it_differs,
 )
 from reroll.backends.front.outputs import outputs
-from reroll.backends.front.recorded import Recorded
+from reroll.backends.front.recorded import Recorded, in_short
 from reroll.backends.front.turns import turn
 from reroll.backends.processes.apart import alone, forward_of, spoken_around
 from reroll.backends.processes.sharded import sharded_inside
 from reroll.capture.lengths.align import NeverError, TransformError
 from reroll.capture.lengths.instantiate import TooShortError
 from reroll.capture.lengths.template import ADVICE
+from reroll.capture.recorder.graph import Unrecordable
 from reroll.capture.recorder.ragged import LONGEST
 from reroll.errors import LengthError, OptionError, UnsupportedError, warn
 from reroll.graph.nested import tensors_of
@@ -190,22 +192,22 @@ def compile(  # noqa: A001  # as torch.compile
     On a GPU each size is compiled by itself.
     options: those of ``reroll.Options``.
 
-    With ``time_dim``, the first call runs the model without gradients on a few short pieces of its sequence, has Dynamo
-    trace it at three short lengths, and compiles one segment. The first call at every further length runs the model
-    once without gradients, operation by operation, to check that it does there what the short traces say; nothing is
-    traced or compiled again. Afterwards the model is as if it had not been run: attributes, buffers and random numbers
+    With ``time_dim``, the first call runs the model without gradients on a few short pieces of its sequence, records
+    its operations at three short lengths while Python runs it, and compiles one segment. The first call at every further length runs the model
+    once without gradients, operation by operation, to check that it does there what the short records say; nothing is
+    recorded or compiled again. Afterwards the model is as if it had not been run: attributes, buffers and random numbers
     are put back. What hooks and the model itself do outside of Python objects that can be reached from it (files,
-    prints) happens in those runs too. All but T is guarded as under ``torch.compile(fullgraph=True, dynamic=False)``:
-    another batch size, dtype or mode of training compiles anew. A sequence so short that its first and last steps,
+    prints) happens in those runs too. At every call the arguments but for T, what can be reached from the model, what its
+    code names, and torch's modes are compared, and the model is recorded anew where they differ, such as for another
+    batch size, dtype or mode of training. Files, the clock and what no Python object shows must stay the same. A
+    sequence so short that its first and last steps,
     which differ from the others, meet (most often below three) is run by torch as it is. Calls in several threads wait
     for one another while a model is looked at or compiled, not while it runs.
 
-    Where Dynamo refuses the Python code of a model, its operations are recorded while Python runs a short piece, and a
-    RerollWarning says so. There are no guards then: at every call the arguments, what can be reached from the model,
-    and torch's modes are compared, and the model is recorded anew where they differ. That files, the clock,
-    settings in modules of installed libraries and what objects hold without a ``__dict__`` stay the same is the user's
-    promise. What shows Python the values of tensors (branches, ``item()``), prints and counters are refused with
-    Dynamo's error.
+    Where a record cannot tell what the model does (it prints, counts in an attribute, or reads the values of tensors),
+    Dynamo reads the Python code of the model instead, as under ``torch.compile(fullgraph=True, dynamic=False)``, and
+    what it refuses is refused with its error. Values may be asked whether they are true: the answers are compared at
+    every call, a RerollWarning says so, and another answer is an error.
 
     Raises LengthError, with the line, if what the model does at T steps cannot be told from a few steps.
     """
@@ -310,7 +312,7 @@ class Caller:
 
     def __init__(self, model: Callable[..., Any], time: Time, options: Options, *, dynamic: bool) -> None:
         self.model, self.time, self.options, self.dynamic = model, time, options, dynamic
-        self.front = self.read = self._new_front()
+        self.front, self.read, self.told = self._recorded(), self._read(), set[str]()
         self.signature = _signature(model)
         self.steps = SHORT[0][-1]
         self.looked = self.sampled = False
@@ -318,7 +320,10 @@ class Caller:
         self.short = dict[tuple[int, int], str]()  # why lengths are too short, with ``steps`` when that was seen
         self.said = False  # that such a length is run by torch
 
-    def _new_front(self) -> Front:
+    def _recorded(self) -> Front:
+        return Front(self.model, Recorded(self.model), self.options)
+
+    def _read(self) -> Front:
         # By keyword: Lightning's torch.compile leaves on a module what it is given beside it, and this backend is no
         # part of the user's model, which may be pickled.
         with hooks_inside():
@@ -341,8 +346,7 @@ class Caller:
         if short:
             self._say_short(call)
             return self.model(*args, **kwargs)
-        if running.front is not self.front:
-            self._take(running.front)
+        self._take(running.front)
         if running.observed is None:
             refuse_sparse(self.model, call)
             raise LengthError(
@@ -403,7 +407,7 @@ class Caller:
             self.short[running.call.length, self.steps] = str(error)
             return False
         except LengthError as error:
-            raise self._with_questions(running, self._with_numbers(error)) from error.__cause__
+            raise self._with_numbers(_with_questions(running.front, error)) from error.__cause__
         return True
 
     def _with_numbers(self, error: LengthError) -> LengthError:
@@ -411,43 +415,24 @@ class Caller:
         numbers = "" if self.time.steps else told(self.model)
         return LengthError(f"{error} If the loop is not over that:{numbers}") if numbers else error
 
-    def _with_questions(self, running: Running, error: LengthError) -> LengthError:
-        """A refusal of a recorded model: why Dynamo does not read it, which is the way out that it names, and where it
-        asks whether values are true, which may end a loop."""
-        traced = running.front.traced
-        if not isinstance(traced, Recorded):
-            return error
-        asked = [line for line in traced.asked if not line.endswith(LONGEST)]
-        ends = (
-            f" The model asks whether values are true, at {'; '.join(asked)}. If an answer ends the loop (break), its "
-            "steps are as many as values say, which cannot be rolled: run all steps, and keep what is done by "
-            "torch.where."
-        )
-        instead = (
-            f"Dynamo does not read the model either ({traced.reason}). If that is an index made of a tensor, read all "
-            "rows before the loop (table[times], or torch.index_select), and iterate over them."
-        )
-        return LengthError(f"{str(error).replace(ADVICE, instead)}{ends if asked else ''}")
-
     def _take(self, front: Front) -> None:
         """Call the model this way from now on."""
         self.front = front
-        if isinstance(front.traced, Recorded):
-            text = (
-                f"Dynamo cannot read the model ({front.traced.reason}), so reroll.compile has recorded its operations "
-                "on a few steps instead. Without Dynamo's guards: the arguments, attributes that can be reached from "
-                "the model, and torch's modes are compared at every call, and the model is recorded anew where they "
-                "differ. Other things that it reads (files, the clock, other libraries, and what docs/limits.md names "
-                "under settings that a recorded model reads) must not change."
-                f"{_questions(front.traced.asked)}"
-            )
+        text = _questions(front)
+        if text and text not in self.told:
+            self.told.add(text)
             warn(text)
 
     def _settle(self, running: Running) -> None:
         """Run the call, with the first pattern of it whose traces give a template."""
         for _ in range(_ATTEMPTS):
-            if self._followed(running, running.attempt()):
-                return
+            try:
+                if self._followed(running, running.attempt()):
+                    return
+            except LengthError as error:
+                if running.failed or not running.unusable or isinstance(error, TooShortError):
+                    raise
+                self._other(running, error)
         raise LengthError(
             "The model is another one after every run that looks at it: it changes something that it reads, and that "
             "is not put back (a global, a file, an attribute of a class). Keep that outside of the forward pass."
@@ -466,8 +451,11 @@ class Caller:
                 LOG.debug("the program is proved")
                 self._prove(running, graph)
             case Stale():
-                LOG.debug("what the model reads has changed, though no guard of Dynamo's says so: it is read anew")
-                self.read = running.front = self._new_front()
+                LOG.debug("what the model reads has changed, though nothing says so: it is looked at anew")
+                if _is_recorded(running.front):
+                    running.front = self._recorded()
+                else:
+                    self.read = running.front = self._read()
                 running.observed = None
             case Untraced(entry):
                 LOG.debug("tracing the model at other lengths of the pattern of %d steps", running.steps)
@@ -477,7 +465,7 @@ class Caller:
                 self._refused(running, outcome)
             case Unrecorded(error):
                 LOG.debug("the model's operations cannot be recorded: %s", error)
-                self._unrecorded(running, outcome)
+                self._other(running, error)
         return False
 
     def _prove(self, running: Running, graph: Graph) -> None:
@@ -505,22 +493,26 @@ class Caller:
         graph.proof.prove(lambda: shown(call.run, plainly=True), lambda run: shown(lambda _: compiled(run)))
 
     def _trace(self, running: Running, entry: Entry) -> None:
-        """Trace the other lengths of the call's pattern; record the operations where Dynamo sees a transform."""
+        """Trace the other lengths of the call's pattern."""
         try:
             running.steps = running.steps if entry.trace(running) else self.steps
         except TransformError as error:
-            if running.failed is not None:
-                raise LengthError(str(error)) from None
-            self._record(running, Refused(LengthError(str(error))))
+            self._other(running, LengthError(str(error)))
         except NeverError as error:
             raise LengthError(str(error)) from None
 
-    def _record(self, running: Running, refused: Refused) -> None:
-        running.failed = refused
-        running.front = Front(self.model, Recorded(self.model, str(refused.error)), self.options)
+    def _other(self, running: Running, error: Exception) -> None:
+        """Go the other way to a graph than the one that has ended in an error. Raises what both end in."""
+        if running.failed is not None:
+            raise _neither(running, error) from None
+        LOG.info("%s: %s", "not recorded" if _is_recorded(running.front) else "not read by Dynamo", error)
+        running.failed = running.front, error
+        running.front = self.read if _is_recorded(running.front) else self._recorded()
+        if running.unusable:
+            running.unusable, running.observed = {}, None
 
     def _refused(self, running: Running, refused: Refused) -> None:
-        """Try the length of the call's pattern, then a record of the operations. Raises the refusal behind both."""
+        """Try the length of the call's pattern, then the other way. Raises the refusal behind both."""
         error = refused.error
         if self._finds_missing(running, error):
             return
@@ -530,9 +522,9 @@ class Caller:
             if steps != running.steps:
                 running.steps = self.steps = steps
                 return
-        if running.failed is not None or not isinstance(error, (*UNREADABLE, SkippedError)):
+        if not isinstance(error, (*UNREADABLE, SkippedError)):
             raise error
-        self._record(running, refused)
+        self._other(running, error)
 
     def _finds_missing(self, running: Running, error: Exception) -> bool:
         """Whether Dynamo failed at a global that the model assigns first, and which something stands for from now."""
@@ -541,12 +533,6 @@ class Caller:
             return False
         missing += missing_globals(State.of(self.model, parameters=False, values=False).code)
         return bool(missing)
-
-    def _unrecorded(self, running: Running, unrecorded: Unrecorded) -> None:
-        """Have Dynamo read the model. Raises its refusal if it has."""
-        if running.failed is not None:
-            raise _noted(running.failed.error, unrecorded.error) from None
-        running.failed, running.front = unrecorded, self.read
 
     def _observed(self, running: Running, refusal: Exception) -> Observed:
         try:
@@ -579,21 +565,64 @@ def _noted(refusal: Exception, reason: Exception, cause: str = "") -> Exception:
     return refusal
 
 
-def _questions(lines: Sequence[str]) -> str:
-    """What is said of a model that asks whether values are true, or packs sequences."""
-    asked = [line for line in lines if not line.endswith(LONGEST)]
-    packed = (
-        " The longest sequence that is packed must be as long as the input: a batch in which it ends before is an "
-        "error, so cut the input of each to it first (x[:lengths.max()])."
-        if len(asked) < len(lines)
-        else ""
-    )
-    if not asked:
-        return packed
+def _is_recorded(front: Front) -> bool:
+    return isinstance(front.traced, Recorded)
+
+
+def _neither(running: Running, error: Exception) -> Exception:
+    """What both ways to a graph end in, the second in an error: what is wrong with the model if one of them says it,
+    else Dynamo's refusal, with why its operations cannot be recorded."""
+    assert running.failed is not None, "one way came before"
+    ends = {_is_recorded(front): (front, each) for front, each in (running.failed, (running.front, error))}
+    (front, recorded), (_, read) = ends[True], ends[False]
+    if isinstance(read, LengthError):
+        return read
+    return _noted(read, recorded) if isinstance(recorded, Unrecordable) else _with_questions(front, recorded, read)
+
+
+def _with_questions(front: Front, error: Exception, refusal: Exception | None = None) -> LengthError:
+    """Why no template fits the graphs of a model, without the way out that the error names where Dynamo does not read
+    the model: where it asks whether values are true, which may end a loop, and Dynamo's refusal."""
+    text, asked = str(error), _asked(front)
+    if refusal is not None:
+        instead = (
+            f"Dynamo does not read the model either ({in_short(str(refusal))}). If that is an index made of a tensor, "
+            "read all rows before the loop (table[times], or torch.index_select), and iterate over them."
+        )
+        text = text.replace(ADVICE, instead)
+    if asked:
+        text = (
+            f"{text.replace(ADVICE, '').rstrip()} The model asks whether values are true, at {'; '.join(asked)}. If an "
+            "answer ends the loop (break), its steps are as many as values say, which cannot be rolled: run all steps, "
+            "and keep what is done by torch.where."
+        )
+    return LengthError(text)
+
+
+def _asked(front: Front) -> list[str]:
+    """The lines of a recorded model that ask whether a value is true, but for those of packed sequences."""
     return (
-        f"{packed} The model asks whether values are true, at {'; '.join(asked)}. The answers are compared at every "
-        "call, and another answer is an error."
+        [line for line in front.traced.asked if not line.endswith(LONGEST)]
+        if isinstance(front.traced, Recorded)
+        else []
     )
+
+
+def _questions(front: Front) -> str:
+    """What is said of a recorded model that packs sequences, or asks whether values are true; empty of others."""
+    packed, asked = isinstance(front.traced, Recorded) and front.traced.asked, _asked(front)
+    parts = []
+    if packed and len(asked) < len(packed):
+        parts.append(
+            "The longest sequence that is packed must be as long as the input: a batch in which it ends before is an "
+            "error, so cut the input of each to it first (x[:lengths.max()])."
+        )
+    if asked:
+        parts.append(
+            f"The model asks whether values are true, at {'; '.join(asked)}. The answers are compared at every call, "
+            "and another answer is an error."
+        )
+    return " ".join(parts)
 
 
 def _signature(model: Callable[..., Any]) -> inspect.Signature | None:

@@ -1,4 +1,4 @@
-"""The second way in, for models that Dynamo refuses: their graphs are recorded while Python runs them.
+"""The first way from a model to its graphs: they are recorded while Python runs it.
 
 A ``Recorded`` model stands where the model under Dynamo stands otherwise (``entries.Front``): called with tokens, it
 gives the backend a graph of their length, runs what the backend gives for it, and puts results where the model puts
@@ -25,12 +25,12 @@ from reroll.backends.front.families import forget
 from reroll.backends.front.held.keys import plain
 from reroll.backends.front.held.names import Assigned
 from reroll.backends.front.held.state import Change, State
-from reroll.backends.front.observe import line_that_leaves, looked_at
+from reroll.backends.front.observe import line_that_leaves, looked_at, refuse_sparse
 from reroll.backends.runtime.randomness import numpy_state
 from reroll.capture.recorder.graph import GraphRecorder, Unrecordable
 from reroll.capture.recorder.identity import by_value, fingerprint
 from reroll.errors import UnsupportedError, warn
-from reroll.graph.nested import leaves_of, like, with_leaves
+from reroll.graph.nested import leaves_of, like, opened, with_leaves
 
 _RECORDINGS = 64
 _SOME = 2  # numbers in a call that are worth a word where they change
@@ -97,8 +97,8 @@ class Given:
 class Recorded:
     """A model whose graphs are recorded, once for everything that ``key_of`` tells apart."""
 
-    def __init__(self, model: Callable[..., Any], refusal: str) -> None:
-        self.model, self.reason = model, _in_short(refusal)
+    def __init__(self, model: Callable[..., Any]) -> None:
+        self.model = model
         self.recordings: OrderedDict[Any, Recording] = OrderedDict()
         self.functions: dict[Any, Callable[..., Any]] = {}
         self.numbers: list[int] | None = None
@@ -135,6 +135,7 @@ class Recorded:
 
     def _record(self, running: Running) -> Recording:
         """Run the model on the first steps of a call, and hand the graph of it to the backend."""
+        refuse_sparse(self.model, running.call)
         call, _ = running.call.resized(running.steps, _first_steps)
         with looked_at(self.model, call, frozenset(), parameters=True) as state:
             recorder = GraphRecorder([value for value, _, _ in state.tensors], self.functions)
@@ -191,7 +192,7 @@ class Recorded:
         return result
 
 
-def _in_short(refusal: str) -> str:
+def in_short(refusal: str) -> str:
     """The first line of what Dynamo says, and the last line of the user's code that it names."""
     lines = refusal.strip().splitlines()
     places = [at for at, line in enumerate(lines) if line.lstrip().startswith("File ")]
@@ -239,9 +240,10 @@ def _filled(skeleton: Any, results: Sequence[Any]) -> Any:
     """A new result like a skeleton."""
     if isinstance(skeleton, Given):
         return skeleton.value if skeleton.index < 0 else results[skeleton.index]
-    if isinstance(skeleton, Mapping):
-        return like(skeleton, {key: _filled(item, results) for key, item in skeleton.items()})
-    return like(skeleton, [_filled(item, results) for item in skeleton])
+    inside = opened(skeleton)
+    if isinstance(inside, Mapping):
+        return like(skeleton, {key: _filled(item, results) for key, item in inside.items()})
+    return like(skeleton, [_filled(item, results) for item in inside])
 
 
 def _same(change: Change) -> bool:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 from torch import Tensor
 
-from reroll.backends.front.held.origin import is_users_code
+from reroll.backends.front.held.origin import is_users_code, once_a_class
 from reroll.capture.recorder.identity import is_a
 
 
@@ -55,7 +54,7 @@ class _Attributes(MutableMapping[str, Any]):
         return sum(1 for _ in self)
 
 
-@functools.lru_cache(maxsize=1 << 12)
+@once_a_class
 def slots_of(kind: Any) -> Mapping[str, types.MemberDescriptorType]:
     """The slots of a user's class and of the classes that it is made from (``__slots__``)."""
     classes = [each for each in reversed(kind.__mro__) if is_users_code(each) and "__slots__" in vars(each)]

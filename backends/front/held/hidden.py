@@ -9,11 +9,13 @@ import hashlib
 import io
 import random
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+
+from reroll.backends.front.held.origin import once_a_class
 
 
 class _Kind(NamedTuple):
@@ -111,10 +113,10 @@ class Hidden:
 
 def hidden_in(value: Any) -> Hidden | None:
     """The state of an object, if it is one of these; torch's own generator is that of every graph."""
-    kind = None if value is torch.default_generator else _kind_of(type(value))  # type: ignore[arg-type]
+    kind = None if value is torch.default_generator else _kind_of(type(value))
     return None if kind is None else Hidden(value, kind)
 
 
-@lru_cache(maxsize=1 << 12)
+@once_a_class
 def _kind_of(of: Any) -> _Kind | None:
     return next((each for each in _kinds() if issubclass(of, each.classes)), None)

@@ -1,4 +1,4 @@
-"""What a recorded graph holds for, in place of Dynamo's guards: a key of all that can be reached."""
+"""What a recorded graph holds for, in place of guards: a key of all that can be reached."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from reroll.backends.front.held.attributes import attributes, slots_of
-from reroll.backends.front.held.origin import holds_attributes, is_installed, is_users_code
+from reroll.backends.front.held.origin import holds_attributes, is_installed, is_users_code, once_a_class
 from reroll.capture.recorder.identity import PLAIN, content_of, is_a
 
 _CACHED = type(functools.lru_cache(lambda: None))
@@ -112,7 +112,7 @@ def has_attributes(value: Any) -> bool:
     return _have_attributes(kind) and (not _reads_its_dict(kind) or _is_readable(value))
 
 
-@functools.lru_cache(maxsize=1 << 12)
+@once_a_class
 def _reads_its_dict(kind: Any) -> bool:
     """Whether a class has Python code of its own run where ``__dict__`` is read."""
     own = [each for each in kind.__mro__ if is_users_code(each)]
@@ -125,7 +125,7 @@ def _is_readable(value: Any) -> bool:
     return False
 
 
-@functools.lru_cache(maxsize=1 << 12)
+@once_a_class
 def _have_attributes(kind: Any) -> bool:
     if issubclass(kind, _HOLDERS):
         return True

@@ -6,8 +6,11 @@ import functools
 import sys
 import sysconfig
 import types
-from typing import Any, TypeAlias
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
 
+R = TypeVar("R")
 Code: TypeAlias = types.FunctionType | type | types.ModuleType
 """What names values: a function those of its module, a class its attributes, a module its globals."""
 _NOT_OURS = frozenset(
@@ -18,6 +21,19 @@ _NOT_OURS = frozenset(
     }
 )
 _INSTALLED = tuple(sysconfig.get_paths()[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+def once_a_class(function: Callable[[Any], R]) -> Callable[[Any], R]:
+    """A function of a class that is asked once of each, which is not kept alive: a class may hold what is compiled."""
+    known = weakref.WeakKeyDictionary[Any, R]()
+
+    @functools.wraps(function)
+    def found(kind: Any) -> R:
+        if kind not in known:
+            known[kind] = function(kind)
+        return known[kind]
+
+    return found
 
 
 def is_users_code(code: Code) -> bool:

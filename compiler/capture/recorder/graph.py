@@ -1,4 +1,4 @@
-"""The graph of a model that Dynamo cannot read, written down while Python really runs the model.
+"""The graph of a model, written down while Python really runs it.
 
 A ``TorchFunctionMode`` sees every operation and writes it as Dynamo writes it: a placeholder for each tensor from
 outside, then calls, with the tensors that were made as examples. It sees no Python: what the model decided while it ran

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import reroll
 
 EAGER: dict[str, Any] = {"lowering": "eager", "schedule": "standard", "segment": 2, "chunk": 3}
-pytestmark = pytest.mark.filterwarnings("ignore:Dynamo cannot read")
+pytestmark = pytest.mark.filterwarnings("ignore:The model asks")
 D = torch.float64
 
 

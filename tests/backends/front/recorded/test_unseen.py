@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import reroll
 
 EAGER: dict[str, Any] = {"lowering": "eager"}
-pytestmark = pytest.mark.filterwarnings("ignore:Dynamo cannot read")
+pytestmark = pytest.mark.filterwarnings("ignore:The model asks")
 D = torch.float64
 SCALE = 0.5
 
