@@ -193,16 +193,16 @@ def compile(  # noqa: A001  # as torch.compile
     options: those of ``reroll.Options``.
 
     With ``time_dim``, the first call runs the model without gradients on a few short pieces of its sequence, records
-    its operations at three short lengths while Python runs it, and compiles one segment. The first call at every further length runs the model
-    once without gradients, operation by operation, to check that it does there what the short records say; nothing is
-    recorded or compiled again. Afterwards the model is as if it had not been run: attributes, buffers and random numbers
-    are put back. What hooks and the model itself do outside of Python objects that can be reached from it (files,
-    prints) happens in those runs too. At every call the arguments but for T, what can be reached from the model, what its
-    code names, and torch's modes are compared, and the model is recorded anew where they differ, such as for another
-    batch size, dtype or mode of training. Files, the clock and what no Python object shows must stay the same. A
-    sequence so short that its first and last steps,
-    which differ from the others, meet (most often below three) is run by torch as it is. Calls in several threads wait
-    for one another while a model is looked at or compiled, not while it runs.
+    its operations at three short lengths while Python runs it, and compiles one segment. The first call at every
+    further length runs the model once without gradients, operation by operation, to check that it does there what the
+    short records say; nothing is recorded or compiled again. Afterwards the model is as if it had not been run:
+    attributes, buffers and random numbers are put back. What hooks and the model itself do outside of Python objects
+    that can be reached from it (files, prints) happens in those runs too. At every call the arguments but for T, what
+    can be reached from the model, what its code names, and torch's modes are compared, and the model is recorded anew
+    where they differ, such as for another batch size, dtype or mode of training. Files, the clock and what no Python
+    object shows must stay the same. A sequence so short that its first and last steps, which differ from the others,
+    meet (most often below three) is run by torch as it is. Calls in several threads wait for one another while a model
+    is looked at or compiled, not while it runs.
 
     Where a record cannot tell what the model does (it prints, counts in an attribute, or reads the values of tensors),
     Dynamo reads the Python code of the model instead, as under ``torch.compile(fullgraph=True, dynamic=False)``, and

@@ -115,11 +115,11 @@ class Running:
     """One call of a compiled model: its arguments, the tokens in their place, and what is known of its length.
 
     probing: whether the graph is only looked at. sampling: whether only its sizes are. unusable: lengths whose traces
-    gave no template, and why. held: the key of what the model holds. looked: whether the model was looked at.
-    proving: what runs in place of the program, as it is to be proved. proved: that it was, for this call. failed:
-    the way to a graph, Dynamo's or a record, that this call has tried in vain, and its error. returned: what came of it, a
-    few steps long, with ``Row`` s. It is held here and in no frame: what was tried in vain holds its frames, and a
-    ``Row`` that is held by somebody else is an error.
+    gave no template, and why. held: the key of what the model holds. looked: whether the model was looked at. proving:
+    what runs in place of the program, as it is to be proved. proved: that it was, for this call. failed: the way to a
+    graph, Dynamo's or a record, that this call has tried in vain, and its error. returned: what came of it, a few steps
+    long, with ``Row`` s. It is held here and in no frame: what was tried in vain holds its frames, and a ``Row`` that
+    is held by somebody else is an error.
     """
 
     front: Front
