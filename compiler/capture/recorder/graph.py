@@ -25,7 +25,7 @@ from reroll.capture.recorder.events import SCAN, step_by_step
 from reroll.capture.recorder.identity import Same, holds_tensors, may_change_unseen
 from reroll.capture.recorder.packing import Packing
 from reroll.capture.recorder.spelling import METADATA, Spelled, spelled
-from reroll.capture.recorder.standins import application, filled, fresh_leaf
+from reroll.capture.recorder.standins import Forward, application, filled, fresh_leaf
 from reroll.capture.recorder.watch import SizeWatch, States, Versions
 from reroll.errors import CaptureError
 from reroll.graph.effects import draws
@@ -74,6 +74,7 @@ class GraphRecorder(TorchFunctionMode):
         self.inference = torch.is_inference_mode_enabled()
         self.calling = self.writing = self.settled = False
         self.refusal: Unrecordable | None = None
+        self.forward: Forward | None = None
         for index, value in enumerate(outside):
             node = self.graph.placeholder(f"outside_{index}")
             node.meta["example_value"] = value
@@ -220,6 +221,8 @@ class GraphRecorder(TorchFunctionMode):
         if draws(getattr(call.target, "__name__", "")):
             self.refuse("an autograd.Function draws random numbers")
         result = call.run()
+        if self.forward is not None:
+            self.forward.note(call.target, call.args, call.kwargs, result)
         made = isinstance(result, Tensor | tuple | list) or result is None or result is NotImplemented
         if not made and call.target not in METADATA:
             self.refuse("an autograd.Function reads the values of a tensor")
@@ -300,22 +303,24 @@ class GraphRecorder(TorchFunctionMode):
             self.refuse(f"{function.__name__} is applied to an object whose values cannot be compared between calls")
         target = self.functions.setdefault(same, application(function, objects))
 
+        rest = tuple(value for place, value in enumerate(args) if place not in objects)
+        forward = Forward(rest)
+
         def run() -> Any:
-            self.writing = False
+            self.writing, self.forward = False, forward
             try:
                 return inner(*args, **kwargs)
             finally:
-                self.writing = True
+                self.writing, self.forward = True, None
 
         self.writing = True
         try:
-            rest = tuple(value for place, value in enumerate(args) if place not in objects)
-            return self._call(Spelled("call_function", target, rest, kwargs), run)
+            return self._call(Spelled("call_function", target, rest, kwargs), run, forward)
         finally:
             self.writing = False
 
-    def _call(self, call: Spelled, run: Callable[[], Any]) -> Any:
-        """Write one operation down, and run it."""
+    def _call(self, call: Spelled, run: Callable[[], Any], forward: Forward | None = None) -> Any:
+        """Write one operation down, and run it; with the forward of a function with a gradient of its own."""
         if any_autocast() or torch.is_inference_mode_enabled() is not self.inference:
             self.refuse("autocast and inference mode cannot be recorded")
         node = self.graph.create_node(call.op, call.target, self.operand(call.args), self.operand(call.kwargs))
@@ -343,8 +348,10 @@ class GraphRecorder(TorchFunctionMode):
                 self.refuse(f"{node.target} updates an operand in place, which cannot be seen from outside")
         self.states.note()
         self.versions.updated(memory)
-        applied = node.target in self.functions.values()
-        self.dependence.note(node, updated, applied or draws(getattr(node.target, "__name__", str(node.target))))
+        if forward is not None:
+            node.meta["forward"] = forward.ended(result)
+        drawn = forward is not None or draws(getattr(node.target, "__name__", str(node.target)))
+        self.dependence.note(node, updated, drawn)
         if result is not None or not (updated or call.target is set_grad_enabled):
             self._bind(result, node)
         return result

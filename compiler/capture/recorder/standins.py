@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx, nn
+
+from reroll.capture.recorder.spelling import spelled
+from reroll.graph.nested import with_leaves
+
+_PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
 
 
 def filled(size: Any, fill_value: Tensor, **options: Any) -> Tensor:
@@ -18,6 +23,41 @@ def filled(size: Any, fill_value: Tensor, **options: Any) -> Tensor:
 def fresh_leaf(value: Tensor) -> Tensor:
     """The value as a leaf of autograd's that needs a gradient, in the same memory."""
     return value.detach().requires_grad_()
+
+
+class Forward:
+    """The operations of the forward of an ``autograd.Function``, as they run, for what is asked about its result.
+
+    What it gives otherwise than by operations on its operands, an input of its own stands for.
+    """
+
+    def __init__(self, operands: Sequence[Any]) -> None:
+        self.graph = fx.Graph()
+        self._known = dict[int, tuple[Tensor, fx.Node]]()
+        for each in operands:
+            self._node(each)
+
+    def note(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        """One operation and what it gives."""
+        call = spelled(function, tuple(args), dict(kwargs))
+        if call is None or not isinstance(result, Tensor):
+            return
+        node = self.graph.create_node(call.op, call.target, *with_leaves(self._node, (call.args, call.kwargs)))
+        node.meta["example_value"] = result.detach()
+        self._known[id(result)] = result, node
+
+    def ended(self, result: Any) -> fx.GraphModule:
+        """The graph whose result that of the forward is."""
+        self.graph.output(with_leaves(self._node, result))
+        return fx.GraphModule(nn.Module(), self.graph)
+
+    def _node(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value if isinstance(value, _PLAIN) else None
+        if id(value) not in self._known:
+            with self.graph.inserting_before(next(iter(self.graph.nodes), None)):
+                self._known[id(value)] = value, self.graph.placeholder(f"operand_{len(self._known)}")
+        return self._known[id(value)][1]
 
 
 def application(function: Any, objects: Mapping[int, Any]) -> Callable[..., Any]:

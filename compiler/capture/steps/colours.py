@@ -202,7 +202,7 @@ def _is_spikes(module: torch.nn.Module, node: fx.Node) -> bool:
         return True
     if not isinstance(source, fx.Node):
         return False
-    forward = forward_of(module, source) if node.target is operator.getitem and node.args[1] == 0 else None
+    forward = forward_of(module, source if node.target is operator.getitem and node.args[1] == 0 else node)
     if forward is not None:
         return _is_spikes(module, forward[1][-1])
     return spelled(node) in _MOVES and _is_spikes(module, source)
@@ -210,9 +210,10 @@ def _is_spikes(module: torch.nn.Module, node: fx.Node) -> bool:
 
 def forward_of(module: torch.nn.Module, call: fx.Node) -> tuple[list[fx.Node], list[fx.Node]] | None:
     """The operands and the operations of a function with a gradient of its own, the first result of which is the last
-    operation's; None if a call is none of such a function."""
+    operation's; None if a call is none of such a function. Dynamo gives it among the operands, a record beside."""
     applied: Any = call.args[0] if spelled(call) == "autograd_function_apply" and call.args else None
-    body = attribute(module, applied) if isinstance(applied, fx.Node) and applied.op == "get_attr" else None
+    given = isinstance(applied, fx.Node) and applied.op == "get_attr"
+    body = attribute(module, applied) if given else call.meta.get("forward")
     if not isinstance(body, fx.GraphModule):
         return None
     operands, found = body.graph.find_nodes(op="placeholder"), body.graph.output_node().args[0]
