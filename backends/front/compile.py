@@ -30,6 +30,7 @@ from typing import Any, Protocol, TypeVar, Unpack, overload
 import torch
 from torch import Tensor, nn
 
+from reroll.backends.construct.stages.proof import OTHERWISE
 from reroll.backends.dynamo.entry import UNREADABLE, Graph, dynamo_is_off, hooks_inside, uncut
 from reroll.backends.front.arguments import Call, Time, TimeDim, find_time
 from reroll.backends.front.counter import told
@@ -472,9 +473,11 @@ class Caller:
         """Prove the program of a call, before it runs, unless the model holds what has a history, such as a state that
         an earlier call has left: a gradient would go on into that call. Raises ProofError."""
         running.proved = True
-        if holds_history(self.model):
-            graph.proof.missed = "the model holds a tensor with a history"
+        several, history = not alone(), holds_history(self.model)
+        if several or history:
+            graph.proof.missed = "there are several processes" if several else "the model holds a tensor with a history"
             LOG.info("not proved at this call: %s", graph.proof.missed)
+            _say_departed(running, graph)
             return
         call, observed = running.call.apart(), running.observed
 
@@ -491,6 +494,7 @@ class Caller:
         untouched = frozenset() if observed.pattern.changes_inputs else frozenset(call.dims)
         shown = partial(shown_by, self.model, call, untouched, graph.proof)
         graph.proof.prove(lambda: shown(call.run, plainly=True), lambda run: shown(lambda _: compiled(run)))
+        _say_departed(running, graph)
 
     def _trace(self, running: Running, entry: Entry) -> None:
         """Trace the other lengths of the call's pattern."""
@@ -563,6 +567,13 @@ def _noted(refusal: Exception, reason: Exception, cause: str = "") -> Exception:
     """Dynamo's refusal, with why nothing else can be done."""
     refusal.add_note(f"reroll.compile cannot record the model's operations either: {reason}{cause}")
     return refusal
+
+
+def _say_departed(running: Running, graph: Graph) -> None:
+    """Say that a model does something else than when it was observed, where nobody could see whether it matters."""
+    if running.departed and graph.proof.missed:
+        text = f"{OTHERWISE} {running.departed} Whether its results are others was not seen, as {graph.proof.missed}."
+        warn(text)
 
 
 def _is_recorded(front: Front) -> bool:

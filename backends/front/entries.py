@@ -19,6 +19,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from reroll.backends.construct.stages.takeover import is_aside
 from reroll.backends.dynamo.drawn import as_handed_over, draws_numbers
 from reroll.backends.dynamo.entry import EXPLAINING, REFUSALS, Graph, HandedOn, unwrapped
 from reroll.backends.dynamo.unguarded import Read, refuse_unguarded
@@ -27,7 +28,7 @@ from reroll.backends.front.families import LENGTHS, Family, forget
 from reroll.backends.front.held.keys import Hashed
 from reroll.backends.front.held.names import Missing, standing_in
 from reroll.backends.front.held.reach import Reach
-from reroll.backends.front.observe import Observed, observe
+from reroll.backends.front.observe import Observed, departure, observe
 from reroll.backends.front.turns import between_turns
 from reroll.backends.progress import hinting
 from reroll.capture.lengths.align import NeverError
@@ -116,7 +117,8 @@ class Running:
 
     probing: whether the graph is only looked at. sampling: whether only its sizes are. unusable: lengths whose traces
     gave no template, and why. held: the key of what the model holds. looked: whether the model was looked at. proving:
-    what runs in place of the program, as it is to be proved. proved: that it was, for this call. failed: the way to a
+    what runs in place of the program, as it is to be proved. proved: that it was, for this call. departed: what
+    the model does otherwise than when it was observed. failed: the way to a
     graph, Dynamo's or a record, that this call has tried in vain, and its error. returned: what came of it, a few steps
     long, with ``Row`` s. It is held here and in no frame: what was tried in vain holds its frames, and a ``Row`` that
     is held by somebody else is an error.
@@ -137,6 +139,7 @@ class Running:
     looked: bool = False
     proving: Callable[..., Any] | None = None
     proved: bool = False
+    departed: str = ""
     returned: Any = None
     read: Callable[[], Any] = tuple
 
@@ -244,13 +247,22 @@ class Handle:
         return running.front.entries[self].run(running, operands)
 
 
+@dataclass(slots=True)
+class Known:
+    """A key that calls have had, what was observed at the first of them, and how many there were."""
+
+    key: Hashed
+    observed: Observed
+    calls: int = 1
+
+
 class Entry:
     """One graph of Dynamo's: what its guards hold fixed, at every length."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         self.module, self.read, self.draws = module, Read.here(), draws_numbers(module)
         self.families: dict[Any, Family] = {}
-        self.observed: OrderedDict[Hashed, tuple[Hashed, Observed]] = OrderedDict()
+        self.observed: OrderedDict[Hashed, Known] = OrderedDict()
         self.words = dict[Any, Any]()
 
     def run(self, running: Running, operands: Sequence[Any]) -> Any:
@@ -326,17 +338,27 @@ class Entry:
         counted = running.call.length if running.call.counter is not None else None
         key = Hashed((places, counted, held))  # of hundreds of objects: hashed, and compared with an equal one, once
         known = self.observed.get(key)
-        key = known[0] if known else Hashed((places, counted, self._shared(held)))
-        observed = running.observed or (known[1] if known else None)
+        key = known.key if known else Hashed((places, counted, self._shared(held)))
+        observed = running.observed or (known.observed if known else None)
         running.held, running.looked = held, running.looked or known is None
         if observed is None or observed.pattern.lengths in running.unusable:
-            alike = [each for other, each in self.observed.values() if other.value[0] == places]
+            alike = [each.observed for each in self.observed.values() if each.key.value[0] == places]
             patterns = [each.pattern for each in alike if each.pattern.lengths not in running.unusable]
             observed = observe(running.front.model, running.call, [*dict.fromkeys(patterns)], running.unusable)
-        self.observed[key] = key, observed
+        if known is None or known.observed is not observed:
+            self.observed[key] = Known(key, observed)
+        elif running.proving is None:
+            known.calls += 1
+            self._look_again(running, known)
         self.observed.move_to_end(key)
         forget(self.observed, LENGTHS)
         return observed
+
+    def _look_again(self, running: Running, known: Known) -> None:
+        """See at the 2nd, 4th, 8th call of a key whether the model still does what was observed."""
+        seldom = known.calls & (known.calls - 1) == 0
+        if seldom and not (self.draws or is_aside() or running.front.options.proof == "never"):
+            running.departed = departure(running.front.model, running.call, known.observed)
 
     def _shared(self, held: Any, depth: int = 3) -> Any:
         """A key whose parts are one object with the equal ones of other keys: most differ in a few shapes."""
@@ -348,7 +370,11 @@ class Entry:
 
 
 def _begin(running: Running, family: Family, graph: Graph) -> None:
-    """A call begins, unless its program has to be proved first."""
+    """A call begins, unless its program has to be proved first: the first time, or as the model does something else
+    than what was observed."""
+    if running.departed and not running.proved:
+        graph.proof.renew(graph.plans, graph.run, running.departed)
+        raise Unwound(Unproved(graph))
     if not running.proved and family.proves(graph):
         raise Unwound(Unproved(graph))
     family.takeover.note(graph.built)

@@ -105,6 +105,16 @@ def observe(
     return found
 
 
+def departure(model: Callable[..., Any], call: Call, observed: Observed) -> str:
+    """What a call does otherwise than another one of its length, from which nothing tells it apart; empty if all is as
+    it was."""
+    try:
+        again = _follow(model, call, observed.pattern)
+    except LengthError as error:
+        return str(error).removesuffix(ADVICE).strip()
+    return "" if again.check.values == observed.check.values else "A number of the model's is another one."
+
+
 def _shared(model: Callable[..., Any], call: Call) -> list[torch.Tensor]:
     """Sequences that share memory with other tensors or with numpy's arrays, and those tensors.
 

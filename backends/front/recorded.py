@@ -31,6 +31,7 @@ from reroll.capture.recorder.graph import GraphRecorder, Unrecordable
 from reroll.capture.recorder.identity import by_value, fingerprint
 from reroll.errors import UnsupportedError, warn
 from reroll.graph.nested import leaves_of, like, opened, with_leaves
+from reroll.graph.private import saved_as_it_is
 
 _RECORDINGS = 64
 _SOME = 2  # numbers in a call that are worth a word where they change
@@ -179,7 +180,7 @@ class Recorded:
     def _run(self, recorder: GraphRecorder, call: Call) -> Any:
         drawn, console = _drawn(), io.StringIO()
         try:
-            with recorder.recording(), contextlib.redirect_stdout(console):
+            with saved_as_it_is(), recorder.recording(), contextlib.redirect_stdout(console):
                 result = call.run(self.model)
         except Unrecordable:
             raise

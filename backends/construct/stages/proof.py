@@ -52,6 +52,9 @@ LOG = logging.getLogger(__name__)
 Run = Callable[..., Any]
 _SMALL = 1 << 20  # bytes of an input of which a run is given a copy, whatever a program is said to change
 _SPILLED = 8 << 30  # bytes of a tape that is written to a disk for a proof: a quarter of a minute
+OTHERWISE = (
+    "The model does something else than when its program was made, and nothing that is compared between calls says so."
+)
 _REMEDY = (
     "Use lowering='eager' for this model until it is mended; proof='never' lets the compiled ones run all the same."
 )
@@ -77,7 +80,8 @@ class Proof:
     autograd's, if so. rounding: how far off a value may be that loops make. plain: bytes that torch is predicted to
     hold for one step; spills: whether that is more than there is, so that its tape goes to a disk in ``folder``.
     compiled: the loops whose segments are, of which the eager ones are proved, and these are tried beside. missed: why
-    nothing was compared yet. noise: draws what is added to leaves in a run of torch's that says how far rounding goes.
+    nothing was compared yet. departed: what the model does otherwise than when its program was made. noise: draws what
+    is added to leaves in a run of torch's that says how far rounding goes.
     """
 
     how: str = "never"
@@ -91,6 +95,7 @@ class Proof:
     compiled: Sequence[Built] = ()
     missed: str = ""
     proved: Proved | None = None
+    departed: str = ""
     noise: torch.Generator | None = None
 
     @classmethod
@@ -135,6 +140,11 @@ class Proof:
         without = f"gradients were not compared, as {found.why}" if found.why else ""
         return "; ".join(filter(None, (told, without, found.segments)))
 
+    def renew(self, plans: Plans, run: Run, departed: str) -> None:
+        """Have a program proved once more, as the model does something else than when it was made."""
+        self.how = "first" if self.how == "never" else self.how
+        self.made, self.departed, self.missed = lambda: (plans, run), departed, ""
+
     def prove(self, reference: Callable[[], Seen], program: Callable[[Run], Seen]) -> None:
         """Compare what torch and the program show of a call. Raises ProofError at what differs first. Where both cannot
         be run, as memory does not suffice, the call goes on without a proof, and raises what it raises."""
@@ -178,6 +188,13 @@ class Proof:
             differences = [each for each in differences if each.name in {other.name for other in left}]
         if differences:
             others = f" ({len(differences) - 1} more differ)" if len(differences) > 1 else ""
+            if self.departed:
+                raise ProofError(
+                    f"{OTHERWISE} {self.departed} So the program does not give what torch gives for this call: "
+                    f"{differences[0]}{others}. Nothing was changed by this call; earlier ones may have come after the "
+                    "change. Keep what the forward reads in attributes of the model, in its arguments or in globals "
+                    "that its code names; or compile the model anew after a change."
+                )
             raise ProofError(
                 f"The compiled program does not give what torch gives for this call: {differences[0]}{others}. Its "
                 f"loops are at {self.where}. Nothing was changed by this call. This is a defect of reroll, or a pass "

@@ -1,0 +1,129 @@
+"""A program is compared with the model once more at its 2nd, 4th, 8th call, whatever the key of a call does not see."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import reroll
+from reroll.backends.front.held.reach import Reach
+from reroll.backends.front.observe import departure
+from reroll.errors import ProofError, RerollWarning
+
+H = 4
+GAIN = {"of a global": 0.5}
+
+
+class Read(nn.Module):
+    """Its steps read something of each kind of state that a key tells apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.Linear(H, H).double()
+        self.gain = 0.5
+
+    def forward(self, x_TBH: Tensor, scale: float = 1.0) -> Tensor:
+        h_BH = torch.zeros_like(x_TBH[0])
+        for x_BH in x_TBH:
+            h_BH = torch.tanh(self.cell(h_BH) * self.gain + scale * x_BH * GAIN["of a global"])
+            if self.training:
+                h_BH = h_BH * 0.9
+        return h_BH
+
+
+def by_attribute(model: Read) -> None:
+    model.gain = 0.25
+
+
+def by_mode(model: Read) -> None:
+    model.eval()
+
+
+def by_global(model: Read) -> None:
+    GAIN["of a global"] = 0.75
+
+
+@pytest.fixture(autouse=True)
+def put_back() -> Iterator[None]:
+    yield
+    GAIN["of a global"] = 0.5
+
+
+@pytest.fixture
+def blind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that is the same at every call of a length."""
+    noted, first = Reach.noted, dict[Any, Any]()
+
+    def same(self: Reach, model: Any, args: Any, kwargs: Any) -> Any:
+        state, key = noted(self, model, args, kwargs)
+        return state, first.setdefault((id(self), len(args[0])), key)
+
+    monkeypatch.setattr(Reach, "noted", same)
+
+
+def data(steps: int = 12) -> Tensor:
+    return torch.randn(steps, 2, H, dtype=torch.float64)
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    return reroll.compile(model, time_dim=0, lowering="eager")
+
+
+@pytest.mark.usefixtures("blind")
+@pytest.mark.parametrize("change", [by_attribute, by_mode, by_global])
+@pytest.mark.parametrize(("calls", "found"), [(1, 2), (2, 4), (5, 8)])
+def test_what_a_key_misses_is_found_at_the_next_power_of_two(change: Any, calls: int, found: int) -> None:
+    model = Read()
+    run = compiled(model)
+    for _ in range(calls):
+        x = data()
+        torch.testing.assert_close(run(x), model(x))
+    change(model)
+    for _ in range(calls + 1, found):
+        run(data())  # of the model as it was
+    with pytest.raises(ProofError, match=r"does something else than when.*test_looked_again\.py"):
+        run(data())
+
+
+def test_nothing_is_found_where_all_is_as_it_was() -> None:
+    model = Read()
+    run = compiled(model)
+    with mock.patch("reroll.backends.front.entries.departure", side_effect=departure) as looks:
+        for call in range(1, 10):
+            x = data(12 + call % 2)
+            torch.testing.assert_close(run(x), model(x))
+    assert looks.call_count == 4  # the 2nd and the 4th of either length
+
+
+def test_what_differs_without_other_results_is_no_error() -> None:
+    """A table that is made at the first call, and kept where nobody sees it."""
+    made = functools.lru_cache(lambda: torch.linspace(0, 1, H, dtype=torch.float64).exp())
+
+    class Tabled(Read):
+        def forward(self, x_TBH: Tensor, scale: float = 1.0) -> Tensor:
+            return super().forward(x_TBH * made(), scale)
+
+    model = Tabled()
+    run = compiled(model)
+    with mock.patch("reroll.backends.front.entries.departure", side_effect=departure) as looks:
+        for _ in range(9):
+            x = data()
+            torch.testing.assert_close(run(x), model(x))
+    assert looks.call_count == 3
+
+
+@pytest.mark.usefixtures("blind")
+def test_a_warning_says_what_could_not_be_compared() -> None:
+    model = Read()
+    run = compiled(model)
+    run(data())
+    by_attribute(model)
+    holds = "reroll.backends.front.compile.holds_history"
+    with mock.patch(holds, return_value=True), pytest.warns(RerollWarning, match="does something else.*not seen, as"):
+        run(data())
