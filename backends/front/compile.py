@@ -12,9 +12,9 @@ A call attempts to run the model on tokens. What an attempt ends in says what fo
             ─► Unrecorded  the other way ─► attempt
 
 There are two ways from a model to its graphs. Its operations are recorded while Python runs it; where that cannot be,
-or gives no template, Dynamo reads it. What both ways end in is raised (``_neither``). The model is observed within an
-attempt, when a graph of it would run, or else when Dynamo refuses it. A call has two more ends, through all of this:
-after ``TooShortError`` the model runs as it is; with ``Reached`` it names its graph to ``reroll.explain``.
+Dynamo reads it. The model is observed within an attempt, when a graph of it would run, or else when Dynamo refuses it.
+A call has two more ends, through all of this: after ``TooShortError`` the model runs as it is; with ``Reached`` it
+names its graph to ``reroll.explain``.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from reroll.backends.front.entries import (
     Front,
     Misfit,
     Outcome,
+    Probed,
     Ran,
     Refused,
     Running,
@@ -76,7 +77,6 @@ from reroll.backends.processes.sharded import sharded_inside
 from reroll.capture.lengths.align import NeverError, TransformError
 from reroll.capture.lengths.instantiate import TooShortError
 from reroll.capture.lengths.template import ADVICE
-from reroll.capture.recorder.graph import Unrecordable
 from reroll.capture.recorder.ragged import LONGEST
 from reroll.errors import LengthError, OptionError, UnsupportedError, warn
 from reroll.graph.nested import tensors_of
@@ -408,13 +408,44 @@ class Caller:
             self.short[running.call.length, self.steps] = str(error)
             return False
         except LengthError as error:
-            raise self._with_numbers(_with_questions(running.front, error)) from error.__cause__
+            raise self._with_numbers(self._with_questions(running, error)) from error.__cause__
         return True
 
     def _with_numbers(self, error: LengthError) -> LengthError:
         """A refusal, with the numbers that ``steps`` could have named where it names none."""
         numbers = "" if self.time.steps else told(self.model)
         return LengthError(f"{error} If the loop is not over that:{numbers}") if numbers else error
+
+    def _with_questions(self, running: Running, error: LengthError) -> LengthError:
+        """Why no template fits what was recorded: where the model asks whether values are true, which may end a loop;
+        and, in place of the way out that the error names, why Dynamo does not read the model."""
+        text, asked = str(error), _asked(running.front)
+        refusal = self._refusal(running) if _is_recorded(running.front) and ADVICE in text else None
+        if refusal is not None:
+            instead = (
+                f"Dynamo does not read the model either ({in_short(str(refusal))}). If that is an index made of a "
+                "tensor, read all rows before the loop (table[times], or torch.index_select), and iterate over them."
+            )
+            text = text.replace(ADVICE, instead)
+        if asked:
+            text = (
+                f"{text} The model asks whether values are true, at {'; '.join(asked)}. If an answer ends the loop "
+                "(break), its steps are as many as values say, which cannot be rolled: run all steps, and keep what is "
+                "done by torch.where."
+            )
+        return error if text == str(error) else LengthError(text)
+
+    def _refusal(self, running: Running) -> Exception | None:
+        """Why Dynamo does not read the model, if it does not."""
+        if running.failed is not None:
+            return running.failed
+        try:
+            Running(self.read, running.call, probing=True, steps=running.steps).traced()
+        except Probed:
+            return None
+        except Exception as error:  # noqa: BLE001  # of the model's, too: it is told beside another one
+            return error
+        return None
 
     def _take(self, front: Front) -> None:
         """Call the model this way from now on."""
@@ -427,13 +458,8 @@ class Caller:
     def _settle(self, running: Running) -> None:
         """Run the call, with the first pattern of it whose traces give a template."""
         for _ in range(_ATTEMPTS):
-            try:
-                if self._followed(running, running.attempt()):
-                    return
-            except LengthError as error:
-                if running.failed or not running.unusable or isinstance(error, TooShortError):
-                    raise
-                self._other(running, error)
+            if self._followed(running, running.attempt()):
+                return
         raise LengthError(
             "The model is another one after every run that looks at it: it changes something that it reads, and that "
             "is not put back (a global, a file, an attribute of a class). Keep that outside of the forward pass."
@@ -501,19 +527,20 @@ class Caller:
         try:
             running.steps = running.steps if entry.trace(running) else self.steps
         except TransformError as error:
+            if _is_recorded(running.front) or running.failed:
+                raise LengthError(str(error)) from None
             self._other(running, LengthError(str(error)))
         except NeverError as error:
             raise LengthError(str(error)) from None
 
     def _other(self, running: Running, error: Exception) -> None:
-        """Go the other way to a graph than the one that has ended in an error. Raises what both end in."""
+        """Go the other way to a graph than the one that has ended in an error. Raises Dynamo's refusal, with why the
+        model's operations cannot be recorded, where both end in one."""
+        recorded = _is_recorded(running.front)
         if running.failed is not None:
-            raise _neither(running, error) from None
-        LOG.info("%s: %s", "not recorded" if _is_recorded(running.front) else "not read by Dynamo", error)
-        running.failed = running.front, error
-        running.front = self.read if _is_recorded(running.front) else self._recorded()
-        if running.unusable:
-            running.unusable, running.observed = {}, None
+            raise (_noted(running.failed, error) if recorded else _noted(error, running.failed)) from None
+        LOG.info("%s: %s", "not recorded" if recorded else "not read by Dynamo", error)
+        running.failed, running.front = error, self.read if recorded else self._recorded()
 
     def _refused(self, running: Running, refused: Refused) -> None:
         """Try the length of the call's pattern, then the other way. Raises the refusal behind both."""
@@ -578,36 +605,6 @@ def _say_departed(running: Running, graph: Graph) -> None:
 
 def _is_recorded(front: Front) -> bool:
     return isinstance(front.traced, Recorded)
-
-
-def _neither(running: Running, error: Exception) -> Exception:
-    """What both ways to a graph end in, the second in an error: what is wrong with the model if one of them says it,
-    else Dynamo's refusal, with why its operations cannot be recorded."""
-    assert running.failed is not None, "one way came before"
-    ends = {_is_recorded(front): (front, each) for front, each in (running.failed, (running.front, error))}
-    (front, recorded), (_, read) = ends[True], ends[False]
-    if isinstance(read, LengthError):
-        return read
-    return _noted(read, recorded) if isinstance(recorded, Unrecordable) else _with_questions(front, recorded, read)
-
-
-def _with_questions(front: Front, error: Exception, refusal: Exception | None = None) -> LengthError:
-    """Why no template fits the graphs of a model, without the way out that the error names where Dynamo does not read
-    the model: where it asks whether values are true, which may end a loop, and Dynamo's refusal."""
-    text, asked = str(error), _asked(front)
-    if refusal is not None:
-        instead = (
-            f"Dynamo does not read the model either ({in_short(str(refusal))}). If that is an index made of a tensor, "
-            "read all rows before the loop (table[times], or torch.index_select), and iterate over them."
-        )
-        text = text.replace(ADVICE, instead)
-    if asked:
-        text = (
-            f"{text.replace(ADVICE, '').rstrip()} The model asks whether values are true, at {'; '.join(asked)}. If an "
-            "answer ends the loop (break), its steps are as many as values say, which cannot be rolled: run all steps, "
-            "and keep what is done by torch.where."
-        )
-    return LengthError(text)
 
 
 def _asked(front: Front) -> list[str]:

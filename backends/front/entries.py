@@ -117,11 +117,10 @@ class Running:
 
     probing: whether the graph is only looked at. sampling: whether only its sizes are. unusable: lengths whose traces
     gave no template, and why. held: the key of what the model holds. looked: whether the model was looked at. proving:
-    what runs in place of the program, as it is to be proved. proved: that it was, for this call. departed: what
-    the model does otherwise than when it was observed. failed: the way to a
-    graph, Dynamo's or a record, that this call has tried in vain, and its error. returned: what came of it, a few steps
-    long, with ``Row`` s. It is held here and in no frame: what was tried in vain holds its frames, and a ``Row`` that
-    is held by somebody else is an error.
+    what runs in place of the program, as it is to be proved. proved: that it was, for this call. departed: what the
+    model does otherwise than when it was observed. failed: what the other way to a graph, Dynamo's or a record, has
+    ended in at this call. returned: what came of it, a few steps long, with ``Row`` s. It is held here and in no frame:
+    what was tried in vain holds its frames, and a ``Row`` that is held by somebody else is an error.
     """
 
     front: Front
@@ -134,7 +133,7 @@ class Running:
     runs: list[Sequence[Any]] = field(default_factory=list)
     lent: list[weakref.ref[Any]] = field(default_factory=list)
     unusable: dict[tuple[int, ...], LengthError] = field(default_factory=dict)
-    failed: tuple[Front, Exception] | None = None
+    failed: Exception | None = None
     held: Any = None
     looked: bool = False
     proving: Callable[..., Any] | None = None
