@@ -80,10 +80,10 @@ def twins(net: nn.Module, **options: Any) -> tuple[Any, Any, Any]:
     return net, twin, reroll.compile(twin, time_dim=0, **{**EAGER, **options})
 
 
-def agree(net: nn.Module, twin: nn.Module, run: Any, x_TBI: Tensor) -> None:
+def agree(net: nn.Module, twin: nn.Module, run: Any, x_TBI: Tensor, *, recorded: bool = True) -> None:
     different = differences(results(run, twin, (x_TBI,)), results(net, net, (x_TBI,)), 1e-12)
     assert not different, f"at {x_TBI.shape[0]} steps: {different}"
-    assert isinstance(run.reroll_caller.front.traced, Recorded)
+    assert isinstance(run.reroll_caller.front.traced, Recorded) is recorded
 
 
 def detach(net: Any, twin: Any) -> None:
