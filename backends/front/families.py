@@ -79,8 +79,8 @@ class Family:
                 self.takeover.prepare = partial(self._prepare, instance.recurrences)
             stage, present = self.takeover.compiled, self.programs.get(observed, (None, ()))[0]
             graph = staged(self.takeover, partial(self._compiled, instance, tokens), present)
-            if not self.programs:
-                say_more(graph.more_than_plain())
+            if self.takeover.compiled and (not self.programs or not stage):
+                say_more(graph.more_than_plain())  # of what runs from now on
             if self.takeover.compiled != stage:
                 self._forget_eager()
             self.programs[observed] = graph, instance.outputs
