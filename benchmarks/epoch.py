@@ -190,12 +190,20 @@ def show(result: dict[str, dict[str, Row]], clock: str, console: Console) -> Non
     console.print(table)
 
 
-def fill(result: dict[str, dict[str, Row]], name: str, way: str, part: str, jax: str | None) -> None:
-    """Measure a part of a row, with where and when."""
+def saved() -> dict[str, dict[str, Row]]:
+    """Rows by network and way."""
+    return json.loads(RESULT.read_text()) if RESULT.exists() else {}
+
+
+def fill(name: str, way: str, part: str, jax: str | None) -> None:
+    """Measure a part of a row, and save it with where and when."""
     asked = f"python benchmarks/epoch.py --only {name!r} --ways {way!r} --parts {part}" + " --jax PYTHON" * (way == JAX)
     where = machine(asked) | {"threads": 1, "allowed": len(os.sched_getaffinity(0))}
+    found = measured(name, way, part, jax)
+    result = saved()  # now, as another command may have measured other rows
     made = result.setdefault(name, {}).setdefault(way, {})
-    made |= {kind: told | {"environment": where} for kind, told in measured(name, way, part, jax).items()}
+    made |= {kind: told | {"environment": where} for kind, told in found.items()}
+    RESULT.write_text(json.dumps(result) + "\n")
 
 
 def main() -> None:
@@ -214,15 +222,13 @@ def main() -> None:
         name, way, kind = given.row
         print(json.dumps(row(name, way, KINDS[kind])))
         return
-    result: dict[str, dict[str, Row]] = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     asked = () if given.show else itertools.product(given.parts, given.only, given.ways)
     for part, name, way in asked:
-        there = PARTS[part][0] in result.get(name, {}).get(way, {}) and not given.again
+        there = PARTS[part][0] in saved().get(name, {}).get(way, {}) and not given.again
         if there or (way == JAX and not (given.jax and SCRIPTS[name].jax)):
             continue
-        fill(result, name, way, part, given.jax)
-        RESULT.write_text(json.dumps(result) + "\n")
-    show(result, given.show or "wall", Console(width=130))
+        fill(name, way, part, given.jax)
+    show(saved(), given.show or "wall", Console(width=130))
 
 
 if __name__ == "__main__":
