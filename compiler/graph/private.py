@@ -13,7 +13,8 @@ name for these. ``_unsafe_preserve_version_counter`` puts the first back, where 
 saves. ``_are_functorch_transforms_active``: inside of ``vmap``.
 ``_linalg_check_errors`` looks at what a calculation with a matrix says of itself, and raises its error.
 In ``torch.nn.modules.module``, ``_global_forward_hooks`` and three like it hold the hooks of all modules; in
-``torch.nn.utils.parametrize``, ``_cache`` holds what ``parametrize.cached()`` keeps.
+``torch.nn.utils.parametrize``, ``_cache`` holds what ``parametrize.cached()`` keeps. The functions of ``torch._C`` in
+``_SETTINGS`` are what public ones ask, which take ten times as long; one that is missing is left out.
 """
 
 from __future__ import annotations
@@ -53,6 +54,39 @@ def hooks_of_all_modules() -> Iterator[Any]:
 
     kinds = ("forward_pre", "forward", "backward_pre", "backward")
     return (hook for kind in kinds for hook in getattr(module, f"_global_{kind}_hooks").values())
+
+
+_SETTINGS = (
+    *("_get_deterministic_algorithms", "_get_deterministic_algorithms_warn_only", "get_num_threads"),
+    *("_get_deterministic_fill_uninitialized_memory", "_get_float32_matmul_precision", "is_anomaly_enabled"),
+    *("is_anomaly_check_nan_enabled", "_get_cublas_allow_tf32", "_get_cublas_allow_fp16_reduced_precision_reduction"),
+    *("_get_cublas_allow_bf16_reduced_precision_reduction", "_get_cudnn_enabled", "_get_cudnn_benchmark"),
+    *("_get_cudnn_allow_tf32", "_get_cudnn_deterministic", "_get_mkldnn_enabled", "_get_nnpack_enabled"),
+    *("_get_flash_sdp_enabled", "_get_mem_efficient_sdp_enabled", "_get_math_sdp_enabled", "_get_cudnn_sdp_enabled"),
+    *("_is_multithreading_enabled", "is_autocast_cache_enabled", "_is_torch_function_enabled"),
+)
+_GETTERS = [getattr(torch._C, name) for name in _SETTINGS if hasattr(torch._C, name)]
+
+
+def settings_of_torch() -> tuple[Any, ...]:
+    """What a model may ask torch for: precision, determinism, which kernels are allowed, threads, and the methods of
+    tensors that somebody has set."""
+    einsum, mha = torch.backends.opt_einsum, torch.backends.mha
+    more = (einsum.strategy, einsum.enabled, mha.get_fastpath_enabled())
+    dtypes = (torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda"))
+    return (*(read() for read in _GETTERS), *more, *dtypes, *_set_methods())
+
+
+_METHODS = dict(vars(torch.Tensor))
+
+
+def _set_methods() -> list[tuple[str, int]]:
+    """Methods of tensors that are other ones than when reroll was loaded, by name and identity; for good, as a class
+    keeps them."""
+    now = vars(torch.Tensor)
+    if now == _METHODS:
+        return []
+    return [(name, id(value)) for name, value in now.items() if _METHODS.get(name) is not value]
 
 
 @contextmanager

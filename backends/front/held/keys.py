@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import decimal
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +20,7 @@ from reroll.backends.processes.apart import in_parts
 from reroll.capture.recorder.identity import PLAIN, Same, is_a
 from reroll.errors import UnsupportedError
 from reroll.graph.inplace import overlapping, whole_extent
-from reroll.graph.private import any_autocast, autocast_dtypes, hooks_of_all_modules
+from reroll.graph.private import any_autocast, autocast_dtypes, hooks_of_all_modules, settings_of_torch
 
 _LARGE, _SAMPLES = 1 << 20, 4096  # bytes from which on an array is a data set, and of how many places it is known by
 _PLAIN = (*PLAIN, type(...), torch.Size)
@@ -119,8 +125,26 @@ def _tensor(value: Tensor, offset: int) -> Any:
     return (*layout, type(value), value.dtype, value.device, value.requires_grad, value.is_leaf, value.is_inference())
 
 
+def _decimals() -> str:
+    return repr(decimal.getcontext())
+
+
+def _errors_of_numpy() -> tuple[Any, ...]:
+    return tuple(np.geterr().items())
+
+
+ASKED: Mapping[int, Callable[[], Any]] = {
+    **{id(each): each for each in (torch.initial_seed, os.getcwd, gc.isenabled, sys.getrecursionlimit)},
+    **{id(each): each for each in (threading.get_ident, threading.get_native_id)},
+    **{id(each): _decimals for each in (decimal.getcontext, decimal.localcontext, decimal.Decimal)},
+    id(threading.current_thread): threading.get_ident,
+    id(np.geterr): _errors_of_numpy,
+}
+"""Of functions that say how a process is set, and of what depends on that: what asks for it."""
+
+
 def modes() -> Any:
-    """The modes of torch that change what operations do."""
+    """The modes of torch that change what operations do, or that a model may ask for."""
     found = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), any_autocast() and autocast_dtypes())
     hooks = tuple(map(Same, hooks_of_all_modules()))
-    return (*found, torch.get_default_dtype(), torch.get_default_device(), hooks)
+    return (*found, torch.get_default_dtype(), torch.get_default_device(), hooks, settings_of_torch())

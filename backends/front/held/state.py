@@ -120,11 +120,18 @@ class State:
                 self.reached.append(value)
                 todo += self._note(value)
 
-    def named(self, seen: set[int]) -> State:
-        """What the functions and classes of this state name, and what can be reached from there, theirs too."""
+    def named(self, seen: set[int], ran: Iterable[types.FunctionType] = ()) -> State:
+        """What the functions and classes of this state name, and what can be reached from there, theirs too.
+
+        ran: functions of which is known that they ran. What they name counts too, but not what that names in turn.
+        """
         part = State(self.parameters, self.values, classes={*self.classes})
         for code in chain(self.code, part.code):  # grows
             part.walk(part._note_names(part.spaces.named_by(code)), seen)
+        followed = len(part.code)
+        part.walk(part._note_names(part.spaces.read_by(ran)), seen)
+        more = [each for each in part.code[followed:] if isinstance(each, type)]
+        part.walk(part._note_names(part.spaces.read_in(more)), seen)
         return part
 
     def joined(self, part: State) -> State:
