@@ -69,24 +69,23 @@ _GETTERS = [getattr(torch._C, name) for name in _SETTINGS if hasattr(torch._C, n
 
 
 def settings_of_torch() -> tuple[Any, ...]:
-    """What a model may ask torch for: precision, determinism, which kernels are allowed, threads, and the methods of
-    tensors that somebody has set."""
+    """What a model may ask torch for: precision, determinism, which kernels are allowed, threads."""
     einsum, mha = torch.backends.opt_einsum, torch.backends.mha
     more = (einsum.strategy, einsum.enabled, mha.get_fastpath_enabled())
     dtypes = (torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda"))
-    return (*(read() for read in _GETTERS), *more, *dtypes, *_set_methods())
+    return (*(read() for read in _GETTERS), *more, *dtypes)
 
 
 _METHODS = dict(vars(torch.Tensor))
 
 
-def _set_methods() -> list[tuple[str, int]]:
-    """Methods of tensors that are other ones than when reroll was loaded, by name and identity; for good, as a class
-    keeps them."""
+def set_methods() -> list[tuple[str, Any]]:
+    """Attributes of the class of tensors that are other ones than when reroll was loaded."""
     now = vars(torch.Tensor)
     if now == _METHODS:
         return []
-    return [(name, id(value)) for name, value in now.items() if _METHODS.get(name) is not value]
+    names = sorted({*now, *_METHODS})
+    return [(name, now.get(name)) for name in names if _METHODS.get(name) is not now.get(name)]
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from reroll.backends.processes.apart import in_parts
 from reroll.capture.recorder.identity import PLAIN, Same, is_a
 from reroll.errors import UnsupportedError
 from reroll.graph.inplace import overlapping, whole_extent
-from reroll.graph.private import any_autocast, autocast_dtypes, hooks_of_all_modules, settings_of_torch
+from reroll.graph.private import any_autocast, autocast_dtypes, hooks_of_all_modules, set_methods, settings_of_torch
 
 _LARGE, _SAMPLES = 1 << 20, 4096  # bytes from which on an array is a data set, and of how many places it is known by
 _PLAIN = (*PLAIN, type(...), torch.Size)
@@ -147,4 +147,5 @@ def modes() -> Any:
     """The modes of torch that change what operations do, or that a model may ask for."""
     found = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), any_autocast() and autocast_dtypes())
     hooks = tuple(map(Same, hooks_of_all_modules()))
-    return (*found, torch.get_default_dtype(), torch.get_default_device(), hooks, settings_of_torch())
+    methods = tuple((name, Same(value)) for name, value in set_methods())
+    return (*found, torch.get_default_dtype(), torch.get_default_device(), hooks, settings_of_torch(), methods)

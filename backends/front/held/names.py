@@ -51,6 +51,7 @@ class Spaces:
         self._read: dict[str, None] = {}
         self._by_ran: dict[str, None] = {}
         self._of_classes: dict[type, None] = {}
+        self._of_modules: dict[int, types.ModuleType] = {}
 
     def named_by(self, code: Code) -> Iterator[Named]:
         """What stands for the names of more code, but for what came before."""
@@ -73,12 +74,18 @@ class Spaces:
             found = [*self._new(function, function.__globals__, global_names(function.__code__))]
             found += self._in_modules(function)
             yield from (each for each in found if not _is_module(each.value))
-            self._of_classes |= dict.fromkeys(self._classes_in(function, read))
             self._by_ran.update(dict.fromkeys(read))
+            modules = self._modules_of(function, read)
+            self._of_modules |= {id(each): each for each in modules if is_users_code(each)}
+            for space in (function.__globals__, *map(vars, modules)):
+                self._of_classes |= dict.fromkeys(each for name in read if _is_named(each := space.get(name)))
 
     def read_in(self, classes: Iterable[type]) -> Iterator[Named]:
-        """What functions that ran may read in these classes and in those that they name, and what is called there
-        without a name."""
+        """What functions that ran may read in modules that others of them name, in these classes and in those that any
+        names, and what is called there without a name."""
+        for module in self._of_modules.values():
+            found = self._new(module, vars(module), [name for name in self._by_ran if name in vars(module)])
+            yield from (each for each in found if not _is_module(each.value))
         todo = list(dict.fromkeys((*self._of_classes, *classes)))
         for kind in todo:  # grows
             held = {name: value for each in reversed(kind.__mro__) for name, value in vars(each).items()}
@@ -87,10 +94,6 @@ class Spaces:
             todo += [value for name in names if _is_named(value := held[name]) and value not in todo]
             for each in filter(is_users_code, kind.__mro__):
                 yield from self._new(each, vars(each), names, number=id(each))
-
-    def _classes_in(self, function: types.FunctionType, read: Iterable[str]) -> Iterator[type]:
-        for space in (function.__globals__, *map(vars, self._modules_of(function, read))):
-            yield from (value for name in read if _is_named(value := space.get(name)))
 
     def users(self) -> Iterator[tuple[Mapping[str, Any], Iterable[str]]]:
         """Those of these that are the user's or a library's."""

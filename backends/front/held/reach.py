@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from reroll.backends.front.held.attributes import attributes
 from reroll.backends.front.held.keys import ASKED, Described, Hashed, array_in_words, modes, placed, tensors_in_words
-from reroll.backends.front.held.links import forward_in, items_of, leads_to, pointed_to
+from reroll.backends.front.held.links import items_of, leads_to, pointed_to
 from reroll.backends.front.held.names import MISSING
-from reroll.backends.front.held.origin import Code
+from reroll.backends.front.held.origin import Code, is_users_code
 from reroll.backends.front.held.ran import Ran
 from reroll.backends.front.held.state import State
 from reroll.capture.recorder.identity import Same, content_of, is_a
@@ -225,7 +225,7 @@ class _Watched:
 
     def __init__(self, part: State, code: Iterable[Code]) -> None:
         self.names = [(space, tuple(read)) for space, read in part.spaces.found.values()]
-        self.functions = [each for each in part.reached if is_a(each, types.FunctionType)]
+        self.functions = [*(each for each in part.reached if is_a(each, types.FunctionType)), *part.called]
         self.cells = [cell for cell, _ in part.cells]
         defaults = [each.__kwdefaults__ for each in self.functions if each.__kwdefaults__]
         containers = [value for value, _ in part.containers]
@@ -233,11 +233,11 @@ class _Watched:
         self.of_dict = [each for each in self.objects if type(attributes(each)) is dict]
         self.of_slots = [each for each in self.objects if type(attributes(each)) is not dict]
         self.classes = [each for each in code if is_a(each, type)]
+        self.classes += (each for each in part.classes if issubclass(each, nn.Module) and not is_users_code(each))
         self.dicts: list[dict[Any, Any]] = [*defaults, *(each for each in containers if is_a(each, dict))]
         self.items = [each for each in containers if not is_a(each, dict)]
         self.pointed = [value for value, _ in part.pointed]
         self.bare = part.bare
-        self.modules = [each for each in self.objects if is_a(each, nn.Module)]
         self.arrays = [(value, array_in_words(value)) for value, _ in part.arrays]
         self.before = self.now()
 
@@ -265,7 +265,6 @@ class _Watched:
         read += map(type, self.objects)
         read += chain.from_iterable(map(pointed_to, self.pointed))
         read += map(len, map(attributes, self.bare))
-        read += map(forward_in, map(type, self.modules))
         return read
 
 

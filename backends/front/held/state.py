@@ -32,10 +32,10 @@ from reroll.backends.front.held.links import (
     WRAPPERS,
     attributes_of,
     defaults,
-    forward_in,
     has_attributes,
     items_of,
     leads_to,
+    methods_of,
     pointed_to,
     written,
 )
@@ -69,7 +69,8 @@ class State:
 
     plain: functions of the user's by their code, and the numbers, texts and callables among their defaults, the globals
     that they name, and the attributes of classes. pointed: weak references, context variables and the like, with what
-    they stand for. bare: tensors and functions without attributes. hidden: objects whose state is in no attribute.
+    they stand for. bare: tensors and functions without attributes. called: functions of torch's and Python's, named by
+    code. hidden: objects whose state is in no attribute.
     code: the functions and classes that were reached, which name globals and hold attributes, and modules that objects
     hold; spaces: where their names stand. assigned: what stood there, if values are noted. reached: everything that may
     lead further.
@@ -85,6 +86,7 @@ class State:
     plain: list[Any] = field(default_factory=list)
     pointed: list[tuple[Any, tuple[Any, ...]]] = field(default_factory=list)
     bare: list[Any] = field(default_factory=list)
+    called: list[types.FunctionType] = field(default_factory=list)
     hidden: list[Hidden] = field(default_factory=list)
     code: list[Code] = field(default_factory=list)
     classes: set[type] = field(default_factory=set)
@@ -136,7 +138,7 @@ class State:
 
     def joined(self, part: State) -> State:
         """What both states hold, this one's first."""
-        held = ("objects", "containers", "cells", "tensors", "arrays", "plain", "pointed", "bare", "hidden", "code")
+        held = ("objects", "containers", "cells", "tensors", "arrays", "plain", "pointed", "bare", "called", "hidden", "code")
         both: dict[str, Any] = {name: [*getattr(self, name), *getattr(part, name)] for name in held}
         return State(self.parameters, self.values, **both, classes=self.classes | part.classes, spaces=part.spaces)
 
@@ -201,7 +203,7 @@ class State:
             if is_users_code(each):
                 self.code.append(each)
             elif issubclass(each, nn.Module):
-                self.plain.append(Same(forward_in(each)))
+                self.plain.append(methods_of(each))
         if new and not is_installed(type(kind)):
             self._note_class(type(kind))
 
@@ -215,6 +217,9 @@ class State:
                 yield value
             elif callable(value):
                 self.plain.append((name, Same(value)))
+                if is_a(value, types.FunctionType):
+                    self.called.append(value)
+                    self.plain.append((value.__code__, *map(written, defaults(value))))
                 if value is os.getenv:
                     yield os.environ
 
@@ -323,7 +328,7 @@ def _leads_further(owner: Code, value: Any) -> bool:
     if is_a(value, type | types.ModuleType):
         return not is_installed(owner) and (is_a(value, types.ModuleType) or is_users_code(value))
     if is_a(owner, types.ModuleType) and not is_users_code(owner):
-        read_at_calls = value is os.environ or value is sys.argv
+        read_at_calls = value is os.environ or is_a(value, list)  # sys.argv, warnings.filters
         return read_at_calls or (is_a(value, types.FunctionType) and is_users_code(value))
     return value is not sys.modules and (is_a(value, _FOLLOWED) or has_attributes(value))
 

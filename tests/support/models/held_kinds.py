@@ -992,15 +992,10 @@ def _note_modes() -> None:
             lambda: "reroll_kinds_more" in sys.modules,
             lambda: _module("reroll_kinds_more"),
         ),
-        "seed": (
-            lambda: torch.initial_seed() == 77,
-            lambda: setting(torch.initial_seed, torch.manual_seed, 77),
-        ),
     }
     for name, (read, around) in asked.items():
         within(f"asked, {name}", functools.partial(_read, read), around)
     within("mode of functions", plainly, Mode)
-    within("mode, saved tensors", plainly, lambda: torch.autograd.graph.saved_tensors_hooks(_halved, lambda y: y))
     within("mode, no gradients", plainly, torch.no_grad, shows=False)
     within("mode, inference", plainly, torch.inference_mode, shows=False)
     within("mode, autocast", lambda: Net(_plain).float(), lambda: torch.autocast("cpu"))
@@ -1010,10 +1005,6 @@ def _note_modes() -> None:
         lambda: setting(torch.get_default_dtype, torch.set_default_dtype, D),
     )
     within("stance", plainly, lambda: torch.compiler.set_stance("force_eager"), shows=False)
-
-
-def _halved(y: Tensor) -> Tensor:
-    return y * 0.5
 
 
 def _collect(on: bool) -> None:
@@ -1060,6 +1051,7 @@ def _note_patches() -> None:
 
 
 _note_modules()
+SILENT.add("module, strides")
 _note_hooks()
 _note_modes()
 _note_patches()
