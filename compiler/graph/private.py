@@ -14,7 +14,8 @@ saves. ``_are_functorch_transforms_active``: inside of ``vmap``.
 ``_linalg_check_errors`` looks at what a calculation with a matrix says of itself, and raises its error.
 In ``torch.nn.modules.module``, ``_global_forward_hooks`` and three like it hold the hooks of all modules; in
 ``torch.nn.utils.parametrize``, ``_cache`` holds what ``parametrize.cached()`` keeps. The functions of ``torch._C`` in
-``_SETTINGS`` are what public ones ask, which take ten times as long; one that is missing is left out.
+``_SETTINGS`` are what public ones ask, which take ten times as long; one that is missing is left out. ``_get_current_function_mode_stack``: what is around, as
+``_len_torch_function_stack`` counts it; ``torch.utils._device`` has that of ``with torch.device(...)``.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_aggregate as map_aggregate
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._device import DeviceContext
 from torch.utils.checkpoint import CheckpointFunction
 
 LazyGraphModule = _LazyGraphModule
@@ -74,6 +77,15 @@ def settings_of_torch() -> tuple[Any, ...]:
     more = (einsum.strategy, einsum.enabled, mha.get_fastpath_enabled())
     dtypes = (torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda"))
     return (*(read() for read in _GETTERS), *more, *dtypes)
+
+
+def modes_of_functions() -> list[Any]:
+    """What a user has put around, in this thread, that sees every operation as Python calls it; not what says where
+    tensors are made, nor reroll's own."""
+    if not torch._C._len_torch_function_stack():
+        return []
+    found = [each for each in _get_current_function_mode_stack() if type(each) is not DeviceContext]
+    return [each for each in found if type(each).__module__.partition(".")[0] not in ("reroll", "torch")]
 
 
 _METHODS = dict(vars(torch.Tensor))

@@ -14,15 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reroll.backends.front.held.links import items_of, text_of
+from reroll.backends.front.held.links import WRAPPERS, items_of, text_of
 from reroll.backends.front.held.state import State
-from reroll.backends.processes.apart import in_parts
+from reroll.backends.processes.apart import alone, in_parts
 from reroll.capture.recorder.identity import PLAIN, Same, is_a
 from reroll.errors import UnsupportedError
 from reroll.graph.inplace import overlapping, whole_extent
 from reroll.graph.private import any_autocast, autocast_dtypes, hooks_of_all_modules, set_methods, settings_of_torch
 
 _LARGE, _SAMPLES = 1 << 20, 4096  # bytes from which on an array is a data set, and of how many places it is known by
+_NOTED = (*WRAPPERS, np.ndarray, memoryview)
 _PLAIN = (*PLAIN, type(...), torch.Size)
 
 
@@ -62,7 +63,14 @@ class Described:
         cells = tuple(self(content) for _, content in state.cells)
         pointed = tuple(tuple(map(self, content)) for _, content in state.pointed)
         arrays = tuple(array_in_words(value) for value, _ in state.arrays)
-        return tuple(owners), cells, pointed, arrays, tuple(state.plain)
+        roots = tuple(self._root(value) for value in state.roots)
+        return tuple(owners), cells, pointed, arrays, tuple(state.plain), roots
+
+    def _root(self, value: Any) -> Any:
+        """What stands for a name: by what it holds, where that is noted, which is not by whose it is."""
+        if is_a(value, _NOTED):
+            return type(value)
+        return type(value), tuple(map(self._root, value)) if is_a(value, tuple) else self(value)
 
     def items(self, content: Any) -> Any:
         """Those of a dict, list, set or deque."""
@@ -105,7 +113,7 @@ def tensors_in_words(values: Sequence[Tensor]) -> Any:
 
 def sharing(values: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
     """Numbers of the tensors and arrays that share memory with each other. Raises UnsupportedError for a DTensor."""
-    if any(map(in_parts, values)):
+    if not alone() and any(map(in_parts, values)):
         raise UnsupportedError(
             "reroll.compile: the model holds or is given a DTensor, whose parts lie in several processes. Give it "
             "whole tensors, or compile by reroll.compile only the parts of it that have these."

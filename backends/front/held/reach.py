@@ -234,7 +234,9 @@ class _Watched:
         self.of_slots = [each for each in self.objects if type(attributes(each)) is not dict]
         self.classes = [each for each in code if is_a(each, type)]
         self.classes += (each for each in part.classes if issubclass(each, nn.Module) and not is_users_code(each))
-        self.dicts: list[dict[Any, Any]] = [*defaults, *(each for each in containers if is_a(each, dict))]
+        dicts: list[dict[Any, Any]] = [*defaults, *(each for each in containers if is_a(each, dict))]
+        self.dicts = [each for each in dicts if type(each) is dict]
+        self.kinds_of_dicts = [each for each in dicts if type(each) is not dict]
         self.items = [each for each in containers if not is_a(each, dict)]
         self.pointed = [value for value, _ in part.pointed]
         self.bare = part.bare
@@ -252,11 +254,13 @@ class _Watched:
             read += map(space.get, found, repeat(MISSING))
         read += chain.from_iterable(map(_OF_FUNCTIONS, self.functions))
         read += chain.from_iterable(map(content_of, self.cells))
-        for held in self.dicts:
-            read += chain.from_iterable(items_of(held))
-        for held_by in map(vars, [*self.of_dict, *self.classes]):
-            read += held_by
-            read += held_by.values()
+        for held in map(dict.items, chain(self.dicts, map(vars, self.of_dict))):
+            read += chain.from_iterable(held)
+        for held in map(items_of, self.kinds_of_dicts):
+            read += chain.from_iterable(held)
+        for of_class in map(vars, self.classes):
+            read += of_class
+            read += of_class.values()
         for each in map(attributes, self.of_slots):
             read += [*chain.from_iterable(each.items())]
         for each in self.items:

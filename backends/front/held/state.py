@@ -68,7 +68,8 @@ class State:
     """What was reached from the roots, as it was.
 
     plain: functions of the user's by their code, and the numbers, texts and callables among their defaults, the globals
-    that they name, and the attributes of classes. pointed: weak references, context variables and the like, with what
+    that they name, and the attributes of classes. roots: what else stands for these, from which the walk goes on, or of
+    which nothing is known but which object it is. pointed: weak references, context variables and the like, with what
     they stand for. bare: tensors and functions without attributes. called: functions of torch's and Python's, named by
     code. hidden: objects whose state is in no attribute.
     code: the functions and classes that were reached, which name globals and hold attributes, and modules that objects
@@ -84,6 +85,7 @@ class State:
     tensors: list[tuple[Tensor, int, Tensor | None]] = field(default_factory=list)
     arrays: list[tuple[Any, Any]] = field(default_factory=list)
     plain: list[Any] = field(default_factory=list)
+    roots: list[Any] = field(default_factory=list)
     pointed: list[tuple[Any, tuple[Any, ...]]] = field(default_factory=list)
     bare: list[Any] = field(default_factory=list)
     called: list[types.FunctionType] = field(default_factory=list)
@@ -138,8 +140,9 @@ class State:
 
     def joined(self, part: State) -> State:
         """What both states hold, this one's first."""
-        held = ("objects", "containers", "cells", "tensors", "arrays", "plain", "pointed", "bare", "called", "hidden", "code")
-        both: dict[str, Any] = {name: [*getattr(self, name), *getattr(part, name)] for name in held}
+        held = ("objects", "containers", "cells", "tensors", "arrays", "plain", "roots")
+        names = (*held, "pointed", "bare", "called", "hidden", "code")
+        both: dict[str, Any] = {name: [*getattr(self, name), *getattr(part, name)] for name in names}
         return State(self.parameters, self.values, **both, classes=self.classes | part.classes, spaces=part.spaces)
 
     def _note(self, value: Any) -> Iterable[Any]:
@@ -186,6 +189,7 @@ class State:
     def _note_function(self, function: types.FunctionType) -> None:
         self.cells += ((cell, each) for cell in function.__closure__ or () for each in content_of(cell))
         self.plain.append((function.__code__, *map(written, defaults(function))))
+        self.roots += (each for each in defaults(function) if written(each) is None)
         self.code.append(function)
 
     def _note_space(self, value: type | types.ModuleType) -> None:
@@ -214,6 +218,7 @@ class State:
             if (text := written(value)) is not None:
                 self.plain.append((name, text))
             elif _leads_further(owner, value):
+                self.roots.append(value)
                 yield value
             elif callable(value):
                 self.plain.append((name, Same(value)))
@@ -222,6 +227,8 @@ class State:
                     self.plain.append((value.__code__, *map(written, defaults(value))))
                 if value is os.getenv:
                     yield os.environ
+            elif not is_a(owner, types.ModuleType) or is_users_code(owner):
+                self.roots.append(value)
 
     def restore(self) -> None:
         """Put back what changed; all else is left alone, as another thread may be about to change it."""
