@@ -14,8 +14,9 @@ saves. ``_are_functorch_transforms_active``: inside of ``vmap``.
 ``_linalg_check_errors`` looks at what a calculation with a matrix says of itself, and raises its error.
 In ``torch.nn.modules.module``, ``_global_forward_hooks`` and three like it hold the hooks of all modules; in
 ``torch.nn.utils.parametrize``, ``_cache`` holds what ``parametrize.cached()`` keeps. The functions of ``torch._C`` in
-``_SETTINGS`` are what public ones ask, which take ten times as long; one that is missing is left out. ``_get_current_function_mode_stack``: what is around, as
-``_len_torch_function_stack`` counts it; ``torch.utils._device`` has that of ``with torch.device(...)``.
+``_SETTINGS`` are what public ones ask, which take ten times as long; one that is missing is left out.
+``_get_current_function_mode_stack``: what is around, as ``_len_torch_function_stack`` counts it; ``torch.utils._device``
+has that of ``with torch.device(...)``.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_aggregate as map_aggregate
 from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._device import DeviceContext
 from torch.utils.checkpoint import CheckpointFunction
 
 LazyGraphModule = _LazyGraphModule

@@ -45,7 +45,7 @@ from reroll.capture.recorder.identity import PLAIN, Same, content_of, is_a
 from reroll.errors import UnsupportedError
 from reroll.graph.private import version_of
 
-_FOLLOWED = (*WRAPPERS, *CONTAINERS, nn.Module, tuple, np.ndarray)
+_FOLLOWED = (*WRAPPERS, *CONTAINERS, nn.Module, tuple, np.ndarray, memoryview)
 _BARE = (Tensor, types.FunctionType)  # most have no attributes
 
 

@@ -1,7 +1,7 @@
 """Models that read something, and how it changes between calls: attributes, names, settings of libraries, modes.
 
-A kind is a generator: it gives a model, changes what the model reads when it is asked for the next value, gives nothing,
-and changes it back.
+A kind is a generator: it gives a model, changes what the model reads when it is asked for the next value, gives
+nothing, and changes it back.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 import tempfile
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize
 
-from held_values import IN_PLACE, VALUES, Choice, D, Data, Descriptor, Own, Slots, number
+from held_values import IN_PLACE, VALUES, Choice, D, Data, Descriptor, Own, Slots
 
 Kind = Callable[[], Iterator[Any]]
 KINDS: dict[str, Kind] = {}
@@ -77,7 +77,7 @@ class Net(nn.Module):
 # --- a library that is installed -------------------------------------------------------------------------------------
 
 _FILES = {
-    "config.py": '''
+    "config.py": """
 import functools, os
 from contextvars import ContextVar
 SLOPE = 0.5
@@ -121,8 +121,8 @@ SCALE = 0.5
 def decorated(): return 1.0
 def lazy(): return LAZY[0]()
 LAZY = [get]
-''',
-    "core.py": '''
+""",
+    "core.py": """
 import functools, importlib, os, sys
 import torch
 from torch import nn
@@ -207,7 +207,7 @@ class Backward(torch.autograd.Function):
     def forward(ctx, x): return x * 1.0
     @staticmethod
     def backward(ctx, grad): return grad * config.SLOPE
-''',
+""",
     "__init__.py": "from . import config, core\nVERSION = 0.5\n",
 }
 
@@ -728,283 +728,166 @@ def hooked(name: str, add: Callable[[Any], Any]) -> None:
     kind(name)(found)
 
 
-def _note_modules() -> None:
-    table: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
-        "training of all": (lambda: Dropped(_plain), lambda net: net.eval(), lambda net: net.train()),
-        "training read": (
-            lambda: Net(lambda net, x: 0.5 if net.fc.training else 0.9),
-            lambda net: net.fc.eval(),
-            lambda net: net.fc.train(),
-        ),
-        "requires_grad": (
-            lambda: Net(_plain),
-            lambda net: net.p.requires_grad_(False),
-            lambda net: net.p.requires_grad_(),
-        ),
-        "dtype": (lambda: Net(_plain), lambda net: net.float(), lambda net: net.double()),
-        "data of a parameter": (
-            lambda: Net(_plain),
-            lambda net: net.p.data.mul_(2),
-            lambda net: net.p.data.mul_(0.5),
-        ),
-        "data replaced": (
-            lambda: Net(_plain),
-            lambda net: setattr(net.p, "data", 2 * net.p.data),
-            lambda net: setattr(net.p, "data", 0.5 * net.p.data),
-        ),
-        "strides": (
-            lambda: Net(_plain),
-            lambda net: setattr(net.fc.weight, "data", net.fc.weight.data.t().contiguous().t()),
-            lambda net: setattr(net.fc.weight, "data", net.fc.weight.data.contiguous()),
-        ),
-        "other parameter": (
-            lambda: Net(_plain),
-            lambda net: setattr(net, "p", nn.Parameter(torch.ones(4, dtype=D))),
-            lambda net: setattr(net, "p", nn.Parameter(torch.linspace(-1, 1, 4, dtype=D))),
-        ),
-        "shape of a parameter": (
-            lambda: Net(_plain),
-            lambda net: setattr(net, "p", nn.Parameter(torch.ones(1, dtype=D))),
-            lambda net: setattr(net, "p", nn.Parameter(torch.linspace(-1, 1, 4, dtype=D))),
-        ),
-        "tied": (
-            lambda: Net(lambda net, x: net.fc.bias),
-            lambda net: setattr(net.fc, "bias", net.p),
-            lambda net: setattr(net.fc, "bias", nn.Parameter(torch.ones(4, dtype=D))),
-        ),
-        "no bias": (
-            lambda: Net(_plain),
-            lambda net: setattr(net.fc, "bias", None),
-            lambda net: setattr(net.fc, "bias", nn.Parameter(torch.ones(4, dtype=D))),
-        ),
-        "buffer": (
-            Blocks,
-            lambda net: setattr(net, "mask", torch.full((4,), 0.5, dtype=D)),
-            lambda net: setattr(net, "mask", torch.ones(4, dtype=D)),
-        ),
-        "shape of a buffer": (
-            Blocks,
-            lambda net: setattr(net, "mask", torch.full((1,), 0.5, dtype=D)),
-            lambda net: setattr(net, "mask", torch.ones(4, dtype=D)),
-        ),
-        "buffer in place": (Blocks, lambda net: net.mask.mul_(0.5), lambda net: net.mask.mul_(2)),
-        "more blocks": (
-            Blocks,
-            lambda net: net.blocks.append(Doubled()),
-            lambda net: net.blocks.__delitem__(-1),
-        ),
-        "order of blocks": (Blocks, swapped, unswapped),
-        "named block": (
-            Blocks,
-            lambda net: net.by_name.update({"a": Doubled()}),
-            lambda net: net.by_name.update({"a": nn.Tanh()}),
-        ),
-        "more weights": (
-            Blocks,
-            lambda net: net.weights.append(nn.Parameter(torch.full((4,), 0.3, dtype=D))),
-            lambda net: setattr(net, "weights", nn.ParameterList(list(net.weights)[:-1])),
-        ),
-        "other block": (
-            Blocks,
-            lambda net: net.blocks.__setitem__(1, nn.Sigmoid()),
-            lambda net: net.blocks.__setitem__(1, nn.Tanh()),
-        ),
-        "class of the model": (
-            lambda: Net(_plain),
-            lambda net: setattr(net, "__class__", Derived),
-            lambda net: setattr(net, "__class__", Net),
-        ),
-        "forward on the model": (
-            lambda: Net(_plain),
-            lambda net: setattr(net.fc, "forward", lambda x: 2 * x),
-            lambda net: delattr(net.fc, "forward"),
-        ),
-        "method on the model": (
-            lambda: Net(lambda net, x: net.gain(), gain=lambda: 0.5),
-            lambda net: setattr(net, "gain", lambda: 0.9),
-            lambda net: setattr(net, "gain", lambda: 0.5),
-        ),
-        "attributes from elsewhere": (
-            Forwarded,
-            lambda net: net.held.update(slope=0.9),
-            lambda net: net.held.update(slope=0.5),
-        ),
-        "parametrization": (
-            lambda: Net(_plain),
-            lambda net: parametrize.register_parametrization(net.fc, "weight", Doubled()),
-            lambda net: parametrize.remove_parametrizations(net.fc, "weight", leave_parametrized=False),
-        ),
-        "weight norm": (
-            lambda: Net(_plain),
-            lambda net: (parametrizations.weight_norm(net.fc), net.fc.parametrizations.weight.original0.data.mul_(2)),
-            lambda net: parametrize.remove_parametrizations(net.fc, "weight"),
-        ),
-        "a model's part": (
-            lambda: Net(lambda net, x: net.fc(net.p)),
-            lambda net: setattr(net, "fc", nn.Sequential(nn.Linear(4, 4, dtype=D), nn.Tanh())),
-            lambda net: setattr(net, "fc", nn.Linear(4, 4, dtype=D)),
-        ),
-        "number of an activation": (
-            lambda: Net(lambda net, x: net.act(net.p), act=nn.LeakyReLU(0.5)),
-            lambda net: setattr(net.act, "negative_slope", 0.1),
-            lambda net: setattr(net.act, "negative_slope", 0.5),
-        ),
-        "momentum": (
-            lambda: Net(lambda net, x: net.norm(net.p[None])[0], norm=nn.LayerNorm(4, dtype=D)),
-            lambda net: setattr(net.norm, "eps", 0.5),
-            lambda net: setattr(net.norm, "eps", 1e-5),
-        ),
-        "hidden buffer": (
-            lambda: Net(lambda net, x: len(list(net.named_buffers())) * 0.3 + 0.1),
-            lambda net: net.register_buffer("more", torch.ones(1)),
-            lambda net: delattr(net, "more"),
-        ),
-    }
-    for name, (net, change, back) in table.items():
-        KINDS[f"module, {name}"] = functools.partial(lambda net, *how: once(net(), *how), net, change, back)
-    changed("forward of a class", lambda: Net(_plain), (nn.Linear, "forward", lambda fc, x: x @ fc.weight))
-    changed("__call__ of a class", lambda: Net(_plain), (nn.Linear, "__call__", lambda fc, x: x @ fc.weight))
-    changed("method of a class", lambda: Derived(_plain), (Net, "forward", lambda net, x: net.fc(x) * net.p))
-    changed("method of an own class", lambda: Net(lambda net, x: net.o.method(1.0), o=Own()), (Own, "method", lambda o, x: 0.9))
-    changed("attribute of an own class", lambda: Net(lambda net, x: net.o.slope, o=Own()), (Own, "slope", 0.9))
-    changed("new attribute of an object", lambda: Net(lambda net, x: getattr(MODULE, "more", 0.5)), (MODULE, "more", 0.9))
-    changed("member of an enum", lambda: Net(lambda net, x: Choice.SLOW.value), (Choice.SLOW, "_value_", 0.9))
-    changed("__getitem__ of a class", lambda: Net(lambda net, x: net.o(1.0), o=Own()), (Own, "__call__", lambda o, x: 0.9))
+MODULES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "training of all": (lambda: Dropped(_plain), lambda net: net.eval(), lambda net: net.train()),
+    "training read": (
+        lambda: Net(lambda net, x: 0.5 if net.fc.training else 0.9),
+        lambda net: net.fc.eval(),
+        lambda net: net.fc.train(),
+    ),
+    "requires_grad": (
+        lambda: Net(_plain),
+        lambda net: net.p.requires_grad_(False),
+        lambda net: net.p.requires_grad_(),
+    ),
+    "dtype": (lambda: Net(_plain), lambda net: net.float(), lambda net: net.double()),
+    "data of a parameter": (
+        lambda: Net(_plain),
+        lambda net: net.p.data.mul_(2),
+        lambda net: net.p.data.mul_(0.5),
+    ),
+    "data replaced": (
+        lambda: Net(_plain),
+        lambda net: setattr(net.p, "data", 2 * net.p.data),
+        lambda net: setattr(net.p, "data", 0.5 * net.p.data),
+    ),
+    "strides": (
+        lambda: Net(_plain),
+        lambda net: setattr(net.fc.weight, "data", net.fc.weight.data.t().contiguous().t()),
+        lambda net: setattr(net.fc.weight, "data", net.fc.weight.data.contiguous()),
+    ),
+    "other parameter": (
+        lambda: Net(_plain),
+        lambda net: setattr(net, "p", nn.Parameter(torch.ones(4, dtype=D))),
+        lambda net: setattr(net, "p", nn.Parameter(torch.linspace(-1, 1, 4, dtype=D))),
+    ),
+    "shape of a parameter": (
+        lambda: Net(_plain),
+        lambda net: setattr(net, "p", nn.Parameter(torch.ones(1, dtype=D))),
+        lambda net: setattr(net, "p", nn.Parameter(torch.linspace(-1, 1, 4, dtype=D))),
+    ),
+    "tied": (
+        lambda: Net(lambda net, x: net.fc.bias),
+        lambda net: setattr(net.fc, "bias", net.p),
+        lambda net: setattr(net.fc, "bias", nn.Parameter(torch.ones(4, dtype=D))),
+    ),
+    "no bias": (
+        lambda: Net(_plain),
+        lambda net: setattr(net.fc, "bias", None),
+        lambda net: setattr(net.fc, "bias", nn.Parameter(torch.ones(4, dtype=D))),
+    ),
+    "buffer": (
+        Blocks,
+        lambda net: setattr(net, "mask", torch.full((4,), 0.5, dtype=D)),
+        lambda net: setattr(net, "mask", torch.ones(4, dtype=D)),
+    ),
+    "shape of a buffer": (
+        Blocks,
+        lambda net: setattr(net, "mask", torch.full((1,), 0.5, dtype=D)),
+        lambda net: setattr(net, "mask", torch.ones(4, dtype=D)),
+    ),
+    "buffer in place": (Blocks, lambda net: net.mask.mul_(0.5), lambda net: net.mask.mul_(2)),
+    "more blocks": (
+        Blocks,
+        lambda net: net.blocks.append(Doubled()),
+        lambda net: net.blocks.__delitem__(-1),
+    ),
+    "order of blocks": (Blocks, swapped, unswapped),
+    "named block": (
+        Blocks,
+        lambda net: net.by_name.update({"a": Doubled()}),
+        lambda net: net.by_name.update({"a": nn.Tanh()}),
+    ),
+    "more weights": (
+        Blocks,
+        lambda net: net.weights.append(nn.Parameter(torch.full((4,), 0.3, dtype=D))),
+        lambda net: setattr(net, "weights", nn.ParameterList(list(net.weights)[:-1])),
+    ),
+    "other block": (
+        Blocks,
+        lambda net: net.blocks.__setitem__(1, nn.Sigmoid()),
+        lambda net: net.blocks.__setitem__(1, nn.Tanh()),
+    ),
+    "class of the model": (
+        lambda: Net(_plain),
+        lambda net: setattr(net, "__class__", Derived),
+        lambda net: setattr(net, "__class__", Net),
+    ),
+    "forward on the model": (
+        lambda: Net(_plain),
+        lambda net: setattr(net.fc, "forward", lambda x: 2 * x),
+        lambda net: delattr(net.fc, "forward"),
+    ),
+    "method on the model": (
+        lambda: Net(lambda net, x: net.gain(), gain=lambda: 0.5),
+        lambda net: setattr(net, "gain", lambda: 0.9),
+        lambda net: setattr(net, "gain", lambda: 0.5),
+    ),
+    "attributes from elsewhere": (
+        Forwarded,
+        lambda net: net.held.update(slope=0.9),
+        lambda net: net.held.update(slope=0.5),
+    ),
+    "parametrization": (
+        lambda: Net(_plain),
+        lambda net: parametrize.register_parametrization(net.fc, "weight", Doubled()),
+        lambda net: parametrize.remove_parametrizations(net.fc, "weight", leave_parametrized=False),
+    ),
+    "weight norm": (
+        lambda: Net(_plain),
+        lambda net: (parametrizations.weight_norm(net.fc), net.fc.parametrizations.weight.original0.data.mul_(2)),
+        lambda net: parametrize.remove_parametrizations(net.fc, "weight"),
+    ),
+    "a model's part": (
+        lambda: Net(lambda net, x: net.fc(net.p)),
+        lambda net: setattr(net, "fc", nn.Sequential(nn.Linear(4, 4, dtype=D), nn.Tanh())),
+        lambda net: setattr(net, "fc", nn.Linear(4, 4, dtype=D)),
+    ),
+    "number of an activation": (
+        lambda: Net(lambda net, x: net.act(net.p), act=nn.LeakyReLU(0.5)),
+        lambda net: setattr(net.act, "negative_slope", 0.1),
+        lambda net: setattr(net.act, "negative_slope", 0.5),
+    ),
+    "momentum": (
+        lambda: Net(lambda net, x: net.norm(net.p[None])[0], norm=nn.LayerNorm(4, dtype=D)),
+        lambda net: setattr(net.norm, "eps", 0.5),
+        lambda net: setattr(net.norm, "eps", 1e-5),
+    ),
+    "hidden buffer": (
+        lambda: Net(lambda net, x: len(list(net.named_buffers())) * 0.3 + 0.1),
+        lambda net: net.register_buffer("more", torch.ones(1)),
+        lambda net: delattr(net, "more"),
+    ),
+}
+for name, (net, change, back) in MODULES.items():
+    KINDS[f"module, {name}"] = functools.partial(lambda net, *how: once(net(), *how), net, change, back)
+changed("forward of a class", lambda: Net(_plain), (nn.Linear, "forward", lambda fc, x: x @ fc.weight))
+changed("__call__ of a class", lambda: Net(_plain), (nn.Linear, "__call__", lambda fc, x: x @ fc.weight))
+changed("method of a class", lambda: Derived(_plain), (Net, "forward", lambda net, x: net.fc(x) * net.p))
+changed(
+    "method of an own class",
+    lambda: Net(lambda net, x: net.o.method(1.0), o=Own()),
+    (Own, "method", lambda o, x: 0.9),
+)
+changed("attribute of an own class", lambda: Net(lambda net, x: net.o.slope, o=Own()), (Own, "slope", 0.9))
+changed("new attribute of an object", lambda: Net(lambda net, x: getattr(MODULE, "more", 0.5)), (MODULE, "more", 0.9))
+changed("member of an enum", lambda: Net(lambda net, x: Choice.SLOW.value), (Choice.SLOW, "_value_", 0.9))
+changed("__getitem__ of a class", lambda: Net(lambda net, x: net.o(1.0), o=Own()), (Own, "__call__", lambda o, x: 0.9))
 
 
-def _note_hooks() -> None:
-    hooked("hook, forward", lambda net: net.fc.register_forward_hook(halve))
-    hooked("hook, of the model", lambda net: net.register_forward_hook(lambda module, args, y: y * 0.5))
-    hooked("hook, before", lambda net: net.fc.register_forward_pre_hook(halve_first))
-    hooked("hook, before the model", lambda net: net.register_forward_pre_hook(lambda module, args: (args[0] * 0.5,)))
-    hooked("hook, backward", lambda net: net.fc.register_full_backward_hook(halve_gradient))
-    hooked("hook, of a parameter", lambda net: net.p.register_hook(lambda grad: grad * 0.5))
-    hooked("hook, all forward", lambda net: nn.modules.module.register_module_forward_hook(halve))
-    hooked("hook, all before", lambda net: nn.modules.module.register_module_forward_pre_hook(halve_first))
-    hooked("hook, all backward", lambda net: nn.modules.module.register_module_full_backward_hook(halve_gradient))
+hooked("hook, forward", lambda net: net.fc.register_forward_hook(halve))
+hooked("hook, of the model", lambda net: net.register_forward_hook(lambda module, args, y: y * 0.5))
+hooked("hook, before", lambda net: net.fc.register_forward_pre_hook(halve_first))
+hooked("hook, before the model", lambda net: net.register_forward_pre_hook(lambda module, args: (args[0] * 0.5,)))
+hooked("hook, backward", lambda net: net.fc.register_full_backward_hook(halve_gradient))
+hooked("hook, of a parameter", lambda net: net.p.register_hook(lambda grad: grad * 0.5))
+hooked("hook, all forward", lambda net: nn.modules.module.register_module_forward_hook(halve))
+hooked("hook, all before", lambda net: nn.modules.module.register_module_forward_pre_hook(halve_first))
+hooked("hook, all backward", lambda net: nn.modules.module.register_module_full_backward_hook(halve_gradient))
 
 
 def _matmul() -> Any:
     return torch.backends.cuda.matmul
-
-
-def _note_modes() -> None:
-    plainly = functools.partial(Net, _plain)
-    asked: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-        "gradients": (torch.is_grad_enabled, torch.no_grad),
-        "inference": (torch.is_inference_mode_enabled, torch.inference_mode),
-        "autocast": (lambda: torch.is_autocast_enabled("cpu"), lambda: torch.autocast("cpu")),
-        "autocast's dtype": (
-            lambda: torch.get_autocast_dtype("cpu") is torch.float16,
-            lambda: setting(
-                lambda: torch.get_autocast_dtype("cpu"), lambda v: torch.set_autocast_dtype("cpu", v), torch.float16
-            ),
-        ),
-        "default dtype": (
-            lambda: torch.get_default_dtype() is torch.float64,
-            lambda: setting(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
-        ),
-        "deterministic": (
-            torch.are_deterministic_algorithms_enabled,
-            lambda: setting(
-                torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True
-            ),
-        ),
-        "precision": (
-            lambda: torch.get_float32_matmul_precision() == "medium",
-            lambda: setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"),
-        ),
-        "tf32": (
-            lambda: torch.backends.cuda.matmul.allow_tf32,
-            lambda: setting(
-                lambda: torch.backends.cuda.matmul.allow_tf32, lambda v: setattr(_matmul(), "allow_tf32", v), True
-            ),
-        ),
-        "cudnn": (lambda: not torch.backends.cudnn.enabled, lambda: torch.backends.cudnn.flags(enabled=False)),
-        "mkldnn": (lambda: not torch.backends.mkldnn.enabled, lambda: torch.backends.mkldnn.flags(enabled=False)),
-        "cudnn benchmark": (
-            lambda: torch.backends.cudnn.benchmark,
-            lambda: setting(
-                lambda: torch.backends.cudnn.benchmark, lambda v: setattr(torch.backends.cudnn, "benchmark", v), True
-            ),
-        ),
-        "einsum": (
-            lambda: torch.backends.opt_einsum.strategy == "greedy",
-            lambda: setting(
-                lambda: torch.backends.opt_einsum.strategy,
-                lambda v: setattr(torch.backends.opt_einsum, "strategy", v),
-                "greedy",
-            ),
-        ),
-        "flash": (
-            lambda: not torch.backends.cuda.flash_sdp_enabled(),
-            lambda: setting(torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp, False),
-        ),
-        "anomaly": (torch.is_anomaly_enabled, lambda: torch.autograd.set_detect_anomaly(True)),
-        "threads": (
-            lambda: torch.get_num_threads() == 2,
-            lambda: setting(torch.get_num_threads, torch.set_num_threads, 2),
-        ),
-        "multithreading": (
-            lambda: not torch.autograd.is_multithreading_enabled(),  # type: ignore[attr-defined]
-            lambda: torch.autograd.set_multithreading_enabled(False),
-        ),
-        "default device": (
-            lambda: torch.get_default_device() == torch.device("cpu", 0),
-            lambda: torch.device("cpu", 0),
-        ),
-        "fill": (
-            lambda: not torch.utils.deterministic.fill_uninitialized_memory,
-            lambda: setting(
-                lambda: torch.utils.deterministic.fill_uninitialized_memory,
-                lambda v: setattr(torch.utils.deterministic, "fill_uninitialized_memory", v),
-                False,
-            ),
-        ),
-        "numpy's errors": (lambda: np.geterr()["divide"] == "raise", lambda: np.errstate(divide="raise")),
-        "decimal": (lambda: decimal.getcontext().prec == 3, lambda: decimal.localcontext(decimal.Context(prec=3))),
-        "collector": (lambda: not gc.isenabled(), lambda: setting(gc.isenabled, _collect, False)),
-        "folder": (
-            lambda: os.getcwd() == "/",
-            lambda: setting(os.getcwd, os.chdir, "/"),
-        ),
-        "arguments": (lambda: len(sys.argv) > 50, lambda: setting(lambda: sys.argv[:], _argv, ["a"] * 60)),
-        "recursion": (
-            lambda: sys.getrecursionlimit() == 5000,
-            lambda: setting(sys.getrecursionlimit, sys.setrecursionlimit, 5000),
-        ),
-        "logging": (
-            lambda: logging.getLogger("kinds.b").isEnabledFor(logging.DEBUG),
-            lambda: setting(
-                lambda: logging.getLogger("kinds.b").level, logging.getLogger("kinds.b").setLevel, logging.DEBUG
-            ),
-        ),
-        "root logging": (
-            lambda: logging.root.level == logging.DEBUG,
-            lambda: setting(lambda: logging.root.level, logging.root.setLevel, logging.DEBUG),
-        ),
-        "warnings": (lambda: len(warnings.filters) > 40, _many_filters),
-        "environment": (
-            lambda: os.environ.get("REROLL_KINDS") == "1",
-            lambda: setting(lambda: "0", lambda v: os.environ.__setitem__("REROLL_KINDS", v), "1"),
-        ),
-        "modules": (
-            lambda: "reroll_kinds_more" in sys.modules,
-            lambda: _module("reroll_kinds_more"),
-        ),
-    }
-    for name, (read, around) in asked.items():
-        within(f"asked, {name}", functools.partial(_read, read), around)
-    within("mode of functions", plainly, Mode)
-    within("mode, no gradients", plainly, torch.no_grad, shows=False)
-    within("mode, inference", plainly, torch.inference_mode, shows=False)
-    within("mode, autocast", lambda: Net(_plain).float(), lambda: torch.autocast("cpu"))
-    within(
-        "mode, default dtype",
-        lambda: Net(lambda net, x: torch.full((4,), 1 / 3).double()),
-        lambda: setting(torch.get_default_dtype, torch.set_default_dtype, D),
-    )
-    within("stance", plainly, lambda: torch.compiler.set_stance("force_eager"), shows=False)
 
 
 def _collect(on: bool) -> None:
@@ -1032,26 +915,149 @@ def _module(name: str) -> Iterator[None]:
         del sys.modules[name]
 
 
-def _note_patches() -> None:
-    tanh = functional.softplus
-    changed("patched, functional", lambda: Net(lambda net, x: functional.softplus(net.p)), (functional, "softplus", _sine))
-    changed("patched, through torch.nn", lambda: Net(lambda net, x: nn.functional.softplus(net.p)), (functional, "softplus", _sine))
-    changed("patched, within torch", lambda: Net(lambda net, x: net.act(net.p), act=nn.Softplus()), (functional, "softplus", _sine))
-    changed("patched, torch", lambda: Net(lambda net, x: torch.sin(net.p)), (torch, "sin", torch.cos))
-    changed("patched, in the loop", lambda: Net(_plain), (torch, "tanh", torch.sin))
-    changed("patched, method of tensors", lambda: Net(lambda net, x: net.p.sin()), (Tensor, "sin", Tensor.cos))
-    changed("patched, operator of tensors", lambda: Net(lambda net, x: net.p % 0.3), (Tensor, "__mod__", lambda a, b: a * b))
-    changed("patched, math", lambda: Net(lambda net, x: math.sqrt(0.25)), (math, "sqrt", lambda v: 0.9))
-    changed("patched, numpy", lambda: Net(lambda net, x: float(np.mean([0.5]))), (np, "mean", lambda v: 0.9))
-    changed("patched, random", lambda: Net(lambda net, x: 0.5 if random.seed else 0.9), (random, "seed", None))
-    changed("patched, builtin", lambda: Net(lambda net, x: 0.1 * len([1, 2])), (__import__("builtins"), "len", lambda v: 9))
-    changed("patched, constant of math", lambda: Net(lambda net, x: math.pi / 6), (math, "pi", 5.0))
-    changed("patched, init", lambda: Net(lambda net, x: functional.leaky_relu(net.p)), (functional.leaky_relu, "__defaults__", (0.5, False)))
-    assert tanh is functional.softplus
+plainly = functools.partial(Net, _plain)
+QUESTIONS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "gradients": (torch.is_grad_enabled, torch.no_grad),
+    "inference": (torch.is_inference_mode_enabled, torch.inference_mode),
+    "autocast": (lambda: torch.is_autocast_enabled("cpu"), lambda: torch.autocast("cpu")),
+    "autocast's dtype": (
+        lambda: torch.get_autocast_dtype("cpu") is torch.float16,
+        lambda: setting(
+            lambda: torch.get_autocast_dtype("cpu"), lambda v: torch.set_autocast_dtype("cpu", v), torch.float16
+        ),
+    ),
+    "default dtype": (
+        lambda: torch.get_default_dtype() is torch.float64,
+        lambda: setting(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
+    ),
+    "deterministic": (
+        torch.are_deterministic_algorithms_enabled,
+        lambda: setting(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True),
+    ),
+    "precision": (
+        lambda: torch.get_float32_matmul_precision() == "medium",
+        lambda: setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"),
+    ),
+    "tf32": (
+        lambda: torch.backends.cuda.matmul.allow_tf32,
+        lambda: setting(
+            lambda: torch.backends.cuda.matmul.allow_tf32, lambda v: setattr(_matmul(), "allow_tf32", v), True
+        ),
+    ),
+    "cudnn": (lambda: not torch.backends.cudnn.enabled, lambda: torch.backends.cudnn.flags(enabled=False)),
+    "mkldnn": (lambda: not torch.backends.mkldnn.enabled, lambda: torch.backends.mkldnn.flags(enabled=False)),
+    "cudnn benchmark": (
+        lambda: torch.backends.cudnn.benchmark,
+        lambda: setting(
+            lambda: torch.backends.cudnn.benchmark, lambda v: setattr(torch.backends.cudnn, "benchmark", v), True
+        ),
+    ),
+    "einsum": (
+        lambda: torch.backends.opt_einsum.strategy == "greedy",
+        lambda: setting(
+            lambda: torch.backends.opt_einsum.strategy,
+            lambda v: setattr(torch.backends.opt_einsum, "strategy", v),
+            "greedy",
+        ),
+    ),
+    "flash": (
+        lambda: not torch.backends.cuda.flash_sdp_enabled(),
+        lambda: setting(torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp, False),
+    ),
+    "anomaly": (torch.is_anomaly_enabled, lambda: torch.autograd.set_detect_anomaly(True)),
+    "threads": (
+        lambda: torch.get_num_threads() == 2,
+        lambda: setting(torch.get_num_threads, torch.set_num_threads, 2),
+    ),
+    "multithreading": (
+        lambda: not torch.autograd.is_multithreading_enabled(),  # type: ignore[attr-defined]
+        lambda: torch.autograd.set_multithreading_enabled(False),
+    ),
+    "default device": (
+        lambda: torch.get_default_device() == torch.device("cpu", 0),
+        lambda: torch.device("cpu", 0),
+    ),
+    "fill": (
+        lambda: not torch.utils.deterministic.fill_uninitialized_memory,
+        lambda: setting(
+            lambda: torch.utils.deterministic.fill_uninitialized_memory,
+            lambda v: setattr(torch.utils.deterministic, "fill_uninitialized_memory", v),
+            False,
+        ),
+    ),
+    "numpy's errors": (lambda: np.geterr()["divide"] == "raise", lambda: np.errstate(divide="raise")),
+    "decimal": (lambda: decimal.getcontext().prec == 3, lambda: decimal.localcontext(decimal.Context(prec=3))),
+    "collector": (lambda: not gc.isenabled(), lambda: setting(gc.isenabled, _collect, False)),
+    "folder": (
+        lambda: os.getcwd() == "/",  # noqa: PTH109  # what people ask
+        lambda: setting(os.getcwd, os.chdir, "/"),
+    ),
+    "arguments": (lambda: len(sys.argv) > 50, lambda: setting(lambda: sys.argv[:], _argv, ["a"] * 60)),
+    "recursion": (
+        lambda: sys.getrecursionlimit() == 5000,
+        lambda: setting(sys.getrecursionlimit, sys.setrecursionlimit, 5000),
+    ),
+    "logging": (
+        lambda: logging.getLogger("kinds.b").isEnabledFor(logging.DEBUG),
+        lambda: setting(
+            lambda: logging.getLogger("kinds.b").level, logging.getLogger("kinds.b").setLevel, logging.DEBUG
+        ),
+    ),
+    "root logging": (
+        lambda: logging.root.level == logging.DEBUG,
+        lambda: setting(lambda: logging.root.level, logging.root.setLevel, logging.DEBUG),
+    ),
+    "warnings": (lambda: len(warnings.filters) > 40, _many_filters),
+    "environment": (
+        lambda: os.environ.get("REROLL_KINDS") == "1",
+        lambda: setting(lambda: "0", lambda v: os.environ.__setitem__("REROLL_KINDS", v), "1"),
+    ),
+    "modules": (
+        lambda: "reroll_kinds_more" in sys.modules,
+        lambda: _module("reroll_kinds_more"),
+    ),
+}
+for name, (read, around) in QUESTIONS.items():
+    within(f"asked, {name}", functools.partial(_read, read), around)
+within("mode of functions", plainly, Mode)
+within("mode, no gradients", plainly, torch.no_grad, shows=False)
+within("mode, inference", plainly, torch.inference_mode, shows=False)
+within("mode, autocast", lambda: Net(_plain).float(), lambda: torch.autocast("cpu"))
+within(
+    "mode, default dtype",
+    lambda: Net(lambda net, x: torch.full((4,), 1 / 3).double()),
+    lambda: setting(torch.get_default_dtype, torch.set_default_dtype, D),
+)
+within("stance", plainly, lambda: torch.compiler.set_stance("force_eager"), shows=False)
 
 
-_note_modules()
+changed("patched, functional", lambda: Net(lambda net, x: functional.softplus(net.p)), (functional, "softplus", _sine))
+changed(
+    "patched, through torch.nn",
+    lambda: Net(lambda net, x: nn.functional.softplus(net.p)),
+    (functional, "softplus", _sine),
+)
+changed(
+    "patched, within torch",
+    lambda: Net(lambda net, x: net.act(net.p), act=nn.Softplus()),
+    (functional, "softplus", _sine),
+)
+changed("patched, torch", lambda: Net(lambda net, x: torch.sin(net.p)), (torch, "sin", torch.cos))
+changed("patched, in the loop", lambda: Net(_plain), (torch, "tanh", torch.sin))
+changed("patched, method of tensors", lambda: Net(lambda net, x: net.p.sin()), (Tensor, "sin", Tensor.cos))
+changed(
+    "patched, operator of tensors", lambda: Net(lambda net, x: net.p % 0.3), (Tensor, "__mod__", lambda a, b: a * b)
+)
+changed("patched, math", lambda: Net(lambda net, x: math.sqrt(0.25)), (math, "sqrt", lambda v: 0.9))
+changed("patched, numpy", lambda: Net(lambda net, x: float(np.mean([0.5]))), (np, "mean", lambda v: 0.9))
+changed("patched, random", lambda: Net(lambda net, x: 0.5 if random.seed else 0.9), (random, "seed", None))
+changed("patched, builtin", lambda: Net(lambda net, x: 0.1 * len([1, 2])), (__import__("builtins"), "len", lambda v: 9))
+changed("patched, constant of math", lambda: Net(lambda net, x: math.pi / 6), (math, "pi", 5.0))
+changed(
+    "patched, init",
+    lambda: Net(lambda net, x: functional.leaky_relu(net.p)),
+    (functional.leaky_relu, "__defaults__", (0.5, False)),
+)
+
+
 SILENT.add("module, strides")
-_note_hooks()
-_note_modes()
-_note_patches()

@@ -36,7 +36,9 @@ def number(value: Any) -> Any:
         return value(0.5)
     if value is None:
         return 0.3
-    if isinstance(value, str | bytes | list | tuple | set | frozenset | dict | collections.deque | collections.UserDict):
+    if isinstance(
+        value, str | bytes | list | tuple | set | frozenset | dict | collections.deque | collections.UserDict
+    ):
         return 0.1 * len(value)
     return float(value)
 
@@ -157,7 +159,11 @@ VALUES: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[Any], An
         lambda v: v.default_factory(),
     ),
     "counter": (lambda: collections.Counter("aa"), lambda: collections.Counter("aaa"), lambda v: 0.1 * v["a"]),
-    "chain map": (lambda: collections.ChainMap({}, {"a": 0.5}), lambda: collections.ChainMap({"a": 0.9}), lambda v: v["a"]),
+    "chain map": (
+        lambda: collections.ChainMap({}, {"a": 0.5}),
+        lambda: collections.ChainMap({"a": 0.9}),
+        lambda v: v["a"],
+    ),
     "user dict": (lambda: collections.UserDict(a=1), lambda: collections.UserDict(a=1, b=2), number),
     "namespace": (
         lambda: types.SimpleNamespace(slope=0.5),
@@ -203,7 +209,11 @@ VALUES: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[Any], An
     "nested": (lambda: [{"a": ({"b": [0.5]},)}], lambda: [{"a": ({"b": [0.9]},)}], lambda v: v[0]["a"][0]["b"][0]),
     "empty": (list, lambda: [0.5], lambda v: 0.9 if v else 0.3),
     "nan": (lambda: float("nan"), lambda: 0.9, lambda v: 0.5 if v != v else v),
-    "generator": (lambda: torch.Generator().manual_seed(1), lambda: torch.Generator().manual_seed(2), lambda v: 0.1 * v.initial_seed()),
+    "generator": (
+        lambda: torch.Generator().manual_seed(1),
+        lambda: torch.Generator().manual_seed(2),
+        lambda v: 0.1 * v.initial_seed(),
+    ),
 }
 
 
@@ -259,7 +269,12 @@ def made(of: Any, slope: Any) -> Any:
 # What is changed in its place: make, change, change back, how a factor is made of it.
 IN_PLACE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
     "data": (Data, lambda v: setattr(v, "slope", 0.9), lambda v: setattr(v, "slope", 0.5), lambda v: v.slope),
-    "slotted data": (SlottedData, lambda v: setattr(v, "slope", 0.9), lambda v: setattr(v, "slope", 0.5), lambda v: v.slope),
+    "slotted data": (
+        SlottedData,
+        lambda v: setattr(v, "slope", 0.9),
+        lambda v: setattr(v, "slope", 0.5),
+        lambda v: v.slope,
+    ),
     "slots": (Slots, lambda v: setattr(v, "slope", 0.9), lambda v: setattr(v, "slope", 0.5), lambda v: v.slope),
     "frozen": (
         Frozen,
@@ -298,7 +313,12 @@ IN_PLACE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any
         lambda v: setattr(v, "default_factory", lambda: 0.5),
         lambda v: v.default_factory(),
     ),
-    "tuple with a list": (lambda: (1, [0.5]), lambda v: v[1].__setitem__(0, 0.9), lambda v: v[1].__setitem__(0, 0.5), lambda v: v[1][0]),
+    "tuple with a list": (
+        lambda: (1, [0.5]),
+        lambda v: v[1].__setitem__(0, 0.9),
+        lambda v: v[1].__setitem__(0, 0.5),
+        lambda v: v[1][0],
+    ),
     "class of an object": (
         lambda: made(Own, 0.5),
         lambda v: setattr(v, "__class__", Other),
