@@ -203,8 +203,8 @@ def compile(  # noqa: A001  # as torch.compile
     Where Dynamo refuses the Python code of a model, its operations are recorded while Python runs a short piece, and a
     RerollWarning says so. There are no guards then: at every call the arguments, what can be reached from the model,
     and torch's modes are compared, and the model is recorded anew where they differ. That files, the clock and what
-    objects of C's hold without a ``__dict__`` stay the same is the user's promise (docs/limits.md has the list). What shows Python the values of tensors (branches, ``item()``), prints and counters are refused with
-    Dynamo's error.
+    objects of C's hold without a ``__dict__`` stay the same is the user's promise (docs/limits.md has the list). What
+    shows Python the values of tensors (branches, ``item()``), prints and counters are refused with Dynamo's error.
 
     Raises LengthError, with the line, if what the model does at T steps cannot be told from a few steps.
     """
@@ -436,8 +436,8 @@ class Caller:
                 f"Dynamo cannot read the model ({front.traced.reason}), so reroll.compile has recorded its operations "
                 "on a few steps instead. Without Dynamo's guards: the arguments, attributes that can be reached from "
                 "the model, and torch's modes are compared at every call, and the model is recorded anew where they "
-                "differ. Other things that it reads (files, the clock, and what docs/limits.md names "
-                "under settings that a recorded model reads) must not change."
+                "differ. Other things that it reads (files, the clock, what docs/limits.md names under settings that "
+                "a recorded model reads) must not change."
                 f"{_questions(front.traced.asked)}"
             )
             warn(text)

@@ -15,8 +15,8 @@ saves. ``_are_functorch_transforms_active``: inside of ``vmap``.
 In ``torch.nn.modules.module``, ``_global_forward_hooks`` and three like it hold the hooks of all modules; in
 ``torch.nn.utils.parametrize``, ``_cache`` holds what ``parametrize.cached()`` keeps. The functions of ``torch._C`` in
 ``_SETTINGS`` are what public ones ask, which take ten times as long; one that is missing is left out.
-``_get_current_function_mode_stack``: what is around, as ``_len_torch_function_stack`` counts it; ``torch.utils._device``
-has that of ``with torch.device(...)``.
+``_get_current_function_mode_stack``: what is around, as ``_len_torch_function_stack`` counts it;
+``torch.utils._device`` has that of ``with torch.device(...)``.
 """
 
 from __future__ import annotations
