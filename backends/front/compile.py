@@ -444,7 +444,9 @@ class Caller:
 
     def _settle(self, running: Running) -> None:
         """Run the call, with the first pattern of it whose traces give a template."""
-        for _ in range(_ATTEMPTS):
+        for attempt in range(_ATTEMPTS):
+            if attempt == _ATTEMPTS // 2:  # a counter in a function around torch's, say
+                running.front.reach.ran.give_up()
             if self._followed(running, running.attempt()):
                 return
         raise LengthError(

@@ -73,7 +73,9 @@ class Described:
         return type(value), tuple(map(self._root, value)) if is_a(value, tuple) else self(value)
 
     def items(self, content: Any) -> Any:
-        """Those of a dict, list, set or deque."""
+        """Those of a dict, list, set or deque; the order of a set is another one where an item is set again."""
+        if is_a(content, set | frozenset):
+            return frozenset(map(self, items_of(content)))
         if is_a(content, dict):
             return tuple((self(key), self(value)) for key, value in items_of(content))
         return tuple(map(self, items_of(content)))

@@ -264,7 +264,7 @@ class State:
         for number, (value, held) in enumerate(self.objects):
             yield from _changed(f"{number} {type(value).__name__}", held, attributes(value), number)
         for number, (value, content) in enumerate(self.containers):
-            now, was = (dict(items_of(x) if is_a(x, dict) else enumerate(items_of(x))) for x in (value, content))
+            now, was = map(_by_key, (value, content))
             fixed = is_a(value, set) or (not is_a(value, dict) and len(was) != len(now))
             yield from _changed(
                 f"{number} {type(value).__name__}", was, now, None if fixed else len(self.objects) + number
@@ -338,6 +338,13 @@ def _leads_further(owner: Code, value: Any) -> bool:
         read_at_calls = value is os.environ or is_a(value, list)  # sys.argv, warnings.filters
         return read_at_calls or (is_a(value, types.FunctionType) and is_users_code(value))
     return value is not sys.modules and (is_a(value, _FOLLOWED) or has_attributes(value))
+
+
+def _by_key(content: Any) -> dict[Any, Any]:
+    """What a container holds: items of a set by themselves, as their order is another one where one is set again."""
+    if is_a(content, set):
+        return {each: each for each in items_of(content)}
+    return dict(items_of(content) if is_a(content, dict) else enumerate(items_of(content)))
 
 
 def _changed(name: str, was: Mapping[Any, Any], now: Mapping[Any, Any], owner: int | None) -> Iterator[Change]:
