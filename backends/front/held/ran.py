@@ -14,8 +14,9 @@ from reroll.backends.front.held.origin import reads_settings
 class Ran:
     """The functions that ran in all records of a model, one for each piece of code over the globals that it had.
 
-    ``functions`` only grows, until it is given up. Torch's code counts where it is that of modules (``torch.nn``), Python's and reroll's
-    nowhere. A function is made anew around its code, as only that is seen to run, so its closure is empty.
+    ``functions`` only grows, until it is given up. Torch's code counts where it is that of modules (``torch.nn``),
+    Python's and reroll's nowhere. A function is made anew around its code, as only that is seen to run, so its closure
+    is empty.
     """
 
     def __init__(self) -> None:

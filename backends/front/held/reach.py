@@ -254,10 +254,9 @@ class _Watched:
             read += map(space.get, found, repeat(MISSING))
         read += chain.from_iterable(map(_OF_FUNCTIONS, self.functions))
         read += chain.from_iterable(map(content_of, self.cells))
-        for held in map(dict.items, chain(self.dicts, map(vars, self.of_dict))):
-            read += chain.from_iterable(held)
-        for held in map(items_of, self.kinds_of_dicts):
-            read += chain.from_iterable(held)
+        dicts: Iterable[dict[Any, Any]] = chain(self.dicts, map(vars, self.of_dict))
+        read += chain.from_iterable(chain.from_iterable(map(dict.items, dicts)))
+        read += chain.from_iterable(chain.from_iterable(map(items_of, self.kinds_of_dicts)))
         for of_class in map(vars, self.classes):
             read += of_class
             read += of_class.values()

@@ -222,7 +222,7 @@ class State:
                 yield value
             elif callable(value):
                 self.plain.append((name, Same(value)))
-                if is_a(value, types.FunctionType):
+                if isinstance(value, types.FunctionType):
                     self.called.append(value)
                     self.plain.append((value.__code__, *map(written, defaults(value))))
                 if value is os.getenv:

@@ -233,7 +233,7 @@ def library() -> Any:
 def assign(space: Any, name: Any, value: Any) -> None:
     """Set an attribute or item."""
     if isinstance(space, dict | list):
-        space[name] = value  # type: ignore[index]
+        space[name] = value
     else:
         setattr(space, name, value)
 
@@ -243,7 +243,7 @@ def _change(places: list[tuple[Any, Any, Any]]) -> Iterator[None]:
         for space, name, value in places:
             missing = object()
             if isinstance(space, dict | list):
-                before = space[name] if isinstance(space, list) else space.get(name, missing)  # type: ignore[index]
+                before = space[name] if isinstance(space, list) else space.get(name, missing)
             else:
                 before = getattr(space, name, missing)
             assign(space, name, value)
@@ -416,7 +416,7 @@ def in_list(value: Any, of: Callable[[Any], Any]) -> tuple[Any, Callable[[Any], 
 
 def in_dict(value: Any, of: Callable[[Any], Any]) -> tuple[Any, Callable[[Any], None]]:
     net = Net(lambda net, x: of(net.held["a"]["b"]), held={"a": {"b": value}})
-    return net, lambda new: assign(net.held["a"], "b", new)
+    return net, lambda new: assign(net.held["a"], "b", new)  # type: ignore[index]
 
 
 def in_tuple(value: Any, of: Callable[[Any], Any]) -> tuple[Any, Callable[[Any], None]]:
@@ -472,7 +472,7 @@ def in_class(value: Any, of: Callable[[Any], Any]) -> tuple[Any, Callable[[Any],
     class Derived(Base):
         pass
 
-    Base.value = value
+    Base.value = value  # type: ignore[attr-defined]
     return Derived(lambda net, x: of(type(net).value)), functools.partial(assign, Base, "value")
 
 
@@ -646,7 +646,7 @@ class Blocks(Net):
                 h = torch.tanh(h * weight)
             for block in self.by_name.values():
                 h = block(h)
-            h = h * self.mask
+            h = h * self.mask  # type: ignore[operator]
             rows.append(h)
         return torch.stack(rows)
 
@@ -970,7 +970,7 @@ QUESTIONS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: setting(torch.get_num_threads, torch.set_num_threads, 2),
     ),
     "multithreading": (
-        lambda: not torch.autograd.is_multithreading_enabled(),  # type: ignore[attr-defined]
+        lambda: not torch.autograd.is_multithreading_enabled(),
         lambda: torch.autograd.set_multithreading_enabled(False),
     ),
     "default device": (
@@ -978,9 +978,9 @@ QUESTIONS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: torch.device("cpu", 0),
     ),
     "fill": (
-        lambda: not torch.utils.deterministic.fill_uninitialized_memory,
+        lambda: not torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
         lambda: setting(
-            lambda: torch.utils.deterministic.fill_uninitialized_memory,
+            lambda: torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
             lambda v: setattr(torch.utils.deterministic, "fill_uninitialized_memory", v),
             False,
         ),
@@ -1050,7 +1050,7 @@ changed(
 )
 changed("patched, math", lambda: Net(lambda net, x: math.sqrt(0.25)), (math, "sqrt", lambda v: 0.9))
 changed("patched, numpy", lambda: Net(lambda net, x: float(np.mean([0.5]))), (np, "mean", lambda v: 0.9))
-changed("patched, random", lambda: Net(lambda net, x: 0.5 if random.seed else 0.9), (random, "seed", None))
+changed("patched, random", lambda: Net(lambda net, x: 0.5 if random.seed else 0.9), (random, "seed", None))  # type: ignore[truthy-function]
 changed("patched, builtin", lambda: Net(lambda net, x: 0.1 * len([1, 2])), (__import__("builtins"), "len", lambda v: 9))
 changed("patched, constant of math", lambda: Net(lambda net, x: math.pi / 6), (math, "pi", 5.0))
 changed(
