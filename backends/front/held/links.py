@@ -92,7 +92,9 @@ def pointed_to(value: Any) -> tuple[Any, ...]:
         return (value(),)
     if is_a(value, defaultdict):
         return (value.default_factory,)
-    return (value.get(None),)
+    with suppress(LookupError):  # not set, and without a default
+        return (value.get(),)
+    return (None,)
 
 
 def attributes_of(value: Any) -> MutableMapping[str, Any]:
