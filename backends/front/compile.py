@@ -80,7 +80,7 @@ from reroll.capture.lengths.template import ADVICE
 from reroll.capture.recorder.ragged import LONGEST
 from reroll.errors import LengthError, OptionError, UnsupportedError, warn
 from reroll.graph.nested import tensors_of
-from reroll.graph.private import in_transform
+from reroll.graph.private import in_transform, modes_of_functions
 from reroll.planning.options import Options, OptionsDict
 
 M = TypeVar("M", bound=Callable[..., Any])  # a module, a function or a method
@@ -457,7 +457,9 @@ class Caller:
 
     def _settle(self, running: Running) -> None:
         """Run the call, with the first pattern of it whose traces give a template."""
-        for _ in range(_ATTEMPTS):
+        for attempt in range(_ATTEMPTS):
+            if attempt == _ATTEMPTS // 2:  # a counter in a function around torch's, say
+                running.front.reach.ran.give_up()
             if self._followed(running, running.attempt()):
                 return
         raise LengthError(
@@ -579,11 +581,16 @@ class Caller:
 
 
 def _is_transformed() -> bool:
-    """Whether a torch.func transform is around the call, of which the user is told."""
-    if not in_transform():
+    """Whether a torch.func transform, or a mode of the user's that sees operations, is around the call, of which the
+    user is told."""
+    if in_transform():
+        around = "A torch.func transform (vmap, grad, jvp, ...)"
+    elif modes := modes_of_functions():
+        around = f"A TorchFunctionMode ({type(modes[-1]).__name__})"
+    else:
         return False
     text = (
-        "A torch.func transform (vmap, grad, jvp, ...) is around a model that reroll.compile made, so the call runs as "
+        f"{around} is around a model that reroll.compile made, so the call runs as "
         "plain PyTorch: nothing is compiled, and no memory is saved. Use the plain model there."
     )
     warn(text)

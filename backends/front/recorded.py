@@ -112,7 +112,9 @@ class Recorded:
         state, key = running.front.reach.noted(self.model, args, kwargs)
         if key not in self.recordings or not self.recordings[key].holds(state, self._applied()):
             self._tell_of_numbers([leaf for leaf in leaves_of((args, kwargs)) if type(leaf) is int])
-            self.recordings[key] = self._record(running)
+            recording = self._record(running)
+            state, key = running.front.reach.noted(self.model, args, kwargs)  # more is known of what it reads
+            self.recordings[key] = recording
             forget(self.recordings, _RECORDINGS)
         self.recordings.move_to_end(key)
         return self.recordings[key].replay(state)
@@ -140,7 +142,8 @@ class Recorded:
         call, _ = running.call.resized(running.steps, _first_steps)
         with looked_at(self.model, call, frozenset(), parameters=True) as state:
             recorder = GraphRecorder([value for value, _, _ in state.tensors], self.functions)
-            result = self._run(recorder, call)
+            with running.front.reach.ran.noting():
+                result = self._run(recorder, call)
             _check_names(state.assigned)
             changes = tuple(change for change in state.changes() if not _same(change))
             results: list[Any] = []

@@ -13,7 +13,10 @@ name for these. ``_unsafe_preserve_version_counter`` puts the first back, where 
 saves. ``_are_functorch_transforms_active``: inside of ``vmap``.
 ``_linalg_check_errors`` looks at what a calculation with a matrix says of itself, and raises its error.
 In ``torch.nn.modules.module``, ``_global_forward_hooks`` and three like it hold the hooks of all modules; in
-``torch.nn.utils.parametrize``, ``_cache`` holds what ``parametrize.cached()`` keeps.
+``torch.nn.utils.parametrize``, ``_cache`` holds what ``parametrize.cached()`` keeps. The functions of ``torch._C`` in
+``_SETTINGS`` are what public ones ask, which take ten times as long; one that is missing is left out.
+``_get_current_function_mode_stack``: what is around, as ``_len_torch_function_stack`` counts it;
+``torch.utils._device`` has that of ``with torch.device(...)``.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_aggregate as map_aggregate
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointFunction
@@ -53,6 +58,47 @@ def hooks_of_all_modules() -> Iterator[Any]:
 
     kinds = ("forward_pre", "forward", "backward_pre", "backward")
     return (hook for kind in kinds for hook in getattr(module, f"_global_{kind}_hooks").values())
+
+
+_SETTINGS = (
+    *("_get_deterministic_algorithms", "_get_deterministic_algorithms_warn_only", "get_num_threads"),
+    *("_get_deterministic_fill_uninitialized_memory", "_get_float32_matmul_precision", "is_anomaly_enabled"),
+    *("is_anomaly_check_nan_enabled", "_get_cublas_allow_tf32", "_get_cublas_allow_fp16_reduced_precision_reduction"),
+    *("_get_cublas_allow_bf16_reduced_precision_reduction", "_get_cudnn_enabled", "_get_cudnn_benchmark"),
+    *("_get_cudnn_allow_tf32", "_get_cudnn_deterministic", "_get_mkldnn_enabled", "_get_nnpack_enabled"),
+    *("_get_flash_sdp_enabled", "_get_mem_efficient_sdp_enabled", "_get_math_sdp_enabled", "_get_cudnn_sdp_enabled"),
+    *("_is_multithreading_enabled", "is_autocast_cache_enabled", "_is_torch_function_enabled"),
+)
+_GETTERS = [getattr(torch._C, name) for name in _SETTINGS if hasattr(torch._C, name)]
+
+
+def settings_of_torch() -> tuple[Any, ...]:
+    """What a model may ask torch for: precision, determinism, which kernels are allowed, threads."""
+    einsum, mha = torch.backends.opt_einsum, torch.backends.mha
+    more = (einsum.strategy, einsum.enabled, mha.get_fastpath_enabled())
+    dtypes = (torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda"))
+    return (*(read() for read in _GETTERS), *more, *dtypes)
+
+
+def modes_of_functions() -> list[Any]:
+    """What a user has put around, in this thread, that sees every operation as Python calls it; not what says where
+    tensors are made, nor reroll's own."""
+    if not torch._C._len_torch_function_stack():
+        return []
+    found = [each for each in _get_current_function_mode_stack() if type(each) is not DeviceContext]
+    return [each for each in found if type(each).__module__.partition(".")[0] not in ("reroll", "torch")]
+
+
+_METHODS = dict(vars(torch.Tensor))
+
+
+def set_methods() -> list[tuple[str, Any]]:
+    """Attributes of the class of tensors that are other ones than when reroll was loaded."""
+    now = vars(torch.Tensor)
+    if now == _METHODS:
+        return []
+    names = sorted({*now, *_METHODS})
+    return [(name, now.get(name)) for name in names if _METHODS.get(name) is not now.get(name)]
 
 
 @contextmanager

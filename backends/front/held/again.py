@@ -18,7 +18,7 @@ _PARTS = (
     "what its code names",
     _SIZES,
     "a mode of torch",
-    "torch's seed",
+    "what Python and torch say of the process",
 )
 """Of a key of ``Reach.noted``."""
 

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import decimal
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from reroll.backends.front.held.links import items_of, text_of
+from reroll.backends.front.held.links import WRAPPERS, items_of, text_of
 from reroll.backends.front.held.state import State
-from reroll.backends.processes.apart import in_parts
+from reroll.backends.processes.apart import alone, in_parts
 from reroll.capture.recorder.identity import PLAIN, Same, is_a
 from reroll.errors import UnsupportedError
 from reroll.graph.inplace import overlapping, whole_extent
-from reroll.graph.private import any_autocast, autocast_dtypes, hooks_of_all_modules
+from reroll.graph.private import any_autocast, autocast_dtypes, hooks_of_all_modules, set_methods, settings_of_torch
 
 _LARGE, _SAMPLES = 1 << 20, 4096  # bytes from which on an array is a data set, and of how many places it is known by
+_NOTED = (*WRAPPERS, np.ndarray, memoryview)
 _PLAIN = (*PLAIN, type(...), torch.Size)
 
 
@@ -56,10 +63,19 @@ class Described:
         cells = tuple(self(content) for _, content in state.cells)
         pointed = tuple(tuple(map(self, content)) for _, content in state.pointed)
         arrays = tuple(array_in_words(value) for value, _ in state.arrays)
-        return tuple(owners), cells, pointed, arrays, tuple(state.plain)
+        roots = tuple(self._root(value) for value in state.roots)
+        return tuple(owners), cells, pointed, arrays, tuple(state.plain), roots
+
+    def _root(self, value: Any) -> Any:
+        """What stands for a name: by what it holds, where that is noted, which is not by whose it is."""
+        if is_a(value, _NOTED):
+            return type(value)
+        return type(value), tuple(map(self._root, value)) if is_a(value, tuple) else self(value)
 
     def items(self, content: Any) -> Any:
-        """Those of a dict, list, set or deque."""
+        """Those of a dict, list, set or deque; the order of a set is another one where an item is set again."""
+        if is_a(content, set | frozenset):
+            return frozenset(map(self, items_of(content)))
         if is_a(content, dict):
             return tuple((self(key), self(value)) for key, value in items_of(content))
         return tuple(map(self, items_of(content)))
@@ -99,7 +115,7 @@ def tensors_in_words(values: Sequence[Tensor]) -> Any:
 
 def sharing(values: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
     """Numbers of the tensors and arrays that share memory with each other. Raises UnsupportedError for a DTensor."""
-    if any(map(in_parts, values)):
+    if not alone() and any(map(in_parts, values)):
         raise UnsupportedError(
             "reroll.compile: the model holds or is given a DTensor, whose parts lie in several processes. Give it "
             "whole tensors, or compile by reroll.compile only the parts of it that have these."
@@ -119,8 +135,27 @@ def _tensor(value: Tensor, offset: int) -> Any:
     return (*layout, type(value), value.dtype, value.device, value.requires_grad, value.is_leaf, value.is_inference())
 
 
+def _decimals() -> str:
+    return repr(decimal.getcontext())
+
+
+def _errors_of_numpy() -> tuple[Any, ...]:
+    return tuple(np.geterr().items())
+
+
+ASKED: Mapping[int, Callable[[], Any]] = {
+    **{id(each): each for each in (torch.initial_seed, os.getcwd, gc.isenabled, sys.getrecursionlimit)},
+    **{id(each): each for each in (threading.get_ident, threading.get_native_id)},
+    **{id(each): _decimals for each in (decimal.getcontext, decimal.localcontext, decimal.Decimal)},
+    id(threading.current_thread): threading.get_ident,
+    id(np.geterr): _errors_of_numpy,
+}
+"""Of functions that say how a process is set, and of what depends on that: what asks for it."""
+
+
 def modes() -> Any:
-    """The modes of torch that change what operations do."""
+    """The modes of torch that change what operations do, or that a model may ask for."""
     found = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), any_autocast() and autocast_dtypes())
     hooks = tuple(map(Same, hooks_of_all_modules()))
-    return (*found, torch.get_default_dtype(), torch.get_default_device(), hooks)
+    methods = tuple((name, Same(value)) for name, value in set_methods())
+    return (*found, torch.get_default_dtype(), torch.get_default_device(), hooks, settings_of_torch(), methods)

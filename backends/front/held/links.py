@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from reroll.backends.front.held.attributes import attributes, slots_of
 from reroll.backends.front.held.origin import holds_attributes, is_installed, is_users_code, once_a_class
-from reroll.capture.recorder.identity import PLAIN, content_of, is_a
+from reroll.capture.recorder.identity import PLAIN, Same, content_of, is_a
 
 _CACHED = type(functools.lru_cache(lambda: None))
 _POINTERS = (functools.partial, weakref.ref, ContextVar, defaultdict)
@@ -92,7 +92,9 @@ def pointed_to(value: Any) -> tuple[Any, ...]:
         return (value(),)
     if is_a(value, defaultdict):
         return (value.default_factory,)
-    return (value.get(None),)
+    with suppress(LookupError):  # not set, and without a default
+        return (value.get(),)
+    return (None,)
 
 
 def attributes_of(value: Any) -> MutableMapping[str, Any]:
@@ -147,12 +149,9 @@ def written(value: Any) -> str | None:
     return f"{type(value).__name__}{ordered}" if len(parts) == len(value) else None
 
 
-def forward_in(kind: Any) -> Any:
-    """What a class of modules has as its forward; None where only its instances have one, as those of torch.jit."""
-    try:
-        return kind.forward
-    except AttributeError:
-        return None
+def methods_of(kind: type) -> tuple[tuple[str, Same], ...]:
+    """The methods that a class of torch's has by itself."""
+    return tuple((name, Same(value)) for name, value in vars(kind).items() if is_a(value, types.FunctionType))
 
 
 def variables(function: types.FunctionType) -> Iterator[Any]:

@@ -40,6 +40,8 @@ class Spaces:
     Functions of installed libraries are followed by their globals alone, of which there are enough. A function of the
     user's may read more: names in the modules that its globals lead to, torch's and Python's among them; and names in
     any module that is held by an object, which any of these functions may be given.
+    Of what ran while a model was recorded more is known (``read_by``): it names no more than it may have read. So the
+    modules that it names are looked into whoever wrote it, and classes too: any of it may be given one of them.
     """
 
     def __init__(self) -> None:
@@ -47,6 +49,9 @@ class Spaces:
         self._foreign: set[int] = set()
         self._held: dict[int, types.ModuleType] = {}
         self._read: dict[str, None] = {}
+        self._by_ran: dict[str, None] = {}
+        self._of_classes: dict[type, None] = {}
+        self._of_modules: dict[int, types.ModuleType] = {}
 
     def named_by(self, code: Code) -> Iterator[Named]:
         """What stands for the names of more code, but for what came before."""
@@ -62,18 +67,51 @@ class Spaces:
             if not is_installed(code):
                 yield from self._in_held(code)
 
+    def read_by(self, ran: Iterable[types.FunctionType]) -> Iterator[Named]:
+        """What stands for the names of functions that ran, but for what came before."""
+        for function in ran:
+            read = texts_and_names(function.__code__)
+            found = [*self._new(function, function.__globals__, global_names(function.__code__))]
+            found += self._in_modules(function)
+            yield from (each for each in found if not _is_module(each.value))
+            self._by_ran.update(dict.fromkeys(read))
+            modules = self._modules_of(function, read)
+            self._of_modules |= {id(each): each for each in modules if is_users_code(each)}
+            for space in (function.__globals__, *map(vars, modules)):
+                self._of_classes |= dict.fromkeys(each for name in read if _is_named(each := space.get(name)))
+
+    def read_in(self, classes: Iterable[type]) -> Iterator[Named]:
+        """What functions that ran may read in modules that others of them name, in these classes and in those that any
+        names, and what is called there without a name."""
+        for module in self._of_modules.values():
+            found = self._new(module, vars(module), [name for name in self._by_ran if name in vars(module)])
+            yield from (each for each in found if not _is_module(each.value))
+        todo = list(dict.fromkeys((*self._of_classes, *classes)))
+        for kind in todo:  # grows
+            held = {name: value for each in reversed(kind.__mro__) for name, value in vars(each).items()}
+            called = [name for name, value in held.items() if name[:2] == "__" and is_a(value, types.FunctionType)]
+            names = [*(name for name in self._by_ran if name in held), *called]
+            todo += [value for name in names if _is_named(value := held[name]) and value not in todo]
+            for each in filter(is_users_code, kind.__mro__):
+                yield from self._new(each, vars(each), names, number=id(each))
+
     def users(self) -> Iterator[tuple[Mapping[str, Any], Iterable[str]]]:
         """Those of these that are the user's or a library's."""
         return (each for number, each in self.found.items() if number not in self._foreign)
 
     def _in_modules(self, function: types.FunctionType) -> Iterator[Named]:
         read = texts_and_names(function.__code__)
-        modules = _modules(function, read)
-        for module in modules:  # grows
+        for module in self._modules_of(function, read):
             yield from self._new(module, vars(module), read)
-            modules += (each for name in read if _is_module(each := vars(module).get(name)) and each not in modules)
         if _BY_TEXT & {*read}:
             yield from self._new(function, function.__globals__, read)
+
+    def _modules_of(self, function: types.FunctionType, read: Iterable[str]) -> list[types.ModuleType]:
+        """The modules that a function names, and those that it names in these."""
+        modules = _modules(function, read)
+        for module in modules:  # grows
+            modules += (each for name in read if _is_module(each := vars(module).get(name)) and each not in modules)
+        return modules
 
     def _in_held(self, function: types.FunctionType) -> Iterator[Named]:
         new = [name for name in texts_and_names(function.__code__) if name not in self._read]
@@ -81,12 +119,18 @@ class Spaces:
         for module in self._held.values():
             yield from self._new(module, vars(module), new)
 
-    def _new(self, owner: Code, space: Mapping[str, Any], names: Iterable[str]) -> Iterator[Named]:
-        """The values of names that were not looked up there before. What torch and Python lack is not looked up."""
+    def _new(
+        self, owner: Code, space: Mapping[str, Any], names: Iterable[str], number: int | None = None
+    ) -> Iterator[Named]:
+        """The values of names that were not looked up there before. What torch and Python lack is not looked up.
+
+        number: the identity of a class, as its attributes are a new mapping whenever these are asked for.
+        """
         foreign = _is_module(owner) and not is_users_code(owner)
-        if foreign:
-            self._foreign.add(id(space))
-        known = self.found.setdefault(id(space), (space, {}))[1]
+        number = id(space) if number is None else number
+        if foreign or is_a(owner, type):
+            self._foreign.add(number)
+        known = self.found.setdefault(number, (space, {}))[1]
         for name in [each for each in names if each not in known and (not foreign or each in space)]:
             known[name] = None
             if name in space:
@@ -255,6 +299,11 @@ def _imports(code: types.CodeType) -> tuple[tuple[int, str], ...]:
 
 def _counts(name: str, value: Any) -> bool:
     return name[:2] != "__" or written(value) is None
+
+
+def _is_named(value: Any) -> TypeGuard[type]:
+    """Whether a value is a class of a user's or a library's."""
+    return is_a(value, type) and is_users_code(value)
 
 
 def _is_module(value: Any) -> TypeGuard[types.ModuleType]:

@@ -46,6 +46,12 @@ def holds_attributes(kind: type) -> bool:
     return _is_users(_module_of(kind))
 
 
+def reads_settings(module: object) -> bool:
+    """Whether code of a module of this name may read settings: a user's, a library's, or that of torch's modules."""
+    name = _text(module)
+    return f"{name}.".startswith("torch.nn.") or (_is_users(name) and not _is_pythons(name))
+
+
 def is_installed(code: Code) -> bool:
     """Whether it belongs to Python or to an installed library."""
     if isinstance(code, types.FunctionType):

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from reroll.backends.front.held.attributes import attributes
-from reroll.backends.front.held.keys import Described, Hashed, array_in_words, modes, placed, tensors_in_words
-from reroll.backends.front.held.links import forward_in, items_of, leads_to, pointed_to
+from reroll.backends.front.held.keys import ASKED, Described, Hashed, array_in_words, modes, placed, tensors_in_words
+from reroll.backends.front.held.links import items_of, leads_to, pointed_to
 from reroll.backends.front.held.names import MISSING
-from reroll.backends.front.held.origin import Code
+from reroll.backends.front.held.origin import Code, is_users_code
+from reroll.backends.front.held.ran import Ran
 from reroll.backends.front.held.state import State
 from reroll.capture.recorder.identity import Same, content_of, is_a
 
@@ -35,6 +36,7 @@ class Reach:
     def __init__(self) -> None:
         self._own: _Own | None = None
         self._named: _Named | None = None
+        self.ran = Ran()
         self._stayed = dict[int, weakref.ref[Any]]()
 
     def noted(self, model: Any, args: Any, kwargs: Any) -> tuple[State, Any]:
@@ -57,8 +59,8 @@ class Reach:
         # The tuple and the dict of a call are new at every call, so they are known by what they hold.
         roots = words(model), tuple(map(words, args)), words.items(kwargs)
         tensors = tensors_in_words([value for value, *_ in state.tensors])
-        seed = torch.initial_seed() if named.reads_seed else None
-        return state, (roots, own.key, words.held(given), named.described(words), tensors, modes(), seed)
+        asked = named.answers()
+        return state, (roots, own.key, words.held(given), named.described(words), tensors, modes(), asked)
 
     def _model(self, model: Any) -> _Own:
         if self._own is not None and self._own.holds(model):
@@ -70,9 +72,9 @@ class Reach:
         return own
 
     def _code(self, own: _Own, both: State, seen: set[int]) -> _Named:
-        if self._named is not None and self._named.holds(own, both, seen):
+        if self._named is not None and self._named.holds(own, both, seen, self.ran):
             return self._named
-        named = _Named(own, both, seen)
+        named = _Named(own, both, seen, self.ran)
         self._named = named if self._stay(named.large) else None
         return named
 
@@ -179,21 +181,25 @@ class _Named:
     read that belongs to the model's own part or to its arguments.
     """
 
-    def __init__(self, own: _Own, both: State, seen: set[int]) -> None:
-        """Walk from the code in both, a model's own part and its arguments, of which ``seen`` are the identities."""
+    def __init__(self, own: _Own, both: State, seen: set[int], ran: Ran) -> None:
+        """Walk from the code in both, a model's own part and its arguments, of which ``seen`` are the identities, and
+        from what ``ran`` in records."""
         before = own.found | seen
-        self.own, self.code, self.part = own, _read(both.code), both.named({*before})
+        self.own, self.code, self.part = own, _read(both.code), both.named({*before}, ran.functions)
+        self.ran = len(ran.functions)
         self.found = {id(value) for value in self.part.reached}
         self.places = placed("named", self.part)
         self.watched = _Watched(self.part, [*both.code, *self.part.code])
         read = {id(value): value for value in self.watched.before}
         self.met = [read[each] for each in read.keys() & before]
         self.large = [*filter(_is_large, (*self.part.reached, *self.met))]
-        self.reads_seed = (torch.initial_seed.__name__, Same(torch.initial_seed)) in self.part.plain
+        self.asks = [ASKED[id(each)] for each in map(_callable_in, self.part.plain) if id(each) in ASKED]
         self._key: tuple[Any, Hashed] | None = None
 
-    def holds(self, own: _Own, both: State, seen: set[int]) -> bool:
+    def holds(self, own: _Own, both: State, seen: set[int], ran: Ran) -> bool:
         """Whether a walk would find the same: everything that it would read is the same object as it was."""
+        if len(ran.functions) != self.ran:
+            return False
         apart = (own is self.own or own.found.isdisjoint(self.found)) and seen.isdisjoint(self.found)
         if not (apart and all(id(value) in own.found or id(value) in seen for value in self.met)):
             return False
@@ -201,6 +207,10 @@ class _Named:
             return False
         self.own = own
         return True
+
+    def answers(self) -> tuple[Any, ...]:
+        """What the functions that code names say of the process."""
+        return tuple(ask() for ask in self.asks)
 
     def described(self, words: Described) -> Hashed:
         """The part in words; they are other ones where what it ``met`` is at other places."""
@@ -215,7 +225,7 @@ class _Watched:
 
     def __init__(self, part: State, code: Iterable[Code]) -> None:
         self.names = [(space, tuple(read)) for space, read in part.spaces.found.values()]
-        self.functions = [each for each in part.reached if is_a(each, types.FunctionType)]
+        self.functions = [*(each for each in part.reached if is_a(each, types.FunctionType)), *part.called]
         self.cells = [cell for cell, _ in part.cells]
         defaults = [each.__kwdefaults__ for each in self.functions if each.__kwdefaults__]
         containers = [value for value, _ in part.containers]
@@ -223,11 +233,13 @@ class _Watched:
         self.of_dict = [each for each in self.objects if type(attributes(each)) is dict]
         self.of_slots = [each for each in self.objects if type(attributes(each)) is not dict]
         self.classes = [each for each in code if is_a(each, type)]
-        self.dicts: list[dict[Any, Any]] = [*defaults, *(each for each in containers if is_a(each, dict))]
+        self.classes += (each for each in part.classes if issubclass(each, nn.Module) and not is_users_code(each))
+        dicts: list[dict[Any, Any]] = [*defaults, *(each for each in containers if is_a(each, dict))]
+        self.dicts = [each for each in dicts if type(each) is dict]
+        self.kinds_of_dicts = [each for each in dicts if type(each) is not dict]
         self.items = [each for each in containers if not is_a(each, dict)]
         self.pointed = [value for value, _ in part.pointed]
         self.bare = part.bare
-        self.modules = [each for each in self.objects if is_a(each, nn.Module)]
         self.arrays = [(value, array_in_words(value)) for value, _ in part.arrays]
         self.before = self.now()
 
@@ -242,11 +254,12 @@ class _Watched:
             read += map(space.get, found, repeat(MISSING))
         read += chain.from_iterable(map(_OF_FUNCTIONS, self.functions))
         read += chain.from_iterable(map(content_of, self.cells))
-        for held in self.dicts:
-            read += chain.from_iterable(items_of(held))
-        for held_by in map(vars, [*self.of_dict, *self.classes]):
-            read += held_by
-            read += held_by.values()
+        dicts: Iterable[dict[Any, Any]] = chain(self.dicts, map(vars, self.of_dict))
+        read += chain.from_iterable(chain.from_iterable(map(dict.items, dicts)))
+        read += chain.from_iterable(chain.from_iterable(map(items_of, self.kinds_of_dicts)))
+        for of_class in map(vars, self.classes):
+            read += of_class
+            read += of_class.values()
         for each in map(attributes, self.of_slots):
             read += [*chain.from_iterable(each.items())]
         for each in self.items:
@@ -255,8 +268,13 @@ class _Watched:
         read += map(type, self.objects)
         read += chain.from_iterable(map(pointed_to, self.pointed))
         read += map(len, map(attributes, self.bare))
-        read += map(forward_in, map(type, self.modules))
         return read
+
+
+def _callable_in(noted: Any) -> Any:
+    """What can be called, of what a state notes of a name."""
+    named = type(noted) is tuple and len(noted) == 2 and type(noted[1]) is Same
+    return noted[1].value if named else None
 
 
 def _is_large(value: Any) -> bool:

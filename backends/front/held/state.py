@@ -32,10 +32,10 @@ from reroll.backends.front.held.links import (
     WRAPPERS,
     attributes_of,
     defaults,
-    forward_in,
     has_attributes,
     items_of,
     leads_to,
+    methods_of,
     pointed_to,
     written,
 )
@@ -45,7 +45,7 @@ from reroll.capture.recorder.identity import PLAIN, Same, content_of, is_a
 from reroll.errors import UnsupportedError
 from reroll.graph.private import version_of
 
-_FOLLOWED = (*WRAPPERS, *CONTAINERS, nn.Module, tuple, np.ndarray)
+_FOLLOWED = (*WRAPPERS, *CONTAINERS, nn.Module, tuple, np.ndarray, memoryview)
 _BARE = (Tensor, types.FunctionType)  # most have no attributes
 
 
@@ -68,8 +68,10 @@ class State:
     """What was reached from the roots, as it was.
 
     plain: functions of the user's by their code, and the numbers, texts and callables among their defaults, the globals
-    that they name, and the attributes of classes. pointed: weak references, context variables and the like, with what
-    they stand for. bare: tensors and functions without attributes. hidden: objects whose state is in no attribute.
+    that they name, and the attributes of classes. roots: what else stands for these, from which the walk goes on, or of
+    which nothing is known but which object it is. pointed: weak references, context variables and the like, with what
+    they stand for. bare: tensors and functions without attributes. called: functions of torch's and Python's, named by
+    code. hidden: objects whose state is in no attribute.
     code: the functions and classes that were reached, which name globals and hold attributes, and modules that objects
     hold; spaces: where their names stand. assigned: what stood there, if values are noted. reached: everything that may
     lead further.
@@ -83,8 +85,10 @@ class State:
     tensors: list[tuple[Tensor, int, Tensor | None]] = field(default_factory=list)
     arrays: list[tuple[Any, Any]] = field(default_factory=list)
     plain: list[Any] = field(default_factory=list)
+    roots: list[Any] = field(default_factory=list)
     pointed: list[tuple[Any, tuple[Any, ...]]] = field(default_factory=list)
     bare: list[Any] = field(default_factory=list)
+    called: list[types.FunctionType] = field(default_factory=list)
     hidden: list[Hidden] = field(default_factory=list)
     code: list[Code] = field(default_factory=list)
     classes: set[type] = field(default_factory=set)
@@ -120,17 +124,25 @@ class State:
                 self.reached.append(value)
                 todo += self._note(value)
 
-    def named(self, seen: set[int]) -> State:
-        """What the functions and classes of this state name, and what can be reached from there, theirs too."""
+    def named(self, seen: set[int], ran: Iterable[types.FunctionType] = ()) -> State:
+        """What the functions and classes of this state name, and what can be reached from there, theirs too.
+
+        ran: functions of which is known that they ran. What they name counts too, but not what that names in turn.
+        """
         part = State(self.parameters, self.values, classes={*self.classes})
         for code in chain(self.code, part.code):  # grows
             part.walk(part._note_names(part.spaces.named_by(code)), seen)
+        followed = len(part.code)
+        part.walk(part._note_names(part.spaces.read_by(ran)), seen)
+        more = [each for each in part.code[followed:] if isinstance(each, type)]
+        part.walk(part._note_names(part.spaces.read_in(more)), seen)
         return part
 
     def joined(self, part: State) -> State:
         """What both states hold, this one's first."""
-        held = ("objects", "containers", "cells", "tensors", "arrays", "plain", "pointed", "bare", "hidden", "code")
-        both: dict[str, Any] = {name: [*getattr(self, name), *getattr(part, name)] for name in held}
+        held = ("objects", "containers", "cells", "tensors", "arrays", "plain", "roots")
+        names = (*held, "pointed", "bare", "called", "hidden", "code")
+        both: dict[str, Any] = {name: [*getattr(self, name), *getattr(part, name)] for name in names}
         return State(self.parameters, self.values, **both, classes=self.classes | part.classes, spaces=part.spaces)
 
     def _note(self, value: Any) -> Iterable[Any]:
@@ -177,6 +189,7 @@ class State:
     def _note_function(self, function: types.FunctionType) -> None:
         self.cells += ((cell, each) for cell in function.__closure__ or () for each in content_of(cell))
         self.plain.append((function.__code__, *map(written, defaults(function))))
+        self.roots += (each for each in defaults(function) if written(each) is None)
         self.code.append(function)
 
     def _note_space(self, value: type | types.ModuleType) -> None:
@@ -194,7 +207,7 @@ class State:
             if is_users_code(each):
                 self.code.append(each)
             elif issubclass(each, nn.Module):
-                self.plain.append(Same(forward_in(each)))
+                self.plain.append(methods_of(each))
         if new and not is_installed(type(kind)):
             self._note_class(type(kind))
 
@@ -205,11 +218,17 @@ class State:
             if (text := written(value)) is not None:
                 self.plain.append((name, text))
             elif _leads_further(owner, value):
+                self.roots.append(value)
                 yield value
             elif callable(value):
                 self.plain.append((name, Same(value)))
+                if isinstance(value, types.FunctionType):
+                    self.called.append(value)
+                    self.plain.append((value.__code__, *map(written, defaults(value))))
                 if value is os.getenv:
                     yield os.environ
+            elif not is_a(owner, types.ModuleType) or is_users_code(owner):
+                self.roots.append(value)
 
     def restore(self) -> None:
         """Put back what changed; all else is left alone, as another thread may be about to change it."""
@@ -245,7 +264,7 @@ class State:
         for number, (value, held) in enumerate(self.objects):
             yield from _changed(f"{number} {type(value).__name__}", held, attributes(value), number)
         for number, (value, content) in enumerate(self.containers):
-            now, was = (dict(items_of(x) if is_a(x, dict) else enumerate(items_of(x))) for x in (value, content))
+            now, was = map(_by_key, (value, content))
             fixed = is_a(value, set) or (not is_a(value, dict) and len(was) != len(now))
             yield from _changed(
                 f"{number} {type(value).__name__}", was, now, None if fixed else len(self.objects) + number
@@ -316,9 +335,16 @@ def _leads_further(owner: Code, value: Any) -> bool:
     if is_a(value, type | types.ModuleType):
         return not is_installed(owner) and (is_a(value, types.ModuleType) or is_users_code(value))
     if is_a(owner, types.ModuleType) and not is_users_code(owner):
-        read_at_calls = value is os.environ or value is sys.argv
+        read_at_calls = value is os.environ or is_a(value, list)  # sys.argv, warnings.filters
         return read_at_calls or (is_a(value, types.FunctionType) and is_users_code(value))
     return value is not sys.modules and (is_a(value, _FOLLOWED) or has_attributes(value))
+
+
+def _by_key(content: Any) -> dict[Any, Any]:
+    """What a container holds: items of a set by themselves, as their order is another one where one is set again."""
+    if is_a(content, set):
+        return {each: each for each in items_of(content)}
+    return dict(items_of(content) if is_a(content, dict) else enumerate(items_of(content)))
 
 
 def _changed(name: str, was: Mapping[Any, Any], now: Mapping[Any, Any], owner: int | None) -> Iterator[Change]:

@@ -182,9 +182,9 @@ def test_changes_of_what_code_names_are_seen_though_it_is_walked_once(
     model, reach, walks = Library(), Reach(), list[State]()
     walk = State.named
 
-    def counted(state: State, seen: set[int]) -> State:
+    def counted(state: State, *seen: Any) -> State:
         walks.append(state)
-        return walk(state, seen)
+        return walk(state, *seen)
 
     monkeypatch.setattr(State, "named", counted)
     before = reach.noted(model, (), {})[1]

@@ -1,0 +1,55 @@
+"""Which code ran while a model was recorded: what it names, in whichever library, the record may have read."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from reroll.backends.front.held.origin import reads_settings
+
+
+class Ran:
+    """The functions that ran in all records of a model, one for each piece of code over the globals that it had.
+
+    ``functions`` only grows, until it is given up. Torch's code counts where it is that of modules (``torch.nn``),
+    Python's and reroll's nowhere. A function is made anew around its code, as only that is seen to run, so its closure
+    is empty.
+    """
+
+    def __init__(self) -> None:
+        self.functions: list[types.FunctionType] = []
+        self._known = set[tuple[types.CodeType, int]]()
+        self._given_up = False
+
+    def give_up(self) -> None:
+        """Note nothing from now: what ran changes what it reads, and that is in nothing that is put back."""
+        self._given_up = True
+        self.functions.clear()
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Note what runs inside, in this thread."""
+        found: dict[tuple[types.CodeType, int], dict[str, Any]] = {}
+
+        def note(frame: types.FrameType, event: str, _: object) -> None:
+            if event == "call":
+                space = frame.f_globals
+                found[frame.f_code, id(space)] = space
+
+        before = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+            for (code, number), space in found.items():
+                self._note(code, number, space)
+
+    def _note(self, code: types.CodeType, number: int, space: dict[str, Any]) -> None:
+        if not self._given_up and (code, number) not in self._known and reads_settings(space.get("__name__")):
+            self._known.add((code, number))
+            empty = tuple(types.CellType() for _ in code.co_freevars)
+            self.functions.append(types.FunctionType(code, space, closure=empty))
