@@ -85,10 +85,11 @@ def like(value: Any, content: Any) -> Any:
         kind: Any = type(value)
         return tuple.__new__(kind, content) if hasattr(value, "_fields") else kind(content)
     made = copy.copy(value)
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and opened(value) is value:
         made.clear()
         made.update(content)
         return made
+    put = setattr if isinstance(value, Mapping) else object.__setattr__  # a mapping keeps its items as its fields
     for name, item in content.items():
-        object.__setattr__(made, name, item)
+        put(made, name, item)
     return made

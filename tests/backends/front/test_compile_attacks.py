@@ -213,10 +213,36 @@ class Out:
     n: Any
 
 
+@dataclasses.dataclass
+class Output(collections.OrderedDict[str, Any]):
+    """Items that are fields, as transformers' models give them."""
+
+    h: Any
+    others: Any = None
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value is not None:
+                super().__setitem__(name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self:
+            super().__setitem__(name, value)
+        super().__setattr__(name, value)
+
+    def update(self, *_: Any, **__: Any) -> None:
+        raise AttributeError("update cannot be used")
+
+    def __reduce__(self) -> Any:
+        return type(self), tuple(vars(self).values())
+
+
 RESULTS: dict[str, Callable[..., Any]] = {
     "number": lambda net, x: Out(states(net, x)[-1], x.shape[0]),
     "input": lambda net, x: Out(states(net, x)[-1], x),
     "list": lambda net, x: Out(states(net, x), 1),
+    "output": lambda net, x: Output(states(net, x)[-1]),
+    "output, list": lambda net, x: Output(states(net, x)[-1], states(net, x)),
     "slice": lambda net, x: (states(net, x)[-1], slice(0, x.shape[0])),
     "range": lambda net, x: (states(net, x)[-1], range(x.shape[0])),
     "set": lambda net, x: (states(net, x)[-1], {x.shape[0]}),
@@ -229,7 +255,8 @@ def same(found: Any, expected: Any) -> bool:
     if isinstance(expected, Tensor):
         return torch.allclose(found, expected, rtol=0, atol=1e-11)
     if dataclasses.is_dataclass(expected):
-        return type(found) is type(expected) and same(vars(found), vars(expected))
+        items = not isinstance(expected, dict) or same(dict(found), dict(expected))
+        return items and type(found) is type(expected) and same(vars(found), vars(expected))
     if isinstance(expected, dict):
         return type(found) is type(expected) and all(same(found[key], expected[key]) for key in expected)
     if isinstance(expected, list | tuple):
