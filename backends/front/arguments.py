@@ -66,11 +66,15 @@ class Call:
         made = {old: change(value, self.dims[old], length) for old, value in sequences.items()}
         return self._with(made, length), {id(made[old]): sequences[old] for old in made}
 
-    def apart(self) -> Call:
-        """The call without what came before it: leaves of the same memory in place of tensors with a history."""
-        values = tensors_of((self.args, self.kwargs))
-        made = {id(each): each.detach().requires_grad_() for each in values if has_history(each)}
-        return self._with(made, self.length) if made else self
+    def apart(self) -> tuple[Call, dict[int, Tensor]]:
+        """The call without what came before it: tensors with a history have one of their own, from a leaf of the same
+        memory. Those leaves, by the identity of what is made of each."""
+        old = {id(each): each for each in tensors_of((self.args, self.kwargs)) if has_history(each)}
+        leaves = {number: each.detach().requires_grad_() for number, each in old.items()}
+        with torch.enable_grad():
+            made = {number: leaf.view_as(leaf) for number, leaf in leaves.items()}
+        call = self._with(made, self.length) if made else self
+        return call, {id(value): leaves[number] for number, value in made.items()}
 
     def _with(self, made: Mapping[int, Tensor], length: int) -> Call:
         """The call of ``length`` steps with what was made in place of tensors, by their identity."""

@@ -507,7 +507,7 @@ class Caller:
             LOG.info("not proved at this call: %s", graph.proof.missed)
             _say_departed(running, graph)
             return
-        call, observed = running.call.apart(), running.observed
+        (call, leaves), observed = running.call.apart(), running.observed
 
         def compiled(run: Callable[..., Any]) -> Any:
             alike = Running(running.front, call, observed=observed, steps=running.steps, proving=run)
@@ -520,7 +520,7 @@ class Caller:
 
         assert observed is not None
         untouched = frozenset() if observed.pattern.changes_inputs else frozenset(call.dims)
-        shown = partial(shown_by, self.model, call, untouched, graph.proof)
+        shown = partial(shown_by, self.model, call, untouched, graph.proof, apart=leaves)
         graph.proof.prove(lambda: shown(call.run, plainly=True), lambda run: shown(lambda _: compiled(run)))
         _say_departed(running, graph)
 

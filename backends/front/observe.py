@@ -591,10 +591,13 @@ def shown_by(
     run: Callable[[Callable[..., Any]], Any],
     *,
     plainly: bool = False,
+    apart: Mapping[int, torch.Tensor],
 ) -> Seen:
-    """What a call shows: its result, gradients for the proof's incoming ones, and what it leaves changed."""
+    """What a call shows: its result, gradients for the proof's incoming ones, and what it leaves changed. ``apart``:
+    the leaves that stand behind arguments, by the identity of these."""
     with looked_at(model, call, untouched, parameters=False) as state:
         reached = [*(value for value, _, _ in state.tensors), *tensors_of((call.args, call.kwargs))]
+        reached = [apart.get(id(value), value) for value in reached]
         leaves = {value: name for name, value in named_tensors(model, reached) if value.requires_grad and value.is_leaf}
         seen = proof.seen(lambda: run(model), leaves, reached if plainly else None)
         note_state(seen, state, leaves)
