@@ -108,7 +108,8 @@ def test_a_budget_is_kept_by_inductor() -> None:
     for found, expected in zip(gradients(fast, model, x_BTI), gradients(model, model, x_BTI), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
-    gradients(fast, model, x_BTI)  # the second call looks at the model again
+    for _ in range(2):  # the second and fourth calls look at the model again, what is measured begins with the fifth
+        gradients(fast, model, x_BTI)
     assert measured_peak(fast, model, x_BTI) <= 12 << 10
 
 
