@@ -101,6 +101,7 @@ def test_gradients_and_peaks(name: str, options: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.inductor
+@pytest.mark.usefixtures("unproved")  # some calls would look at the model again
 def test_a_budget_is_kept_by_inductor() -> None:
     torch.manual_seed(0)
     model, x_BTI = Projected(), torch.randn(4, STEPS, INPUTS)
@@ -108,8 +109,6 @@ def test_a_budget_is_kept_by_inductor() -> None:
     for found, expected in zip(gradients(fast, model, x_BTI), gradients(model, model, x_BTI), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
-    for _ in range(2):  # the second and fourth calls look at the model again, what is measured begins with the fifth
-        gradients(fast, model, x_BTI)
     assert measured_peak(fast, model, x_BTI) <= 12 << 10
 
 
