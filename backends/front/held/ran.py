@@ -39,12 +39,18 @@ class Ran:
                 space = frame.f_globals
                 found[frame.f_code, id(space)] = space
 
-        before = sys.getprofile()
+        before: Any = sys.getprofile()
+        if before is not None and not callable(before) and not hasattr(before, "enable"):
+            yield  # somebody else's profiler, which could not be put back
+            return
         sys.setprofile(note)
         try:
             yield
         finally:
-            sys.setprofile(before)
+            if before is None or callable(before):
+                sys.setprofile(before)
+            else:
+                before.enable()  # cProfile's
             for (code, number), space in found.items():
                 self._note(code, number, space)
 

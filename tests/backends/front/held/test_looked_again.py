@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import cProfile
 import functools
+import pstats
+import sys
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -127,3 +130,20 @@ def test_a_warning_says_what_could_not_be_compared() -> None:
     holds = "reroll.backends.front.compile.holds_history"
     with mock.patch(holds, return_value=True), pytest.warns(RerollWarning, match="does something else.*not seen, as"):
         run(data())
+
+
+def test_a_profiler_goes_on() -> None:
+    model, profile, x = Read(), cProfile.Profile(), data()
+    with profile:
+        compiled(model)(x)
+        model(x)
+    assert any(name == "forward" and "linear.py" in file for file, _, name in pstats.Stats(profile).stats)  # type: ignore[attr-defined]
+    seen = list[Any]()
+    sys.setprofile(lambda *event: seen.append(event))
+    try:
+        compiled(Read())(x)
+        del seen[:]
+        model(x)
+    finally:
+        sys.setprofile(None)
+    assert seen
