@@ -92,7 +92,7 @@ _WITHIN = (
     "call and begins another one after it; leave out fullgraph=True, or compile only what is around the model"
 )
 _NO_NAME = "failed to find name"  # what torch says of a global that is not there
-_ATTEMPTS = 100  # more than patterns that are tried for one call, by far
+_USUAL, _ATTEMPTS = 12, 100  # more than a call takes, and than patterns that are tried for one, by far
 
 
 class WithLoss(Protocol):
@@ -458,7 +458,7 @@ class Caller:
     def _settle(self, running: Running) -> None:
         """Run the call, with the first pattern of it whose traces give a template."""
         for attempt in range(_ATTEMPTS):
-            if attempt == _ATTEMPTS // 2:  # a counter in a function around torch's, say
+            if attempt == _USUAL:  # something that what ran reads changes at every run, such as a library's counter
                 running.front.reach.ran.give_up()
             if self._followed(running, running.attempt()):
                 return

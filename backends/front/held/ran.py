@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import types
 from collections.abc import Iterator
@@ -31,7 +32,8 @@ class Ran:
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Note what runs inside, in this thread."""
+        """Note what runs inside, in this thread; not what is called whenever Python collects, which is nothing of the
+        model's."""
         found: dict[tuple[types.CodeType, int], dict[str, Any]] = {}
 
         def note(frame: types.FrameType, event: str, _: object) -> None:
@@ -43,10 +45,13 @@ class Ran:
         if before is not None and not callable(before) and not hasattr(before, "enable"):
             yield  # somebody else's profiler, which could not be put back
             return
+        called = gc.callbacks[:]
+        gc.callbacks.clear()
         sys.setprofile(note)
         try:
             yield
         finally:
+            gc.callbacks[:0] = called
             if before is None or callable(before):
                 sys.setprofile(before)
             else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cProfile
 import functools
+import gc
 import pstats
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import reroll
+from recorded_networks import recordings
 from reroll.backends.front.held.reach import Reach
 from reroll.backends.front.observe import departure
 from reroll.errors import ProofError, RerollWarning
@@ -147,3 +149,28 @@ def test_a_profiler_goes_on() -> None:
     finally:
         sys.setprofile(None)
     assert seen
+
+
+COLLECTED = [0.0]
+
+
+def test_what_is_called_when_python_collects_is_nothing_of_the_models() -> None:
+    class Collecting(Read):
+        def forward(self, x_TBH: Tensor, scale: float = 1.0) -> Tensor:
+            gc.collect()
+            return super().forward(x_TBH, scale)
+
+    def counted(phase: str, _: object) -> None:
+        COLLECTED[0] += 1.5
+
+    run = compiled(Collecting())
+    gc.callbacks.append(counted)
+    try:
+        for _ in range(3):
+            run(data())
+            gc.collect()
+        assert counted in gc.callbacks
+    finally:
+        gc.callbacks.remove(counted)
+    assert recordings(run) == 1
+    assert COLLECTED[0] > 0
