@@ -62,6 +62,7 @@ from reroll.backends.front.observe import (
     Observed,
     OtherTimeError,
     holds_history,
+    looked_at,
     observe,
     other_size,
     refuse_sparse,
@@ -70,7 +71,7 @@ from reroll.backends.front.observe import (
     why_it_differs,
 )
 from reroll.backends.front.outputs import outputs
-from reroll.backends.front.recorded import Recorded, in_short
+from reroll.backends.front.recorded import Recorded, in_short, token_of_values
 from reroll.backends.front.turns import turn
 from reroll.backends.processes.apart import alone, forward_of, spoken_around
 from reroll.backends.processes.sharded import sharded_inside
@@ -523,6 +524,22 @@ class Caller:
         shown = partial(shown_by, self.model, call, untouched, graph.proof, apart=leaves)
         graph.proof.prove(lambda: shown(call.run, plainly=True), lambda run: shown(lambda _: compiled(run)))
         _say_departed(running, graph)
+        if steps := graph.proof.fewer(call.length):
+            self._prove_fewer(running, graph, steps)
+
+    def _prove_fewer(self, running: Running, graph: Graph, steps: int) -> None:
+        """Prove gradients at the first steps of a call, where there is no room for what torch saves of all of them. It
+        is the same model, by the same segments. Raises ProofError."""
+        call, _ = running.call.resized(steps, token_of_values)
+        fewer = Running(running.front, call, steps=running.steps, anew=True)
+        with suppress(LengthError), looked_at(self.model, call, frozenset(), parameters=False):
+            for _ in range(_ATTEMPTS):
+                outcome = fewer.attempt()
+                if isinstance(outcome, Unproved):
+                    self._prove(fewer, outcome.graph)
+                    graph.proof.note_fewer(steps, outcome.graph.proof)
+                if isinstance(outcome, Unproved | Ran) or self._followed(fewer, outcome):
+                    return
 
     def _trace(self, running: Running, entry: Entry) -> None:
         """Trace the other lengths of the call's pattern."""

@@ -117,10 +117,11 @@ class Running:
 
     probing: whether the graph is only looked at. sampling: whether only its sizes are. unusable: lengths whose traces
     gave no template, and why. held: the key of what the model holds. looked: whether the model was looked at. proving:
-    what runs in place of the program, as it is to be proved. proved: that it was, for this call. departed: what the
-    model does otherwise than when it was observed. failed: what the other way to a graph, Dynamo's or a record, has
-    ended in at this call. returned: what came of it, a few steps long, with ``Row`` s. It is held here and in no frame:
-    what was tried in vain holds its frames, and a ``Row`` that is held by somebody else is an error.
+    what runs in place of the program, as it is to be proved. proved: that it was, for this call. anew: whether it is
+    proved, whatever was. departed: what the model does otherwise than when it was observed. failed: what the other way
+    to a graph, Dynamo's or a record, has ended in at this call. returned: what came of it, a few steps long, with
+    ``Row`` s. It is held here and in no frame: what was tried in vain holds its frames, and a ``Row`` that is held by
+    somebody else is an error.
     """
 
     front: Front
@@ -139,6 +140,7 @@ class Running:
     proving: Callable[..., Any] | None = None
     proved: bool = False
     departed: str = ""
+    anew: bool = False
     returned: Any = None
     read: Callable[[], Any] = tuple
 
@@ -374,7 +376,7 @@ def _begin(running: Running, family: Family, graph: Graph) -> None:
     if running.departed and not running.proved:
         graph.proof.renew(graph.plans, graph.run, running.departed)
         raise Unwound(Unproved(graph))
-    if not running.proved and family.proves(graph):
+    if not running.proved and (family.proves(graph) or (running.anew and graph.proof.due)):
         raise Unwound(Unproved(graph))
     family.takeover.note(graph.built)
 

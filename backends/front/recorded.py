@@ -139,7 +139,7 @@ class Recorded:
     def _record(self, running: Running) -> Recording:
         """Run the model on the first steps of a call, and hand the graph of it to the backend."""
         refuse_sparse(self.model, running.call)
-        call, _ = running.call.resized(running.steps, _first_steps)
+        call, _ = running.call.resized(running.steps, token_of_values)
         with looked_at(self.model, call, frozenset(), parameters=True) as state:
             recorder = GraphRecorder([value for value, _, _ in state.tensors], self.functions)
             with running.front.reach.ran.noting():
@@ -211,7 +211,7 @@ def _drawn() -> Any:
     return random.getstate(), numpy_state()
 
 
-def _first_steps(value: Tensor, dim: int, length: int) -> Tensor:
+def token_of_values(value: Tensor, dim: int, length: int) -> Tensor:
     """A token with the values of the first steps."""
     made = token(value, dim, length)
     with torch.inference_mode(made.is_inference()), torch.no_grad():

@@ -55,6 +55,7 @@ _SPILLED = 8 << 30  # bytes of a tape that is written to a disk for a proof: a q
 OTHERWISE = (
     "The model does something else than when its program was made, and nothing that is compared between calls says so."
 )
+_NO_ROOM = "there is no room for what torch saves for them"
 _REMEDY = (
     "Use lowering='eager' for this model until it is mended; proof='never' lets the compiled ones run all the same."
 )
@@ -63,12 +64,14 @@ _REMEDY = (
 @dataclass(frozen=True, slots=True)
 class Proved:
     """What was compared, the largest difference relative to the largest entry of its tensor, and CPU seconds; why
-    gradients were not compared, where it is values alone. ``segments``: what was compared of compiled ones."""
+    gradients were not compared, where it is values alone; ``shorter``: how they were, of fewer steps. ``segments``:
+    what was compared of compiled ones."""
 
     what: str
     error: float
     seconds: float
     why: str = ""
+    shorter: str = ""
     segments: str = ""
 
 
@@ -78,10 +81,10 @@ class Proof:
 
     made: gives the program that is proved, once, and the plans of its loops. other: why gradients are not to be plain
     autograd's, if so. rounding: how far off a value may be that loops make. plain: bytes that torch is predicted to
-    hold for one step; spills: whether that is more than there is, so that its tape goes to a disk in ``folder``.
-    compiled: the loops whose segments are, of which the eager ones are proved, and these are tried beside. missed: why
-    nothing was compared yet. departed: what the model does otherwise than when its program was made. noise: draws what
-    is added to leaves in a run of torch's that says how far rounding goes.
+    hold for one step; spills: whether that is more than there is, so that its tape goes to a disk in ``folder``. room:
+    bytes that there are. compiled: the loops whose segments are, of which the eager ones are proved, and these are
+    tried beside. missed: why nothing was compared yet. departed: what the model does otherwise than when its program
+    was made. noise: draws what is added to leaves in a run of torch's that says how far rounding goes.
     """
 
     how: str = "never"
@@ -91,6 +94,7 @@ class Proof:
     rounding: float = 0.0
     plain: int = 0
     spills: bool = False
+    room: int = 0
     folder: Any = None
     compiled: Sequence[Built] = ()
     missed: str = ""
@@ -119,6 +123,7 @@ class Proof:
             rounding=rounding,
             plain=plain,
             spills=plain > min(bounds),
+            room=min(bounds),
             folder=options.spill_folder,
             compiled=() if options.lowering == "eager" else tuple(built),
             missed="no call was made yet",
@@ -137,7 +142,7 @@ class Proof:
         found, whose = self.proved, " of eager segments" if self.proved.segments else ""
         price = f"off by {found.error:.0e} of a largest entry at most, in {found.seconds:.2f} CPU s"
         told = f"{found.what}{whose} are those of torch on the values of a call: {price}"
-        without = f"gradients were not compared, as {found.why}" if found.why else ""
+        without = f"gradients were not compared, as {found.why}" if found.why else found.shorter
         return "; ".join(filter(None, (told, without, found.segments)))
 
     def renew(self, plans: Plans, run: Run, departed: str) -> None:
@@ -268,7 +273,23 @@ class Proof:
         if not torch.is_grad_enabled():
             return "no gradients are taken"
         room = not self.spills or (self.plain < _SPILLED and free_disk(spill_folder(self.folder)) > 2 * self.plain)
-        return self.other or ("" if room else "there is no room for what torch saves for them")
+        return self.other or ("" if room else _NO_ROOM)
+
+    def fewer(self, steps: int) -> int:
+        """At how many steps of a call gradients can be compared, where there is no room for what torch saves of all; 0
+        where they are compared, or not for that reason."""
+        if self.proved is None or self.proved.why != _NO_ROOM:
+            return 0
+        return steps * self.room // (2 * self.plain)
+
+    def note_fewer(self, steps: int, shorter: Proof) -> None:
+        """Note what came of a proof at fewer steps."""
+        assert self.proved is not None, "values were compared"
+        found = shorter.proved
+        if found is not None and not found.why:
+            price = f"off by {found.error:.0e} at most, in {found.seconds:.2f} CPU s"
+            told = f"gradients were compared at the first {steps} steps, as {self.proved.why}: {price}"
+            self.proved = replace(self.proved, why="", shorter=told)
 
 
 def _plain_peak(built: Built) -> int:

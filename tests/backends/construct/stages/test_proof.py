@@ -384,3 +384,42 @@ def test_a_buffer_that_a_program_leaves_as_it_was_is_found(size: int, monkeypatc
     with pytest.raises(reroll.ProofError, match=r"inputs that are changed|afterwards count"):
         through("backend", model)(x_TBI)
     assert size > 1 or float(model.count) == 0
+
+
+@pytest.fixture
+def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither memory nor a disk has room for what torch saves of a whole call."""
+    stages = "reroll.backends.construct.stages.proof"
+    plain = reroll.backends.construct.stages.proof._plain_peak
+    monkeypatch.setattr(f"{stages}.free_disk", lambda _: 0)
+    monkeypatch.setattr(f"{stages}.SHARE", 1)
+    most = list[int]()
+
+    def noted(built: Any) -> int:
+        most.append(plain(built))
+        return most[-1]
+
+    monkeypatch.setattr(f"{stages}._plain_peak", noted)
+    monkeypatch.setattr(f"{stages}.free_bytes", lambda _: max(most) * 3 // 4)
+
+
+@pytest.mark.usefixtures("no_room")
+def test_gradients_are_proved_at_fewer_steps_where_there_is_no_room_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    random.seed(0)
+    expected = step("compile", proof="never")
+    random.seed(0)
+    found = proofs(monkeypatch)
+    assert all(torch.equal(a, b) for a, b in zip(step("compile"), expected, strict=True))
+    short, whole = found if found[0].proved and found[0].proved.what != "values" else found[::-1]
+    assert short.proved is not None
+    assert short.proved.what == "values and gradients"
+    assert "gradients were compared at the first" in whole.told
+
+
+@pytest.mark.usefixtures("no_room")
+def test_a_fault_is_found_at_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = made(clips=True)
+    ask_nothing(monkeypatch)
+    with pytest.raises(reroll.ProofError, match=r"gradient of .*Nothing was changed by this call"):
+        through("compile", model)(x)
+    assert float(model.calls) == 0
