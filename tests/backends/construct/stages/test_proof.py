@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import reroll
 from networks import Clip, Deciding
+from reroll.backends.construct.stages import proof as proof_stage
 from reroll.backends.construct.stages.proof import Proof
 from reroll.backends.runtime.executable import Executable
 from reroll.backends.runtime.node import Rolled
@@ -390,7 +391,7 @@ def test_a_buffer_that_a_program_leaves_as_it_was_is_found(size: int, monkeypatc
 def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither memory nor a disk has room for what torch saves of a whole call."""
     stages = "reroll.backends.construct.stages.proof"
-    plain = reroll.backends.construct.stages.proof._plain_peak
+    plain = proof_stage._plain_peak
     monkeypatch.setattr(f"{stages}.free_disk", lambda _: 0)
     monkeypatch.setattr(f"{stages}.SHARE", 1)
     most = list[int]()

@@ -197,7 +197,7 @@ def test_running_statistics_are_updated_once() -> None:
 
 def test_what_a_model_asks_of_values_is_said_once() -> None:
     def asks(net: Any, x_TBI: Tensor) -> Tensor:
-        y = networks.last(net, x_TBI)
+        y: Tensor = networks.last(net, x_TBI)
         return y if y.isfinite().all() else y.nan_to_num()
 
     _, _, run = twins(Net(asks))
