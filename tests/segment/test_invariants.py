@@ -78,6 +78,7 @@ class LowRank(nn.Module):
         return h_BH
 
 
+@pytest.mark.usefixtures("unproved")  # the second call would look at the model again
 @pytest.mark.parametrize("schedule", ["store_all", "standard"])
 def test_a_weight_made_in_the_loop_is_made_once_in_each_half(schedule: str) -> None:
     torch.manual_seed(0)
