@@ -79,6 +79,7 @@ class Meeting(Spiking):
         return met
 
 
+@pytest.mark.usefixtures("unproved")  # a run that looks at a model waits for nobody
 def test_a_forward_that_waits_for_another_threads_forward_goes_on() -> None:
     models = [Meeting(), Meeting()]
     compiled = [reroll.compile(model, time_dim=0, lowering="eager") for model in models]
