@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from reroll.capture.recorder.identity import Same, holds_tensors, may_change_uns
 from reroll.capture.recorder.packing import Packing
 from reroll.capture.recorder.spelling import METADATA, Spelled, spelled
 from reroll.capture.recorder.standins import Forward, application, filled, fresh_leaf
-from reroll.capture.recorder.watch import SizeWatch, States, Versions
+from reroll.capture.recorder.watch import SizeWatch, States, Versions, unnoted
 from reroll.errors import CaptureError
 from reroll.graph.effects import draws
 from reroll.graph.inplace import STATISTICS, updated_places
@@ -36,6 +36,7 @@ from reroll.graph.private import (
     any_autocast,
     applied_functions,
     is_higher_order,
+    is_of_users,
     map_aggregate,
     set_grad_enabled,
     storage_id,
@@ -332,7 +333,8 @@ class GraphRecorder(TorchFunctionMode):
         before = [(value, version_of(value)) for value in operands if not value.is_inference()]
         self.calling, self.settled = True, self.dependence.constant.issuperset(node.all_input_nodes)
         try:
-            result = run()
+            with unnoted() if is_of_users(call.target) else nullcontext():
+                result = run()
         except BaseException:
             self.graph.erase_node(node)
             raise

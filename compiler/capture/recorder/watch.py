@@ -7,13 +7,30 @@ the state of the random numbers. They are found by their traces: the versions an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from reroll.graph.private import Watching, storage_id, version_of
+
+
+@contextmanager
+def unnoted() -> Iterator[None]:
+    """Inside, nobody is told which code runs: that of an operator, which a graph calls as a whole."""
+    before = sys.getprofile()
+    if not callable(before):
+        yield
+        return
+    sys.setprofile(None)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
 
 _SIZED, _SHOWING = torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output
 
