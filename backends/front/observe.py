@@ -565,12 +565,20 @@ def _held_in(content: Mapping[Any, Any]) -> Iterator[tuple[Place, torch.Tensor]]
 
 
 @contextmanager
-def looked_at(model: Callable[..., Any], call: Call, untouched: frozenset[int], *, parameters: bool) -> Iterator[State]:
-    """Put back what the model changes; ``untouched`` are tensors that it is known not to change.
+def looked_at(
+    model: Callable[..., Any],
+    call: Call,
+    untouched: frozenset[int],
+    *,
+    parameters: bool,
+    ran: Sequence[types.FunctionType] = (),
+) -> Iterator[State]:
+    """Put back what the model changes; ``untouched`` are tensors that it is known not to change, ``ran`` functions of
+    which is known that they run in it.
 
     Raises UnsupportedError if it changes a parameter, or speaks with other processes.
     """
-    state = State.of(model, call.args, call.kwargs, parameters=parameters, untouched=untouched)
+    state = State.of(model, call.args, call.kwargs, parameters=parameters, untouched=untouched, ran=ran)
     try:
         with random_numbers_kept(), in_silence(), parametrized_anew():
             yield state

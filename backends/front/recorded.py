@@ -17,13 +17,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from reroll.backends.front.arguments import Call, first_steps, repeated, token
 from reroll.backends.front.entries import RUNNING, Running, new_backend
 from reroll.backends.front.families import forget
 from reroll.backends.front.held.keys import plain
 from reroll.backends.front.held.names import Assigned
+from reroll.backends.front.held.ran import Ran
 from reroll.backends.front.held.state import Change, State
 from reroll.backends.front.observe import line_that_leaves, looked_at, refuse_sparse
 from reroll.backends.runtime.randomness import numpy_state
@@ -34,6 +35,7 @@ from reroll.graph.nested import leaves_of, like, opened, with_leaves
 from reroll.graph.private import saved_as_it_is
 
 _RECORDINGS = 64
+_RUNS = 4  # of a record, of which each may show code that is new
 _SOME = 2  # numbers in a call that are worth a word where they change
 
 
@@ -137,12 +139,28 @@ class Recorded:
         )
 
     def _record(self, running: Running) -> Recording:
-        """Run the model on the first steps of a call, and hand the graph of it to the backend."""
+        """Run the model on the first steps of a call, and hand the graph of it to the backend. Where code ran that was
+        not known of, it runs once more: what that code names has places among the operands, too."""
         refuse_sparse(self.model, running.call)
+        ran = running.front.reach.ran
+        for attempt in range(1, _RUNS + 1):
+            known = len(ran.functions)
+            try:
+                module, made = self._recorded(running, ran)
+            except Unrecordable:
+                if attempt == _RUNS or len(ran.functions) == known:
+                    raise
+            else:
+                if len(ran.functions) == known:
+                    break
+        return made(new_backend()(module, []))
+
+    def _recorded(self, running: Running, ran: Ran) -> tuple[fx.GraphModule, Callable[..., Recording]]:
+        """The graph of one run, and what makes a recording of what the backend gives for it."""
         call, _ = running.call.resized(running.steps, token_of_values)
-        with looked_at(self.model, call, frozenset(), parameters=True) as state:
+        with looked_at(self.model, call, frozenset(), parameters=True, ran=ran.functions) as state:
             recorder = GraphRecorder([value for value, _, _ in state.tensors], self.functions)
-            with running.front.reach.ran.noting():
+            with ran.noting():
                 result = self._run(recorder, call)
             _check_names(state.assigned)
             changes = tuple(change for change in state.changes() if not _same(change))
@@ -154,15 +172,15 @@ class Recorded:
                 skeleton.append(with_leaves(partial(_place_apart, results), change.value))
             module, read, sizes = recorder.finish(results)
         changed = tuple((change.owner, change.key) for change in changes)
-        return Recording(
-            new_backend()(module, []),
-            read,
-            skeleton,
-            changed,
-            self._applied(),
-            sizes,
-            recorder.cleared,
-            tuple(recorder.asked),
+        return module, partial(
+            Recording,
+            read=read,
+            skeleton=skeleton,
+            changed=changed,
+            applied=self._applied(),
+            sizes=sizes,
+            cleared=recorder.cleared,
+            asked=tuple(recorder.asked),
         )
 
     def _unrecordable(self, running: Running, change: Change) -> Unrecordable:
