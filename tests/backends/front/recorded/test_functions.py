@@ -1,13 +1,15 @@
-"""Functions with a gradient of their own that do more than operations on their operands: what a record tells of them."""
+"""Functions with a gradient of their own that do more than operate on their operands, and what a record holds of them."""
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import reroll
 from recorded_networks import agree, twins
 
 pytestmark = [pytest.mark.usefixtures("double_precision"), pytest.mark.filterwarnings("ignore::reroll.RerollWarning")]
@@ -84,6 +86,41 @@ class Begun(Loop):
             (h,) = self.function.apply(0.1, 2.0, torch.tanh(self.fc(x) + 0.9 * h))
             rows.append(h)
         return torch.stack(rows)
+
+
+class Spike(Behind):
+    """Is told by its operations."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return (x > 0).to(x.dtype) * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+class Beside(Loop):
+    """Reads an argument that has no time."""
+
+    def forward(self, x_TBI: Tensor, bank_NI: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x_TBI + bank_NI.mean(0))
+
+
+def held_bytes() -> int:
+    """The bytes of all tensors."""
+    gc.collect()
+    found = [each for each in gc.get_objects() if type(each) in (Tensor, nn.Parameter) and each.device.type == "cpu"]
+    return sum({each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in found}.values())
+
+
+def test_a_record_holds_no_values_of_arguments_or_of_the_run_that_it_was_made_in() -> None:
+    run, x_TBI = reroll.compile(Beside(Spike), time_dim={"x_TBI": 0}, lowering="eager"), torch.randn(20, 300, 4)
+    before, batch_nbytes = held_bytes(), x_TBI[0].nbytes
+    for rows in (1_000, 1_001):
+        run(x_TBI, torch.randn(rows, 4)).sum().backward()
+    gradients = sum(each.nbytes for each in run.parameters())
+    assert held_bytes() - before - gradients < batch_nbytes
 
 
 @pytest.mark.parametrize("function", [Weighted, Behind, Bound])
