@@ -1,4 +1,4 @@
-"""Functions with a gradient of their own that do more than operate on their operands, and what a record holds of them."""
+"""Functions with a gradient of their own: what a record tells of them, and what it holds."""
 
 from __future__ import annotations
 
