@@ -33,7 +33,6 @@ from reroll.backends.front.turns import between_turns
 from reroll.backends.progress import hinting
 from reroll.capture.lengths.align import NeverError
 from reroll.capture.lengths.instantiate import TooShortError
-from reroll.capture.lengths.pattern import Pattern
 from reroll.capture.recorder.graph import Unrecordable
 from reroll.errors import LengthError, UnsupportedError
 from reroll.planning.options import Options
@@ -344,7 +343,7 @@ class Entry:
         if observed is None or observed.pattern.lengths in running.unusable:
             alike = [each.observed for each in self.observed.values() if each.key.value[0] == places]
             patterns = [each.pattern for each in alike if each.pattern.lengths not in running.unusable]
-            observed = self._followed(running, [*dict.fromkeys(patterns)])
+            observed = observe(running.front.model, running.call, [*dict.fromkeys(patterns)], running.unusable)
         if known is None or known.observed is not observed:
             self.observed[key] = Known(key, observed)
         elif running.proving is None:
@@ -352,18 +351,6 @@ class Entry:
             self._look_again(running, known)
         self.observed.move_to_end(key)
         forget(self.observed, LENGTHS)
-        return observed
-
-    def _followed(self, running: Running, patterns: Sequence[Pattern]) -> Observed:
-        """A pattern that a call follows. What ran late in it reads more than a record of a few steps has read, which is
-        part of the key from now on: the model is tried anew then."""
-        ran = running.front.reach.ran
-        known = len(ran.functions)
-        with ran.noting():
-            observed = observe(running.front.model, running.call, patterns, running.unusable)
-        if len(ran.functions) > known:
-            running.observed = observed
-            raise Unwound(Misfit(observed.pattern.lengths[-1]))
         return observed
 
     def _look_again(self, running: Running, known: Known) -> None:

@@ -7,7 +7,6 @@ import functools
 import pstats
 import sys
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 import reroll
 from reroll.backends.front.held.reach import Reach
 from reroll.backends.front.observe import departure
-from reroll.errors import LengthError, ProofError, RerollWarning
+from reroll.errors import ProofError, RerollWarning
 
 H = 4
 GAIN = {"of a global": 0.5}
@@ -148,45 +147,3 @@ def test_a_profiler_goes_on() -> None:
     finally:
         sys.setprofile(None)
     assert seen
-
-
-LIBRARY = """
-import late_settings
-
-class Late:
-    def at(self, t):
-        return self.later() if t > 20 else 1.0
-
-    def later(self):
-        return read()
-
-def read():
-    return late_settings.FACTOR
-"""
-
-
-def test_what_a_library_reads_late_in_a_sequence_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record of a few steps does not run that code; the look at the whole sequence does."""
-    library, settings = (ModuleType(name) for name in ("late_library", "late_settings"))
-    for each in (library, settings):
-        each.__file__ = f"/somewhere/site-packages/{each.__name__}.py"
-        monkeypatch.setitem(sys.modules, each.__name__, each)
-    settings.FACTOR = 1.0  # type: ignore[attr-defined]
-    exec(compile(LIBRARY, str(library.__file__), "exec"), vars(library))
-    late = library.Late()
-
-    class Model(Read):
-        def forward(self, x_TBH: Tensor, scale: float = 1.0) -> Tensor:
-            h_BH = torch.zeros_like(x_TBH[0])
-            for t in range(x_TBH.shape[0]):
-                h_BH = torch.tanh(self.cell(h_BH) + x_TBH[t]) * late.at(t)
-            return h_BH
-
-    model = Model()
-    run = compiled(model)
-    for _ in range(4):
-        x = data(40)
-        torch.testing.assert_close(run(x), model(x))
-    settings.FACTOR = 0.5  # type: ignore[attr-defined]
-    with pytest.raises(LengthError, match="changes with the steps"):
-        run(data(40))
