@@ -30,7 +30,7 @@ from reroll.capture.recorder.standins import Forward, application, filled, fresh
 from reroll.capture.recorder.watch import SizeWatch, States, Versions
 from reroll.errors import CaptureError
 from reroll.graph.effects import draws
-from reroll.graph.fakes import FakeTensorMode, new_fake_mode
+from reroll.graph.fakes import new_fake_mode
 from reroll.graph.inplace import STATISTICS, updated_places
 from reroll.graph.inplace import operand as operand_at
 from reroll.graph.lines import user_line, user_trace
@@ -425,7 +425,7 @@ def _is_object(value: Any) -> bool:
     return not isinstance(value, (Tensor, slice, tuple, list, Mapping, np.generic, *_LITERALS))
 
 
-def _example(mode: FakeTensorMode, value: Any, leaf: bool = False) -> Any:
+def _example(mode: Any, value: Any, leaf: bool = False) -> Any:
     """An example without values and without autograd's record of it, which would keep both alive; tensors that share
     memory have examples that do."""
     if not isinstance(value, Tensor) or isinstance(value, nn.Parameter):
