@@ -78,6 +78,7 @@ from reroll.backends.processes.sharded import sharded_inside
 from reroll.capture.lengths.align import NeverError, TransformError
 from reroll.capture.lengths.instantiate import TooShortError
 from reroll.capture.lengths.template import ADVICE
+from reroll.capture.recorder.graph import Unrecordable
 from reroll.capture.recorder.ragged import LONGEST
 from reroll.errors import LengthError, OptionError, UnsupportedError, warn
 from reroll.graph.nested import tensors_of
@@ -545,6 +546,8 @@ class Caller:
         """Trace the other lengths of the call's pattern."""
         try:
             running.steps = running.steps if entry.trace(running) else self.steps
+        except Unrecordable as error:
+            self._other(running, error)
         except TransformError as error:
             if _is_recorded(running.front) or running.failed:
                 raise LengthError(str(error)) from None

@@ -59,6 +59,8 @@ _TOO_LONG = (
     "No pattern of the steps was found in short runs of a million operations, and no more were made. Use "
     "torch.compile(backend='reroll') for this model."
 )
+NOT_AN_OPERAND = "convert all Tensors to FakeTensors"
+"""In what torch says where code that is traced reads a tensor of its own."""
 _TRANSFORMS = (
     "reroll.compile: the model uses torch.func transforms, which a run that checks it cannot follow. Use "
     "torch.compile(backend='reroll') for this model."
@@ -280,7 +282,7 @@ def _not_run(model: Callable[..., Any], call: Call, length: int, error: Exceptio
     _run_plainly(model, call)
     if "torch.func" in str(error) and "saved tensor hooks" in str(error):
         return UnsupportedError(_TRANSFORMS)
-    if isinstance(error, AssertionError) and "convert all Tensors to FakeTensors" in str(error):
+    if isinstance(error, AssertionError) and NOT_AN_OPERAND in str(error):
         return UnsupportedError(_COND)
     return LengthError(
         f"The model cannot be run on {length} steps: {type(error).__name__}: {error}. If these are no steps, "

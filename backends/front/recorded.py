@@ -26,7 +26,7 @@ from reroll.backends.front.held.keys import plain
 from reroll.backends.front.held.names import Assigned
 from reroll.backends.front.held.ran import Ran
 from reroll.backends.front.held.state import Change, State
-from reroll.backends.front.observe import line_that_leaves, looked_at, refuse_sparse
+from reroll.backends.front.observe import NOT_AN_OPERAND, line_that_leaves, looked_at, refuse_sparse
 from reroll.backends.runtime.randomness import numpy_state
 from reroll.capture.recorder.graph import GraphRecorder, Unrecordable
 from reroll.capture.recorder.identity import by_value, fingerprint
@@ -119,7 +119,15 @@ class Recorded:
             self.recordings[key] = recording
             forget(self.recordings, _RECORDINGS)
         self.recordings.move_to_end(key)
-        return self.recordings[key].replay(state)
+        try:
+            return self.recordings[key].replay(state)
+        except AssertionError as error:
+            if NOT_AN_OPERAND not in str(error):
+                raise
+            raise Unrecordable(
+                "The model applies an autograd.Function whose forward or backward reads a tensor that is none of its "
+                "operands (a global, an attribute of a module), which a record of its operations does not tell."
+            ) from error
 
     @property
     def asked(self) -> list[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from reroll.capture.recorder.standins import Forward, application, filled, fresh
 from reroll.capture.recorder.watch import SizeWatch, States, Versions, unnoted
 from reroll.errors import CaptureError
 from reroll.graph.effects import draws
+from reroll.graph.fakes import new_fake_mode
 from reroll.graph.inplace import STATISTICS, updated_places
 from reroll.graph.inplace import operand as operand_at
 from reroll.graph.lines import user_line, user_trace
@@ -105,12 +107,16 @@ class GraphRecorder(TorchFunctionMode):
         sizes = {index: self.numbers[node] for index, node in enumerate(self.inputs) if node in self.numbers}
         given = self.operand(tuple(results))
         self.graph.output((*given, *map(self._stacked, self.asked.values())))
+        mode = new_fake_mode()
         for node in self.graph.nodes:
             value = node.meta.get("example_value")
             if node.op == "placeholder":
-                node.meta["example_value"] = _example(value, value.is_leaf)
+                node.meta["example_value"] = _example(mode, value, value.is_leaf)
             else:
-                node.meta["example_value"] = map_aggregate(value, _example)
+                node.meta["example_value"] = map_aggregate(value, partial(_example, mode))
+            forward = node.meta.get("forward")
+            for each in forward.graph.nodes if forward is not None else ():
+                each.meta["example_value"] = _example(mode, each.meta.get("example_value"), leaf=True)
         read = [index for index, node in enumerate(self.inputs) if node.users]
         for node in self.inputs:
             if not node.users:
@@ -421,12 +427,13 @@ def _is_object(value: Any) -> bool:
     return not isinstance(value, (Tensor, slice, tuple, list, Mapping, np.generic, *_LITERALS))
 
 
-def _example(value: Any, leaf: bool = False) -> Any:
-    """An example in the same memory without autograd's record of it, which would keep what made it alive."""
+def _example(mode: Any, value: Any, leaf: bool = False) -> Any:
+    """An example without values and without autograd's record of it, which would keep both alive; tensors that share
+    memory have examples that do."""
     if not isinstance(value, Tensor) or isinstance(value, nn.Parameter):
         return value
-    made = value.detach().requires_grad_(value.requires_grad)
+    made = mode.from_tensor(value.detach()).requires_grad_(value.requires_grad)
     if leaf or not value.requires_grad:
         return made
-    with torch.enable_grad():
+    with mode, torch.enable_grad():
         return made.view_as(made)

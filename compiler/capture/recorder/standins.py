@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from reroll.capture.recorder.spelling import spelled
+from reroll.capture.recorder.spelling import METADATA, spelled
 from reroll.graph.nested import with_leaves
 
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
@@ -28,26 +28,33 @@ def fresh_leaf(value: Tensor) -> Tensor:
 class Forward:
     """The operations of the forward of an ``autograd.Function``, as they run, for what is asked about its result.
 
-    What it gives otherwise than by operations on its operands, an input of its own stands for.
+    What it gives otherwise than by operations on its operands, an input of its own stands for. Operations that give no
+    tensor (an assignment to a part, several tensors, one updated by an operator of the user's) are not told: ``whole``
+    says whether there was none.
     """
 
     def __init__(self, operands: Sequence[Any]) -> None:
-        self.graph = fx.Graph()
+        self.graph, self.whole = fx.Graph(), True
         self._known = dict[int, tuple[Tensor, fx.Node]]()
         for each in operands:
             self._node(each)
 
     def note(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """One operation and what it gives."""
+        if function in METADATA:
+            return
         call = spelled(function, tuple(args), dict(kwargs))
         if call is None or not isinstance(result, Tensor):
+            self.whole = False
             return
         node = self.graph.create_node(call.op, call.target, *with_leaves(self._node, (call.args, call.kwargs)))
         node.meta["example_value"] = result.detach()
         self._known[id(result)] = result, node
 
-    def ended(self, result: Any) -> fx.GraphModule:
-        """The graph whose result that of the forward is."""
+    def ended(self, result: Any) -> fx.GraphModule | None:
+        """The graph whose result that of the forward is; None where an operation is missing in it."""
+        if not self.whole:
+            return None
         self.graph.output(with_leaves(self._node, result))
         return fx.GraphModule(nn.Module(), self.graph)
 

@@ -275,6 +275,22 @@ def test_dynamo_reads_what_cannot_be_recorded(body: str) -> None:
     assert recorded.call_count == 1
 
 
+def test_dynamo_reads_what_cannot_be_recorded_at_another_length() -> None:
+    net, twin, run = twins(Net(networks.last))
+    record, tried = Recorded._record, list[int]()
+
+    def at_one_length(self: Recorded, running: Any) -> Any:
+        tried.append(running.steps)
+        if running.steps == 7:
+            raise Unrecordable("not of seven steps")
+        return record(self, running)
+
+    with mock.patch.object(Recorded, "_record", at_one_length):
+        for steps in (37, 14):
+            agree(net, twin, run, torch.randn(steps, 3, I), recorded=False)
+    assert tried == [9, 6, 7]
+
+
 class Steep(Flat):
     """It names itself, and its slope is set from outside."""
 
