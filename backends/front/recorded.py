@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import random
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from reroll.backends.front.arguments import Call, first_steps, repeated, token
 from reroll.backends.front.entries import RUNNING, Running, new_backend
@@ -29,7 +30,7 @@ from reroll.backends.front.held.state import Change, State
 from reroll.backends.front.observe import NOT_AN_OPERAND, line_that_leaves, looked_at, refuse_sparse
 from reroll.backends.runtime.randomness import numpy_state
 from reroll.capture.recorder.graph import GraphRecorder, Unrecordable
-from reroll.capture.recorder.identity import by_value, fingerprint
+from reroll.capture.recorder.identity import by_value, fingerprint, is_a
 from reroll.errors import UnsupportedError, warn
 from reroll.graph.nested import leaves_of, like, opened, with_leaves
 from reroll.graph.private import saved_as_it_is
@@ -167,7 +168,8 @@ class Recorded:
         """The graph of one run, and what makes a recording of what the backend gives for it."""
         call, _ = running.call.resized(running.steps, token_of_values)
         with looked_at(self.model, call, frozenset(), parameters=True, ran=ran.functions) as state:
-            recorder = GraphRecorder([value for value, _, _ in state.tensors], self.functions)
+            outside = [value for value, _, _ in state.tensors]
+            recorder = GraphRecorder(outside, self.functions, self._names(call))
             with ran.noting():
                 result = self._run(recorder, call)
             _check_names(state.assigned)
@@ -190,6 +192,14 @@ class Recorded:
             cleared=recorder.cleared,
             asked=tuple(recorder.asked),
         )
+
+    def _names(self, call: Call) -> dict[int, str]:
+        """What a person calls the tensors that a graph reads, by identity: paths in the model, names of arguments."""
+        owner: Any = getattr(self.model, "__self__", self.model)
+        held = [*owner.named_parameters(), *owner.named_buffers()] if is_a(owner, nn.Module) else []
+        return {id(value): _identifier(name) for name, value in held} | {
+            number: _identifier(name) for number, name in call.names().items()
+        }
 
     def _unrecordable(self, running: Running, change: Change) -> Unrecordable:
         line = line_that_leaves(self.model, running.call, lambda each: each.name == change.name)
@@ -246,6 +256,10 @@ def token_of_values(value: Tensor, dim: int, length: int) -> Tensor:
             memory, values = memory.narrow(same, 0, 1), values.narrow(same, 0, 1)
         memory.copy_(values)
     return made
+
+
+def _identifier(name: str) -> str:
+    return re.sub(r"\W+", "_", name).strip("_") or "value"
 
 
 def _place(results: list[Any], known: dict[int, Given], leaf: Any) -> Given:

@@ -60,11 +60,16 @@ class Unrecordable(CaptureError):
 class GraphRecorder(TorchFunctionMode):
     """Writes the operations that run under it into ``graph``.
 
-    outside: all tensors that may be read without having been made here. functions: what stands in a graph for the
-    application of each ``autograd.Function``, the same in every graph of a model.
+    outside: all tensors that may be read without having been made here, with ``names`` by their identity. functions:
+    what stands in a graph for the application of each ``autograd.Function``, the same in every graph of a model.
     """
 
-    def __init__(self, outside: Sequence[Tensor], functions: dict[Any, Callable[..., Any]]) -> None:
+    def __init__(
+        self,
+        outside: Sequence[Tensor],
+        functions: dict[Any, Callable[..., Any]],
+        names: Mapping[int, str] | None = None,
+    ) -> None:
         super().__init__()
         self.graph, self.functions = fx.Graph(), functions
         self.known: dict[int, tuple[Tensor, fx.Node]] = {}
@@ -79,7 +84,7 @@ class GraphRecorder(TorchFunctionMode):
         self.refusal: Unrecordable | None = None
         self.forward: Forward | None = None
         for index, value in enumerate(outside):
-            node = self.graph.placeholder(f"outside_{index}")
+            node = self.graph.placeholder((names or {}).get(id(value), f"outside_{index}"))
             node.meta["example_value"] = value
             self.known[id(value)] = value, node
             self.versions.note([value])

@@ -75,5 +75,11 @@ def application(function: Any, objects: Mapping[int, Any]) -> Callable[..., Any]
         count = len(args) + len(objects)
         return function.apply(*(objects[n] if n in objects else next(rest) for n in range(count)), **kwargs)
 
+    apply.reroll_application = function  # type: ignore[attr-defined]
     apply.__name__ = apply.__qualname__ = f"{function.__name__}_apply"
     return apply
+
+
+def is_application(target: Any) -> bool:
+    """Whether a node's target applies an ``autograd.Function`` as a whole."""
+    return hasattr(target, "reroll_application")

@@ -15,6 +15,7 @@ import reroll
 from reroll.errors import UnsupportedError
 from reroll.planning.options import Options
 from reroll.report.repro import parts
+from reroll.report.repro.functions import with_operations
 from reroll.report.repro.loop_source import LoopSource, modes, value_text
 from reroll.report.repro.source import Source, value_of
 
@@ -180,7 +181,7 @@ def _stage(graph: fx.GraphModule, name: str, title: str, around: Sequence[str]) 
     cannot say it."""
     source = Source()
     try:
-        arguments = source.function(graph, "run", title)
+        arguments = source.function(with_operations(graph), "run", title)
     except UnsupportedError as error:
         return f'"""{title}\n\nIt does not run: {error}\n\n{graph.graph}\n"""\n'
     inputs = graph.graph.find_nodes(op="placeholder")

@@ -15,6 +15,7 @@ from torch import Tensor, fx
 
 from reroll.recurrence import Items, Numbers, PerStep, Recurrence, Slices
 from reroll.report.listing import source_line
+from reroll.report.repro.functions import with_operations
 from reroll.report.repro.source import Source, value_of
 
 _INDEXED = ("embedding", "one_hot", "nll_loss", "cross_entropy")
@@ -33,7 +34,7 @@ class LoopSource:
     def __post_init__(self) -> None:
         step = f"step_{self.name.lower()}"
         about = "One step: carries, what it reads at each step, what stays the same -> next carries, rows of outputs."
-        object.__setattr__(self, "arguments", self.source.function(self.recurrence.step, step, about))
+        object.__setattr__(self, "arguments", self.source.function(with_operations(self.recurrence.step), step, about))
 
     @property
     def text(self) -> str:
