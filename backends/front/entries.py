@@ -9,6 +9,7 @@ of the call: the attempt ends, and says in what state (``Outcome``).
 
 from __future__ import annotations
 
+import logging
 import random
 import weakref
 from collections import OrderedDict
@@ -34,9 +35,10 @@ from reroll.backends.progress import hinting
 from reroll.capture.lengths.align import NeverError
 from reroll.capture.lengths.instantiate import TooShortError
 from reroll.capture.recorder.graph import Unrecordable
-from reroll.errors import LengthError, UnsupportedError
+from reroll.errors import LengthError, UnsupportedError, is_shortage
 from reroll.planning.options import Options
 
+LOG = logging.getLogger(__name__)
 _WORDS = 50_000  # parts of keys that are looked for again
 _SKIPPED = "found no compiled frames"  # in what torch raises with fullgraph=True
 
@@ -358,8 +360,14 @@ class Entry:
     def _look_again(self, running: Running, known: Known) -> None:
         """See at the 2nd, 4th, 8th call of a key whether the model still does what was observed."""
         seldom = known.calls & (known.calls - 1) == 0
-        if seldom and not (self.draws or is_aside() or running.front.options.proof == "never"):
+        if not seldom or self.draws or is_aside() or running.front.options.proof == "never":
+            return
+        try:
             running.departed = departure(running.front.model, running.call, known.observed)
+        except Exception as error:
+            if not is_shortage(error):
+                raise
+            LOG.info("not looked at again: %s", error)  # the call itself holds less
 
     def _shared(self, held: Any, depth: int = 3) -> Any:
         """A key whose parts are one object with the equal ones of other keys: most differ in a few shapes."""

@@ -31,7 +31,7 @@ from reroll.backends.front.observe import NOT_AN_OPERAND, line_that_leaves, look
 from reroll.backends.runtime.randomness import numpy_state
 from reroll.capture.recorder.graph import GraphRecorder, Unrecordable
 from reroll.capture.recorder.identity import by_value, fingerprint, is_a
-from reroll.errors import UnsupportedError, warn
+from reroll.errors import UnsupportedError, is_shortage, warn
 from reroll.graph.nested import leaves_of, like, opened, with_leaves
 from reroll.graph.private import saved_as_it_is
 
@@ -224,6 +224,8 @@ class Recorded:
         except Unrecordable:
             raise
         except Exception as error:
+            if is_shortage(error):
+                raise  # the next call may have more memory
             raise Unrecordable(f"The model raised {type(error).__name__} in a run that records it: {error}") from error
         if console.getvalue():
             raise Unrecordable("The model prints, which a record of its operations does not tell.")

@@ -174,3 +174,13 @@ def test_what_is_called_when_python_collects_is_nothing_of_the_models() -> None:
         gc.callbacks.remove(counted)
     assert recordings(run) == 1
     assert COLLECTED[0] > 0
+
+
+def test_a_look_for_which_there_is_no_memory_is_left_out() -> None:
+    model = Read()
+    run = compiled(model)
+    with mock.patch("reroll.backends.front.entries.departure", side_effect=MemoryError) as looks:
+        for _ in range(4):
+            x = data()
+            torch.testing.assert_close(run(x), model(x))
+    assert looks.call_count == 2
