@@ -73,7 +73,8 @@ class State:
     they stand for. bare: tensors and functions without attributes. called: functions of torch's and Python's, named by
     code. hidden: objects whose state is in no attribute.
     code: the functions and classes that were reached, which name globals and hold attributes, and modules that objects
-    hold; spaces: where their names stand. assigned: what stood there, if values are noted. reached: everything that may
+    hold; spaces: where their names stand. assigned: what stood there, if values are noted. by_ran: whether
+    what is walked is named by code that ran, and perhaps by nothing of the user's. reached: everything that may
     lead further.
     """
 
@@ -94,6 +95,7 @@ class State:
     classes: set[type] = field(default_factory=set)
     spaces: Spaces = field(default_factory=Spaces)
     assigned: Assigned | None = None
+    by_ran: bool = False
     reached: list[Any] = field(default_factory=list)
 
     @classmethod
@@ -139,7 +141,7 @@ class State:
         part = State(self.parameters, self.values, classes={*self.classes})
         for code in chain(self.code, part.code):  # grows
             part.walk(part._note_names(part.spaces.named_by(code)), seen)
-        followed = len(part.code)
+        followed, part.by_ran = len(part.code), True
         part.walk(part._note_names(part.spaces.read_by(ran)), seen)
         more = [each for each in part.code[followed:] if isinstance(each, type)]
         part.walk(part._note_names(part.spaces.read_in(more)), seen)
@@ -170,6 +172,8 @@ class State:
         elif self.values and (found := hidden_in(value)):
             self.hidden.append(found)
         elif any("__next__" in vars(kind) for kind in type(value).__mro__) and not is_a(value, io.IOBase):
+            if self.by_ran:
+                return ()  # a library's, such as one that counts what was made: known by which object it is
             raise UnsupportedError(
                 f"reroll.compile: the model keeps an iterator ({type(value).__name__}), whose state cannot be put back "
                 "after a look at the model. Keep a number or a list instead."
