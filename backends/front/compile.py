@@ -516,7 +516,7 @@ class Caller:
             outcome = alike.attempt()
             if not isinstance(outcome, Ran):
                 raise UnsupportedError(
-                    "Dynamo reads the model anew for copies of the inputs, such as of expanded ones."
+                    "The model is looked at anew for copies of the inputs, such as of expanded ones."
                 )
             return _result(alike)
 
