@@ -28,6 +28,7 @@ from reroll.backends.construct.share import SHARE
 from reroll.backends.construct.stages.seen import (
     NOISES,
     SHORT,
+    Difference,
     Seen,
     compared,
     following,
@@ -199,20 +200,7 @@ class Proof:
             left, error = compared(expected, near, None, self.rounding)
             differences = [each for each in differences if each.name in {other.name for other in left}]
         if differences:
-            others = f" ({len(differences) - 1} more differ)" if len(differences) > 1 else ""
-            if self.departed:
-                raise ProofError(
-                    f"{OTHERWISE} {self.departed} So the program does not give what torch gives for this call: "
-                    f"{differences[0]}{others}. Nothing was changed by this call; earlier ones may have come after the "
-                    "change. Keep what the forward reads in attributes of the model, in its arguments or in globals "
-                    "that its code names; or compile the model anew after a change."
-                )
-            raise ProofError(
-                f"The compiled program does not give what torch gives for this call: {differences[0]}{others}. Its "
-                f"loops are at {self.where}. Nothing was changed by this call. This is a defect of reroll, or a pass "
-                "or operator of yours that is not what it says: reroll.explain(model, *inputs).save(folder) writes a "
-                "repro. Use the plain model until it is mended; proof='never' lets the program run all the same."
-            )
+            raise self._error(differences)
         if trials.differs:
             raise ProofError(f"{not_reproduced(trials)} Nothing was changed by this call. {_REMEDY}")
         what = "values and gradients" if expected.gradients else "values"
@@ -221,6 +209,23 @@ class Proof:
         if self.how == "first":
             self.made, self.compiled = None, ()
         LOG.info("proved at %s: %s, off by %.0e at most, in %.2f CPU s", self.where, what, error, self.proved.seconds)
+
+    def _error(self, differences: Sequence[Difference]) -> ProofError:
+        """What is said where a program does not give what torch gives."""
+        others = f" ({len(differences) - 1} more differ)" if len(differences) > 1 else ""
+        if self.departed:
+            return ProofError(
+                f"{OTHERWISE} {self.departed} So the program does not give what torch gives for this call: "
+                f"{differences[0]}{others}. Nothing was changed by this call; earlier ones may have come after the "
+                "change. Keep what the forward reads in attributes of the model, in its arguments or in globals that "
+                "its code names; or compile the model anew after a change."
+            )
+        return ProofError(
+            f"The compiled program does not give what torch gives for this call: {differences[0]}{others}. Its loops "
+            f"are at {self.where}. Nothing was changed by this call. This is a defect of reroll, or a pass or operator "
+            "of yours that is not what it says: reroll.explain(model, *inputs).save(folder) writes a repro. Use the "
+            "plain model until it is mended; proof='never' lets the program run all the same."
+        )
 
     def _without_noise(self, reference: Callable[[], Seen], expected: Seen, shown: Seen) -> Seen:
         """What a program shows, without what noise of some roundings explains: a decision of the model (whether a
