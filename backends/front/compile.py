@@ -94,7 +94,7 @@ _WITHIN = (
     "call and begins another one after it; leave out fullgraph=True, or compile only what is around the model"
 )
 _NO_NAME = "failed to find name"  # what torch says of a global that is not there
-_USUAL, _ATTEMPTS = 12, 100  # more than a call takes, and than patterns that are tried for one, by far
+_USUAL, _ATTEMPTS = 50, 100  # more than a call with many patterns takes, and more by far
 
 
 class WithLoss(Protocol):
