@@ -49,7 +49,7 @@ def holds_attributes(kind: type) -> bool:
 def reads_settings(module: object) -> bool:
     """Whether code of a module of this name may read settings: a user's, a library's, or that of torch's modules."""
     name = _text(module)
-    return f"{name}.".startswith("torch.nn.") or (_is_users(name) and not _is_pythons(name))
+    return f"{name}.".startswith("torch.nn.") or (bool(name) and _is_users(name) and not _is_pythons(name))
 
 
 def is_installed(code: Code) -> bool:

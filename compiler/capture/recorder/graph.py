@@ -120,7 +120,7 @@ class GraphRecorder(TorchFunctionMode):
             else:
                 node.meta["example_value"] = map_aggregate(value, partial(_example, mode))
             forward = node.meta.get("forward")
-            for each in forward.graph.nodes if forward is not None else ():
+            for each in forward.nodes if forward is not None else ():
                 each.meta["example_value"] = _example(mode, each.meta.get("example_value"), leaf=True)
         read = [index for index, node in enumerate(self.inputs) if node.users]
         for node in self.inputs:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from reroll.capture.recorder.spelling import METADATA, spelled
 from reroll.graph.nested import with_leaves
@@ -51,12 +51,12 @@ class Forward:
         node.meta["example_value"] = result.detach()
         self._known[id(result)] = result, node
 
-    def ended(self, result: Any) -> fx.GraphModule | None:
+    def ended(self, result: Any) -> fx.Graph | None:
         """The graph whose result that of the forward is; None where an operation is missing in it."""
         if not self.whole:
             return None
         self.graph.output(with_leaves(self._node, result))
-        return fx.GraphModule(nn.Module(), self.graph)
+        return self.graph
 
     def _node(self, value: Any) -> Any:
         if not isinstance(value, Tensor):

@@ -213,11 +213,11 @@ def forward_of(module: torch.nn.Module, call: fx.Node) -> tuple[list[fx.Node], l
     operation's; None if a call is none of such a function. Dynamo gives it among the operands, a record beside."""
     applied: Any = call.args[0] if spelled(call) == "autograd_function_apply" and call.args else None
     given = isinstance(applied, fx.Node) and applied.op == "get_attr"
-    body = attribute(module, applied) if given else call.meta.get("forward")
-    if not isinstance(body, fx.GraphModule):
+    body = getattr(attribute(module, applied), "graph", None) if given else call.meta.get("forward")
+    if not isinstance(body, fx.Graph):
         return None
-    operands, found = body.graph.find_nodes(op="placeholder"), body.graph.output_node().args[0]
+    operands, found = body.find_nodes(op="placeholder"), body.output_node().args[0]
     while isinstance(found, tuple | list) and found:
         found = found[0]
-    own = [node for node in body.graph.nodes if node.op.startswith("call") and node.target is not set_grad_enabled]
+    own = [node for node in body.nodes if node.op.startswith("call") and node.target is not set_grad_enabled]
     return (list(operands), own) if own and found is own[-1] else None
