@@ -70,7 +70,7 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("proof", ["first", "never"])
-def test_state_settings_and_tables_of_a_library(library: tuple[Any, Any], proof: str) -> None:
+def test_state_settings_and_tables_of_a_library(library: tuple[Any, Any], proof: Any) -> None:
     """The state goes where it belongs, and a table that is changed, replaced or trained is that of the call."""
     nodes, kernels = library
     torch.manual_seed(0)
