@@ -80,7 +80,7 @@ from reroll.capture.lengths.instantiate import TooShortError
 from reroll.capture.lengths.template import ADVICE
 from reroll.capture.recorder.graph import Unrecordable
 from reroll.capture.recorder.ragged import LONGEST
-from reroll.errors import LengthError, OptionError, UnsupportedError, warn
+from reroll.errors import LengthError, OptionError, ProofError, UnsupportedError, warn
 from reroll.graph.nested import tensors_of
 from reroll.graph.private import in_transform, modes_of_functions
 from reroll.planning.options import Options, OptionsDict
@@ -333,6 +333,13 @@ class Caller:
             traced = torch.compile(model=self.model, backend=new_backend(), fullgraph=True, dynamic=False)
         return Front(self.model, traced, self.options)
 
+    def _anew(self, front: Front) -> Front:
+        """The same way to a graph, of which nothing is known yet."""
+        if _is_recorded(front):
+            return self._recorded()
+        self.read = self._read()
+        return self.read
+
     @torch.compiler.disable(reason=_WITHIN)  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result."""
@@ -483,10 +490,7 @@ class Caller:
                 self._prove(running, graph)
             case Stale():
                 LOG.debug("what the model reads has changed, though nothing says so: it is looked at anew")
-                if _is_recorded(running.front):
-                    running.front = self._recorded()
-                else:
-                    self.read = running.front = self._read()
+                running.front = self._anew(running.front)
                 running.observed = None
             case Untraced(entry):
                 LOG.debug("tracing the model at other lengths of the pattern of %d steps", running.steps)
@@ -523,7 +527,12 @@ class Caller:
         assert observed is not None
         untouched = frozenset() if observed.pattern.changes_inputs else frozenset(call.dims)
         shown = partial(shown_by, self.model, call, untouched, graph.proof, apart=leaves)
-        graph.proof.prove(lambda: shown(call.run, plainly=True), lambda run: shown(lambda _: compiled(run)))
+        try:
+            graph.proof.prove(lambda: shown(call.run, plainly=True), lambda run: shown(lambda _: compiled(run)))
+        except ProofError:
+            if running.departed:  # what is known of the model is of what it was: a later call looks at it anew
+                self.front = self._anew(running.front)
+            raise
         _say_departed(running, graph)
         if steps := graph.proof.fewer(call.length):
             self._prove_fewer(running, graph, steps)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from reroll.backends.construct.stages.seen import (
+    FOLLOWING,
     TOLERANCE,
     Difference,
     Seen,
@@ -152,7 +153,7 @@ class _Call:
         try:
             with random_numbers_kept():
                 result, grads = self._step(model)
-                seen.others["random numbers that follow"] = following()
+                seen.others[FOLLOWING] = following()
             note_result(seen, result)
             seen.gradients = dict(zip(self.leaves.values(), grads, strict=True))
             note_state(seen, state, self.leaves)

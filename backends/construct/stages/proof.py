@@ -26,6 +26,7 @@ from reroll.backends.construct.replan import Plans
 from reroll.backends.construct.several import plain_plan
 from reroll.backends.construct.share import SHARE
 from reroll.backends.construct.stages.seen import (
+    FOLLOWING,
     NOISES,
     SHORT,
     Difference,
@@ -57,7 +58,6 @@ _SPILLED = 8 << 30  # bytes of a tape that is written to a disk for a proof: a q
 OTHERWISE = (
     "The model does something else than when its program was made, and nothing that is compared between calls says so."
 )
-FOLLOWING = "random numbers that follow"
 _TRIES = 8
 _NO_ROOM = "there is no room for what torch saves for them"
 _REMEDY = (

@@ -18,6 +18,7 @@ from reroll.recurrence import Recurrence
 TOLERANCE = {torch.float64: 1e-10, torch.complex128: 1e-10, torch.float32: 1e-4, torch.complex64: 1e-4}
 """The largest difference that rounding explains, relative to the largest entry of a tensor; 0.02 of shorter numbers."""
 SHORT = 0.02
+FOLLOWING = "random numbers that follow"
 _ZERO = 1e-3
 """A gradient that is this small beside the largest is what rounding leaves of zero: it is measured by that."""
 

@@ -94,6 +94,8 @@ def test_what_a_key_misses_is_found_at_the_next_power_of_two(change: Any, calls:
         run(data())  # of the model as it was
     with pytest.raises(ProofError, match=r"does something else than when.*test_looked_again\.py"):
         run(data())
+    x = data()
+    torch.testing.assert_close(run(x), model(x))  # looked at anew
 
 
 def test_nothing_is_found_where_all_is_as_it_was() -> None:
