@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, fx
-
-from reroll.graph.private import storage_id
+from torch import fx
 
 
 @dataclass
@@ -22,25 +20,17 @@ class Dependence:
     constant: set[fx.Node] = field(default_factory=set)
     chance: set[fx.Node] = field(default_factory=set)
     updated: set[Any] = field(default_factory=set)
+    memory: dict[fx.Node, Any] = field(default_factory=dict)  # of each node that gives a tensor
 
     def note(self, node: fx.Node, updated: Sequence[fx.Node], unknown: bool = False) -> None:
         """Note an operation and what it updates in place; ``unknown``: it may make anything of constants."""
         read = node.all_input_nodes
         constant = not unknown and self.constant.issuperset(read)
-        memory = {storage_id(leaf.meta["example_value"]) for leaf in updated}
+        memory = {self.memory[leaf] for leaf in updated}
         self.updated |= memory
         if constant and not updated:
             self.constant.add(node)
         elif not updated and all(each in self.constant or each in self.chance for each in read):
             self.chance.add(node)
         elif updated and not constant:
-            self.constant = {each for each in self.constant if _is_apart(each, memory)}
-
-
-def _is_apart(node: fx.Node, memory: set[Any]) -> bool:
-    return memory.isdisjoint(storage_id(leaf.meta["example_value"]) for leaf in tensors_among([node]))
-
-
-def tensors_among(nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    """The nodes whose value is a tensor."""
-    return [node for node in nodes if isinstance(node.meta.get("example_value"), Tensor)]
+            self.constant = {each for each in self.constant if self.memory.get(each) not in memory}

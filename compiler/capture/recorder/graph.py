@@ -11,9 +11,9 @@ may be asked whether it is true: the graph gives it beside its results, to be co
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
-from reroll.capture.recorder.dependence import Dependence, tensors_among
+from reroll.capture.recorder.dependence import Dependence
 from reroll.capture.recorder.events import SCAN, step_by_step
 from reroll.capture.recorder.identity import Same, holds_tensors, may_change_unseen
 from reroll.capture.recorder.packing import Packing
@@ -29,12 +29,14 @@ from reroll.capture.recorder.spelling import METADATA, Spelled, spelled
 from reroll.capture.recorder.standins import Forward, application, filled, fresh_leaf
 from reroll.capture.recorder.watch import SizeWatch, States, Versions, unnoted
 from reroll.errors import CaptureError
-from reroll.graph.effects import draws
-from reroll.graph.fakes import new_fake_mode
+from reroll.graph.effects import draws, example
+from reroll.graph.fakes import Fakes
 from reroll.graph.inplace import STATISTICS, updated_places
 from reroll.graph.inplace import operand as operand_at
 from reroll.graph.lines import user_line, user_trace
+from reroll.graph.nested import tensors_of
 from reroll.graph.private import (
+    another_of,
     any_autocast,
     applied_functions,
     is_higher_order,
@@ -72,7 +74,8 @@ class GraphRecorder(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.graph, self.functions = fx.Graph(), functions
-        self.known: dict[int, tuple[Tensor, fx.Node]] = {}
+        self.known: dict[int, tuple[weakref.ref[Tensor], fx.Node]] = {}
+        self.fakes = Fakes()
         self.dependence = Dependence()
         self.numbers = dict[fx.Node, int]()
         self.packing = Packing(self)
@@ -85,9 +88,10 @@ class GraphRecorder(TorchFunctionMode):
         self.forward: Forward | None = None
         for index, value in enumerate(outside):
             node = self.graph.placeholder((names or {}).get(id(value), f"outside_{index}"))
-            node.meta["example_value"] = value
-            self.known[id(value)] = value, node
-            self.versions.note([value])
+            self._show(node, value)
+            if value.requires_grad and not value.is_leaf:
+                node.meta["example_value"] = another_of(node.meta["example_value"])
+            self.know(value, node)
         self.inputs = list(self.graph.nodes)
         self.memory = {storage_id(value) for value in outside if value.layout == torch.strided}
 
@@ -112,16 +116,6 @@ class GraphRecorder(TorchFunctionMode):
         sizes = {index: self.numbers[node] for index, node in enumerate(self.inputs) if node in self.numbers}
         given = self.operand(tuple(results))
         self.graph.output((*given, *map(self._stacked, self.asked.values())))
-        mode = new_fake_mode()
-        for node in self.graph.nodes:
-            value = node.meta.get("example_value")
-            if node.op == "placeholder":
-                node.meta["example_value"] = _example(mode, value, value.is_leaf)
-            else:
-                node.meta["example_value"] = map_aggregate(value, partial(_example, mode))
-            forward = node.meta.get("forward")
-            for each in forward.nodes if forward is not None else ():
-                each.meta["example_value"] = _example(mode, each.meta.get("example_value"), leaf=True)
         read = [index for index, node in enumerate(self.inputs) if node.users]
         for node in self.inputs:
             if not node.users:
@@ -154,12 +148,32 @@ class GraphRecorder(TorchFunctionMode):
 
     def noted(self, node: fx.Node, value: Any) -> fx.Node:
         """Note what a node gives, and where it is from."""
-        node.meta |= {"stack_trace": user_trace(), "example_value": value}
+        node.meta["stack_trace"] = user_trace()
+        self._show(node, value)
         self.dependence.note(node, ())
         if isinstance(value, Tensor):
-            self.known[id(value)] = value, node
-            self.versions.note([value])
+            self.know(value, node)
         return node
+
+    def know(self, value: Tensor, node: fx.Node) -> None:
+        """Note that a node gives a tensor."""
+        self.known[id(value)] = weakref.ref(value), node
+        self.versions.note([value])
+
+    def _node_of(self, value: Tensor) -> fx.Node | None:
+        """The node that gives a tensor."""
+        known, node = self.known.get(id(value), (lambda: None, None))
+        return node if known() is value else None
+
+    def _show(self, node: fx.Node, value: Any) -> None:
+        """Note what a node gives, as an example without values: what nobody holds is gone."""
+        node.meta["example_value"] = map_aggregate(value, self._example)
+        if isinstance(value, Tensor) and value.layout == torch.strided:
+            self.dependence.memory[node] = storage_id(value)
+
+    def _example(self, value: Any) -> Any:
+        plain = isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and value.layout == torch.strided
+        return self.fakes(value) if plain else value
 
     def _check_states(self) -> None:
         if self.states.are_changed:
@@ -225,7 +239,7 @@ class GraphRecorder(TorchFunctionMode):
     def _stacked(self, nodes: Sequence[fx.Node]) -> fx.Node:
         made = self.graph.call_function(torch.stack, (list(nodes),))
         example = torch.empty(len(nodes), dtype=torch.bool, device=nodes[0].meta["example_value"].device)
-        made.meta |= {"stack_trace": nodes[-1].meta["stack_trace"], "example_value": example}
+        made.meta |= {"stack_trace": nodes[-1].meta["stack_trace"], "example_value": self.fakes(example)}
         return made
 
     def _inside(self, call: Spelled) -> Any:
@@ -244,15 +258,12 @@ class GraphRecorder(TorchFunctionMode):
         """Record that a value that the model made needs a gradient from now on, as a leaf of its own."""
         if value.requires_grad is needs:
             return value
-        made_here = id(value) in self.known and self.known[id(value)][1].op != "placeholder"
-        if not needs or not made_here or value._is_view():
-            self.refuse("requires_grad of a value that is no fresh one is set")
-        before = self.known[id(value)][1]
-        node = self.graph.call_function(fresh_leaf, (before,))
-        node.meta["stack_trace"] = user_trace()
-        before.meta["example_value"] = value.detach()
-        node.meta["example_value"] = value.requires_grad_()
-        self.known[id(value)] = value, node
+        before = self._node_of(value)
+        if not needs or before is None or before.op == "placeholder" or value._is_view():
+            return self.refuse("requires_grad of a value that is no fresh one is set")
+        self._show(before, value.detach())
+        self._rename(value, self.graph.call_function(fresh_leaf, (before,)))
+        self._show(self.known[id(value)][1], value.requires_grad_())
         return value
 
     def _clears(self, name: str, value: Tensor) -> bool:
@@ -272,18 +283,26 @@ class GraphRecorder(TorchFunctionMode):
             return False
         with torch.no_grad():
             getattr(value, name)()
-        self.versions.updated({storage_id(value)})
-        self.known[id(value)][1].meta["example_value"] = value.detach()
+        self._updated({storage_id(value)})
+        self._show(self.known[id(value)][1], value.detach())
         return True
+
+    def _updated(self, memory: set[int]) -> None:
+        """Note that a recorded operation has updated some memory, after which what lies there may need gradients."""
+        for value in self.versions.updated(memory):
+            node = self._node_of(value)
+            shown = None if node is None else node.meta.get("example_value")
+            if node is not None and isinstance(shown, Tensor) and shown.requires_grad is not value.requires_grad:
+                self._show(node, value)
 
     def _is_unread(self, node: fx.Node, value: Tensor) -> bool:
         """Whether nothing that was recorded reads the memory of a tensor from outside."""
-        held = [each for each in self.inputs if storage_id(each.meta["example_value"]) == storage_id(value)]
+        held = [each for each in self.inputs if self.dependence.memory.get(each) == storage_id(value)]
         return held == [node] and not node.users and not value._is_view()
 
     def _rename(self, value: Tensor, node: fx.Node) -> None:
         node.meta["stack_trace"] = user_trace()
-        self.known[id(value)] = value, node
+        self.known[id(value)] = weakref.ref(value), node
 
     def _answer(self, value: Tensor) -> bool:
         """What Python is shown of a value that is asked for its truth; the graph gives the value, for it to be shown
@@ -298,7 +317,8 @@ class GraphRecorder(TorchFunctionMode):
             if node not in self.dependence.constant:
                 for method, *operands in (("ne", 0), ("reshape", ())):
                     node, truth = self.graph.call_method(method, (node, *operands)), getattr(truth, method)(*operands)
-                    node.meta |= {"stack_trace": user_trace(), "example_value": truth.detach()}
+                    node.meta["stack_trace"] = user_trace()
+                    self._show(node, truth.detach())
                 self.ask("", answer, node)
         finally:
             self.calling = False
@@ -316,7 +336,7 @@ class GraphRecorder(TorchFunctionMode):
         target = self.functions.setdefault(same, application(function, objects))
 
         rest = tuple(value for place, value in enumerate(args) if place not in objects)
-        forward = Forward(rest)
+        forward = Forward(rest, self.fakes)
 
         def run() -> Any:
             self.writing, self.forward = False, forward
@@ -340,7 +360,7 @@ class GraphRecorder(TorchFunctionMode):
         updated = [operand_at(node, place) for place in updated_places(node)]
         self._check_updates(updated, node)
         self._check_states()
-        operands = [leaf.meta["example_value"] for leaf in tensors_among(node.all_input_nodes)]
+        operands = list({id(each): each for each in tensors_of((call.args, call.kwargs))}.values())
         before = [(value, version_of(value)) for value in operands if not value.is_inference()]
         self.calling, self.settled = True, self.dependence.constant.issuperset(node.all_input_nodes)
         try:
@@ -355,12 +375,12 @@ class GraphRecorder(TorchFunctionMode):
         if names or result is NotImplemented:  # the latter of comparisons with what is no tensor
             self.graph.erase_node(node)
             return result
-        memory = {storage_id(leaf.meta["example_value"]) for leaf in updated}
+        memory = {self.dependence.memory[leaf] for leaf in updated}
         for value, version in before:
             if version_of(value) != version and storage_id(value) not in memory:
                 self.refuse(f"{node.target} updates an operand in place, which cannot be seen from outside")
         self.states.note()
-        self.versions.updated(memory)
+        self._updated(memory)
         if forward is not None:
             node.meta["forward"] = forward.ended(result)
         drawn = forward is not None or draws(getattr(node.target, "__name__", str(node.target)))
@@ -374,11 +394,12 @@ class GraphRecorder(TorchFunctionMode):
         if isinstance(result, Tensor):
             if result.layout != torch.strided or type(result) not in (Tensor, nn.Parameter):
                 self.refuse(f"{type(result).__name__} ({result.layout}) is no plain tensor")
-            node.meta["example_value"] = result
-            self.known.setdefault(id(result), (result, node))
+            self._show(node, result)
+            if self._node_of(result) is None:
+                self.know(result, node)
             self.versions.note([result])
         elif isinstance(result, tuple | list):
-            node.meta["example_value"] = tuple(result)
+            self._show(node, tuple(result))
             for index, item in enumerate(result):
                 if item is not None:
                     picked = self.graph.call_function(operator.getitem, (node, index))
@@ -390,11 +411,11 @@ class GraphRecorder(TorchFunctionMode):
 
     def _check_updates(self, updated: Sequence[fx.Node], node: fx.Node) -> None:
         """Values from outside may be updated, but autograd's record of them stays as it is."""
-        memory = {storage_id(leaf.meta["example_value"]) for leaf in updated}
+        memory = {self.dependence.memory[leaf] for leaf in updated}
         if not memory.isdisjoint(self.cut):
             self.refuse("a state of an earlier call is zeroed, and updated in place after that")
         outside = not memory.isdisjoint(self.memory)
-        tensors = [leaf.meta["example_value"] for leaf in tensors_among(node.all_input_nodes)]
+        tensors = [each for each in map(example, node.all_input_nodes) if each is not None]
         if not outside or node.target in STATISTICS or not torch.is_grad_enabled():
             return
         if any(value.requires_grad for value in tensors):
@@ -405,11 +426,12 @@ class GraphRecorder(TorchFunctionMode):
         if isinstance(value, Tensor):
             if self.packing.holds(value):
                 self.refuse("what a packed sequence holds is read by other than torch's layers over time")
-            if id(value) not in self.known:
+            node = self._node_of(value)
+            if node is None:
                 self.refuse("a tensor is used that no recorded operation made, and no attribute or argument holds")
             if self.versions.is_changed(value):
                 self.refuse("a tensor is changed in a way that torch shows nobody (set_, an assignment to a part)")
-            return self.known[id(value)][1]
+            return node
         if isinstance(value, slice):
             return slice(*(self.operand(each) for each in (value.start, value.stop, value.step)))
         if isinstance(value, tuple | list):
@@ -430,15 +452,3 @@ class GraphRecorder(TorchFunctionMode):
 def _is_object(value: Any) -> bool:
     """Whether an operand is none that a graph may hold."""
     return not isinstance(value, (Tensor, slice, tuple, list, Mapping, np.generic, *_LITERALS))
-
-
-def _example(mode: Any, value: Any, leaf: bool = False) -> Any:
-    """An example without values and without autograd's record of it, which would keep both alive; tensors that share
-    memory have examples that do."""
-    if not isinstance(value, Tensor) or isinstance(value, nn.Parameter):
-        return value
-    made = mode.from_tensor(value.detach()).requires_grad_(value.requires_grad)
-    if leaf or not value.requires_grad:
-        return made
-    with mode, torch.enable_grad():
-        return made.view_as(made)

@@ -16,11 +16,13 @@ class Record(Protocol):
     """What writes a record: ``graph.GraphRecorder``."""
 
     graph: fx.Graph
-    known: dict[int, tuple[Tensor, fx.Node]]
     states: Any
 
     def operand(self, value: Any) -> Any:
         """An operand as a graph has it."""
+
+    def know(self, value: Tensor, node: fx.Node) -> None:
+        """Note that a node gives a tensor."""
 
     def noted(self, node: fx.Node, value: Any) -> fx.Node:
         """Note what a node gives."""
@@ -102,5 +104,5 @@ class Packing:
         if batch_first:
             node = record.graph.call_method("transpose", (node, 0, 1))
         record.noted(node, padded)
-        record.known[id(lengths)] = lengths, packed.lengths
+        record.know(lengths, packed.lengths)
         return padded, lengths

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from reroll.capture.recorder.spelling import METADATA, spelled
+from reroll.graph.fakes import Fakes
 from reroll.graph.nested import with_leaves
 
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
@@ -33,8 +34,8 @@ class Forward:
     says whether there was none.
     """
 
-    def __init__(self, operands: Sequence[Any]) -> None:
-        self.graph, self.whole = fx.Graph(), True
+    def __init__(self, operands: Sequence[Any], fakes: Fakes) -> None:
+        self.graph, self.whole, self.fakes = fx.Graph(), True, fakes
         self._known = dict[int, tuple[Tensor, fx.Node]]()
         for each in operands:
             self._node(each)
@@ -48,7 +49,7 @@ class Forward:
             self.whole = False
             return
         node = self.graph.create_node(call.op, call.target, *with_leaves(self._node, (call.args, call.kwargs)))
-        node.meta["example_value"] = result.detach()
+        node.meta["example_value"] = self.fakes(result.detach())
         self._known[id(result)] = result, node
 
     def ended(self, result: Any) -> fx.Graph | None:

@@ -4,9 +4,6 @@ What most operations give has a size, layout and type that follow from those of 
 others, the run that checks a length need not compute: an operation that is done once more on operands like earlier ones
 gives a tensor that is like the earlier result in all but its values. Views, numbers of other types than floats, and
 updates in place are computed. What shows Python a value raises ``NeedsValues``.
-
-Private torch API, tried on 2.11 and 2.13: ``_C._functions.DelayedError`` gives another tensor of the same memory
-that is no view for autograd, in a microsecond, with a history if the first one requires a gradient.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reroll.graph.private import base_of, in_transform, set_grad_enabled, storage_id
+from reroll.graph.private import another_of, base_of, in_transform, set_grad_enabled, storage_id
 
 _POINTWISE = (
     "add sub rsub mul div truediv true_divide divide multiply subtract pow neg abs exp expm1 log log1p log2 log10 sqrt"
@@ -49,9 +46,6 @@ _OPERATORS = "add sub mul truediv div floordiv mod pow neg pos abs"  # ``__add__
 _WRITES = "copy zero fill uniform normal scatter"  # with an underscore behind
 _OTHERS = "len and or xor rand ror rxor iand ior ixor invert gt lt ge le eq ne"
 _GETTERS = "T mT data is_sparse is_cuda is_cpu is_meta is_quantized is_nested itemsize nbytes"
-_PASSED_ON: Callable[[Tensor], Tensor] = torch._C._functions.DelayedError(
-    "reroll.compile: a run that looks at a model without its values has none to go backward with.", 1
-)
 _LIKE = ("pointwise", "shaped", "where")
 _MADE = "zeros ones full empty arange linspace eye rand randn"  # of numbers alone: a tensor there would be one of these
 _SIZES = "select narrow view unflatten expand chunk split diagonal topk repeat roll reshape flatten new_zeros"
@@ -87,7 +81,7 @@ class Like:
         """One more of them."""
         if self.made is None:
             self.made = self._empty().zero_().requires_grad_(self.requires_grad)
-        return _PASSED_ON(self.made)
+        return another_of(self.made)
 
     def _empty(self) -> Tensor:
         return torch.empty_strided(self.sizes, self.strides, dtype=self.dtype, device="cpu")

@@ -8,6 +8,7 @@ the state of the random numbers. They are found by their traces: the versions an
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -64,23 +65,29 @@ class Versions:
     """The versions and memory of tensors as a record knows them, to find what changed them unseen."""
 
     def __init__(self) -> None:
-        self.known = dict[int, tuple[Tensor, int, Any]]()
+        self.known = dict[int, tuple[weakref.ref[Tensor], int, Any]]()
+        self.sharing = dict[int, dict[int, weakref.ref[Tensor]]]()
 
     def note(self, tensors: Iterable[Tensor]) -> None:
         """Note tensors as they are now."""
         for value in tensors:
             if value.layout == torch.strided:
-                self.known[id(value)] = value, version_of(value), (storage_id(value), value.storage_offset())
+                known, memory = weakref.ref(value), storage_id(value)
+                self.known[id(value)] = known, version_of(value), (memory, value.storage_offset())
+                self.sharing.setdefault(memory, {})[id(value)] = known
 
-    def updated(self, memory: set[Any]) -> None:
-        """Note all tensors of some memory anew, as a recorded operation has updated it."""
-        self.note([value for value, _, (storage, _) in self.known.values() if storage in memory])
+    def updated(self, memory: Iterable[int]) -> list[Tensor]:
+        """Note all tensors of some memory anew, as a recorded operation has updated it; those that there are."""
+        found = [known() for each in memory for known in self.sharing.get(each, {}).values()]
+        alive = [value for value in found if value is not None]
+        self.note(alive)
+        return alive
 
     def is_changed(self, value: Tensor) -> bool:
         """Whether a tensor was changed since it was noted last."""
-        if id(value) not in self.known:
+        known, version, memory = self.known.get(id(value), (lambda: None, 0, None))
+        if known() is not value:
             return False
-        _, version, memory = self.known[id(value)]
         return version_of(value) != version or memory != (storage_id(value), value.storage_offset())
 
 
