@@ -57,6 +57,7 @@ from reroll.graph.inplace import extent, overlapping
 from reroll.planning.options import Options
 from reroll.planning.truncation import detach_behind
 from reroll.program.memory import Around
+from reroll.recurrence import Capture
 
 Compiled = Callable[..., Any]
 _LONG = 512
@@ -216,9 +217,16 @@ def _compile(
     if not found.recurrences:
         LOG.info("no loop: %s", found.reason)
         model.missed(found.reason, parsed)
-        return _entry(Graph(_by_torch(gm, example_inputs, parsed), gm, Plans(), found.reason, ended))
+        return _entry(Program(Graph(_by_torch(gm, example_inputs, parsed), gm, Plans(), found.reason, ended)))
     if any(each.steps >= _LONG and not each.blocks for each in found.recurrences):
         _say_how_to_unroll_less()
+    program = rolled(gm, found, parsed, ended)
+    say_more(program.graph.more_than_plain())
+    return _entry(program, functools.cache(partial(_plainly, gm)))
+
+
+def rolled(gm: fx.GraphModule, found: Capture, parsed: Options, ended: str = "") -> Program:
+    """The program of a graph, with the recurrences that were found in it; ``ended`` says where and why it ends."""
     detach_behind(found.outer, found.recurrences, parsed.truncate)
     check_policy(found.recurrences, parsed)
     check_together(found.recurrences, parsed)
@@ -226,26 +234,24 @@ def _compile(
     def held(results: Mapping[str, Results]) -> Mapping[str, Around]:
         return bytes_around(assemble(gm, found.outer, {name: nn.Identity() for name in results}), results)
 
-    def rolled(way: Options, told: bool = True) -> tuple[Plans, fx.GraphModule]:
+    def placed(way: Options, told: bool = True) -> tuple[Plans, fx.GraphModule]:
         plans = Plans(build_all(found.recurrences, way, held), told=told)
         return plans, assemble(gm, found.outer, plans.modules)
 
     peak = functools.cache(partial(plain_peak, gm))
 
     def made(way: Options) -> Graph:
-        plans, module = rolled(way)
+        plans, module = placed(way)
         by_inductor = way.lowering == "inductor"
         surrounded = by_inductor and way.start == "compiled"  # else a call would wait for it
         run = compile_surroundings(module, found.recurrences) if surrounded else module
-        apart = functools.cache(partial(rolled, eager(way), told=False)) if by_inductor else (lambda: (plans, run))
+        apart = functools.cache(partial(placed, eager(way), told=False)) if by_inductor else (lambda: (plans, run))
         proof = Proof.of(plans.built, way, apart)
         return Graph(run, module, plans, "", ended, found.notes, plain=peak, proof=proof)
 
     takeover = Takeover.of(parsed)
     takeover.prepare = partial(compile_usual, found.recurrences, parsed, len(found.recurrences))
-    graph = staged(takeover, made)
-    say_more(graph.more_than_plain())
-    return _entry(graph, functools.cache(partial(_plainly, gm)), takeover, made)
+    return Program(staged(takeover, made), takeover, made)
 
 
 def _refuse_mode(mode: str | None) -> None:
@@ -292,38 +298,49 @@ def staged(takeover: Takeover, make: Callable[[Options], Graph], present: Graph 
     return replace(made, proof=present.proof)
 
 
-def _entry(
-    graph: Graph,
-    plain: Callable[[], Compiled] | None = None,
-    takeover: Takeover | None = None,
-    make: Callable[[Options], Graph] | None = None,
-) -> Compiled:
-    """What Dynamo calls: runs the graph, or names it to whoever explains. ``plain`` gives what it is proved by.
-    ``make`` makes the graph that may take over."""
-    written, read = _written(graph.module.graph), Read.here()
+@dataclass(slots=True, eq=False)
+class Program:
+    """A graph, call after call: ``graph`` is that of the last one, ``make`` makes the one that may take over."""
 
-    def entry(*args: Any) -> Any:
-        nonlocal graph
-        read.refuse_changed()
-        if takeover is not None and make is not None and takeover.due:
+    graph: Graph
+    takeover: Takeover | None = None
+    make: Callable[[Options], Graph] | None = None
+
+    def next(self) -> Graph:
+        """The graph of the next call. Raises Reached where that is only explained."""
+        if self.takeover is not None and self.make is not None and self.takeover.due:
             with SELDOM_FULL:
-                graph = staged(takeover, make, graph)
-        graph.plans.follow()
+                self.graph = staged(self.takeover, self.make, self.graph)
+        self.graph.plans.follow()
         asked = EXPLAINING.get()
         if asked is not None:
-            asked.reach(graph)
+            asked.reach(self.graph)
+        return self.graph
+
+    def run(self, *args: Any) -> Any:
+        """Run the call that has come next."""
+        if self.takeover is not None:
+            self.takeover.note(self.graph.built)
+        return self.graph.run(*args)
+
+
+def _entry(program: Program, plain: Callable[[], Compiled] | None = None) -> Compiled:
+    """What Dynamo calls: runs the graph, or names it to whoever explains. ``plain`` gives what it is proved by."""
+    written, read = changed_inputs(program.graph.module.graph), Read.here()
+
+    def entry(*args: Any) -> Any:
+        read.refuse_changed()
+        graph = program.next()
         if written:
-            _refuse_shared(args, written)
+            refuse_shared(args, written)
         if plain is not None and graph.proof.due and not is_aside():
             _prove(graph, plain(), args, written)
-        if takeover is not None:
-            takeover.note(graph.built)
-        return graph.run(*args)
+        return program.run(*args)
 
     return entry
 
 
-def _written(graph: fx.Graph) -> frozenset[int]:
+def changed_inputs(graph: fx.Graph) -> frozenset[int]:
     """Numbers of the inputs that a graph changes, which it does at its end."""
     inputs = enumerate(graph.find_nodes(op="placeholder"))
     return frozenset(number for number, node in inputs if any(_changes(user, node) for user in node.users))
@@ -333,7 +350,7 @@ def _changes(user: fx.Node, node: fx.Node) -> bool:
     return user.op == "call_method" and user.target == "copy_" and user.args[0] is node
 
 
-def _refuse_shared(args: Sequence[Any], written: frozenset[int]) -> None:
+def refuse_shared(args: Sequence[Any], written: frozenset[int]) -> None:
     """Raise UnsupportedError where an input that is changed shares memory with another one, which then changes too."""
     tensors = [(number, each) for number, each in enumerate(args) if isinstance(each, Tensor)]
     for group in overlapping([extent(each) for _, each in tensors]):

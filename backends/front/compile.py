@@ -24,7 +24,6 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any, Protocol, TypeVar, Unpack, overload
 
 import torch
@@ -33,6 +32,8 @@ from torch import Tensor, nn
 from reroll.backends.construct.stages.proof import OTHERWISE
 from reroll.backends.dynamo.entry import UNREADABLE, Graph, dynamo_is_off, hooks_inside, uncut
 from reroll.backends.front.arguments import Call, Time, TimeDim, find_time
+from reroll.backends.front.at_length import AtLength
+from reroll.backends.front.beside import prove_beside
 from reroll.backends.front.counter import told
 from reroll.backends.front.entries import (
     Entry,
@@ -61,13 +62,11 @@ from reroll.backends.front.observe import (
     DrawnError,
     Observed,
     OtherTimeError,
-    holds_history,
     looked_at,
     observe,
     other_size,
     refuse_sparse,
     refuse_unrolled,
-    shown_by,
     why_it_differs,
 )
 from reroll.backends.front.outputs import outputs
@@ -80,7 +79,7 @@ from reroll.capture.lengths.instantiate import TooShortError
 from reroll.capture.lengths.template import ADVICE
 from reroll.capture.recorder.graph import Unrecordable
 from reroll.capture.recorder.ragged import LONGEST
-from reroll.errors import LengthError, OptionError, ProofError, UnsupportedError, warn
+from reroll.errors import LengthError, NoRecurrenceError, OptionError, ProofError, UnsupportedError, warn
 from reroll.graph.nested import tensors_of
 from reroll.graph.private import in_transform, modes_of_functions
 from reroll.planning.options import Options, OptionsDict
@@ -322,6 +321,7 @@ class Caller:
         self.again = Again()
         self.short = dict[tuple[int, int], str]()  # why lengths are too short, with ``steps`` when that was seen
         self.said = False  # that such a length is run by torch
+        self.at_length, self.alone, self.rolled = AtLength(model, options), set[int](), False
 
     def _recorded(self) -> Front:
         return Front(self.model, Recorded(self.model), self.options)
@@ -347,12 +347,17 @@ class Caller:
             return self.model(*args, **kwargs)
         with turn():
             call = find_time(self.model, self.signature, self.time, args, kwargs)
+            if call.length in self.alone:
+                return self.at_length(call)
             running = Running(self.front, call, steps=self.steps)
             if not self.looked and call.length:
                 self._look(call)
             if self.dynamic and not self.sampled and call.length:
                 self._sample(call)
-            short = call.length == 0 or (call.length, self.steps) in self.short or not self._settled(running)
+            try:
+                short = call.length == 0 or (call.length, self.steps) in self.short or not self._settled(running)
+            except LengthError as error:
+                return self._alone(running, error)
         if short:
             self._say_short(call)
             return self.model(*args, **kwargs)
@@ -416,9 +421,27 @@ class Caller:
         except TooShortError as error:
             self.short[running.call.length, self.steps] = str(error)
             return False
-        except LengthError as error:
-            raise self._with_numbers(self._with_questions(running, error)) from error.__cause__
         return True
+
+    def _alone(self, running: Running, error: LengthError) -> Any:
+        """The result of a call, of whose length no short runs tell: by a record of that length alone. Raises
+        LengthError where that has no loop either."""
+        call = running.call
+        try:
+            if isinstance(error, OtherTimeError):
+                raise NoRecurrenceError(str(error))
+            result = self.at_length(call)
+        except (Unrecordable, NoRecurrenceError) as reason:
+            LOG.info("not recorded at its full length: %s", reason)
+            raise self._with_numbers(self._with_questions(running, error)) from error.__cause__
+        self.alone.add(call.length)
+        why = str(error).replace(ADVICE, "").strip()
+        text = (
+            f"What the model does at {call.length} steps does not follow from what it does at a few: {why} So it was "
+            "recorded at its full length, which is done anew for each such length, and takes longer the longer it is."
+        )
+        warn(text)
+        return result
 
     def _with_numbers(self, error: LengthError) -> LengthError:
         """A refusal, with the numbers that ``steps`` could have named where it names none."""
@@ -504,18 +527,12 @@ class Caller:
         return False
 
     def _prove(self, running: Running, graph: Graph) -> None:
-        """Prove the program of a call, before it runs, unless the model holds what has a history, such as a state that
-        an earlier call has left: a gradient would go on into that call. Raises ProofError."""
+        """Prove the program of a call, before it runs. Raises ProofError."""
         running.proved = True
-        several, history = not alone(), holds_history(self.model)
-        if several or history:
-            graph.proof.missed = "there are several processes" if several else "the model holds a tensor with a history"
-            LOG.info("not proved at this call: %s", graph.proof.missed)
-            _say_departed(running, graph)
-            return
-        (call, leaves), observed = running.call.apart(), running.observed
+        observed = running.observed
+        assert observed is not None
 
-        def compiled(run: Callable[..., Any]) -> Any:
+        def replay(call: Call, run: Callable[..., Any]) -> Any:
             alike = Running(running.front, call, observed=observed, steps=running.steps, proving=run)
             outcome = alike.attempt()
             if not isinstance(outcome, Ran):
@@ -524,17 +541,15 @@ class Caller:
                 )
             return _result(alike)
 
-        assert observed is not None
-        untouched = frozenset() if observed.pattern.changes_inputs else frozenset(call.dims)
-        shown = partial(shown_by, self.model, call, untouched, graph.proof, apart=leaves)
+        writes = observed.pattern.changes_inputs
         try:
-            graph.proof.prove(lambda: shown(call.run, plainly=True), lambda run: shown(lambda _: compiled(run)))
+            prove_beside(self.model, running.call, graph.proof, replay, writes=writes)
         except ProofError:
             if running.departed:  # what is known of the model is of what it was: a later call looks at it anew
                 self.front = self._anew(running.front)
             raise
         _say_departed(running, graph)
-        if steps := graph.proof.fewer(call.length):
+        if steps := graph.proof.fewer(running.call.length):
             self._prove_fewer(running, graph, steps)
 
     def _prove_fewer(self, running: Running, graph: Graph, steps: int) -> None:

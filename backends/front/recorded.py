@@ -26,6 +26,7 @@ from reroll.backends.front.families import forget
 from reroll.backends.front.held.keys import plain
 from reroll.backends.front.held.names import Assigned
 from reroll.backends.front.held.ran import Ran
+from reroll.backends.front.held.reach import Reach
 from reroll.backends.front.held.state import Change, State
 from reroll.backends.front.observe import NOT_AN_OPERAND, line_that_leaves, looked_at, refuse_sparse
 from reroll.backends.runtime.randomness import numpy_state
@@ -35,6 +36,7 @@ from reroll.errors import UnsupportedError, is_shortage, warn
 from reroll.graph.nested import leaves_of, like, opened, with_leaves
 from reroll.graph.private import saved_as_it_is
 
+Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 _RECORDINGS = 64
 _RUNS = 4  # of a record, of which each may show code that is new
 _SOME = 2  # numbers in a call that are worth a word where they change
@@ -65,9 +67,9 @@ class Recording:
         same = all(int(state.tensors[index][0]) == size for index, size in self.sizes.items())
         return same and self.applied == applied
 
-    def replay(self, state: State) -> Any:
+    def replay(self, state: State, run: Callable[..., Any] | None = None) -> Any:
         """Run the graph on the present tensors, change attributes as the model does, and give its result."""
-        results = self.run(*(state.tensors[index][0] for index in self.read))
+        results = self._results([state.tensors[index][0] for index in self.read], run or self.run)
         self._check_answers(results[len(results) - len(self.asked) :])
         with torch.no_grad():
             for index in self.cleared:
@@ -77,6 +79,17 @@ class Recording:
         for (owner, key), value in zip(self.changed, values, strict=True):
             owners[owner][key] = value  # type: ignore[index]
         return returned
+
+    def _results(self, operands: Sequence[Tensor], run: Callable[..., Any]) -> Any:
+        try:
+            return run(*operands)
+        except AssertionError as error:
+            if NOT_AN_OPERAND not in str(error):
+                raise
+            raise Unrecordable(
+                "The model applies an autograd.Function whose forward or backward reads a tensor that is none of its "
+                "operands (a global, an attribute of a module), which a record of its operations does not tell."
+            ) from error
 
     def _check_answers(self, values: Sequence[Tensor]) -> None:
         """Raise UnsupportedError where the model would have been given another answer."""
@@ -112,23 +125,24 @@ class Recorded:
         """The model's result for tokens, as ``outputs.outputs`` takes it. Raises Unrecordable."""
         running = RUNNING.get()
         assert running is not None, "only reroll.compile calls a recorded model"
-        state, key = running.front.reach.noted(self.model, args, kwargs)
+        recording, state, _ = self.recording(running.front.reach, args, kwargs, partial(_shortened, running))
+        return recording.replay(state)
+
+    def recording(
+        self, reach: Reach, args: Any, kwargs: Any, call: Callable[[], Call], backend: Backend | None = None
+    ) -> tuple[Recording, State, Any]:
+        """The recording of the model for its arguments, their state and its key. Where there is none yet, it is made of
+        a ``call`` that is run, by what ``backend`` gives for its graph. Raises Unrecordable."""
+        state, key = reach.noted(self.model, args, kwargs)
         if key not in self.recordings or not self.recordings[key].holds(state, self._applied()):
             self._tell_of_numbers([leaf for leaf in leaves_of((args, kwargs)) if type(leaf) is int])
-            recording = self._record(running)
-            state, key = running.front.reach.noted(self.model, args, kwargs)  # more is known of what it reads
+            module, made = self.record(call(), reach.ran)
+            recording = made((backend or new_backend())(module, []))
+            state, key = reach.noted(self.model, args, kwargs)  # more is known of what it reads
             self.recordings[key] = recording
             forget(self.recordings, _RECORDINGS)
         self.recordings.move_to_end(key)
-        try:
-            return self.recordings[key].replay(state)
-        except AssertionError as error:
-            if NOT_AN_OPERAND not in str(error):
-                raise
-            raise Unrecordable(
-                "The model applies an autograd.Function whose forward or backward reads a tensor that is none of its "
-                "operands (a global, an attribute of a module), which a record of its operations does not tell."
-            ) from error
+        return self.recordings[key], state, key
 
     @property
     def asked(self) -> list[str]:
@@ -147,26 +161,23 @@ class Recorded:
             "they are lengths, give a tensor (torch.tensor(lengths)), for whose values a record holds.",
         )
 
-    def _record(self, running: Running) -> Recording:
-        """Run the model on the first steps of a call, and hand the graph of it to the backend. Where code ran that was
-        not known of, it runs once more: what that code names has places among the operands, too."""
-        refuse_sparse(self.model, running.call)
-        ran = running.front.reach.ran
+    def record(self, call: Call, ran: Ran) -> tuple[fx.GraphModule, Callable[..., Recording]]:
+        """The graph of a run of the model, and what makes a recording of what the backend gives for it. Where code ran
+        that was not known of, it runs once more: what that code names has places among the operands, too."""
+        refuse_sparse(self.model, call)
         for attempt in range(1, _RUNS + 1):
             known = len(ran.functions)
             try:
-                module, made = self._recorded(running, ran)
+                module, made = self._recorded(call, ran)
             except Unrecordable:
                 if attempt == _RUNS or len(ran.functions) == known:
                     raise
             else:
                 if len(ran.functions) == known:
                     break
-        return made(new_backend()(module, []))
+        return module, made
 
-    def _recorded(self, running: Running, ran: Ran) -> tuple[fx.GraphModule, Callable[..., Recording]]:
-        """The graph of one run, and what makes a recording of what the backend gives for it."""
-        call, _ = running.call.resized(running.steps, token_of_values)
+    def _recorded(self, call: Call, ran: Ran) -> tuple[fx.GraphModule, Callable[..., Recording]]:
         with looked_at(self.model, call, frozenset(), parameters=True, ran=ran.functions) as state:
             outside = [value for value, _, _ in state.tensors]
             recorder = GraphRecorder(outside, self.functions, self._names(call))
@@ -178,7 +189,7 @@ class Recorded:
             skeleton = [with_leaves(partial(_place, results, {}), result)]
             for change in changes:
                 if not _is_told(change):
-                    raise self._unrecordable(running, change)
+                    raise self._unrecordable(call, change)
                 skeleton.append(with_leaves(partial(_place_apart, results), change.value))
             module, read, sizes = recorder.finish(results)
         changed = tuple((change.owner, change.key) for change in changes)
@@ -201,8 +212,8 @@ class Recorded:
             number: _identifier(name) for number, name in call.names().items()
         }
 
-    def _unrecordable(self, running: Running, change: Change) -> Unrecordable:
-        line = line_that_leaves(self.model, running.call, lambda each: each.name == change.name)
+    def _unrecordable(self, call: Call, change: Change) -> Unrecordable:
+        line = line_that_leaves(self.model, call, lambda each: each.name == change.name)
         return Unrecordable(
             f"The model changes {change.name.lstrip('0123456789 ')} to a {type(change.value).__name__}, at {line}. A "
             "recorded model may only assign tensors to attributes and items that stay: return everything else, or "
@@ -232,6 +243,11 @@ class Recorded:
         if _drawn() != drawn:
             raise Unrecordable("The model draws from Python's or numpy's random numbers. Draw from torch's.")
         return result
+
+
+def _shortened(running: Running) -> Call:
+    """The call of a run on its first steps."""
+    return running.call.resized(running.steps, token_of_values)[0]
 
 
 def in_short(refusal: str) -> str:

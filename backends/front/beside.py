@@ -1,0 +1,33 @@
+"""The proof of a program beside the plain model, on a call's own values."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from reroll.backends.construct.stages.proof import Proof
+from reroll.backends.front.arguments import Call
+from reroll.backends.front.observe import holds_history, shown_by
+from reroll.backends.processes.apart import alone
+
+LOG = logging.getLogger(__name__)
+Run = Callable[..., Any]
+
+
+def prove_beside(
+    model: Callable[..., Any], call: Call, proof: Proof, replay: Callable[[Call, Run], Any], *, writes: bool
+) -> None:
+    """Prove the program of a call, before it runs, unless the model holds what has a history, such as a state that an
+    earlier call has left: a gradient would go on into that call. ``replay`` makes a call with what runs in place of the
+    program; ``writes``: whether that changes inputs. Raises ProofError."""
+    several, history = not alone(), holds_history(model)
+    if several or history:
+        proof.missed = "there are several processes" if several else "the model holds a tensor with a history"
+        LOG.info("not proved at this call: %s", proof.missed)
+        return
+    apart, leaves = call.apart()
+    untouched = frozenset[int]() if writes else frozenset(apart.dims)
+    shown = partial(shown_by, model, apart, untouched, proof, apart=leaves)
+    proof.prove(lambda: shown(apart.run, plainly=True), lambda run: shown(lambda _: replay(apart, run)))
