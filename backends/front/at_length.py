@@ -37,11 +37,26 @@ LOG = logging.getLogger(__name__)
 
 
 class AtLength:
-    """Calls a model by programs that are made of its own runs, each at the length of a call."""
+    """Calls a model by programs that are made of its own runs, each at the length of a call.
+
+    nothing: whether nothing repeated in the last run that was recorded.
+    """
 
     def __init__(self, model: Callable[..., Any], options: Options) -> None:
         self.model, self.options = model, options
         self.recorded, self.reach, self.again = Recorded(model), Reach(), Again()
+        self.nothing = False
+
+    def rolls(self, call: Call) -> bool:
+        """Whether a call can be recorded, and has a loop."""
+        self.nothing = False
+        try:
+            self._recording(call)
+        except (Unrecordable, NoRecurrenceError) as reason:
+            LOG.info("not recorded at its full length: %s", reason)
+            self.nothing = isinstance(reason, NoRecurrenceError)
+            return False
+        return True
 
     def __call__(self, call: Call) -> Any:
         """The model's result. Raises Unrecordable, and NoRecurrenceError where nothing repeats."""
@@ -78,7 +93,10 @@ class AtLength:
     def _made(self, module: fx.GraphModule, _: Sequence[Any]) -> _Program:
         """The program of a record."""
         with SELDOM_FULL:
-            found = fuse(capture(module, maps=True, iterations=self.options.truncate is not None))
+            cut = self.options.truncate is not None
+            found = fuse(capture(module, maps=True, iterations=cut))
+            if not any(each.carries for each in found.recurrences):
+                found = fuse(capture(module, depth=True, iterations=cut))
             if not found.recurrences:
                 raise NoRecurrenceError(f"reroll found no recurrence: {found.reason}.")
             check_policy(found.recurrences, self.options)

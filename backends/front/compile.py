@@ -24,6 +24,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol, TypeVar, Unpack, overload
 
 import torch
@@ -79,7 +80,7 @@ from reroll.capture.lengths.instantiate import TooShortError
 from reroll.capture.lengths.template import ADVICE
 from reroll.capture.recorder.graph import Unrecordable
 from reroll.capture.recorder.ragged import LONGEST
-from reroll.errors import LengthError, NoRecurrenceError, OptionError, ProofError, UnsupportedError, warn
+from reroll.errors import LengthError, OptionError, ProofError, UnsupportedError, warn
 from reroll.graph.nested import tensors_of
 from reroll.graph.private import in_transform, modes_of_functions
 from reroll.planning.options import Options, OptionsDict
@@ -93,6 +94,8 @@ _WITHIN = (
     "call and begins another one after it; leave out fullgraph=True, or compile only what is around the model"
 )
 _NO_NAME = "failed to find name"  # what torch says of a global that is not there
+_FEW = 16  # steps of a sequence that runs as it is where nothing repeats in it
+_SEARCHED = 3  # steps of short runs for each that is recorded at its full length
 _USUAL, _ATTEMPTS = 50, 100  # more than a call with many patterns takes, and more by far
 
 
@@ -343,32 +346,51 @@ class Caller:
     @torch.compiler.disable(reason=_WITHIN)  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result."""
-        if dynamo_is_off() or _is_transformed():
-            return self.model(*args, **kwargs)
         with turn():
-            call = find_time(self.model, self.signature, self.time, args, kwargs)
-            if call.length in self.alone:
-                return self.at_length(call)
-            running = Running(self.front, call, steps=self.steps)
-            if not self.looked and call.length:
-                self._look(call)
-            if self.dynamic and not self.sampled and call.length:
-                self._sample(call)
-            try:
-                short = call.length == 0 or (call.length, self.steps) in self.short or not self._settled(running)
-            except LengthError as error:
-                return self._alone(running, error)
-        if short:
-            self._say_short(call)
-            return self.model(*args, **kwargs)
+            rest = self._begun(args, kwargs)
+        return rest()
+
+    def _begun(self, args: Any, kwargs: Any) -> Callable[[], Any]:
+        """Run a call within this thread's turn; what is left to do behind it. Whether Dynamo is off is asked here, as
+        another thread switches it off for its turn."""
+        plainly = partial(self.model, *args, **kwargs)
+        if dynamo_is_off() or _is_transformed():
+            return plainly
+        call = find_time(self.model, self.signature, self.time, args, kwargs)
+        if call.length in self.alone and self._is_rolled(call):
+            return partial(_itself, self.at_length(call))
+        most = _SEARCHED * (call.length + sum(self.alone))  # the search costs what is recorded anew without it
+        running = Running(self.front, call, steps=self.steps, most=most)
+        if not self.looked and call.length:
+            self._look(call)
+        if self.dynamic and not self.sampled and call.length:
+            self._sample(call)
+        short = call.length == 0 or (call.length, self.steps) in self.short
+        try:
+            short = short or not self._settled(running)
+        except LengthError as error:
+            if self._is_rolled(call):
+                self._say_alone(call, error)
+                return partial(_itself, self.at_length(call))
+            if not isinstance(error, TooShortError) and call.length >= (_FEW if self.at_length.nothing else FEWEST):
+                raise self._with_numbers(self._with_questions(running, error)) from error.__cause__
+            self.short[call.length, self.steps], short = str(error), True
+        return self._plainly(call, plainly) if short else self._done(running)
+
+    def _plainly(self, call: Call, plainly: Callable[[], Any]) -> Callable[[], Any]:
+        self._say_short(call)
+        return plainly
+
+    def _done(self, running: Running) -> Callable[[], Any]:
+        """What is left to do of a call that has run."""
         self._take(running.front)
         if running.observed is None:
-            refuse_sparse(self.model, call)
+            refuse_sparse(self.model, running.call)
             raise LengthError(
                 "The model has no operation that Dynamo sees, so there is nothing to compile. Use it as it is."
             )
-        self.again.note(call.length, running.held, looked=running.looked)
-        return _result(running)
+        self.again.note(running.call.length, running.held, looked=running.looked)
+        return partial(_result, running)
 
     def _say_short(self, call: Call) -> None:
         """Warn, once, that a sequence of more than a few steps is run by torch. Raises LengthError where gradients
@@ -419,29 +441,28 @@ class Caller:
         try:
             self._settle(running)
         except TooShortError as error:
+            if running.call.length >= FEWEST:
+                raise
             self.short[running.call.length, self.steps] = str(error)
             return False
         return True
 
-    def _alone(self, running: Running, error: LengthError) -> Any:
-        """The result of a call, of whose length no short runs tell: by a record of that length alone. Raises
-        LengthError where that has no loop either."""
-        call = running.call
-        try:
-            if isinstance(error, OtherTimeError):
-                raise NoRecurrenceError(str(error))
-            result = self.at_length(call)
-        except (Unrecordable, NoRecurrenceError) as reason:
-            LOG.info("not recorded at its full length: %s", reason)
-            raise self._with_numbers(self._with_questions(running, error)) from error.__cause__
+    def _is_rolled(self, call: Call) -> bool:
+        """Whether a call has a loop in a record of its full length."""
+        found = self.at_length.rolls(call)
+        if not found:
+            self.alone.discard(call.length)
+        return found
+
+    def _say_alone(self, call: Call, error: LengthError) -> None:
+        """Say that no short runs tell of a call, from which on its length is recorded."""
         self.alone.add(call.length)
-        why = str(error).replace(ADVICE, "").strip()
+        why = str(self._with_numbers(error)).replace(ADVICE, "").strip()
         text = (
             f"What the model does at {call.length} steps does not follow from what it does at a few: {why} So it was "
             "recorded at its full length, which is done anew for each such length, and takes longer the longer it is."
         )
         warn(text)
-        return result
 
     def _with_numbers(self, error: LengthError) -> LengthError:
         """A refusal, with the numbers that ``steps`` could have named where it names none."""
@@ -613,7 +634,7 @@ class Caller:
 
     def _observed(self, running: Running, refusal: Exception) -> Observed:
         try:
-            return observe(self.model, running.call, (), {})
+            return observe(self.model, running.call, (), {}, running.refused, running.most)
         except DrawnError as error:
             raise _noted(refusal, error) from None
         except LengthError as error:
@@ -652,6 +673,10 @@ def _say_departed(running: Running, graph: Graph) -> None:
     if running.departed and graph.proof.missed:
         text = f"{OTHERWISE} {running.departed} Whether its results are others was not seen, as {graph.proof.missed}."
         warn(text)
+
+
+def _itself(result: Any) -> Any:
+    return result
 
 
 def _is_recorded(front: Front) -> bool:

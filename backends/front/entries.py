@@ -29,7 +29,7 @@ from reroll.backends.front.families import LENGTHS, Family, forget
 from reroll.backends.front.held.keys import Hashed
 from reroll.backends.front.held.names import Missing, standing_in
 from reroll.backends.front.held.reach import Reach
-from reroll.backends.front.observe import Observed, departure, observe
+from reroll.backends.front.observe import Candidate, Observed, departure, observe
 from reroll.backends.front.turns import between_turns
 from reroll.backends.progress import hinting
 from reroll.capture.lengths.align import NeverError
@@ -118,8 +118,9 @@ class Running:
     """One call of a compiled model: its arguments, the tokens in their place, and what is known of its length.
 
     probing: whether the graph is only looked at. sampling: whether only its sizes are. unusable: lengths whose traces
-    gave no template, and why. held: the key of what the model holds. looked: whether the model was looked at. proving:
-    what runs in place of the program, as it is to be proved. proved: that it was, for this call. anew: whether it is
+    gave no template, and why; refused: those that gave no pattern. most: steps of short runs in a search for one.
+    held: the key of what the model holds. looked: whether the model was looked at. proving: what runs in place of the
+    program, as it is to be proved. proved: that it was, for this call. anew: whether it is
     proved, whatever was. departed: what the model does otherwise than when it was observed. failed: what the other way
     to a graph, Dynamo's or a record, has ended in at this call. returned: what came of it, a few steps long, with
     ``Row`` s. It is held here and in no frame: what was tried in vain holds its frames, and a ``Row`` that is held by
@@ -132,10 +133,12 @@ class Running:
     probing: bool = False
     sampling: bool = False
     steps: int = 0
+    most: int = 0
     sequences: dict[int, Tensor] = field(default_factory=dict)
     runs: list[Sequence[Any]] = field(default_factory=list)
     lent: list[weakref.ref[Any]] = field(default_factory=list)
     unusable: dict[tuple[int, ...], LengthError] = field(default_factory=dict)
+    refused: dict[Candidate, LengthError] = field(default_factory=dict)
     failed: Exception | None = None
     held: Any = None
     looked: bool = False
@@ -347,7 +350,9 @@ class Entry:
         if observed is None or observed.pattern.lengths in running.unusable:
             alike = [each.observed for each in self.observed.values() if each.key.value[0] == places]
             patterns = [each.pattern for each in alike if each.pattern.lengths not in running.unusable]
-            observed = observe(running.front.model, running.call, [*dict.fromkeys(patterns)], running.unusable)
+            known_ones = [*dict.fromkeys(patterns)]
+            how = running.unusable, running.refused, running.most
+            observed = observe(running.front.model, running.call, known_ones, *how)
         if known is None or known.observed is not observed:
             self.observed[key] = Known(key, observed)
         elif running.proving is None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import types
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -38,26 +37,21 @@ from reroll.capture.steps.runs import LONGEST_PERIOD
 from reroll.errors import LengthError, OptionError, UnsupportedError
 from reroll.graph.lines import line_that_changes, user_line
 from reroll.graph.nested import Place, leaves_of, places_of, tensors_of, with_leaves
-from reroll.graph.private import is_higher_order, parametrized_anew, parametrized_once, storage_id, version_of
+from reroll.graph.private import parametrized_anew, parametrized_once, storage_id, version_of
 
+Candidate = tuple[tuple[int, ...], tuple[str, ...], int]
+"""Short lengths, and the other arguments of ``find_pattern``."""
 SHORT = ((6, 7, 9), (16, 17, 19), (32, 33, 35))
 FEWEST = 8  # steps of a sequence that can show a pattern by itself
 _LONGEST_GUESS = 64  # steps of a period that is guessed: three runs of up to seven times as many
 _PERIODS = 5  # of fewer rows than that no loop is made
 _ROWS = 128  # rows that a slice takes, for which as many steps are looked at
-_TRIES = 5  # as many as it takes to get to a period of two
-_LOOKED_AT = 1_000_000  # operations of short runs in a search for a pattern: half a minute and more
-_NESTED = 1_000  # operations that one of torch.cond takes as long as: Dynamo reads its branches each time
 _WHOLE_LOOPS = ("lstm", "gru", "rnn_tanh", "rnn_relu", "while_loop", "scan", "associative_scan")
 _SOME = 64  # operations from which on their sizes say whether they are done over time
 _MANY = 256  # operations from which on a loop over another dimension than time is looked for
 _UNROLLED = 2_000  # operations from which on a loop is looked for before Dynamo reads the model
 _SHOWING = frozenset(
     getattr(torch.Tensor, name) for name in ("__bool__", "__float__", "__int__", "__index__", "item", "tolist", "numpy")
-)
-_TOO_LONG = (
-    "No pattern of the steps was found in short runs of a million operations, and no more were made. Use "
-    "torch.compile(backend='reroll') for this model."
 )
 NOT_AN_OPERAND = "convert all Tensors to FakeTensors"
 """In what torch says where code that is traced reads a tensor of its own."""
@@ -89,16 +83,23 @@ class Observed:
 
 
 def observe(
-    model: Callable[..., Any], call: Call, known: Sequence[Pattern], unusable: Mapping[tuple[int, ...], LengthError]
+    model: Callable[..., Any],
+    call: Call,
+    known: Sequence[Pattern],
+    unusable: Mapping[tuple[int, ...], LengthError],
+    refused: dict[Candidate, LengthError],
+    most: int,
 ) -> Observed:
     """The first pattern that a call follows: one that is known, else one found from short runs.
 
-    unusable: lengths whose traces gave no template, and why; after a few of them no more are tried. Raises LengthError
-    with the line where a pattern was left, and UnsupportedError where memory that a sequence shares is changed.
+    unusable: lengths whose traces gave no template, and why; refused: short runs that gave no pattern of the call, which
+    is noted. most: steps of short runs, as a record of the call takes as long; the first ones are made in any case.
+    Raises LengthError with the line where a pattern was left, and UnsupportedError where memory that a sequence shares
+    is changed.
     """
     shared = _shared(model, call)
     versions = [version_of(value) for value in shared]
-    found = _followed(model, call, known, unusable)
+    found = _followed(model, call, known, unusable, refused, most)
     if shared and (found.pattern.changes_inputs or versions != [version_of(value) for value in shared]):
         raise UnsupportedError(
             "reroll.compile: the model changes a tensor in place that shares memory with a sequence (views of one "
@@ -143,25 +144,33 @@ def refuse_sparse(model: Callable[..., Any], call: Call) -> State:
 
 
 def _followed(
-    model: Callable[..., Any], call: Call, known: Sequence[Pattern], unusable: Mapping[tuple[int, ...], LengthError]
+    model: Callable[..., Any],
+    call: Call,
+    known: Sequence[Pattern],
+    unusable: Mapping[tuple[int, ...], LengthError],
+    refused: dict[Candidate, LengthError],
+    most: int,
 ) -> Observed:
-    refusals = list(unusable.values())
+    refusals = [*unusable.values(), *refused.values()]
     tried = {pattern.lengths for pattern in known} | set(unusable)
     candidates = chain(_candidates(call.length), _guesses(call.length, refusals))
-    spent = Counter[str]()
-    found = (partial(probe, model, call, *each, spent) for each in candidates if each[0] not in tried)
-    fresh = () if len(unusable) >= _TRIES else found
-    for pattern_of in chain((partial(_itself, pattern) for pattern in known), fresh):
+    left = most - sum(map(sum, unusable)) - sum(sum(lengths) for lengths, *_ in refused)
+    fresh = (each for each in candidates if each[0] not in tried and each not in refused)
+    for each in chain(known, fresh):
+        if not isinstance(each, Pattern):
+            left -= sum(each[0])
+            if left < 0 and refusals:
+                break
         try:
-            return _follow(model, call, pattern_of())
+            return _follow(model, call, each if isinstance(each, Pattern) else probe(model, call, *each))
         except LengthError as error:
             if isinstance(error, TooShortError) and error.rows is None and call.length < FEWEST:
                 raise
             refusals.append(_without_frames(error))
+            if not isinstance(each, Pattern):
+                refused[each] = error
             if sum(isinstance(each, OtherTimeError) for each in refusals) == len(SHORT):
                 break  # more lengths would say the same
-            if spent.total() > _LOOKED_AT:
-                raise LengthError(f"{str(refusals[0]).removesuffix(ADVICE).strip()} {_TOO_LONG}") from error
     few = [error for error in refusals if isinstance(error, TooShortError) and call.length <= SHORT[0][-1]]
     raise (few or refusals)[0]
 
@@ -199,25 +208,21 @@ def _without_frames(error: LengthError) -> LengthError:
     return error
 
 
-def _itself(pattern: Pattern) -> Pattern:
-    return pattern
-
-
-def _candidates(length: int) -> Iterator[tuple[tuple[int, ...], tuple[str, ...], int]]:
+def _candidates(length: int) -> Iterator[Candidate]:
     """Short lengths to look at: any three, or three that leave the same rest as ``length`` for a period, with the other
     arguments of ``find_pattern``.
 
-    Numbers that are no affine function of step and length are taken for free last: most often they have a period.
+    The fewest steps come first, counted twice where a period has an own one. Numbers that are no affine function of step
+    and length are taken for free last: most often they have a period.
     """
-    periodic = [_periodic(length, period) for period in range(2, LONGEST_PERIOD + 1)]
+    found = [(lengths, 1) for lengths in SHORT]
+    if FEWEST <= length < SHORT[0][-1]:  # a table may have as many rows as there are steps
+        found.append(((length - 3, length - 2, length), 1))
+    for period in range(2, LONGEST_PERIOD + 1):
+        found += [(_periodic(length, period), multiple) for multiple in (1, period)]
+    found.sort(key=lambda each: sum(each[0]) * min(each[1], 2))
     for free in (("float",), LITERALS):
-        for lengths in SHORT:
-            yield lengths, free, 1
-        if FEWEST <= length < SHORT[0][-1]:  # a table may have as many rows as there are steps
-            yield (length - 3, length - 2, length), free, 1
-        for period, lengths in enumerate(periodic, 2):
-            yield lengths, free, 1
-            yield lengths, free, period
+        yield from ((lengths, free, multiple) for lengths, multiple in found)
 
 
 def _periodic(length: int, period: int) -> tuple[int, int, int]:
@@ -227,7 +232,7 @@ def _periodic(length: int, period: int) -> tuple[int, int, int]:
     return first, first + period, first + 3 * period
 
 
-def _guesses(length: int, refusals: Sequence[LengthError]) -> Iterator[tuple[tuple[int, ...], tuple[str, ...], int]]:
+def _guesses(length: int, refusals: Sequence[LengthError]) -> Iterator[Candidate]:
     """Candidates with longer periods, of which the steps tell at which the run of the call left a pattern."""
     for rows in sorted({error.rows for error in refusals if error.rows and error.rows <= min(_ROWS, length // 2)}):
         yield (rows + 2, rows + 3, rows + 5), ("float",), 1  # a slice of so many takes less than all there
@@ -238,20 +243,11 @@ def _guesses(length: int, refusals: Sequence[LengthError]) -> Iterator[tuple[tup
 
 
 def probe(
-    model: Callable[..., Any],
-    call: Call,
-    lengths: Sequence[int],
-    free: tuple[str, ...],
-    multiple: int,
-    spent: Counter[str] | None = None,
+    model: Callable[..., Any], call: Call, lengths: Sequence[int], free: tuple[str, ...], multiple: int
 ) -> Pattern:
-    """The pattern of runs at short lengths, as ``find_pattern`` finds it. Raises LengthError if there is none.
-
-    spent: counts the operations of these runs, each as many times as its time is that of an ordinary one.
-    """
+    """The pattern of runs at short lengths, as ``find_pattern`` finds it. Raises LengthError if there is none."""
     palette: dict[Any, int] = {}
     traces, changes = [], False
-    spent = Counter() if spent is None else spent
     for length in lengths:
         try:
             trace, changed = _traced(model, call, length, palette)
@@ -262,8 +258,6 @@ def probe(
         changes = changes or changed
         traces.append(trace)
         operations = len(trace.colours)
-        spent["operations"] += operations
-        spent["torch.cond"] += _NESTED * _nested(trace, palette)
         if len(traces) == 2:
             _refuse_growing_lists(model, call, traces)
         if len(traces) == 2 and operations == len(traces[0].colours) and not _has_whole_loops(palette):
@@ -289,12 +283,6 @@ def _not_run(model: Callable[..., Any], call: Call, length: int, error: Exceptio
         "say in time_dim which arguments have time, in which dimension. If a table in it has a row for each "
         "step, give it more rows, or use torch.compile(backend='reroll')."
     )
-
-
-def _nested(trace: EventTrace, palette: Mapping[Any, int]) -> int:
-    """How many events of a trace are operations that run a function, such as ``torch.cond``."""
-    nested = {number for colour, number in palette.items() if is_higher_order(colour[0])}
-    return sum(number in nested for number in trace.colours) if nested else 0
 
 
 def _of_each_step(traces: Sequence[EventTrace], palette: Mapping[Any, int]) -> LengthError | None:

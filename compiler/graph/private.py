@@ -8,7 +8,8 @@ the Python code of a graph when it is called first: passes edit graphs that neve
 constants are real under a fake mode; ``TorchDispatchMode`` is asked for every operation of this thread.
 ``OpOverloadPacket`` is an operator with all of its overloads. Of a tensor, ``_version`` counts changes in place,
 ``_base`` is what it is a view of, and ``_cdata`` of its storage tells whether two share memory; torch has no public
-name for these. ``_C._functions.DelayedError`` gives another tensor of the same memory. ``_unsafe_preserve_version_counter`` puts the first back, where values are as they were. Of a module,
+name for these. ``_C._functions.DelayedError`` gives another tensor of the same memory.
+``_unsafe_preserve_version_counter`` puts the first back, where values are as they were. Of a module,
 ``_compiled_call_impl`` is what ``Module.compile`` has set. ``_top_saved_tensors_default_hooks``: hooks on what autograd
 saves. ``_are_functorch_transforms_active``: inside of ``vmap``.
 ``_linalg_check_errors`` looks at what a calculation with a matrix says of itself, and raises its error.
@@ -237,8 +238,8 @@ _PASSED_ON: Callable[[torch.Tensor], torch.Tensor] = torch._C._functions.Delayed
 
 
 def another_of(value: torch.Tensor) -> torch.Tensor:
-    """Another tensor of the same memory that is no view for autograd, in a microsecond; with a history, through which no
-    gradient goes, if the first one requires a gradient."""
+    """Another tensor of the same memory that is no view for autograd, in a microsecond; with a history, through which
+    no gradient goes, if the first one requires a gradient."""
     return _PASSED_ON(value)
 
 

@@ -52,6 +52,7 @@ _LITERALS = (*_NUMBERS, torch.dtype, torch.device, torch.layout, torch.memory_fo
 _MAKERS = ("zeros", "ones", "empty", "full", "rand", "randn", "new_zeros", "new_ones", "new_empty", "new_full")
 _NUMBERS_OF = (Tensor.item, Tensor.tolist, Tensor.__int__, Tensor.__float__, Tensor.__index__)
 _NEEDS_GRADIENT = Tensor.requires_grad
+_MOST = 100_000
 _REFUSED = ("detach_", "set_", "resize_", "resize_as_", "as_strided_", "register_hook", "retain_grad", "backward")
 
 
@@ -100,7 +101,9 @@ class GraphRecorder(TorchFunctionMode):
         """Record what runs inside. Raises Unrecordable, also if the model has caught it."""
         watch = SizeWatch(lambda: self.calling and not self.settled, self.refuse)
         self.states.note()
-        with applied_functions(self._apply), torch.compiler.set_stance("force_eager"), watch, self:
+        eager = torch.compiler.set_stance("force_eager")
+        no_tape = torch.autograd.graph.saved_tensors_hooks(lambda _: None, self._no_backward)
+        with applied_functions(self._apply), eager, no_tape, watch, self:
             yield
         if self.refusal is not None:
             raise self.refusal
@@ -141,6 +144,9 @@ class GraphRecorder(TorchFunctionMode):
             if found is not NotImplemented:
                 return found
         return self._written(func, args, kwargs)
+
+    def _no_backward(self, _: None) -> Any:
+        self.refuse("the model takes a gradient in its forward")
 
     def ask(self, what: str, answer: bool, node: fx.Node) -> None:
         """Note that the truth of a value is asked for at the present line of the user's."""
@@ -355,6 +361,10 @@ class GraphRecorder(TorchFunctionMode):
         """Write one operation down, and run it; with the forward of a function with a gradient of its own."""
         if any_autocast() or torch.is_inference_mode_enabled() is not self.inference:
             self.refuse("autocast and inference mode cannot be recorded")
+        if len(self.graph.nodes) > _MOST:
+            self.refuse(
+                f"the model does more than {_MOST:,} operations, which are too many for a record of all of them"
+            )
         node = self.graph.create_node(call.op, call.target, self.operand(call.args), self.operand(call.kwargs))
         node.meta["stack_trace"] = user_trace()
         updated = [operand_at(node, place) for place in updated_places(node)]

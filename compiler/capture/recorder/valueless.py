@@ -9,7 +9,7 @@ updates in place are computed. What shows Python a value raises ``NeedsValues``.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -101,7 +101,7 @@ class Sequence:
 
     def content(self, node: fx.Node) -> str:
         """A text that is equal for get_attr nodes of equal content."""
-        if any(user.target == "copy_" and user.args[0] is node for user in node.users):
+        if _is_updated(node):
             return f"updated {node.name}"
         value = attribute(self.module, node)
         key = id(value)
@@ -138,7 +138,7 @@ class Sequence:
             return ("*", self._kind_of(value)) if free else self.content(leaf)
         if leaf.op == "placeholder":
             value = example(leaf)
-            free = value is not None and self._may_differ(is_weight(leaf))
+            free = value is not None and self._may_differ(is_weight(leaf)) and not _is_updated(leaf)
             return ("*", self._kind(leaf)) if free else ("in", leaf.name)
         return ("*", self._kind(leaf))
 
@@ -153,6 +153,12 @@ class Sequence:
     def _kind_of(self, value: torch.Tensor) -> Any:
         trained = value.requires_grad if self.likeness == Likeness.WEIGHTS else None
         return tuple(value.shape), value.dtype, value.device, trained
+
+
+def _is_updated(node: fx.Node) -> bool:
+    """Whether an input is written back at the end. What reads it before that is a copy, and no loop, which would hold
+    it until its backward."""
+    return any(user.target == "copy_" and user.args[0] is node for user in node.users)
 
 
 def may_move(node: fx.Node, place: int) -> bool:

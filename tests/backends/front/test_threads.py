@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import reroll
 from networks import Spike
+from reroll.backends.front.turns import turn
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 LENGTHS = (33, 21, 26, 35, 40, 47)
@@ -100,3 +101,26 @@ def test_a_forward_that_waits_for_another_threads_forward_goes_on() -> None:
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
     assert torch._dynamo.config.recompile_limit == limit
+
+
+def test_a_call_waits_while_dynamo_is_off_for_another_threads_turn() -> None:
+    """The plain model would run otherwise, which holds all of a tape and reads what that turn has changed."""
+    model, x = Spiking(), torch.randn(20, 2, 3)
+    compiled = reroll.compile(model, time_dim=0, lowering="eager", proof="never")
+    compiled(x)
+    inside, over = threading.Event(), threading.Event()
+
+    def looks() -> None:
+        with turn(), torch.compiler.set_stance("force_eager"):
+            inside.set()
+            over.wait(DEADLOCK)
+
+    with ThreadPoolExecutor(2) as threads:
+        looking = threads.submit(looks)
+        assert inside.wait(DEADLOCK)
+        called = threads.submit(compiled, x)
+        with pytest.raises(TimeoutError):
+            called.result(0.2)
+        over.set()
+        looking.result()
+        torch.testing.assert_close(called.result(), compiled(x))

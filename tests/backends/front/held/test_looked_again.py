@@ -131,7 +131,7 @@ def test_a_warning_says_what_could_not_be_compared() -> None:
     run = compiled(model)
     run(data())
     by_attribute(model)
-    holds = "reroll.backends.front.compile.holds_history"
+    holds = "reroll.backends.front.beside.holds_history"
     with mock.patch(holds, return_value=True), pytest.warns(RerollWarning, match="does something else.*not seen, as"):
         run(data())
 

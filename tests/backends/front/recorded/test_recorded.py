@@ -277,15 +277,15 @@ def test_dynamo_reads_what_cannot_be_recorded(body: str) -> None:
 
 def test_dynamo_reads_what_cannot_be_recorded_at_another_length() -> None:
     net, twin, run = twins(Net(networks.last))
-    record, tried = Recorded._record, list[int]()
+    record, tried = Recorded.record, list[int]()
 
-    def at_one_length(self: Recorded, running: Any) -> Any:
-        tried.append(running.steps)
-        if running.steps == 7:
+    def at_one_length(self: Recorded, call: Any, ran: Any) -> Any:
+        tried.append(call.length)
+        if call.length == 7:
             raise Unrecordable("not of seven steps")
-        return record(self, running)
+        return record(self, call, ran)
 
-    with mock.patch.object(Recorded, "_record", at_one_length):
+    with mock.patch.object(Recorded, "record", at_one_length):
         for steps in (37, 14):
             agree(net, twin, run, torch.randn(steps, 3, I), recorded=False)
     assert tried == [9, 6, 7]
