@@ -18,10 +18,11 @@ from reroll.backends.dynamo.entry import Program, changed_inputs, refuse_shared,
 from reroll.backends.dynamo.garbage import SELDOM_FULL
 from reroll.backends.dynamo.plain import say_more
 from reroll.backends.front.arguments import Call
-from reroll.backends.front.beside import prove_beside
+from reroll.backends.front.beside import prove_beside, say_departed
 from reroll.backends.front.held.again import Again
 from reroll.backends.front.held.reach import Reach
 from reroll.backends.front.held.state import State
+from reroll.backends.front.observe import Told
 from reroll.backends.front.recorded import Recorded, Recording
 from reroll.backends.front.turns import between_turns
 from reroll.backends.processes.together import check_together
@@ -29,8 +30,7 @@ from reroll.capture.capture import capture
 from reroll.capture.fusion.fuse import fuse
 from reroll.capture.recorder.graph import Unrecordable
 from reroll.capture.recorder.ragged import LONGEST
-from reroll.errors import NoRecurrenceError, UnsupportedError, is_shortage
-from reroll.graph.lines import where
+from reroll.errors import NoRecurrenceError, ProofError, UnsupportedError, is_shortage
 from reroll.planning.options import Options
 
 LOG = logging.getLogger(__name__)
@@ -63,22 +63,15 @@ class AtLength:
         recording, state, key = self._recording(call)
         program: _Program = recording.run  # type: ignore[assignment]
         program.calls += 1
-        if program.calls > 1:
-            self._look_again(call, program)
+        seldom = program.calls & (program.calls - 1) == 0
+        departed = self._departure(call, program) if seldom and self.options.proof != "never" else ""
         graph = program.next()
         if program.written:
             refuse_shared([state.tensors[index][0] for index in recording.read], program.written)
-        if graph.proof.due and not is_aside():
-
-            def again(apart: Call, run: Callable[..., Any]) -> Any:
-                same, copied, _ = self._recording(apart)
-                if same is not recording:
-                    raise UnsupportedError(
-                        "The model is looked at anew for copies of the inputs, such as of expanded ones."
-                    )
-                return same.replay(copied, run)
-
-            prove_beside(self.model, call, graph.proof, again, writes=bool(program.written))
+        if departed:
+            graph.proof.renew(graph.plans, graph.run, departed)
+        if (departed or graph.proof.due) and not is_aside():
+            self._prove(call, recording, departed)
         self.again.note(call.length, key, looked=program.calls == 1)
         with between_turns():
             return recording.replay(state)
@@ -101,48 +94,54 @@ class AtLength:
                 raise NoRecurrenceError(f"reroll found no recurrence: {found.reason}.")
             check_policy(found.recurrences, self.options)
             check_together(found.recurrences, self.options)
-            made = _Program(rolled(module, found, self.options), module.graph)
+            made = _Program(rolled(module, found, self.options))
             say_more(made.graph.more_than_plain())
         return made
 
-    def _look_again(self, call: Call, program: _Program) -> None:
-        """See at the 2nd, 4th, 8th call of a program whether the model still does what was recorded; what it does
-        otherwise has its program proved anew."""
-        if program.calls & (program.calls - 1) or is_aside() or self.options.proof == "never":
-            return
+    def _departure(self, call: Call, program: _Program) -> str:
+        """Where the model does something else than at the first call of a program; empty where it does not."""
+        if is_aside():
+            return ""
         try:
-            module, _ = self.recorded.record(call, self.reach.ran)
+            departed = "" if program.told is None else program.told.departure(self.model, call)
+            if departed or program.told is None:
+                program.told = Told.of(self.model, call)
         except Exception as error:
             if not is_shortage(error):
                 raise
-            LOG.info("not looked at again: %s", error)
-            return
-        if departed := program.departure(module.graph):
-            program.graph.proof.renew(program.graph.plans, program.graph.run, departed)
+            LOG.info("not looked at: %s", error)
+            return ""
+        return departed
+
+    def _prove(self, call: Call, recording: Recording, departed: str) -> None:
+        """Prove the program of a call, before it runs. Raises ProofError."""
+        program: _Program = recording.run  # type: ignore[assignment]
+
+        def again(apart: Call, run: Callable[..., Any]) -> Any:
+            same, state, _ = self._recording(apart)
+            if same is not recording:
+                raise UnsupportedError(
+                    "The model is looked at anew for copies of the inputs, such as of expanded ones."
+                )
+            return same.replay(state, run)
+
+        try:
+            prove_beside(self.model, call, program.graph.proof, again, writes=bool(program.written))
+        except ProofError:
+            if departed:  # what is known of the model is of what it was: a later call looks at it anew
+                self.recorded, self.reach = Recorded(self.model), Reach()
+            raise
+        say_departed(departed, program.graph.proof)
 
 
 class _Program(Program):
-    """The program of a record. ``calls`` that it had; ``told``: its operations, to compare others with."""
+    """The program of a record. ``calls`` that it had; ``told``: what the model did at the first."""
 
-    def __init__(self, program: Program, graph: fx.Graph) -> None:
+    def __init__(self, program: Program) -> None:
         super().__init__(program.graph, program.takeover, program.make)
-        self.written, self.told, self.calls = changed_inputs(program.graph.module.graph), _told(graph), 0
+        self.written, self.calls = changed_inputs(program.graph.module.graph), 0
+        self.told: Told | None = None
 
     def __call__(self, *args: Any) -> Any:
         """Run the call that has come next."""
         return self.run(*args)
-
-    def departure(self, graph: fx.Graph) -> str:
-        """Where another record of the same call does something else; empty where it does not."""
-        again, nodes = _told(graph), list(graph.nodes)
-        at = next((at for at, pair in enumerate(zip(self.told, again, strict=False)) if pair[0] != pair[1]), -1)
-        if at < 0 and len(again) == len(self.told):
-            return ""
-        return f"It does something else at {where(nodes[at])}."
-
-
-def _told(graph: fx.Graph) -> list[int]:
-    """A number for each operation of a graph, which is the same where the operation, its operands and what they are."""
-    numbers = {node: f"node {number}" for number, node in enumerate(graph.nodes)}
-    operands = (fx.map_arg((node.args, node.kwargs), lambda each: numbers[each]) for node in numbers)
-    return [hash((node.op, node.target, repr(each))) for node, each in zip(numbers, operands, strict=True)]

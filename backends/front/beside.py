@@ -1,4 +1,4 @@
-"""The proof of a program beside the plain model, on a call's own values."""
+"""The proof of a program beside the plain model, on a call's own values, and what is said where there is none."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from reroll.backends.construct.stages.proof import Proof
+from reroll.backends.construct.stages.proof import OTHERWISE, Proof
 from reroll.backends.front.arguments import Call
 from reroll.backends.front.observe import holds_history, shown_by
 from reroll.backends.processes.apart import alone
+from reroll.errors import warn
 
 LOG = logging.getLogger(__name__)
 Run = Callable[..., Any]
@@ -31,3 +32,9 @@ def prove_beside(
     untouched = frozenset[int]() if writes else frozenset(apart.dims)
     shown = partial(shown_by, model, apart, untouched, proof, apart=leaves)
     proof.prove(lambda: shown(apart.run, plainly=True), lambda run: shown(lambda _: replay(apart, run)))
+
+
+def say_departed(departed: str, proof: Proof) -> None:
+    """Say that a model does something else than when it was looked at, where nobody could see whether it matters."""
+    if departed and proof.missed:
+        warn(f"{OTHERWISE} {departed} Whether its results are others was not seen, as {proof.missed}.")

@@ -30,11 +30,10 @@ from typing import Any, Protocol, TypeVar, Unpack, overload
 import torch
 from torch import Tensor, nn
 
-from reroll.backends.construct.stages.proof import OTHERWISE
 from reroll.backends.dynamo.entry import UNREADABLE, Graph, dynamo_is_off, hooks_inside, uncut
 from reroll.backends.front.arguments import Call, Time, TimeDim, find_time
 from reroll.backends.front.at_length import AtLength
-from reroll.backends.front.beside import prove_beside
+from reroll.backends.front.beside import prove_beside, say_departed
 from reroll.backends.front.counter import told
 from reroll.backends.front.entries import (
     Entry,
@@ -569,7 +568,7 @@ class Caller:
             if running.departed:  # what is known of the model is of what it was: a later call looks at it anew
                 self.front = self._anew(running.front)
             raise
-        _say_departed(running, graph)
+        say_departed(running.departed, graph.proof)
         if steps := graph.proof.fewer(running.call.length):
             self._prove_fewer(running, graph, steps)
 
@@ -666,13 +665,6 @@ def _noted(refusal: Exception, reason: Exception, cause: str = "") -> Exception:
     """Dynamo's refusal, with why nothing else can be done."""
     refusal.add_note(f"reroll.compile cannot record the model's operations either: {reason}{cause}")
     return refusal
-
-
-def _say_departed(running: Running, graph: Graph) -> None:
-    """Say that a model does something else than when it was observed, where nobody could see whether it matters."""
-    if running.departed and graph.proof.missed:
-        text = f"{OTHERWISE} {running.departed} Whether its results are others was not seen, as {graph.proof.missed}."
-        warn(text)
 
 
 def _itself(result: Any) -> Any:

@@ -92,7 +92,7 @@ def observe(
 ) -> Observed:
     """The first pattern that a call follows: one that is known, else one found from short runs.
 
-    unusable: lengths whose traces gave no template, and why; refused: short runs that gave no pattern of the call, which
+    unusable: lengths whose traces gave no template, and why; refused: short runs that gave no pattern, which
     is noted. most: steps of short runs, as a record of the call takes as long; the first ones are made in any case.
     Raises LengthError with the line where a pattern was left, and UnsupportedError where memory that a sequence shares
     is changed.
@@ -116,6 +116,57 @@ def departure(model: Callable[..., Any], call: Call, observed: Observed) -> str:
     except LengthError as error:
         return str(error).removesuffix(ADVICE).strip()
     return "" if again.check.values == observed.check.values else "A number of the model's is another one."
+
+
+@dataclass(slots=True, eq=False)
+class Told:
+    """What a model does in a call: a number for each of its ``operations``. serves: whether another run
+    can do without values."""
+
+    operations: list[int]
+    serves: bool
+
+    @classmethod
+    def of(cls, model: Callable[..., Any], call: Call) -> Told:
+        """What it does in a run with values."""
+        colours = set[Any]()
+        found = _operations(model, call, colours.add, valueless=False)
+        return cls(found, serves(colours))
+
+    def departure(self, model: Callable[..., Any], call: Call) -> str:
+        """Where it does something else in the same call; empty where it does not."""
+        again = self._again(model, call)
+        at = next((at for at, pair in enumerate(zip(self.operations, again, strict=False)) if pair[0] != pair[1]), -1)
+        if at < 0 and len(again) == len(self.operations):
+            return ""
+        lines = list[str]()
+        with suppress(Exception):
+            _operations(model, call, lambda _: lines.append(user_line()), valueless=False)
+        return f"It does something else at {lines[at] if at < len(lines) else 'another line'}."
+
+    def _again(self, model: Callable[..., Any], call: Call) -> list[int]:
+        if self.serves:
+            with suppress(Exception, NeedsValues):
+                return _operations(model, call, lambda _: None, valueless=True)
+        return _operations(model, call, lambda _: None, valueless=False)
+
+
+def _operations(
+    model: Callable[..., Any], call: Call, note: Callable[[tuple[Any, ...]], object], *, valueless: bool
+) -> list[int]:
+    """A number for each operation of a run; ``note`` is told of each."""
+    found = list[int]()
+
+    def see(colour: tuple[Any, ...], numbers: Numbers) -> None:
+        note(colour)
+        found.append(hash((colour, numbers)))
+
+    with looked_at(model, call, frozenset(), parameters=False) as state:
+        without = _without_values(state, call) if valueless else None
+        _run(model, call, see, state, valueless=without)
+        if without is not None and without.asked:
+            raise NeedsValues
+    return found
 
 
 def _shared(model: Callable[..., Any], call: Call) -> list[torch.Tensor]:
@@ -212,7 +263,7 @@ def _candidates(length: int) -> Iterator[Candidate]:
     """Short lengths to look at: any three, or three that leave the same rest as ``length`` for a period, with the other
     arguments of ``find_pattern``.
 
-    The fewest steps come first, counted twice where a period has an own one. Numbers that are no affine function of step
+    The fewest steps come first, counted twice where a period has its own. Numbers that are no affine function of step
     and length are taken for free last: most often they have a period.
     """
     found = [(lengths, 1) for lengths in SHORT]
