@@ -84,7 +84,7 @@ class GraphRecorder(TorchFunctionMode):
         self.refusal: Unrecordable | None = None
         self.forward: Forward | None = None
         for index, value in enumerate(outside):
-            node = self.graph.placeholder((names or {}).get(id(value), f"outside_{index}"))
+            node = _input_of(self.graph, (names or {}).get(id(value), f"outside_{index}"))
             node.meta["example_value"] = value
             self.known[id(value)] = value, node
             self.versions.note([value])
@@ -425,6 +425,13 @@ class GraphRecorder(TorchFunctionMode):
         """Raise Unrecordable."""
         self.refusal = Unrecordable(f"{user_line()}: {reason}.")
         raise self.refusal
+
+
+def _input_of(graph: fx.Graph, name: str) -> fx.Node:
+    """A placeholder whose parameter of ``forward`` Python takes: fx makes names legal and unique, but writes targets."""
+    node = graph.placeholder("self_" if name == "self" else name)
+    node.target = node.name
+    return node
 
 
 def _is_object(value: Any) -> bool:
