@@ -441,9 +441,11 @@ def _is_object(value: Any) -> bool:
 
 def _example(mode: Any, value: Any, leaf: bool = False) -> Any:
     """An example without values and without autograd's record of it, which would keep both alive; tensors that share
-    memory have examples that do."""
-    if not isinstance(value, Tensor) or isinstance(value, nn.Parameter):
+    memory have examples that do, and a parameter one that is a parameter."""
+    if not isinstance(value, Tensor):
         return value
+    if isinstance(value, nn.Parameter):
+        return mode.from_tensor(value)
     made = mode.from_tensor(value.detach()).requires_grad_(value.requires_grad)
     if leaf or not value.requires_grad:
         return made
