@@ -180,6 +180,27 @@ def test_without_gradients_values_are_proved(monkeypatch: pytest.MonkeyPatch) ->
     assert [proof.proved and proof.proved.what for proof in found] == ["values", "values"]
 
 
+class Cut(nn.Module):
+    """A gradient reaches the second result from the first steps alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.start = nn.Linear(4, 4), nn.Parameter(torch.rand(4))
+
+    def forward(self, x_TBI: Tensor) -> tuple[Tensor, Tensor]:
+        h_BI, decayed_I = torch.zeros_like(x_TBI[0]), self.start * 2
+        for x_BI in x_TBI:
+            h_BI, decayed_I = torch.tanh(self.weight(h_BI) + x_BI), 0.5 * decayed_I
+        return h_BI, decayed_I
+
+
+def test_what_a_cut_leaves_without_a_gradient_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, run = proofs(monkeypatch), through("compile", Cut(), truncate=4)
+    h_BI, decayed_I = run(torch.randn(STEPS, 2, 4))
+    assert (h_BI.requires_grad, decayed_I.requires_grad) == (True, False)
+    assert [proof.proved and proof.proved.what for proof in found] == ["values"]
+
+
 class Widened(nn.Module):
     """A loop over single precision that gives double precision."""
 
