@@ -187,8 +187,8 @@ class Cut(nn.Module):
         super().__init__()
         self.start = nn.Parameter(torch.rand(4))
 
-    def forward(self, x_TBI: Tensor) -> tuple[Tensor, Tensor]:
-        h_BI, kept_I = x_TBI[0] * 0.5, self.start * 2
+    def forward(self, x_TBI: Tensor, h_BI: Tensor) -> tuple[Tensor, Tensor]:
+        h_BI, kept_I = h_BI * 0.5, self.start * 2
         for t in range(x_TBI.shape[0]):
             h_BI = 0.9 * h_BI + (x_TBI[t - 1] if t else x_TBI[t] * 0)
             kept_I = 0.5 * kept_I + 0.5 * kept_I
@@ -197,7 +197,7 @@ class Cut(nn.Module):
 
 def test_what_a_cut_leaves_without_a_gradient_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     found, run = proofs(monkeypatch), through("compile", Cut(), truncate=4)
-    h_BI, kept_I = run(torch.randn(9, 2, 4, requires_grad=True))
+    h_BI, kept_I = run(torch.randn(9, 2, 4, requires_grad=True), torch.randn(2, 4, requires_grad=True))
     assert (h_BI.requires_grad, kept_I.requires_grad) == (True, False)
     assert [proof.proved and proof.proved.what for proof in found] == ["values"]
 
