@@ -189,8 +189,8 @@ class Cut(nn.Module):
 
     def forward(self, x_TBI: Tensor, h_BI: Tensor) -> tuple[Tensor, Tensor]:
         h_BI, kept_I = h_BI * 0.5, self.start * 2
-        for t in range(x_TBI.shape[0]):
-            h_BI = 0.9 * h_BI + (x_TBI[t - 1] if t else x_TBI[t] * 0)
+        for t, _ in enumerate(x_TBI.unbind(0)):
+            h_BI = 0.9 * h_BI + 0.5 * (x_TBI[t - 1] if t else x_TBI[t] * 0)
             kept_I = 0.5 * kept_I + 0.5 * kept_I
         return h_BI, kept_I
 
