@@ -187,10 +187,12 @@ class Cut(nn.Module):
         super().__init__()
         self.start = nn.Parameter(torch.rand(4))
 
-    def forward(self, x_TBI: Tensor, h_BI: Tensor) -> tuple[Tensor, Tensor]:
-        h_BI, kept_I = h_BI * 0.5, self.start * 2
+    def forward(self, x_TBI: Tensor, start_BI: Tensor) -> tuple[Tensor, Tensor]:
+        h_BI = start_BI * 0.5
+        kept_I = self.start * 2
         for t, _ in enumerate(x_TBI.unbind(0)):
-            h_BI = 0.9 * h_BI + 0.5 * (x_TBI[t - 1] if t else x_TBI[t] * 0)
+            last_BI = x_TBI[t - 1] if t else x_TBI[t] * 0
+            h_BI = 0.9 * h_BI + 0.5 * last_BI
             kept_I = 0.5 * kept_I + 0.5 * kept_I
         return h_BI, kept_I
 
