@@ -42,7 +42,7 @@ from reroll.backends.construct.stages.seen import rounding_of
 HERE = Path(__file__).resolve().parent
 RESULT = HERE / "results" / "verdicts.json"
 LENGTHS = (5, 6, 9, 13, 21, 40)
-SEEDS = {"programs": 800, "wholes": 200, "losses": 200, "sizes": 60, "kinds": 100}
+SEEDS = {"programs": 600, "wholes": 150, "losses": 150, "kinds": 60, "sizes": 40}
 PARTS = ("zoo", "doors", *SEEDS)
 FIRST = 20_000  # seed
 CHUNK = 40  # rows of one process
