@@ -193,7 +193,7 @@ def main() -> int:
     found, count = read(options.out), 0
     for part in () if options.show else options.only:
         rows = found["parts"].setdefault(part, {})
-        wanted = [name for name in before.get(part, {})] if options.against else names(part)
+        wanted = [*before.get(part, {})] if options.against else names(part)
         missing = [name for name in wanted if options.again or name not in rows]
         for name, made in made_apart(part, missing, options.libraries):
             rows[name] = made
