@@ -84,11 +84,12 @@ class Proof:
     """Whether a program is to be proved, and what came of it.
 
     made: gives the program that is proved, once, and the plans of its loops. other: why gradients are not to be plain
-    autograd's, if so. cut: whether they are truncated, so that results may need none. rounding: how far off a value may be that loops make. plain: bytes that torch is predicted to
-    hold for one step; spills: whether that is more than there is, so that its tape goes to a disk in ``folder``. room:
-    bytes that there are. compiled: the loops whose segments are, of which the eager ones are proved, and these are
-    tried beside. missed: why nothing was compared yet. departed: what the model does otherwise than when its program
-    was made. noise: draws what is added to leaves in a run of torch's that says how far rounding goes.
+    autograd's, if so. cut: whether they are truncated, so that a result may need none. rounding: how far off a value
+    may be that loops make. plain: bytes that torch is predicted to hold for one step; spills: whether that is more than
+    there is, so that its tape goes to a disk in ``folder``. room: bytes that there are. compiled: the loops whose
+    segments are, of which the eager ones are proved, and these are tried beside. missed: why nothing was compared yet.
+    departed: what the model does otherwise than when its program was made. noise: draws what is added to leaves in a
+    run of torch's that says how far rounding goes.
     """
 
     how: str = "never"

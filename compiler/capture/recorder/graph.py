@@ -428,7 +428,7 @@ class GraphRecorder(TorchFunctionMode):
 
 
 def _input_of(graph: fx.Graph, name: str) -> fx.Node:
-    """A placeholder whose parameter of ``forward`` Python takes: fx makes names legal and unique, but writes targets."""
+    """A placeholder that can be a parameter of ``forward``: fx makes names legal and unique, but writes targets."""
     node = graph.placeholder("self_" if name == "self" else name)
     node.target = node.name
     return node
