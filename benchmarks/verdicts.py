@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from reroll.backends.construct.stages.seen import rounding_of
 
@@ -88,7 +89,9 @@ def _of_zoo(name: str) -> tuple[Any, str]:
     zoo = import_module("networks_zoo")
     network, steps = zoo.load()[name.split()[0]], int(name.split()[1])
     net = zoo.Net(network)
-    given = [each.requires_grad_(network.leaf) if each.is_floating_point() else each for each in network.inputs(steps)]
+    given = tree_map_only(
+        torch.Tensor, lambda v: v.requires_grad_(network.leaf) if v.is_floating_point() else v, network.inputs(steps)
+    )
     return judge.compared(net, partial(replace(WAY, time=0).compiled, net), given, {}, None), ""
 
 
