@@ -168,7 +168,9 @@ def write(path: Path, found: dict[str, Any]) -> None:
     for part, rows in found["parts"].items():
         lines = [f"{json.dumps(name)}: {json.dumps(each)}" for name, each in rows.items()]
         parts.append(f"{json.dumps(part)}: {{\n" + ",\n".join(lines) + "\n}")
-    path.write_text(f'{{"made": {json.dumps(found["made"])},\n"parts": {{\n' + ",\n".join(parts) + "\n}}\n")
+    begun = path.with_suffix(".begun")  # a file is whole, whenever this is stopped
+    begun.write_text(f'{{"made": {json.dumps(found["made"])},\n"parts": {{\n' + ",\n".join(parts) + "\n}}\n")
+    begun.replace(path)
 
 
 def show(found: dict[str, Any]) -> None:
