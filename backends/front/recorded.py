@@ -324,6 +324,7 @@ def _check_names(assigned: Assigned | None) -> None:
 
 
 def _is_told(change: Change) -> bool:
-    """Whether a record can tell of a change: tensors that an attribute or item gets."""
+    """Whether a record can tell of a change: tensors that an attribute or item gets, or None, which counts nothing."""
     leaves = [*leaves_of(change.value)]
-    return change.owner is not None and (not leaves or any(isinstance(leaf, Tensor) for leaf in leaves))
+    told = change.value is None or not leaves or any(isinstance(leaf, Tensor) for leaf in leaves)
+    return change.owner is not None and told

@@ -33,6 +33,7 @@ from reroll.backends.measure.plain import mean_squares
 from reroll.backends.runtime.node import Rolled
 from reroll.errors import DifferenceError, IllegalProgramError, ProofError, RerollError, RerollWarning
 from reroll.graph.nested import tensors_of
+from reroll.recurrence import Recurrence
 
 SECONDS = 180
 """After which a program counts as one that gave no answer."""
@@ -100,11 +101,14 @@ class Text:
 class Verdict:
     """``kind``: equal, refused, left (to torch), invalid (nothing to compare with), or one of ``DEFECTS``; and why.
 
-    ``silent``: torch alone ran a call of ``MANY`` steps or more, and nothing said so.
+    ``silent``: torch alone ran a call of ``MANY`` steps or more, and nothing said so. raised: the class of what was
+    raised. error: the largest difference from eager, relative to the largest entry of its tensor.
     """
 
     kind: str
     why: str = ""
+    raised: str = field(default="", compare=False)
+    error: float = field(default=0.0, compare=False)
 
 
 class NoAnswerError(BaseException):
@@ -140,12 +144,12 @@ def outcome(differences: Callable[[], Sequence[object]], seconds: int = SECONDS)
         except NoAnswerError:
             return Verdict("no answer")
         except RerollError as error:
-            return Verdict(_refusal(error), first_line(error))
+            return Verdict(_refusal(error), first_line(error), type(error).__name__)
         except TorchDynamoException as error:
             kind = "raw" if type(error).__name__ in _OURS else "refused"
-            return Verdict(kind, f"{type(error).__name__}: {first_line(error)}")
+            return Verdict(kind, f"{type(error).__name__}: {first_line(error)}", type(error).__name__)
         except Exception as error:  # noqa: BLE001
-            return Verdict("raw", f"{type(error).__name__}: {first_line(error)}")
+            return Verdict("raw", f"{type(error).__name__}: {first_line(error)}", type(error).__name__)
     if found:
         return Verdict("wrong", str(found[0]))
     text = [str(each.message) for each in told if issubclass(each.category, RerollWarning)]
@@ -169,7 +173,7 @@ def judge(program: Source, way: Way) -> Verdict:
         module = loaded(program.source(), Path(folder) / f"program{program.seed}_{next(_JUDGED)}.py")
         net, (args, kwargs) = module.Net(), module.inputs()
         tolerance = SHORT if "float()" in program.source() else TOLERANCE
-        return _compared(net, partial(way.compiled, net), args, kwargs, tolerance, loss=loss_of(program.seed))
+        return compared(net, partial(way.compiled, net), args, kwargs, tolerance, loss=loss_of(program.seed))
 
 
 def loss_of(seed: int) -> Callable[[Any], torch.Tensor]:
@@ -190,7 +194,7 @@ def judge_calls(program: Source, way: Way) -> Verdict:
     torch.set_default_dtype(torch.float64)
     with tempfile.TemporaryDirectory() as folder:
         plain, compiled = (Calls(program, Path(folder), each) for each in (None, way))
-        verdict = _compared(plain, lambda: compiled, (torch.ones(97),), {}, TOLERANCE, compiled.others_than)
+        verdict = compared(plain, lambda: compiled, (torch.ones(97),), {}, TOLERANCE, compiled.others_than)
     if verdict.kind != "equal" or all(call.rolled or call.steps < MANY for call in compiled.made):
         return verdict
     told = [text for call in compiled.made for text in call.told]
@@ -236,19 +240,22 @@ def judge_mutant(mutant: Mutant, way: Way) -> Verdict:
         args = tree_map_only(torch.Tensor, lambda v: v.requires_grad_(leaf) if v.is_floating_point() else v, given)
         over_time = all(isinstance(v, torch.Tensor) and v.dim() and v.shape[0] == steps for v in args)
         way = replace(way, time=0) if over_time else replace(way, door="backend")
-        return _compared(net, partial(way.compiled, net), args, {}, TOLERANCE)
+        return compared(net, partial(way.compiled, net), args, {}, None)  # some compute in half precision
 
 
-def _compared(
+def compared(
     net: Any,
     compiled: Callable[[], Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    tolerance: float,
+    tolerance: float | None,
     others: Callable[[], Iterable[Difference]] = tuple,
     loss: Callable[[Any], torch.Tensor] | None = None,
 ) -> Verdict:
-    """What becomes of a model. others: what differs beside all that ``reroll.check`` sees."""
+    """What becomes of a model.
+
+    tolerance: of ``reroll.check``. others: what differs beside all that it sees.
+    """
     check = partial(reroll.check, loss=loss, measure=False)
     try:
         plain = check(_Plain(net), *args, **kwargs)
@@ -256,19 +263,21 @@ def _compared(
     except Exception as error:  # the program is none  # noqa: BLE001
         return Verdict("invalid", first_line(error))
 
-    found: list[Difference] = []
+    found, errors = list[Difference](), [0.0]
 
     def differences() -> Sequence[Difference]:
-        found.extend(check(compiled(), *args, tolerance=tolerance, **kwargs).differences)
-        found[:0] = others()
+        seen = check(compiled(), *args, tolerance=tolerance, **kwargs)
+        errors.append(seen.error)
+        found[:] = [*others(), *seen.differences]
         return found
 
-    verdict = outcome(differences)
+    verdict = replace(outcome(differences), error=errors[-1])
     if verdict.kind == "no answer" and _inductor_is_stuck(net, args, kwargs):
         return Verdict("invalid", "inductor by itself gives no answer")
     if verdict.kind != "wrong":
         return verdict
-    left = with_digits(found, partial(check, tolerance=tolerance), net, args, kwargs, NUDGES[tolerance])
+    nudge = NUDGES[TOLERANCE if tolerance is None else tolerance]
+    left = with_digits(found, partial(check, tolerance=tolerance), net, args, kwargs, nudge)
     return Verdict("wrong", str(left[0])) if left else Verdict("invalid", f"eager has no such digits: {verdict.why}")
 
 
@@ -330,9 +339,10 @@ class Calls:
         def call(*args: Any) -> Any:
             made = Call(len(args[0]))
             self.made.append(made)
-            with warnings.catch_warnings(record=True) as told, _rolled(made):
+            with warnings.catch_warnings(record=True) as told, played() as loops:
                 warnings.simplefilter("always")
                 result = compiled(*args)
+            made.rolled = sum(loop.steps for loop in loops)
             made.told += [str(each.message) for each in told if issubclass(each.category, RerollWarning)]
             return result
 
@@ -340,16 +350,16 @@ class Calls:
 
 
 @contextmanager
-def _rolled(call: Call) -> Iterator[None]:
-    """Count the steps of the loops that are played meanwhile."""
-    played = Rolled.played
+def played() -> Iterator[list[Recurrence]]:
+    """The loops that are played meanwhile."""
+    original, loops = Rolled.played, list[Recurrence]()
 
-    def counted(self: Rolled, *args: Any) -> Any:
-        call.rolled += self.executable.recurrence.steps
-        return played(self, *args)
+    def noted(self: Rolled, *args: Any) -> Any:
+        loops.append(self.executable.recurrence)
+        return original(self, *args)
 
-    with mock.patch.object(Rolled, "played", counted):
-        yield
+    with mock.patch.object(Rolled, "played", noted):
+        yield loops
 
 
 class _Plain:

@@ -1,6 +1,6 @@
 """Empty and fake tensors like others: shapes and layouts for values that are not there.
 
-Private torch API, tried on 2.11 and 2.13: ``FakeTensor``, which is made without an operation (``Fakes``), and
+Private torch API, tried on 2.11 and 2.13: ``FakeTensor``, which is made without an operation (``Fakes``; ``_is_param`` makes a parameter of it), and
 ``FakeTensorMode``; ``TracingContext`` and ``tracing`` (torch takes the mode of Dynamo's tensors while that traces,
 unless it is told another one); ``StorageWeakRef``, by which a memory's identity is no other one's even once it is gone.
 """
@@ -62,6 +62,8 @@ class Fakes:
         flat = torch.empty(0, dtype=value.dtype, device="meta")
         laid_out = flat.set_(self._memory[number][1], value.storage_offset(), value.shape, value.stride())
         fake: torch.Tensor = FakeTensor(self.mode, laid_out, value.device)
+        if isinstance(value, torch.nn.Parameter):
+            fake._is_param = True  # which makes it one, as isinstance says
         return fake.requires_grad_() if value.requires_grad else fake
 
 

@@ -47,7 +47,7 @@ DAILY = (
 ANY_LENGTH = (
     *("plain-delays", "plain-loss_inside", "plain-nested", "plain-bidirectional", "plain-teacher_forcing"),
     *("torch-gru_cell", "torch-lstm_deep", "spikingjelly-carried_over", "spikingjelly-lif_multi_step_float64"),
-    "snntorch-leaky_hidden",
+    *("snntorch-leaky_hidden", "spikingjelly-parametric_lif_multi_step", "spikingjelly-convolutional_multi_step"),
 )
 SAME_STRUCTURE = (
     *OF_A_KIND,

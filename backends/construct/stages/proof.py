@@ -84,17 +84,19 @@ class Proof:
     """Whether a program is to be proved, and what came of it.
 
     made: gives the program that is proved, once, and the plans of its loops. other: why gradients are not to be plain
-    autograd's, if so. rounding: how far off a value may be that loops make. plain: bytes that torch is predicted to
-    hold for one step; spills: whether that is more than there is, so that its tape goes to a disk in ``folder``. room:
-    bytes that there are. compiled: the loops whose segments are, of which the eager ones are proved, and these are
-    tried beside. missed: why nothing was compared yet. departed: what the model does otherwise than when its program
-    was made. noise: draws what is added to leaves in a run of torch's that says how far rounding goes.
+    autograd's, if so. cut: whether they are truncated, so that a result may need none. rounding: how far off a value
+    may be that loops make. plain: bytes that torch is predicted to hold for one step; spills: whether that is more than
+    there is, so that its tape goes to a disk in ``folder``. room: bytes that there are. compiled: the loops whose
+    segments are, of which the eager ones are proved, and these are tried beside. missed: why nothing was compared yet.
+    departed: what the model does otherwise than when its program was made. noise: draws what is added to leaves in a
+    run of torch's that says how far rounding goes.
     """
 
     how: str = "never"
     made: Callable[[], tuple[Plans, Run]] | None = None
     where: str = ""
     other: str = ""
+    cut: bool = False
     rounding: float = 0.0
     plain: int = 0
     spills: bool = False
@@ -124,6 +126,7 @@ class Proof:
             made=made,
             where="; ".join(dict.fromkeys(each.executable.recurrence.where for each in built)),
             other=_other_gradients(options, rounding),
+            cut=options.truncate is not None,
             rounding=rounding,
             plain=plain,
             spills=plain > min(bounds),
@@ -268,7 +271,7 @@ class Proof:
         with self._moving(leaves), saved_as_it_is() if kept is None else self._tape(kept, wanted):
             result = run()
             seen.others[FOLLOWING] = following()
-            note_result(seen, result)
+            note_result(seen, result, needs=not self.cut)
             if wanted:
                 seen.gradients = _gradients(result, leaves)
         return seen

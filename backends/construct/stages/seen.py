@@ -62,14 +62,15 @@ def following() -> tuple[float, ...]:
     return tuple(drawn)
 
 
-def note_result(seen: Seen, result: Any) -> None:
-    """The values of a result, how they lie, and whether they need gradients."""
+def note_result(seen: Seen, result: Any, *, needs: bool = True) -> None:
+    """The values of a result, how they lie, and whether they need gradients (``needs``)."""
     seen.others["structure of the result"] = structure_of(result)
     for place, value in places_of(result):
         name = "result" + "".join(f"[{key!r}]" for key in place)
         seen.tensors[name] = value.detach().clone()
         seen.layouts[f"layout of {name}"] = _layout(value)
-        seen.others[f"requires_grad of {name}"] = value.requires_grad
+        if needs:
+            seen.others[f"requires_grad of {name}"] = value.requires_grad
 
 
 def _layout(value: Tensor) -> Layout:

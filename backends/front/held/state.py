@@ -17,6 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Set
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -49,8 +50,14 @@ _FOLLOWED = (*WRAPPERS, *CONTAINERS, nn.Module, tuple, np.ndarray, memoryview)
 _BARE = (Tensor, types.FunctionType)  # most have no attributes
 
 
+class Absent(Enum):
+    """What stands before a change for what was not there."""
+
+    ABSENT = "nothing"
+
+
 class Change(NamedTuple):
-    """An attribute, variable or item that is another object than it was.
+    """An attribute, variable or item that is another object than it was, or than ``Absent.ABSENT``.
 
     ``owner`` is the place in ``State.owners`` of the mapping or list that holds it under ``key``; None for what cannot
     be assigned again: items that are gone or were added to a list, items of sets, variables.
@@ -294,7 +301,7 @@ class State:
                 yield Change(f"what a {type(value).__name__} stands for", pointed_to(value), None, None, was)
         for value in self.bare:
             yield from (
-                Change(f"{name} of a {type(value).__name__}", now, None, name, None)
+                Change(f"{name} of a {type(value).__name__}", now, None, name, Absent.ABSENT)
                 for name, now in attributes(value).items()
             )
 
@@ -362,7 +369,7 @@ def _changed(name: str, was: Mapping[Any, Any], now: Mapping[Any, Any], owner: i
     for key in now:
         found = now[key]
         if (key not in was or was[key] is not found) and not _is_remembered(key, found):
-            yield Change(f"{name}.{key}", found, owner, key, was.get(key))
+            yield Change(f"{name}.{key}", found, owner, key, was.get(key, Absent.ABSENT))
     for key in was.keys() - now.keys():
         yield Change(f"{name}.{key} is gone", None, None, key, was[key])
 

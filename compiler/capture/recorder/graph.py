@@ -88,7 +88,7 @@ class GraphRecorder(TorchFunctionMode):
         self.refusal: Unrecordable | None = None
         self.forward: Forward | None = None
         for index, value in enumerate(outside):
-            node = self.graph.placeholder((names or {}).get(id(value), f"outside_{index}"))
+            node = _input_of(self.graph, (names or {}).get(id(value), f"outside_{index}"))
             self._show(node, value)
             if value.requires_grad and not value.is_leaf:
                 node.meta["example_value"] = another_of(node.meta["example_value"])
@@ -178,7 +178,7 @@ class GraphRecorder(TorchFunctionMode):
             self.dependence.memory[node] = storage_id(value)
 
     def _example(self, value: Any) -> Any:
-        plain = isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and value.layout == torch.strided
+        plain = isinstance(value, Tensor) and value.layout == torch.strided
         return self.fakes(value) if plain else value
 
     def _check_states(self) -> None:
@@ -457,6 +457,13 @@ class GraphRecorder(TorchFunctionMode):
         """Raise Unrecordable."""
         self.refusal = Unrecordable(f"{user_line()}: {reason}.")
         raise self.refusal
+
+
+def _input_of(graph: fx.Graph, name: str) -> fx.Node:
+    """A placeholder that can be a parameter of ``forward``: fx makes names legal and unique, but writes targets."""
+    node = graph.placeholder("self_" if name == "self" else name)
+    node.target = node.name
+    return node
 
 
 def _is_object(value: Any) -> bool:

@@ -137,12 +137,22 @@ class _Builder:
 
     def _keep_unused_random(self) -> None:
         """A random number that nobody uses is drawn all the same, for those after it; nothing of it is an output."""
-        for node in [node for node in self.graph.nodes if is_random(node) and not node.users]:
-            value = example(node)
-            if value is not None:
-                flat = self.graph.call_method("reshape", (self.graph.call_method("detach", (node,)), -1))
-                self.unused.append(self.graph.call_function(torch.narrow, (flat, 0, 0, 0)))
-                self.unused[-1].meta["example_value"] = value.detach().reshape(-1)[:0]
+        for node, value in [*self._unused_random()]:
+            flat = self.graph.call_method("reshape", (self.graph.call_method("detach", (node,)), -1))
+            self.unused.append(self.graph.call_function(torch.narrow, (flat, 0, 0, 0)))
+            self.unused[-1].meta["example_value"] = value.detach().reshape(-1)[:0]
+
+    def _unused_random(self) -> Iterator[tuple[fx.Node, torch.Tensor]]:
+        """What draws, and what it gives, where nobody uses that; of a function with several results each of those."""
+        given = set(self._results())
+        for node in [node for node in self.graph.nodes if is_random(node)]:
+            made = node.meta.get("example_value")
+            if isinstance(made, torch.Tensor) and not node.users:
+                yield node, made
+            if isinstance(made, tuple | list):
+                used = {pick.args[1] for pick in node.users if pick.users or pick in given}
+                for at in (at for at, each in enumerate(made) if isinstance(each, torch.Tensor) and at not in used):
+                    yield self.graph.call_function(operator.getitem, (node, at)), made[at]
 
     def _results(self) -> Iterator[fx.Node]:
         for register, carries in zip(self.step.registers, self.carries, strict=True):

@@ -180,6 +180,30 @@ def test_without_gradients_values_are_proved(monkeypatch: pytest.MonkeyPatch) ->
     assert [proof.proved and proof.proved.what for proof in found] == ["values", "values"]
 
 
+class Cut(nn.Module):
+    """A gradient reaches the second result from the first steps alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = nn.Parameter(torch.rand(4))
+
+    def forward(self, x_TBI: Tensor, start_BI: Tensor) -> tuple[Tensor, Tensor]:
+        h_BI = start_BI * 0.5
+        kept_I = self.start * 2
+        for t, _ in enumerate(x_TBI.unbind(0)):
+            last_BI = x_TBI[t - 1] if t else x_TBI[t] * 0
+            h_BI = 0.9 * h_BI + 0.5 * last_BI
+            kept_I = 0.5 * kept_I + 0.5 * kept_I
+        return h_BI, kept_I
+
+
+def test_what_a_cut_leaves_without_a_gradient_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, run = proofs(monkeypatch), through("compile", Cut(), truncate=4)
+    h_BI, kept_I = run(torch.randn(9, 2, 4, requires_grad=True), torch.randn(2, 4, requires_grad=True))
+    assert (h_BI.requires_grad, kept_I.requires_grad) == (True, False)
+    assert [proof.proved and proof.proved.what for proof in found] == ["values"]
+
+
 class Widened(nn.Module):
     """A loop over single precision that gives double precision."""
 

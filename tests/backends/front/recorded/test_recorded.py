@@ -41,6 +41,29 @@ def test_every_length_agrees_with_eager(body: str) -> None:
     assert recordings(run) <= 3  # detached twice more where its period asks for other lengths
 
 
+class Named(nn.Module):
+    """Its parameters have names that are no names of Python's, or become one name where only letters are left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("0", "9_weight", "self", "class", "None", "x\u00b2", "a_b", "a b", "torch", "argument_0"):
+            self.register_parameter(name, nn.Parameter(torch.rand(I)))
+        self.a = nn.ParameterDict({"b": torch.rand(I)})
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BI = torch.zeros_like(x_TBI[0])
+        for x_BI in x_TBI:
+            for parameter in self.parameters():
+                h_BI = torch.tanh(h_BI * parameter + x_BI)
+        return h_BI
+
+
+def test_parameters_may_have_names_that_python_does_not_take() -> None:
+    net, twin, run = twins(Named())
+    for steps in (16, 21):
+        agree(net, twin, run, torch.randn(steps, 3, I))
+
+
 def test_state_of_modules_is_carried_from_call_to_call() -> None:
     net, twin, run = twins(Stateful(), schedule="double", chunk=6, slots=2, segment=2, remote="disk")
     for steps in (20, 33, 9, 20):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import reroll
+from reroll.backends.front.recorded import Recorded
 
 EAGER: dict[str, Any] = {"lowering": "eager", "schedule": "standard", "segment": 2, "chunk": 3}
 pytestmark = pytest.mark.filterwarnings("ignore:The model asks")
@@ -181,3 +182,37 @@ def test_an_object_that_holds_tensors_is_refused() -> None:
     with pytest.raises(Exception, match="graph_break") as refused:
         reroll.compile(net, time_dim=0, **EAGER)(data())
     assert "an object that holds tensors" in "".join(refused.value.__notes__)
+
+
+class Emptied(nn.Module):
+    """It assigns None: to an attribute that was not there, in place of a state, or in turns with one."""
+
+    def __init__(self, assign: str) -> None:
+        super().__init__()
+        self.fc, self.assign = nn.Linear(4, 4, dtype=D), assign
+        if assign != "new":
+            self.late: Any = torch.ones(3, 4, dtype=D)
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        h_BH, rows = getattr(self, "late", None), []
+        h_BH = torch.zeros_like(x_TBI[0]) if h_BH is None else h_BH.detach()
+        empties = self.assign != "turns" or getattr(self, "late", None) is not None
+        for x_BI in x_TBI:
+            h_BH = torch.tanh(self.fc(h_BH) + x_BI)
+            rows.append(h_BH)
+        self.late = None if empties else h_BH
+        return torch.stack(rows)
+
+
+@pytest.mark.parametrize("assign", ["new", "reset", "turns"])
+def test_none_is_assigned_as_in_eager(assign: str) -> None:
+    net = Emptied(assign)
+    twin = copy.deepcopy(net)
+    run = reroll.compile(twin, time_dim=0, **EAGER)
+    for steps in (9, 20, 20, 33):
+        x_TBI = torch.randn(steps, 3, 4, dtype=D)
+        assert torch.allclose(run(x_TBI), net(x_TBI), atol=1e-12)
+        assert hasattr(twin, "late")
+        assert (twin.late is None) == (net.late is None)
+        assert net.late is None or torch.allclose(twin.late, net.late, atol=1e-12)
+    assert isinstance(run.reroll_caller.front.traced, Recorded)
