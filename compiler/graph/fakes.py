@@ -1,8 +1,9 @@
 """Empty and fake tensors like others: shapes and layouts for values that are not there.
 
-Private torch API, tried on 2.11 and 2.13: ``FakeTensor``, which is made without an operation (``Fakes``; ``_is_param`` makes a parameter of it), and
-``FakeTensorMode``; ``TracingContext`` and ``tracing`` (torch takes the mode of Dynamo's tensors while that traces,
-unless it is told another one); ``StorageWeakRef``, by which a memory's identity is no other one's even once it is gone.
+Private torch API, tried on 2.11 and 2.13: ``FakeTensor``, which is made without an operation (``Fakes``; ``_is_param``
+makes a parameter of it), and ``FakeTensorMode``; ``TracingContext`` and ``tracing`` (torch takes the mode of Dynamo's
+tensors while that traces, unless it is told another one); ``StorageWeakRef``, by which a memory's identity is no other
+one's even once it is gone.
 """
 
 from __future__ import annotations
