@@ -26,7 +26,7 @@ class Operation:
     ``view``: it gives entries of its operand, none of them changed, and may give its memory: ``turned`` (other order of
     dimensions), ``reshaped``, ``sized`` (dimensions of size one), ``expanded``, ``part``, ``pieces`` or ``same``.
     ``moves``: it gives entries of its operands, none changed but for the dtype, in memory of its own: ``copied``,
-    ``looked up`` by indices, or ``same`` where it may give its operand. ``padded``: there are new entries besides.
+    ``looked up`` by indices, ``selected`` from two, or ``same`` where it may give its operand. ``padded``: and others.
     ``makes``: a tensor that depends on nothing but sizes and numbers: ``zeros``, ``ones``, ``number``, ``range`` or
     ``empty``. ``like``: of the kind of its first operand. ``number_at``: the position of the number that fills it.
     ``reduction``: it makes one entry of all along some dimensions. ``random``: it may draw random numbers, as
@@ -62,6 +62,11 @@ class Operation:
     norm: bool = False
     exact: bool = False
     monotone: bool = False
+
+    @property
+    def only_moves(self) -> bool:
+        """Whether the result has no entry that its first operand, or one of a list of these, has not."""
+        return self.view != "" or self.moves not in ("", "selected")
 
     @property
     def decides(self) -> bool:
@@ -115,7 +120,7 @@ SPELLINGS = {
     "movedim": "moveaxis",
     "outer": "ger",
 }
-_CASTS = "to float double half bfloat16 int long short char byte bool type type_as"
+_CASTS = "_to_copy convert_element_type to float double half bfloat16 int long short char byte bool type type_as"
 _DROPOUTS = "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout"
 _REDUCTIONS = "sum mean amax amin prod logsumexp all any argmax argmin"
 _MONOTONE = "add sub rsub mul neg maximum minimum clamp clamp_min clamp_max relu"
@@ -155,6 +160,7 @@ _KINDS = {
         "copied": "clone _to_copy convert_element_type cat stack flip roll repeat select_scatter slice_scatter"
         " _unsafe_view",
         "looked up": "index_select gather",
+        "selected": "where masked_fill",
         "same": "to contiguous lift_fresh lift_fresh_copy device_put broadcast_in_dim named",
     },
     "makes": {
