@@ -37,7 +37,7 @@ class Operation:
     ``rows``: which rule of ``reroll.capture.fusion.row_rules`` says where time is in its result.
     ``linear``: its gradient is that of the operations that it consists of, which may be linear in a state.
     ``product``: of ``matrices``, ``batches`` of these, a ``vector`` or a ``kernel``.
-    ``norm``: it normalizes.
+    ``norm``: it normalizes by ``rows``, or over a ``batch``.
     ``exact``: on small whole numbers it gives the same in every arithmetic; ``monotone``: that, and it has its extremes
     where its operands have theirs.
     """
@@ -59,7 +59,7 @@ class Operation:
     rows: str = ""
     linear: bool = False
     product: str = ""
-    norm: bool = False
+    norm: str = ""
     exact: bool = False
     monotone: bool = False
 
@@ -67,6 +67,11 @@ class Operation:
     def only_moves(self) -> bool:
         """Whether the result has no entry that its first operand, or one of a list of these, has not."""
         return self.view != "" or self.moves not in ("", "selected")
+
+    @property
+    def cheap(self) -> bool:
+        """Whether it takes hardly more than to write its result, which is the same each time."""
+        return self.makes not in ("", "empty") or self.moves == "copied" or self.padded
 
     @property
     def decides(self) -> bool:
@@ -141,7 +146,6 @@ _FLAGS = {
     " grid_sampler_2d _grid_sampler_2d_cpu_fallback grid_sampler_3d cudnn_grid_sampler"
     " _fake_quantize_learnable_per_tensor_affine _fake_quantize_learnable_per_channel_affine",
     "linear": "mul div add sub sum einsum matmul bmm mm outer getitem contiguous clone",
-    "norm": "native_layer_norm native_group_norm native_batch_norm",
     "monotone": _MONOTONE,
     "exact": f"{_MONOTONE} _to_copy to convert_element_type abs sign sgn square eq ne lt le gt ge heaviside"
     " logical_and logical_or logical_xor logical_not bitwise_and bitwise_or bitwise_xor bitwise_not",
@@ -177,6 +181,7 @@ _KINDS = {
         "jumps": "threshold hardshrink copysign nextafter angle atan2",
     },
     "product": {"matrices": "mm addmm", "batches": "bmm baddbmm", "vector": "mv addmv", "kernel": "convolution"},
+    "norm": {"rows": "native_layer_norm native_group_norm", "batch": "native_batch_norm"},
     "rows": {
         "reduced": _REDUCTIONS,
         "along": "softmax log_softmax cumsum cumprod index_select",
