@@ -16,11 +16,12 @@ from torch import Tensor, fx
 from torch.nn import functional
 
 from by_hand import called
+from reroll import operations
 from reroll.capture.fusion.peel import outer_emitter
 from reroll.capture.fusion.row_analysis import follow, timed
 from reroll.capture.fusion.row_rules import Rows
 from reroll.graph.effects import mark_random
-from reroll.graph.inplace import out_of_place
+from reroll.graph.inplace import out_of_place, updated_places
 from reroll.graph.private import OperationsSeen, is_overload
 from reroll.operations import SPELLINGS, named, of
 
@@ -227,7 +228,7 @@ def test_an_update_in_place_has_the_rule_of_the_operation_on_copies(name: str) -
 
 ITS_OWN = ("pos", "ilshift", "irshift")
 """Of which torch sees nothing, as ``+x`` is x itself, or something of their own."""
-SPELLED = [(other, name) for name, others in SPELLINGS.items() for other in others.split() if other not in ITS_OWN]
+SPELLED = [(other, name) for other, name in SPELLINGS.items() if other not in ITS_OWN]
 
 
 @pytest.mark.parametrize(("other", "name"), SPELLED)
@@ -262,3 +263,67 @@ def _ran(function: Callable[..., Any], given: Sequence[Any]) -> list[str]:
     except (RuntimeError, TypeError):
         return []
     return [each.overloadpacket.__name__.strip("_") for each in seen]
+
+
+LISTS = {
+    **operations._FLAGS,
+    **{f"{trait}: {kind}": names for trait, kinds in operations._KINDS.items() for kind, names in kinds.items()},
+}
+PLACES = (aten, torch.ops.prims, torch.ops.reroll, torch, functional, Tensor, operator)
+UNSAID = ("_unsafe_view", "getitem")
+"""Of which no schema says that they view; but they give entries of their operand alone."""
+
+
+@pytest.mark.parametrize("trait", LISTS)
+def test_what_is_listed_is_there_by_its_own_name_and_once(trait: str) -> None:
+    names = LISTS[trait].split()
+    assert len(names) == len(set(names))
+    assert [name for name in names if named(name).name != name] == []
+    spelled = {name: (name, f"{name}_backward") for name in names}
+    missing = [name for name in names if not any(hasattr(at, each) for at in PLACES for each in spelled[name])]
+    assert missing == []
+
+
+@pytest.mark.parametrize("trait", operations._KINDS)
+def test_an_operation_is_of_one_kind(trait: str) -> None:
+    names = [name for names in operations._KINDS[trait].values() for name in names.split()]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("name", [name for names in operations._KINDS["view"].values() for name in names.split()])
+def test_a_view_is_one_by_its_schema(name: str) -> None:
+    assert (name in UNSAID) != any(each.is_view for each in overloads(name))
+
+
+def test_the_lists_are_of_torchs_operations_alone() -> None:
+    """Whatever a user calls by one of their names is another thing."""
+
+    def add(one: Tensor, other: Tensor) -> Tensor:
+        return one
+
+    with torch.library._scoped_library("reroll_tests", "FRAGMENT") as library:
+        library.define("mul(Tensor x) -> Tensor")
+        foreign = torch.ops.reroll_tests.mul.default
+        assert of(add) == of(foreign) == named("")
+    assert not named("").random
+
+
+IN_PLACE = [
+    *(each for each in vars(operator).values() if callable(each) and each.__name__.startswith("i")),
+    *(name for name in dir(Tensor) if name.startswith("__i")),
+]
+
+
+@pytest.mark.parametrize("target", IN_PLACE, ids=str)
+def test_what_python_updates_in_place_is_known_to_do_so(target: Any) -> None:
+    """``x <<= 1`` was taken for another value than x."""
+    x, shown = torch.arange(6), torch.arange(6) + 1
+    try:
+        same = (getattr(x, target) if isinstance(target, str) else lambda other: target(x, other))(shown) is x
+    except (TypeError, RuntimeError, AttributeError):
+        same = target in (operator.itruediv, "__itruediv__")  # of floating-point numbers alone
+    graph = fx.Graph()
+    operand = graph.placeholder("x")
+    operand.meta["example_value"] = x
+    kind = "call_method" if isinstance(target, str) else "call_function"
+    assert updated_places(graph.create_node(kind, target, (operand, 2))) == ((0,) if same else ())
