@@ -35,6 +35,7 @@ class Operation:
     ``compares``, ``rounds``, or is another one that ``decides``; or it ``jumps`` and has a gradient all the same.
     ``kinked``: the gradient of what has a kink, which decides by all operands but the first.
     ``rows``: which rule of ``reroll.capture.fusion.row_rules`` says where time is in its result.
+    ``arithmetic``: of two operands, one of which may be a number that is another one at each step.
     ``linear``: its gradient is that of the operations that it consists of, which may be linear in a state.
     ``product``: of ``matrices``, ``batches`` of these, a ``vector`` or a ``kernel``.
     ``norm``: it normalizes by ``rows``, or over a ``batch``.
@@ -57,6 +58,7 @@ class Operation:
     decision: str = ""
     kinked: bool = False
     rows: str = ""
+    arithmetic: bool = False
     linear: bool = False
     product: str = ""
     norm: str = ""
@@ -80,51 +82,17 @@ class Operation:
 
 
 # Other names of one operation, as torch documents them; a test runs both. An underscore at the end, those of Python's
-# own methods and ``special_`` are taken off beforehand.
-SPELLINGS = {
-    "add": "iadd",
-    "sub": "subtract isub",
-    "mul": "multiply imul",
-    "div": "divide true_divide truediv itruediv",
-    "floor_divide": "floordiv ifloordiv",
-    "remainder": "mod imod",
-    "pow": "ipow",
-    "bitwise_and": "and iand",
-    "bitwise_or": "or ior",
-    "bitwise_xor": "xor ixor",
-    "bitwise_not": "invert inv",
-    "lshift": "ilshift",
-    "rshift": "irshift",
-    "neg": "negative",
-    "positive": "pos",
-    "abs": "absolute",
-    "clamp": "clip",
-    "trunc": "fix",
-    "gt": "greater",
-    "ge": "greater_equal",
-    "lt": "less",
-    "le": "less_equal",
-    "ne": "not_equal",
-    "acos": "arccos",
-    "acosh": "arccosh",
-    "asin": "arcsin",
-    "asinh": "arcsinh",
-    "atan": "arctan",
-    "atan2": "arctan2",
-    "atanh": "arctanh",
-    "sigmoid": "expit",
-    "digamma": "psi",
-    "lgamma": "gammaln",
-    "igamma": "gammainc",
-    "igammac": "gammaincc",
-    "mvlgamma": "multigammaln",
-    "log_sigmoid": "logsigmoid",
-    "threshold": "_threshold",
-    "cat": "concat concatenate",
-    "transpose": "swapaxes swapdims",
-    "movedim": "moveaxis",
-    "outer": "ger",
-}
+# own methods and ``special_`` are taken off beforehand. The first of a group is the one that torch's schemas have.
+_SPELLINGS = """
+add iadd, sub subtract isub, mul multiply imul, div divide true_divide truediv itruediv,
+floor_divide floordiv ifloordiv, remainder mod imod, pow ipow, bitwise_and and iand, bitwise_or or ior,
+bitwise_xor xor ixor, bitwise_not invert inv, lshift ilshift, rshift irshift, neg negative, positive pos,
+abs absolute, clamp clip, trunc fix, gt greater, ge greater_equal, lt less, le less_equal, ne not_equal,
+acos arccos, acosh arccosh, asin arcsin, asinh arcsinh, atan arctan, atan2 arctan2, atanh arctanh,
+sigmoid expit, digamma psi, lgamma gammaln, igamma gammainc, igammac gammaincc, mvlgamma multigammaln,
+log_sigmoid logsigmoid, threshold _threshold, cat concat concatenate, transpose swapaxes swapdims,
+movedim moveaxis, outer ger
+"""
 _CASTS = "_to_copy convert_element_type to float double half bfloat16 int long short char byte bool type type_as"
 _DROPOUTS = "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout"
 _REDUCTIONS = "sum mean amax amin prod logsumexp all any argmax argmin"
@@ -138,7 +106,7 @@ _FLAGS = {
     " log_sigmoid hardswish lshift rshift",
     "padded": "constant_pad_nd",
     "like": "zeros_like new_zeros ones_like new_ones full_like new_full empty_like new_empty",
-    "reduction": _REDUCTIONS,
+    "reduction": f"{_REDUCTIONS} var var_mean",
     "dropout": _DROPOUTS,
     "casts": _CASTS,
     "kinked": "threshold hardtanh hardswish hardsigmoid hardshrink softshrink leaky_relu elu rrelu_with_noise logit"
@@ -146,6 +114,7 @@ _FLAGS = {
     " grid_sampler_2d _grid_sampler_2d_cpu_fallback grid_sampler_3d cudnn_grid_sampler"
     " _fake_quantize_learnable_per_tensor_affine _fake_quantize_learnable_per_channel_affine",
     "linear": "mul div add sub sum einsum matmul bmm mm outer getitem contiguous clone",
+    "arithmetic": "add sub mul div pow",
     "monotone": _MONOTONE,
     "exact": f"{_MONOTONE} _to_copy to convert_element_type abs sign sgn square eq ne lt le gt ge heaviside"
     " logical_and logical_or logical_xor logical_not bitwise_and bitwise_or bitwise_xor bitwise_not",
@@ -199,7 +168,8 @@ _KINDS = {
 }
 _NUMBER_AT = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0, "fill": 1}
 _RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "gumbel", "fractional_max_pool", "multi_head_attention")
-_OWN = {other: name for name, others in SPELLINGS.items() for other in others.split()}
+SPELLINGS = {other: own for own, *others in map(str.split, _SPELLINGS.split(",")) for other in others}
+"""The own name of an operation, by its other names."""
 _PLACES = ("torch", "_operator", "operator", "builtins", "math")  # modules of what is torch's, or Python's
 _SPACES = ("aten", "prims", "reroll")
 
@@ -241,12 +211,12 @@ def named(name: str) -> Operation:
 def _own_name(name: str) -> str:
     if name.startswith("__") and name.endswith("__"):
         inner = name[2:-2]
-        return name if inner == "rand" else _OWN.get(inner, inner)  # the and of what stands on the right
+        return name if inner == "rand" else SPELLINGS.get(inner, inner)  # the and of what stands on the right
     plain = name.removesuffix("_") or name
     if plain.startswith("special_"):
         inner = plain.removeprefix("special_")
-        plain = inner if inner in _OWN or any(_overloads(inner)) else plain
-    return _OWN.get(plain, plain)
+        plain = inner if inner in SPELLINGS or any(_overloads(inner)) else plain
+    return SPELLINGS.get(plain, plain)
 
 
 def _overloads(name: str) -> Iterator[Any]:

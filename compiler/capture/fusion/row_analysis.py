@@ -102,7 +102,7 @@ def _apply(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
 def _joins(node: fx.Node, found: Mapping[fx.Node, Rows | str]) -> bool:
     """Whether a node joins rows of the loop and others, which may depend on the loop as they like, to one value."""
     items: Any = node.args[0] if node.args else ()
-    if node.target is not torch.cat or not all(example(item) is not None for item in items):
+    if operation(node).rows != "cat" or not all(example(item) is not None for item in items):
         return False
     joined = [rows for item in items if isinstance(rows := found.get(item), Rows)]
     dim = argument(node, 1, "dim", 0) % len(shape(items[0]))

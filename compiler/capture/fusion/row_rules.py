@@ -163,7 +163,7 @@ def _batch_norm(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
 def _dims(node: fx.Node, place: int, name: str, default: Any) -> list[int] | None:
     dims = argument(node, place, name, default)
     one_by_one = name == "dims" and isinstance(dims, int)  # as methods take several
-    listed = node.args[place:] if one_by_one else [dims] if isinstance(dims, int) else dims
+    listed: Any = node.args[place:] if one_by_one else [dims] if isinstance(dims, int) else dims
     if not isinstance(listed, tuple | list) or not all(type(d) is int for d in listed) or not listed:
         return None
     return [d % len(shape(node.args[0])) for d in listed]
