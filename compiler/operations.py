@@ -11,7 +11,7 @@ Private torch API, tried on 2.11 and 2.13: ``_schema`` of an operator, for what 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -206,6 +206,13 @@ def named(name: str) -> Operation:
             "random": any(word in name for word in _RANDOM) or _draws(own) or _draws(f"{own}_"),
         },
     )
+
+
+def torchs_arguments(known: Operation, names: Iterable[str]) -> dict[str, str]:
+    """Which of the names of arguments are numpy's, each with torch's own: torch takes both, what reads a call one."""
+    taken = {each.name for overload in _overloads(known.name) for each in overload._schema.arguments}
+    numpys = {"axis": "dim", "keepdims": "keepdim"}
+    return {name: own for name, own in numpys.items() if name in names and name not in taken and own in taken}
 
 
 def _own_name(name: str) -> str:

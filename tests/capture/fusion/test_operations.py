@@ -15,15 +15,16 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional
 
-from by_hand import called
+from by_hand import called, written
 from reroll import operations
 from reroll.capture.fusion.peel import outer_emitter
 from reroll.capture.fusion.row_analysis import follow, timed
 from reroll.capture.fusion.row_rules import Rows
+from reroll.capture.normal.normal import normalise
 from reroll.graph.effects import mark_random
 from reroll.graph.inplace import out_of_place, updated_places
 from reroll.graph.private import OperationsSeen, is_overload
-from reroll.operations import SPELLINGS, named, of
+from reroll.operations import SPELLINGS, named, of, torchs_arguments
 
 aten = torch.ops.aten
 T, B, H = 3, 4, 3  # as many rows as entries: dimensions are followed, never sizes compared
@@ -327,3 +328,29 @@ def test_what_python_updates_in_place_is_known_to_do_so(target: Any) -> None:
     operand.meta["example_value"] = x
     kind = "call_method" if isinstance(target, str) else "call_function"
     assert updated_places(graph.create_node(kind, target, (operand, 2))) == ((0,) if same else ())
+
+
+NUMPYS: dict[str, Callable[[Any], Any]] = {
+    "unbind": lambda x: torch.unbind(x, axis=1)[3].tanh() + torch.unbind(x, axis=1)[1],
+    "chunk": lambda x: torch.chunk(x, 4, axis=1)[3].tanh() + torch.chunk(x, 4, axis=1)[1],
+    "stack": lambda x: torch.stack([x.sin(), x.cos()], axis=2),
+    "sum": lambda x: x.sum(axis=1, keepdims=True),
+    "cumsum_": lambda x: x.sin().cumsum_(axis=1),
+}
+
+
+@pytest.mark.parametrize("name", NUMPYS)
+def test_arguments_by_numpys_names_have_torchs_in_the_normal_form(name: str) -> None:
+    """With as many rows as columns: dimension 0 was read in place of 1."""
+    x = filled(name, (4, 4, 3), 0).detach()
+    module = written(NUMPYS[name], x)
+    normal = normalise(module, module.graph)
+    assert not any({"axis", "keepdims"} & node.kwargs.keys() for node in normal.nodes)
+    torch.testing.assert_close(fx.GraphModule(module, normal)(x), NUMPYS[name](x))
+
+
+def test_an_axis_that_torch_itself_names_so_stays() -> None:
+    known = of(torch.fake_quantize_per_channel_affine)
+    assert torchs_arguments(known, ["axis"]) == {}
+    assert torchs_arguments(of("sum"), ["axis", "keepdims", "dtype"]) == {"axis": "dim", "keepdims": "keepdim"}
+    assert torchs_arguments(of("unbind"), ["dim"]) == {}

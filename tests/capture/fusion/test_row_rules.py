@@ -18,6 +18,7 @@ from by_hand import written
 from reroll.capture.fusion.peel import outer_emitter
 from reroll.capture.fusion.row_analysis import follow, timed
 from reroll.capture.fusion.row_rules import Rows
+from reroll.graph.editing import name_arguments
 from reroll.graph.effects import mark_random
 
 T, B, H = 4, 4, 6
@@ -56,6 +57,7 @@ def followed(function: Function, made: tuple[int, int] = (0, T)) -> tuple[fx.Gra
         return function(Inputs((x, late, row, whole, w, image, mean)))
 
     module = written(call, *inputs)
+    name_arguments(module.graph)
     mark_random(module, module.graph)
     given = module.graph.find_nodes(op="placeholder")
     found: dict[fx.Node, Rows | str] = {
@@ -117,6 +119,8 @@ ROWS: dict[str, tuple[Function, Rows]] = {
     "cat, not over time": (lambda i: torch.cat([i.x, i.x], 2), rows()),
     "cat over time": (lambda i: torch.cat([i.row.unsqueeze(0), i.x]), rows(length=5, shift=1, first=1, last=5)),
     "stack in front of time": (lambda i: torch.stack([i.x, i.x]), rows(1)),
+    "stack, as numpy spells it": (lambda i: torch.stack([i.x, i.x], axis=2), rows()),
+    "sum, as numpy spells it": (lambda i: i.x.sum(axis=-1, keepdims=True), rows()),
     "stack behind time": (lambda i: torch.stack([i.x, i.whole], 1), rows()),
 }
 
