@@ -163,7 +163,7 @@ _KINDS = {
         "items": "group_norm interpolate pixel_shuffle pixel_unshuffle",
         "normed": "layer_norm rms_norm",
         **{name: name for name in ("linear", "embedding", "matmul", "batch_norm", "narrow", "cat", "stack", "getitem")},
-        **{name: name for name in ("flip", "glu")},
+        **{name: name for name in ("flip", "glu", "prelu")},
     },
 }
 _NUMBER_AT = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0, "fill": 1}

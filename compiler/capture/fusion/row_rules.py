@@ -160,6 +160,12 @@ def _batch_norm(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
     return _taken(source) if source and source.dim != 1 and argument(node, 5, "training", False) is False else None
 
 
+def _prelu(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
+    """A slope for each entry of dimension 1, or one for all."""
+    source, slopes = _only(node, rows), math.prod(shape(argument(node, 1, "weight")))
+    return _taken(source) if source and (source.dim != 1 or slopes == 1) else None
+
+
 def _dims(node: fx.Node, place: int, name: str, default: Any) -> list[int] | None:
     dims = argument(node, place, name, default)
     one_by_one = name == "dims" and isinstance(dims, int)  # as methods take several
@@ -311,6 +317,7 @@ RULES: Mapping[str, Rule] = {
     "getitem": _getitem,
     "flip": _along(1, name="dims"),
     "glu": _along(1, -1),
+    "prelu": _prelu,
 }
 """The rules by their names in ``reroll.operations``."""
 
