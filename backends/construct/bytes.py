@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import fx
 
 from reroll.backends.codecs.codec import CODECS
@@ -19,15 +18,13 @@ from reroll.backends.inductor.written.wrapper import wrapper_peak
 from reroll.backends.tiers.device import Device
 from reroll.backends.tiers.tier import STAGING
 from reroll.graph.memory import Owned, graph_peak, origin, storage_nbytes
+from reroll.operations import of
 from reroll.program.memory import Needs, SegmentBytes
 from reroll.program.tally import Sizes
 from reroll.recurrence import Items, Recurrence, Slots
 from reroll.schedules.machine import pieces
 from reroll.segment.factors import handed_number
 from reroll.segment.trace import lies_packed
-
-aten = torch.ops.aten
-_PRODUCTS = {each.default for each in (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)}  # what cuBLAS computes
 
 
 def needs_of(kernels: Kernels, recurrence: Recurrence, *, device: Device | None) -> Needs:
@@ -285,7 +282,11 @@ def recordings(segments: Iterable[Segment], recurrence: Recurrence) -> int:
 def workspaces_held(segment: Segment, device: Device) -> int:
     """Bytes in which products of recorded halves work: one thread records forwards, another of autograd's backwards."""
     halves = [half for half in (segment.forward_graph, segment.backward_graph) if half is not None]
-    return device.workspace() * sum(any(node.target in _PRODUCTS for node in half.graph.nodes) for half in halves)
+    return device.workspace() * sum(any(map(_is_of_cublas, half.graph.nodes)) for half in halves)
+
+
+def _is_of_cublas(node: fx.Node) -> bool:
+    return node.op == "call_function" and of(node.target).product in ("matrices", "batches")
 
 
 def _recorded(segment: Segment, slots: Slots) -> int:

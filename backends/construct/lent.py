@@ -25,13 +25,12 @@ from reroll.backends.runtime.executable import Compiled
 from reroll.graph.editing import content_of
 from reroll.graph.effects import attribute
 from reroll.graph.private import map_aggregate
+from reroll.operations import of
 from reroll.planning.options import Options
 from reroll.recurrence import Items, PerStep, Recurrence, Slices
 from reroll.segment.trace import trace
 
 LOG = logging.getLogger(__name__)
-aten = torch.ops.aten
-_SAME = (aten.detach.default, aten.alias.default)
 _MOST = 16
 
 
@@ -168,7 +167,7 @@ def _texts(module: fx.GraphModule) -> Mapping[Any, str]:
     for place, node in enumerate(module.graph.nodes):
         if node.op == "output":
             continue
-        if node.target in _SAME:
+        if node.op == "call_function" and of(node.target).view == "same":
             found[node] = found[node.all_input_nodes[0]]
             continue
         if node.op == "placeholder":

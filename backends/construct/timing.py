@@ -25,6 +25,7 @@ from reroll.backends.tiers.tier import Folder
 from reroll.errors import OptionError, StorageError, UnsupportedError, is_shortage
 from reroll.graph.fakes import laid_out_like
 from reroll.graph.private import is_seeded, operator_name
+from reroll.operations import of
 from reroll.program.program import Program, store_all, tape
 from reroll.program.spelled import spelled_out
 from reroll.program.tally import Sizes, count
@@ -35,13 +36,7 @@ from reroll.schedules.problem import Problem
 from reroll.segment.joint.checks import values_made_up
 
 _SHORT = 0.02  # seconds
-_NAMES = """
-mm addmm bmm baddbmm convolution native_layer_norm native_group_norm native_batch_norm _softmax _log_softmax
-sum mean amax amin var var_mean cat stack view _unsafe_view reshape permute t transpose expand slice select
-squeeze unsqueeze split split_with_sizes unbind clone alias detach _to_copy convert_element_type full zeros
-ones arange scalar_tensor constant_pad_nd avg_pool2d full_like zeros_like ones_like where broadcast_in_dim
-"""  # operations that take any values, besides those that are tagged as element by element
-_ANYTHING = frozenset(_NAMES.split())
+_OTHERS = ("_softmax", "_log_softmax", "avg_pool2d")
 _PROBABILITIES = {"bernoulli", "multinomial", "poisson", "binomial"}
 _INDEXED = {"index", "index_put", "index_select", "index_add", "gather", "take", "embedding", "one_hot"} | {
     f"scatter{kind}" for kind in ("", "_add", "_reduce")
@@ -129,9 +124,10 @@ def _takes_anything(node: fx.Node) -> bool:
     target: Any = node.target
     if node.op != "call_function" or target is operator.getitem:
         return node.op != "call_module"
-    name = operator_name(node)
-    tags = getattr(target, "tags", ())
-    return not is_seeded(node) and (torch.Tag.pointwise in tags or name in _ANYTHING or "attention" in name)
+    name, known = operator_name(node), of(target)
+    pointwise = torch.Tag.pointwise in getattr(target, "tags", ())
+    sums = known.product or known.norm or known.reduction or name in _OTHERS or "attention" in name
+    return not is_seeded(node) and bool(pointwise or sums or known.view or known.cheap or known.moves == "same")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,7 +22,7 @@ from reroll.capture.fills import filled, filling
 from reroll.capture.steps.colours import Sequence, alike, forward_of
 from reroll.capture.steps.operands import Carried, Constant, Inner, Literal
 from reroll.capture.steps.step import Step
-from reroll.graph.effects import example, has_effect, is_torchs, spelled
+from reroll.graph.effects import example, has_effect, is_torchs, operation
 from reroll.graph.inplace import out_of_place
 from reroll.graph.layouts import is_plain, memory_order
 from reroll.graph.lines import take_line
@@ -232,7 +232,7 @@ def _called(before: fx.Node, like: fx.Node, operand: fx.Node) -> fx.Node:
 def _summands(node: fx.Node) -> tuple[Any, Any] | None:
     """What a node adds up, a number first."""
     given = node.args[3:] if node.target is out_of_place else node.args
-    if spelled(node).strip("_") not in ("add", "iadd") or len(given) != 2 or node.kwargs:
+    if operation(node).name != "add" or len(given) != 2 or node.kwargs:
         return None
     return (given[0], given[1]) if not _is_zero(given[1]) else (given[1], given[0])
 

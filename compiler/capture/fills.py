@@ -7,11 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.graph.effects import example, spelled
+from reroll.graph.effects import example, operation
 from reroll.graph.layouts import is_plain, memory_order
-
-LIKE = {"new_zeros": 0, "zeros_like": 0, "new_ones": 1, "ones_like": 1}
-_GIVEN = {"full_like": 1, "new_full": 2}  # where the number stands
 
 
 def filling(node: fx.Node) -> float | None:
@@ -19,13 +16,13 @@ def filling(node: fx.Node) -> float | None:
 
     Not where it lies in memory in another order than plain ones, as random numbers may be drawn into it.
     """
-    value, name = example(node), spelled(node)
-    known = node.op in ("call_function", "call_method") and (name in LIKE or name in _GIVEN)
-    if not known or value is None or value.requires_grad or not is_plain(memory_order(value)):
+    value, known = example(node), operation(node)
+    if not known.like or value is None or value.requires_grad or not is_plain(memory_order(value)):
         return None
-    if name in LIKE:
-        return LIKE[name]
-    given = node.args[_GIVEN[name]] if len(node.args) > _GIVEN[name] else None
+    if known.makes in ("zeros", "ones"):
+        return int(known.makes == "ones")
+    at = known.number_at
+    given = node.args[at] if at is not None and len(node.args) > at else None
     return given if isinstance(given, int | float) else None
 
 

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from reroll.graph.effects import attribute, gradient_sources, has_effect, is_random, is_torchs
+from reroll.graph.effects import attribute, gradient_sources, has_effect, is_random, is_torchs, operation
 from reroll.graph.names import add_names, names_of
 from reroll.graph.private import is_higher_order, is_mutable, is_overload, map_aggregate
+from reroll.operations import torchs_arguments
 
 aten = torch.ops.aten
 LAYOUTS = (aten.as_strided, aten.as_strided_copy, aten.as_strided_scatter)
@@ -67,6 +68,14 @@ def shape(node: Any) -> tuple[int, ...] | None:
     if not isinstance(value, Tensor) or not all(isinstance(size, int) for size in value.shape):
         return None
     return tuple(value.shape)
+
+
+def name_arguments(graph: fx.Graph) -> None:
+    """Arguments that are spelled as numpy spells them get torch's names, by which they are looked for."""
+    for node in graph.nodes:
+        renamed = torchs_arguments(operation(node), node.kwargs) if node.kwargs else {}
+        if renamed:
+            node.kwargs = {renamed.get(name, name): value for name, value in node.kwargs.items()}
 
 
 def sort(graph: fx.Graph) -> None:

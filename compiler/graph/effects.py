@@ -17,17 +17,14 @@ from reroll.graph.private import (
     is_operator,
     is_seeded,
     set_grad_enabled,
-    tagged_random,
 )
+from reroll.operations import Operation, named, of
 
-_RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "gumbel", "fractional_max_pool", "multi_head_attention")
-DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 _EFFECTS = ("copy_", "_set_grad_enabled", "_enter_autocast", "_exit_autocast", "_assert_async", "set_stream")
 _TRANSFORMS = ("torch._functorch", "torch._C._functorch")
 _TORCH = ("torch", "_operator", "operator", "builtins", "math")
 _USERS = re.compile(r"ops\.(?!aten\.)")  # as `inplace.spell` writes operators of others
 _OWN_GRADIENTS = ("autograd_function_apply", "register_hook")
-_CUTS = ("detach", "detach_")
 _ENTER, _EXIT = ("_enter_autocast", "_enter_inference_mode"), ("_exit_autocast", "_exit_inference_mode")
 Mode = tuple[bool, tuple[tuple[str, tuple[object, ...]], ...]]
 
@@ -39,6 +36,16 @@ def spelled(node: fx.Node) -> str:
     return str(node.target) if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
 
 
+def operation(node: fx.Node) -> Operation:
+    """What is known of what a node calls; an update in place is what it is of a copy."""
+    if node.op not in ("call_function", "call_method"):
+        return named("")
+    if node.target is not out_of_place:
+        return of(node.target)
+    path = str(node.args[0]).rpartition(":")[2]
+    return named(path.removeprefix("ops.aten.").partition(".")[0] if path.startswith("ops.aten.") else path)
+
+
 def mark_random(module: torch.nn.Module, graph: fx.Graph) -> bool:
     """Note at each node whether it draws random numbers, itself or in a submodule; whether any does."""
     for node in graph.nodes:
@@ -48,7 +55,7 @@ def mark_random(module: torch.nn.Module, graph: fx.Graph) -> bool:
 
 def draws(name: str) -> bool:
     """Whether an operation of this name draws random numbers."""
-    return tagged_random(name) or any(word in name for word in _RANDOM)
+    return named(name).random
 
 
 def _draws(module: torch.nn.Module, node: fx.Node) -> bool:
@@ -57,7 +64,7 @@ def _draws(module: torch.nn.Module, node: fx.Node) -> bool:
     if node.op == "call_module":
         return True
     name = spelled(node).split(".")[0]
-    if _switched_off(node, name) or (name in DROPOUTS and _rate(node) in (0, 1)):
+    if _switched_off(node, name) or (named(name).dropout and _rate(node) in (0, 1)):
         return False
     if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         return is_seeded(node)
@@ -71,7 +78,7 @@ def gives_operand(node: fx.Node) -> bool:
     """Whether a node is a dropout that drops nothing: in eager it gives its operand itself, which fake tensors do not
     tell, as torch makes those in another way."""
     name = spelled(node).split(".")[0]
-    if node.op not in ("call_function", "call_method") or name not in DROPOUTS:
+    if node.op not in ("call_function", "call_method") or not named(name).dropout:
         return False
     return _switched_off(node, name) or _rate(node) == 0
 
@@ -85,7 +92,7 @@ def _rate(node: fx.Node) -> Any:
 def _switched_off(node: fx.Node, name: str) -> bool:
     """Whether a dropout is not training, or an attention has none, so that it draws nothing."""
     operands = node.args[3:] if node.target is out_of_place else node.args
-    if name in DROPOUTS:
+    if named(name).dropout:
         return (operands[2] if len(operands) > 2 else node.kwargs.get("training", True)) is False
     rate = operands[4] if len(operands) > 4 else node.kwargs.get("dropout_p", 0.0)
     return name == "scaled_dot_product_attention" and isinstance(rate, int | float) and rate in (0, 1)
@@ -159,7 +166,7 @@ def gradient_sources(
 def _differentiable(node: fx.Node) -> bool:
     value = example(node)
     kinds = value is None or value.dtype.is_floating_point or value.dtype.is_complex
-    return kinds and spelled(node) not in _CUTS
+    return kinds and named(spelled(node)).name != "detach"
 
 
 def in_transform(node: fx.Node) -> bool:

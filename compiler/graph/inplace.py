@@ -14,10 +14,11 @@ from torch import fx
 from reroll.graph.memory import strided_nbytes
 from reroll.graph.private import is_overload, overload_name, storage_id, written
 
-_INPLACE_OPERATORS = {
-    getattr(operator, name)
-    for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor")
+_INPLACE_NAMES = {  # of Python's operators that are updates in place of tensors, as ``+=`` is
+    name for name in (f"i{each.rstrip('_')}" for each in dir(operator)) if hasattr(torch.Tensor, f"__{name}__")
 }
+_INPLACE_OPERATORS = {getattr(operator, name) for name in _INPLACE_NAMES if hasattr(operator, name)}
+_PYTHONS = (operator.and_, operator.or_, operator.not_, operator.is_)  # named like updates
 _OF_ARRAYS = {"__setitem__", "fill", "sort", "put", "partition", "resize"}
 _OF_ARRAYS |= {each.__name__ for each in _INPLACE_OPERATORS}
 STATISTICS = {
@@ -42,7 +43,9 @@ def updated_places(node: fx.Node) -> tuple[Place, ...]:
     """Which operands of a node it updates in place."""
     if node.op == "call_method":
         name = str(node.target)
-        return (0,) if name.endswith("_") and not name.endswith("__") and name != "requires_grad_" else ()
+        if name.endswith("__"):
+            return (0,) if name.strip("_") in _INPLACE_NAMES else ()
+        return (0,) if name.endswith("_") and name != "requires_grad_" else ()
     if node.op != "call_function":
         return ()
     places = tuple(_function_updates(node))
@@ -59,7 +62,7 @@ def _function_updates(node: fx.Node) -> Iterator[Place]:
             yield index if index < len(node.args) else argument
     elif type(target).__module__ == "torch._dynamo.utils" and name.removeprefix("wrapped_") in _OF_ARRAYS:
         yield 0  # as Dynamo writes what is done with an array of numpy's
-    elif name.endswith("_") and not name.endswith("__"):
+    elif name.endswith("_") and not name.endswith("__") and target not in _PYTHONS:
         yield 0 if node.args else next(iter(node.kwargs), 0)
     elif "out" in node.kwargs and isinstance(node.kwargs["out"], fx.Node):
         yield "out"

@@ -22,7 +22,6 @@ In ``torch.nn.modules.module``, ``_global_forward_hooks`` and three like it hold
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -141,13 +140,6 @@ def is_operator(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
 
 
-def gives_one_tensor(target: Any) -> bool:
-    """Whether an operator of ``torch.ops`` takes a tensor first and gives one of its own, by its schema."""
-    given, made = target._schema.arguments, target._schema.returns
-    kinds = [str(each.type) for each in (*given[:1], *made)]
-    return kinds == ["Tensor", "Tensor"] and not is_mutable(target)
-
-
 class Watching(TorchDispatchMode):
     """A mode that is asked for every operation inside. Operators that run a function (``torch.cond``) are one each."""
 
@@ -176,15 +168,6 @@ def written(target: Any) -> Iterator[tuple[int, str]]:
     for index, argument in enumerate(target._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield index, argument.name
-
-
-@functools.cache
-def tagged_random(name: str) -> bool:
-    """Whether an ATen operator of this name is tagged as drawing from the random number generator."""
-    packet = getattr(torch.ops.aten, name, None)
-    return isinstance(packet, torch._ops.OpOverloadPacket) and any(
-        torch.Tag.nondeterministic_seeded in getattr(packet, overload).tags for overload in packet.overloads()
-    )
 
 
 def is_seeded(node: torch.fx.Node) -> bool:

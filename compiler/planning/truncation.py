@@ -14,10 +14,8 @@ from typing import Any
 from torch import fx
 
 from reroll.errors import UnsupportedError
-from reroll.graph.effects import spelled
+from reroll.graph.effects import operation
 from reroll.recurrence import Peeled, Recurrence
-
-_ADDING = ("add", "add_", "iadd", "sub", "sub_", "isub")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +142,13 @@ def _sums(recurrence: Recurrence) -> frozenset[int]:
 
 
 def _adds(carry: fx.Node, following: object) -> bool:
-    if not isinstance(following, fx.Node) or list(carry.users) != [following] or spelled(following) not in _ADDING:
+    if not isinstance(following, fx.Node) or list(carry.users) != [following]:
+        return False
+    known = operation(following)
+    if known.name not in ("add", "sub"):
         return False
     operands = following.args[:2]
-    minuend = spelled(following).strip("i_") == "add" or operands[0] is carry
+    minuend = known.name == "add" or operands[0] is carry
     before, after = (node.meta.get("example_value") for node in (carry, following))
     same = before is not None and after is not None and before.shape == after.shape
     return minuend and operands.count(carry) == 1 and same and all(user.op == "output" for user in following.users)

@@ -15,14 +15,13 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
 
-from reroll.graph.names import NAMED
 from reroll.graph.private import is_mutable, is_overload, outside_modes
+from reroll.operations import Operation, of
 from reroll.segment.facts import (
     FLOATS,
     FOLLOWED,
@@ -41,33 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Fact", "infer", "infer_carries"]
 
-aten, prims = torch.ops.aten, torch.ops.prims
-
 COMBINATIONS = 16  # of operand values that are tried per operation
 
-# The result of a move has no element that its sources have not; view(dtype), which has, changes the dtype.
-MOVES = {
-    *(aten.view, aten.reshape, aten._unsafe_view, aten.expand, aten.permute, aten.t, aten.transpose, aten.numpy_T),
-    *(aten.slice, aten.select, aten.unsqueeze, aten.squeeze, aten.clone, aten.detach, aten.alias, aten.contiguous),
-    *(aten.flip, aten.roll, aten.repeat, aten.unbind, aten.split, aten.split_with_sizes, aten.chunk, aten.diagonal),
-    *(aten.cat, aten.stack, aten.index_select, aten.gather, aten.flatten, aten.movedim, aten.lift_fresh_copy),
-    *(aten._to_copy, aten.to, prims.convert_element_type, prims.broadcast_in_dim, aten.select_scatter),
-    *(aten.slice_scatter, aten.unfold, aten.lift_fresh, prims.device_put, aten.expand_as, aten.view_as),
-    *(NAMED.overloadpacket, operator.getitem),
-}
-SELECTIONS = {aten.where, aten.masked_fill}
-CASTS = {aten._to_copy, aten.to, prims.convert_element_type}
-EXTREMA = {aten.maximum, aten.minimum, aten.clamp, aten.clamp_min, aten.clamp_max, aten.relu}
-CORNERS = {aten.add, aten.sub, aten.rsub, aten.mul, aten.neg, *EXTREMA}
-ARITHMETIC = {
-    *(*CORNERS, *CASTS, aten.abs, aten.sign, aten.sgn, aten.square),
-    *(aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge),
-    *(aten.logical_and, aten.logical_or, aten.logical_xor, aten.logical_not, aten.heaviside),
-    *(aten.bitwise_and, aten.bitwise_or, aten.bitwise_xor, aten.bitwise_not),
-}
-ZEROS = {aten.zeros, aten.zeros_like, aten.new_zeros}
-ONES = {aten.ones, aten.ones_like, aten.new_ones}
-FULL = {aten.full: 1, aten.full_like: 1, aten.new_full: 2, aten.scalar_tensor: 0, aten.fill: 1}
 PLACES = ("device", "layout", "pin_memory", "memory_format", "non_blocking")  # arguments that change no value
 
 
@@ -117,10 +91,6 @@ def _give_up(before: Fact, after: Fact) -> Fact:
     return before if before == after else Fact(before.dtype)
 
 
-def _packet(node: fx.Node) -> Any:
-    return getattr(node.target, "overloadpacket", node.target)
-
-
 def _writes(node: fx.Node) -> bool:
     return is_overload(node.target) and is_mutable(node.target)
 
@@ -140,22 +110,22 @@ def _transfer(node: fx.Node, facts: Mapping[fx.Node, Fact], dtype: torch.dtype |
         return Fact(dtype)
     if node.op == "get_attr":
         return _attribute(node, dtype)
-    packet = _packet(node)
-    if getattr(packet, "__name__", "") == "bernoulli":  # torch's, and that with a rate that is a tensor
+    known = of(node.target)
+    if known.name == "bernoulli":  # torch's, and that with a rate that is a tensor
         return bits(dtype)
-    if packet in ZEROS | ONES:
-        return constants(dtype, (packet in ONES,))
-    if packet in FULL:
-        value: Any = node.args[FULL[packet]]
+    if known.makes in ("zeros", "ones"):
+        return constants(dtype, (known.makes == "ones",))
+    if known.number_at is not None:
+        value: Any = node.args[known.number_at]
         return Fact(dtype) if isinstance(value, fx.Node) else constants(dtype, (value,))
-    sources = _sources(node, packet, facts, dtype)
+    sources = _sources(node, known, facts, dtype)
     if sources and all(fact.dtype == dtype and fact.known for fact in sources):
         return functools.reduce(Fact.join, sources)
-    if packet not in ARITHMETIC | SELECTIONS:
+    if not known.exact and known.moves != "selected":
         return Fact(dtype)
-    if packet is aten.bitwise_and and dtype in INTEGERS and 1 in node.args:
+    if known.name == "bitwise_and" and dtype in INTEGERS and 1 in node.args:
         return bits(dtype)
-    return _image(node, packet, facts, dtype) or _range(node, packet, facts, dtype) or Fact(dtype)
+    return _image(node, known, facts, dtype) or _range(node, known, facts, dtype) or Fact(dtype)
 
 
 def _attribute(node: fx.Node, dtype: torch.dtype) -> Fact:
@@ -168,29 +138,29 @@ def _attribute(node: fx.Node, dtype: torch.dtype) -> Fact:
     return one_of(dtype, value.detach().cpu().contiguous().view(-1).view(WORDS[dtype.itemsize]).tolist())
 
 
-def _sources(node: fx.Node, packet: Any, facts: Mapping[fx.Node, Fact], dtype: torch.dtype) -> list[Fact]:
+def _sources(node: fx.Node, known: Operation, facts: Mapping[fx.Node, Fact], dtype: torch.dtype) -> list[Fact]:
     """Facts of the operands from which a move or a selection takes its elements; empty for other operations."""
     taken: Sequence[Any] = ()
-    if packet in SELECTIONS:
-        taken = node.args[1:3] if packet is aten.where else node.args[0:3:2]
-    elif packet is aten.constant_pad_nd:
+    if known.moves == "selected":
+        taken = node.args[1:3] if known.name == "where" else node.args[0:3:2]
+    elif known.padded:
         taken = (node.args[0], node.args[2] if len(node.args) > 2 else 0)
-    elif packet is aten.heaviside:
+    elif known.name == "heaviside":
         return [bits(dtype), facts[node.args[1]]] if isinstance(node.args[1], fx.Node) else []
-    elif packet in (aten.slice_scatter, aten.select_scatter):
+    elif known.name in ("slice_scatter", "select_scatter"):
         taken = node.args[:2]
-    elif packet in MOVES and node.args:
+    elif known.only_moves and node.args:  # view(dtype), which has elements of its own, changes the dtype
         taken = node.args[0] if isinstance(node.args[0], (list, tuple)) else node.args[:1]
     return [facts[item] if isinstance(item, fx.Node) else constants(dtype, (item,)) for item in taken]
 
 
-def _image(node: fx.Node, packet: Any, facts: Mapping[fx.Node, Fact], dtype: torch.dtype) -> Fact | None:
+def _image(node: fx.Node, known: Operation, facts: Mapping[fx.Node, Fact], dtype: torch.dtype) -> Fact | None:
     """The set of results over all combinations of the operands' constants, by evaluating the operation."""
     inputs = node.all_input_nodes
     sets = [facts[source].values for source in inputs]
     if dtype not in FOLLOWED or not all(sets) or math.prod(map(len, sets)) > COMBINATIONS:
         return None
-    moved = packet in SELECTIONS
+    moved = known.moves == "selected"
     if not moved and not all(map(exact, itertools.chain.from_iterable(sets))):
         return None
     patterns: set[int] = set()
@@ -205,14 +175,14 @@ def _image(node: fx.Node, packet: Any, facts: Mapping[fx.Node, Fact], dtype: tor
     return None if rounded and fact.bounds is not None else fact  # 1.001 * z is {0, 1} only after rounding
 
 
-def _range(node: fx.Node, packet: Any, facts: Mapping[fx.Node, Fact], dtype: torch.dtype) -> Fact | None:
+def _range(node: fx.Node, known: Operation, facts: Mapping[fx.Node, Fact], dtype: torch.dtype) -> Fact | None:
     """The range of a cast, or of an operation that is monotone in each operand: it has its extremes at the corners."""
     bounds = [facts[source].bounds for source in node.all_input_nodes]
     if not bounds or None in bounds or dtype not in FLOATS + INTEGERS:
         return None
-    if packet in CASTS:
+    if known.casts:
         return hull(dtype, bounds)
-    if packet not in CORNERS or not all(map(exact, _numbers(node))):
+    if not known.monotone or not all(map(exact, _numbers(node))):
         return None
     occurrences: list[fx.Node] = []
     fx.map_arg((node.args, node.kwargs), occurrences.append)

@@ -14,11 +14,12 @@ import torch
 from torch import fx
 
 from reroll.graph.editing import aten, behind, call, primals_and_tangents, reads_memory, shape
+from reroll.operations import of
 from reroll.program.context import Context
 from reroll.program.registry import register_pass
 from reroll.segment.ops import OUTER, PRODUCT, ROWS
 from reroll.segment.products import turned
-from reroll.segment.sparsity import MOVES, Fact, infer
+from reroll.segment.sparsity import Fact, infer
 
 # Densities up to which events are no slower than dense products: read off benchmarks/results/events.json, with which a
 # test compares them. ``z^T g`` reads all rows of g, of which few stay in the first cache.
@@ -26,7 +27,6 @@ CROSSOVER = 0.2
 OUTER_CROSSOVERS = ((128, 0.28), (None, 0.2))  # (fewer rows than, density)
 # Multiplications from which on a look at an operand that is dense after all costs little: 5 us on 50, or on 100.
 SPIKES, INPUTS = 2**20, 2**22
-_SCALES = (aten.mul.Tensor, aten.div.Tensor)
 _DTYPES = (torch.float32, torch.float64)
 
 
@@ -75,9 +75,9 @@ def _worth_a_look(graph: fx.Graph, context: Context) -> dict[fx.Node, int]:
             least[node] = SPIKES
         elif node.meta.get("per_step"):
             least[node] = INPUTS
-        elif sources and _packet(node) in MOVES and len(sources) == len(node.all_input_nodes):
+        elif sources and of(node.target).only_moves and len(sources) == len(node.all_input_nodes):
             least[node] = max(sources)
-        elif sources and node.target in _SCALES:
+        elif sources and of(node.target).name in ("mul", "div"):
             least[node] = min(sources)
     return least
 
@@ -86,10 +86,6 @@ def _has_few_values(fact: Fact) -> bool:
     """Whether values are zero and one other constant, or -1, 0 and 1."""
     low, high = fact.bounds or (1, 1)
     return any(value == 0 for value in fact.values) or -1 <= low <= 0 <= high <= 1
-
-
-def _packet(node: fx.Node) -> Any:
-    return getattr(node.target, "overloadpacket", node.target)
 
 
 def _is_product(node: fx.Node) -> bool:

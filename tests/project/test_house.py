@@ -22,6 +22,7 @@ VAGUE = {"manager", "managers", "helper", "helpers", "util", "utils", "misc", "c
 # Private torch API lives in as few files as possible. Each use there carries the reason and the torch versions tried.
 PRIVATE_TORCH = (
     "compiler/capture/recorder/valueless.py",
+    "compiler/operations.py",
     "compiler/graph/private.py",
     "compiler/graph/fakes.py",
     "compiler/segment/joint/graph.py",

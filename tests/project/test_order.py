@@ -18,7 +18,7 @@ import pytest
 from sources import PACKAGES, ROOT, Source, imported, line, sources, within
 
 ORDER = (
-    ("errors", "recurrence"),
+    ("errors", "operations", "recurrence"),
     ("words", "graph", "progress"),
     ("capture", "schedules", "segment"),
     ("formulas", "program", "codecs"),

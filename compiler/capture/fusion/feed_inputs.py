@@ -15,12 +15,10 @@ from torch import fx
 from reroll.capture.fusion.hoist import add_examples, copy_with_examples, row_read, settle_fills
 from reroll.capture.fusion.peel import RowEmitter, outer_emitter
 from reroll.capture.fusion.row_analysis import Illegal, follow, timed
-from reroll.capture.fusion.row_rules import WHOLE_VIEWS, Rows
+from reroll.capture.fusion.row_rules import Rows
 from reroll.capture.fusion.step_builder import StepBuilder
-from reroll.graph.effects import example, has_effect, is_weight, spelled
+from reroll.graph.effects import example, has_effect, is_weight, operation
 from reroll.recurrence import Capture, Recurrence, Slices
-
-_VIEWS = (*WHOLE_VIEWS, "select", "narrow", "getitem", "expand")
 
 
 def feed(found: Capture) -> Capture:
@@ -112,7 +110,9 @@ def _is_written(node: fx.Node) -> bool:
 
 def _is_view(node: Any, source: fx.Node) -> bool:
     """Whether a value is only another view of an input."""
-    return node is source or (spelled(node) in _VIEWS and _is_view(node.args[0], source))
+    if node is source or not isinstance(node, fx.Node):
+        return node is source
+    return operation(node).view != "" and _is_view(node.args[0], source)
 
 
 def _fused(call: fx.Node, recurrence: Recurrence, place: int, x: Slices, rows: Mapping[fx.Node, Rows]) -> Recurrence:

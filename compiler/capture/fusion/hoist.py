@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.capture.fills import LIKE, filled, filling
+from reroll.capture.fills import filled, filling
 from reroll.capture.fusion.row_analysis import Illegal
 from reroll.capture.fusion.row_rules import Rows
-from reroll.graph.effects import example, has_effect, modes, spelled
+from reroll.graph.effects import example, has_effect, modes, operation
 from reroll.graph.lines import where
 
 
@@ -77,7 +77,7 @@ def hoist(
 def settle_fills(graph: fx.Graph) -> None:
     """A tensor of zeros or ones that is made like another one depends on its shape only: write the shape out."""
     for node in list(graph.nodes):
-        number, value = filling(node) if spelled(node) in LIKE else None, example(node)
+        number, value = filling(node) if operation(node).makes in ("zeros", "ones") else None, example(node)
         if number is None or value is None:
             continue
         made = filled(node, value, number)

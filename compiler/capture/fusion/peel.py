@@ -12,7 +12,7 @@ from torch import fx
 
 from reroll.capture.fusion.row_analysis import Illegal
 from reroll.capture.fusion.row_rules import Rows
-from reroll.graph.effects import example
+from reroll.graph.effects import example, operation
 from reroll.graph.fakes import resized
 from reroll.graph.inplace import out_of_place
 from reroll.recurrence import Items, Numbers, PerStep, Recurrence, between, without
@@ -64,7 +64,7 @@ class RowEmitter:
 
         args, kwargs = fx.map_arg(node.args, operand), fx.map_arg(node.kwargs, operand)
         if rows.sizes is not None:
-            method = "expand" if node.target == "expand" else "reshape"
+            method = "expand" if operation(node).rows == "expanded" else "reshape"
             return self._like(self.graph.call_method(method, (args[0], rows.sizes)), node)
         if node.target is out_of_place:
             args = (args[0], args[1], ((),), *args[3:])

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from reroll.capture.fusion.row_rules import Rows, argument, pointwise, rule_of, shape, updated
-from reroll.graph.effects import example, is_random, is_torchs, modes, spelled
+from reroll.graph.effects import example, is_random, is_torchs, modes, operation, spelled
 from reroll.graph.inplace import out_of_place
 from reroll.graph.lines import where
 from reroll.recurrence import Recurrence
@@ -87,7 +87,7 @@ def unheld(call: fx.Node, rows: Mapping[fx.Node, Rows], readers: Container[fx.No
 def _apply(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
     if not is_torchs(node) or is_random(node) or not node.args or not all(_known(n) for n in node.all_input_nodes):
         return None
-    rule = rule_of(node, _name(node))
+    rule = rule_of(node)
     if rule is None:
         return None
     if node.target is out_of_place:
@@ -102,7 +102,7 @@ def _apply(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
 def _joins(node: fx.Node, found: Mapping[fx.Node, Rows | str]) -> bool:
     """Whether a node joins rows of the loop and others, which may depend on the loop as they like, to one value."""
     items: Any = node.args[0] if node.args else ()
-    if node.target is not torch.cat or not all(example(item) is not None for item in items):
+    if operation(node).rows != "cat" or not all(example(item) is not None for item in items):
         return False
     joined = [rows for item in items if isinstance(rows := found.get(item), Rows)]
     dim = argument(node, 1, "dim", 0) % len(shape(items[0]))
@@ -113,22 +113,14 @@ def _known(node: fx.Node) -> bool:
     return "example_value" in node.meta or node.target is torch.unbind
 
 
-def _name(node: fx.Node) -> str:
-    name = spelled(node)
-    if node.target is not out_of_place:
-        return name
-    name = name.removesuffix("_")
-    return {"iadd": "add", "isub": "sub", "imul": "mul", "itruediv": "truediv"}.get(name, name)
-
-
 def _at(node: fx.Node) -> str:
-    return f"{_name(node)} at {where(node)}"
+    return f"{spelled(node)} at {where(node)}"
 
 
 def _why(node: fx.Node) -> str:
-    if _name(node) == "batch_norm":
+    if operation(node).name == "batch_norm":
         return f"{_at(node)} takes its statistics over all time steps at once"
-    if _name(node) in ("select", "unbind"):
+    if operation(node).rows == "one":
         return "it needs single steps of the first"
     if is_random(node):
         return f"{_at(node)} draws the random numbers of all time steps at once"

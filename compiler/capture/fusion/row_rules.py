@@ -1,13 +1,12 @@
 """Operations that act on each time step alone: where time is in their result, given where it is in their operands.
 
 Dimensions are followed, never sizes compared with the number of steps: a batch as large as the sequence is long changes
-nothing. An operation without a rule, or whose rule says None, mixes the steps as far as is known. What goes entry by
-entry is what torch itself tags so (``torch.Tag.pointwise``), or what is made of nothing but such operations.
+nothing. An operation without a rule, or whose rule says None, mixes the steps as far as is known. Which rule one has
+stands in ``reroll.operations``; what is made of nothing but what torch tags as entry by entry goes so, too.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,13 +15,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.graph.effects import DROPOUTS, example
+from reroll.graph.effects import example, operation
 from reroll.graph.inplace import out_of_place
-from reroll.graph.private import OperationsSeen, gives_one_tensor, outside_modes
+from reroll.graph.private import OperationsSeen, is_operator, outside_modes
+from reroll.operations import named
 
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 _TABLE = 32  # how many times as large as a step's rows a table is at most whose rows the steps look up
-WHOLE_VIEWS = ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "transpose", "permute", "t")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +91,17 @@ def _together(rows: Mapping[fx.Node, Rows], dims: Mapping[fx.Node, int], width: 
 
 def pointwise(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
     """Entry by entry, with broadcasting."""
-    out = len(shape(node))
-    tensors = [n for n in node.all_input_nodes if example(n) is not None]
+    tensors, out = [n for n in node.all_input_nodes if example(n) is not None], len(shape(node))
+    if example(node) is None or any(n in rows and n not in tensors for n in node.all_input_nodes):
+        return None
     return _together(rows, {n: out - len(shape(n)) for n in tensors}, width=1)
 
 
 def updated(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
     """An update in place, on a copy: of the whole operand or of a view of it, then without other tensors."""
     inputs, views = node.all_input_nodes, node.args[2]
+    if node.args[1] == (0,) and views == ((),):
+        return pointwise(node, rows)
     if node.args[1] != (0,) or inputs != [node.args[3]] or not all(_whole(step) for step in views[0]):  # type: ignore
         return None
     return _taken(rows[inputs[0]])
@@ -107,7 +109,8 @@ def updated(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
 
 def _whole(view: tuple[Any, ...]) -> bool:
     """Whether a view holds every entry of its base once."""
-    return view[0].rpartition(":")[2] in WHOLE_VIEWS and not any(isinstance(x, torch.dtype) for x in view[1])
+    whole = named(view[0].rpartition(":")[2]).view in ("turned", "reshaped", "sized")
+    return whole and not any(isinstance(x, torch.dtype) for x in (*view[1], *view[2].values()))
 
 
 def _linear(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
@@ -120,8 +123,12 @@ def _matmul(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
 
 
 def _embedding(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
-    """A lookup in a table that is no larger than some rows: the gradient of one step is as large as the table."""
+    """A lookup in a table that is no larger than some rows: the gradient of one step is as large as the table.
+
+    Not as ``torch.embedding`` takes its operands, the table first."""
     source, table = _only(node, rows), shape(argument(node, 1, "weight"))
+    if is_operator(node.target) or node.target is torch.embedding:
+        return None
     mixing = (
         argument(node, 3, "max_norm"),
         argument(node, 5, "scale_grad_by_freq", False),
@@ -153,9 +160,16 @@ def _batch_norm(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
     return _taken(source) if source and source.dim != 1 and argument(node, 5, "training", False) is False else None
 
 
+def _prelu(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
+    """A slope for each entry of dimension 1, or one for all."""
+    source, slopes = _only(node, rows), math.prod(shape(argument(node, 1, "weight")))
+    return _taken(source) if source and (source.dim != 1 or slopes == 1) else None
+
+
 def _dims(node: fx.Node, place: int, name: str, default: Any) -> list[int] | None:
     dims = argument(node, place, name, default)
-    listed = [dims] if isinstance(dims, int) else dims
+    one_by_one = name == "dims" and isinstance(dims, int)  # as methods take several
+    listed: Any = node.args[place:] if one_by_one else [dims] if isinstance(dims, int) else dims
     if not isinstance(listed, tuple | list) or not all(type(d) is int for d in listed) or not listed:
         return None
     return [d % len(shape(node.args[0])) for d in listed]
@@ -199,7 +213,7 @@ def _permute(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
 def _reshape(node: fx.Node, rows: Mapping[fx.Node, Rows]) -> Rows | None:
     """Time stays in front of what is merged with it, and behind as many entries as before."""
     source, old, new = _only(node, rows), shape(node.args[0]), shape(node)
-    if source is None or any(isinstance(arg, torch.dtype) for arg in node.args):
+    if source is None or any(isinstance(arg, torch.dtype) for arg in (*node.args, *node.kwargs.values())):
         return None
     before = math.prod(old[: source.dim])
     for at, size in enumerate(new):
@@ -279,63 +293,45 @@ def _window(source: Rows, index: slice) -> Rows | None:
     return _taken(source, length=stop - start, shift=source.shift - start, first=first, last=last, passes=start)
 
 
-_UNTAGGED = (  # what goes entry by entry, and neither torch's tag nor a run says so, or not of its update in place
-    "to type float double half bfloat16 int long bool type_as detach clone contiguous"
-    " logsigmoid log_sigmoid hardswish floordiv floor_divide masked_fill"
-)
-_REDUCTIONS = ("sum", "mean", "amax", "amin", "prod", "logsumexp", "all", "any", "argmax", "argmin")
-_POOLED = [
-    (f"{kind}{dims}d", dims) for dims in (1, 2, 3) for kind in ("conv", "conv_transpose", "max_pool", "avg_pool")
-]
-_ADAPTED = [(f"adaptive_{kind}_pool{dims}d", dims) for dims in (1, 2, 3) for kind in ("avg", "max")]
 RULES: Mapping[str, Rule] = {
-    **dict.fromkeys((*_UNTAGGED.split(), *DROPOUTS), pointwise),
-    **dict.fromkeys(_REDUCTIONS, _along(1, step=-1)),
-    **dict.fromkeys(("softmax", "log_softmax", "cumsum", "cumprod", "index_select"), _along(1)),
-    **dict.fromkeys(("chunk", "split"), _along(2, 0)),
-    **dict.fromkeys(("select", "unbind"), _along(1, 0, step=-1)),
-    **dict.fromkeys(("transpose", "permute", "movedim", "swapaxes", "t"), _permute),
-    **dict.fromkeys(("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"), _reshape),
-    **{name: _batched(dims + 1) for name, dims in (*_POOLED, *_ADAPTED)},
-    **dict.fromkeys(("group_norm", "interpolate", "pixel_shuffle", "pixel_unshuffle"), _batched(0)),
-    **dict.fromkeys(("layer_norm", "rms_norm"), _layer_norm),
+    "entries": pointwise,
+    "reduced": _along(1, step=-1),
+    "along": _along(1),
+    "pieces": _along(2, 0),
+    "one": _along(1, 0, step=-1),
+    "turned": _permute,
+    "reshaped": _reshape,
+    "expanded": _expand,
+    "images 1": _batched(2),
+    "images 2": _batched(3),
+    "images 3": _batched(4),
+    "items": _batched(0),
+    "normed": _layer_norm,
     "linear": _linear,
     "embedding": _embedding,
     "matmul": _matmul,
     "batch_norm": _batch_norm,
     "narrow": _narrow,
-    "expand": _expand,
     "cat": _cat,
     "stack": _stack,
     "getitem": _getitem,
     "flip": _along(1, name="dims"),
     "glu": _along(1, -1),
+    "prelu": _prelu,
 }
+"""The rules by their names in ``reroll.operations``."""
 
 
-def rule_of(node: fx.Node, name: str) -> Rule | None:
-    """The rule of what a node calls, whose name is ``name``; None where there is none."""
-    rule = RULES.get(name)
-    if rule is None and (_tagged(name) if node.target is out_of_place else _goes_entry_by_entry(node, name)):
-        return pointwise
-    return rule
+def rule_of(node: fx.Node) -> Rule | None:
+    """The rule of what a node calls; None where there is none."""
+    kind = operation(node).rows
+    return RULES[kind] if kind else pointwise if _is_made_of_pointwise(node) else None
 
 
-@functools.cache
-def _tagged(name: str) -> bool:
-    """Whether torch's operation of this name goes entry by entry, in whatever way it is called."""
-    packet: Any = getattr(torch.ops.aten, {"truediv": "div"}.get(name, name), None)
-    overloads = packet.overloads() if hasattr(packet, "overloads") else ()
-    called = [each for each in (getattr(packet, name) for name in overloads) if gives_one_tensor(each)]
-    return bool(called) and all(torch.Tag.pointwise in each.tags for each in called)
-
-
-def _goes_entry_by_entry(node: fx.Node, name: str) -> bool:
-    """Whether a node does: by its name, or as it is made of operations that do."""
-    if example(node) is None or any(example(source) is None for source in node.all_input_nodes):
+def _is_made_of_pointwise(node: fx.Node) -> bool:
+    """Whether a node gives a tensor made by operations alone that go entry by entry."""
+    if node.target is out_of_place or any(example(each) is None for each in (node, *node.all_input_nodes)):
         return False
-    if _tagged(name):
-        return True
     args, kwargs = fx.map_arg((node.args, node.kwargs), _without_memory)
     function: Any = getattr(torch.Tensor, node.target, None) if isinstance(node.target, str) else node.target
     seen = list[Any]()

@@ -22,7 +22,7 @@ from reroll.capture.normal.row_writes import collect_cat, collect_rows, forward_
 from reroll.capture.normal.selects import open_windows, to_select
 from reroll.capture.normal.sequence_operators import show_loops
 from reroll.capture.normal.step_tensors import show_numbers
-from reroll.graph.editing import drop_dead
+from reroll.graph.editing import drop_dead, name_arguments
 from reroll.graph.effects import mark_random
 from reroll.graph.lines import take_line
 from reroll.graph.names import take_names
@@ -31,6 +31,7 @@ from reroll.graph.names import take_names
 def normalise(module: fx.GraphModule, graph: fx.Graph) -> fx.Graph:
     """The normal form of a graph of a module, as a new graph with the same inputs and outputs."""
     new = functionalise(show_loops(functions_of_values(module, graph)))
+    name_arguments(new)
     take_names(new)
     show_numbers(new)
     mark_random(module, new)

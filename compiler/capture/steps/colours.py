@@ -18,24 +18,14 @@ from torch import fx
 
 from reroll.capture.steps.rates import is_rate
 from reroll.graph.editing import content_of, flatten
-from reroll.graph.effects import attribute, example, is_weight, modes, spelled
+from reroll.graph.effects import attribute, example, is_weight, modes, operation, spelled
 from reroll.graph.inplace import out_of_place
-from reroll.graph.private import map_aggregate, set_grad_enabled
+from reroll.graph.private import is_operator, map_aggregate, set_grad_enabled
 
 Ints = npt.NDArray[np.int64]
 OUTSIDE = 1 << 40
-_NAMES = ("add", "sub", "mul", "truediv", "pow", "lt", "le", "gt", "ge", "eq", "ne")
-MOVING_ARITHMETIC = frozenset(
-    {*(getattr(operator, name) for name in _NAMES), torch.add, torch.sub, torch.mul, torch.div, torch.pow}
-)
-MOVING_METHODS = frozenset({"add", "sub", "mul", "div", "pow"})
-MOVING_UPDATES = frozenset(
-    {*(f"method:{name}_" for name in MOVING_METHODS), *(f"function:operator:i{name}" for name in _NAMES[:4])}
-)
 FILLS: dict[Any, int] = {torch.tensor: 0, torch.full: 1, torch.full_like: 1, "new_full": 2}
 _MOVING = ("moving",)
-_COMPARISONS = ("gt", "ge", "lt", "le", "eq", "ne", "greater", "greater_equal", "less", "less_equal")
-_MOVES = ("to", "float", "double", "half", "bfloat16", "type", "type_as", "detach", "clone", "contiguous")
 
 
 class Likeness(IntEnum):
@@ -170,14 +160,16 @@ def may_move(node: fx.Node, place: int) -> bool:
         return _is_update(node) and place == 3
     if len(node.args) != 2 or node.kwargs or place > 1:
         return False
-    known = node.target in (MOVING_ARITHMETIC if node.op == "call_function" else MOVING_METHODS)
-    return known and example(node.args[1 - place]) is not None
+    known = operation(node)  # an operator of ``torch.ops`` takes either a number or a tensor
+    moves = (known.arithmetic or known.decision == "compares") and not is_operator(node.target)
+    return moves and example(node.args[1 - place]) is not None
 
 
 def _is_update(node: fx.Node) -> bool:
     """Whether a node is arithmetic in place, of a tensor that is no view and a number or tensor."""
     plain = len(node.args) == 5 and not node.kwargs and node.args[1:3] == ((0,), ((),))
-    return plain and node.args[0] in MOVING_UPDATES and example(node.args[3]) is not None
+    spelled_out = plain and str(node.args[0]).startswith(("method:", "function:operator:"))
+    return spelled_out and operation(node).arithmetic and example(node.args[3]) is not None
 
 
 def _leaves(operands: tuple[Any, ...]) -> int:
@@ -204,14 +196,15 @@ def kept_nbytes(sequence: Sequence, node: fx.Node) -> float | None:
 def _is_spikes(module: torch.nn.Module, node: fx.Node) -> bool:
     """Whether a value is 0 or 1 as it is a comparison's, also in a function with a gradient of its own."""
     value, source = example(node), node.args[0] if node.args else None
-    if (value is not None and value.dtype == torch.bool) or spelled(node).strip("_") in _COMPARISONS:
+    if (value is not None and value.dtype == torch.bool) or operation(node).decision == "compares":
         return True
     if not isinstance(source, fx.Node):
         return False
     forward = forward_of(module, source if node.target is operator.getitem and node.args[1] == 0 else node)
     if forward is not None:
         return _is_spikes(module, forward[1][-1])
-    return spelled(node) in _MOVES and _is_spikes(module, source)
+    known = operation(node)
+    return (known.casts or known.name in ("detach", "clone", "contiguous")) and _is_spikes(module, source)
 
 
 def forward_of(module: torch.nn.Module, call: fx.Node) -> tuple[list[fx.Node], list[fx.Node]] | None:

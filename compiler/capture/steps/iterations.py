@@ -19,11 +19,10 @@ from torch import fx
 
 from reroll.capture.steps.operands import Region
 from reroll.capture.steps.step import Step, analyse
-from reroll.graph.effects import spelled
+from reroll.graph.effects import operation
 from reroll.graph.lines import Statement, statements_of
 from reroll.recurrence import Peeled, Recurrence, Slices
 
-_FRESH = ("new_zeros", "zeros_like", "new_full", "full_like", "new_ones", "ones_like", "new_empty", "empty_like")
 Line = tuple[str, Any, str]
 """What an operation is, and the lines of the user's code that called one another to make it."""
 
@@ -152,7 +151,7 @@ def _apart(step: Step, other: Step) -> bool:
     waiting, seen = [node for register in second.registers for node in register.initial], set[fx.Node]()
     while waiting:
         node = waiting.pop()
-        if node in seen or spelled(node) in _FRESH:
+        if node in seen or operation(node).like:
             continue
         if step.sequence.position.get(node, -1) in made:
             return False

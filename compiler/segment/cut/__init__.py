@@ -3,7 +3,7 @@
 In: the joint graph of a segment, and what the user asked to keep or to recompute
 Out: its two halves; a thinner tape with a backward of its own; a forward in two, of which one makes the tape
 Nouns: Cut, Policy, Thin, InTwo
-Mind: Comparisons and roundings are never recomputed in a backward (`partition._DECISIONS`): a spike must be one
+Mind: Comparisons and roundings are never recomputed in a backward (`Operation.decides`): a spike must be one
     decision. What only the backward makes of a value to be recomputed may not be saved in its stead (`_with_copies`).
     With the option `replay` the min-cut has two stages (`partition._replayed`): spikes in bits are what is saved, and
     products are repeated from them. Ternary spikes by `sign` or rounding are not packed, so not replayed; a difference

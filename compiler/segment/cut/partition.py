@@ -24,23 +24,11 @@ from torch import fx
 from reroll.graph.editing import KNOWN, LAYOUTS, ancestors, aten, levels, primals_and_tangents
 from reroll.graph.memory import origin
 from reroll.graph.private import LazyGraphModule, is_overload, operator_name
+from reroll.operations import named, of
 from reroll.segment.cut.policy import Policy, StepValue, forward_values, values_of
 from reroll.segment.products import products, rows
 from reroll.segment.sparsity import Fact, infer
 
-_COMPARISONS = ("gt", "ge", "lt", "le", "eq", "ne", "sign", "sgn", "heaviside", "argmax", "bernoulli")
-_ROUNDINGS = ("floor", "ceil", "round", "trunc", "frac", "fmod", "remainder", "floor_divide")
-_DECISIONS = (*_COMPARISONS, *_ROUNDINGS)
-_JUMPS = ("threshold", "hardshrink", "copysign", "nextafter", "angle", "atan2")  # pointwise, so recomputed
-_HARD = ("threshold", "hardtanh", "hardswish", "hardsigmoid", "hardshrink", "softshrink")
-_KINKS = (*_HARD, "leaky_relu", "elu", "rrelu_with_noise", "_prelu_kernel", "logit", "_cdist", "_pdist")
-_LOSSES = ("smooth_l1_loss", "huber_loss", "multi_margin_loss", "multilabel_margin_loss")
-_GRIDS = ("grid_sampler_2d", "_grid_sampler_2d_cpu_fallback", "grid_sampler_3d", "cudnn_grid_sampler")
-_QUANTIZED = tuple(f"_fake_quantize_learnable_per_{each}_affine" for each in ("tensor", "channel"))
-_KINKED = tuple(f"{name}_backward" for name in (*_KINKS, *_LOSSES, *_GRIDS, *_QUANTIZED))
-_MADE = ("full", "zeros", "ones", "zeros_like", "ones_like", "full_like", "arange", "scalar_tensor")
-_MOVED = ("convert_element_type", "_to_copy", "clone", "cat", "stack", "constant_pad_nd", "flip", "roll", "repeat")
-_CHEAP = (*_MADE, *_MOVED, "slice_scatter", "select_scatter", "_unsafe_view")
 _GATHERS = ("all_gather_into_tensor", "wait_tensor")
 _LATER_IS_CHEAPER = 10**7  # parts of a cost, one less for each node before
 _DECIDED = "is a decision (a comparison, rounding or index), and what the forward decided is never decided again"
@@ -204,11 +192,11 @@ def _read_of(forward: set[fx.Node], needed: Iterable[fx.Node]) -> set[fx.Node]:
 def decided_by(node: fx.Node) -> list[fx.Node]:
     """The operands by which an operation decides: it compares or rounds them, jumps, or is the gradient of what has a
     kink. What is not torch's may decide by all."""
-    name = operator_name(node)
+    known = named(operator_name(node))
     own = node.target is not operator.getitem and getattr(node.target, "namespace", "") not in KNOWN
-    if node.op != "call_function" or not (own or name in (*_DECISIONS, *_JUMPS, *_KINKED) or _cuts_off(node)):
+    if node.op != "call_function" or not (own or known.decision or known.kinked or _cuts_off(node)):
         return []
-    return node.all_input_nodes[1:] if name in _KINKED else node.all_input_nodes  # the first is a gradient
+    return node.all_input_nodes[1:] if known.kinked else node.all_input_nodes  # the first is a gradient
 
 
 def may_recompute(node: fx.Node) -> bool:
@@ -218,8 +206,7 @@ def may_recompute(node: fx.Node) -> bool:
         return not _cuts_off(node)
     if _why_fixed(node):
         return False
-    name = target.overloadpacket.__name__
-    return target.is_view or name in _CHEAP or torch.Tag.pointwise in target.tags
+    return target.is_view or of(target).cheap or torch.Tag.pointwise in target.tags
 
 
 def _why_fixed(node: fx.Node) -> str:
@@ -227,7 +214,7 @@ def _why_fixed(node: fx.Node) -> str:
     target: Any = node.target
     if node.op != "call_function" or not is_overload(target):
         return "is made by an operation that runs a function of the user's"
-    if target.overloadpacket.__name__ in _DECISIONS or _cuts_off(node):
+    if named(operator_name(node)).decides or _cuts_off(node):
         return _DECIDED
     if torch.Tag.nondeterministic_seeded in target.tags:
         return "is made of random numbers, which would be others"

@@ -23,10 +23,9 @@ from reroll.graph.editing import ancestors
 from reroll.graph.memory import origin, storage_nbytes
 from reroll.graph.private import LazyGraphModule, operator_name
 from reroll.graph.work import work
+from reroll.operations import named
 from reroll.segment.cut.partition import decided_by, gathered_from, may_recompute, minimum_cut, saved_nbytes
 
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "convolution")
-_REPEATED = (*_PRODUCTS, "native_layer_norm", "native_group_norm")
 _PART = 0.7  # of the bytes of the tape: a tape that is hardly thinner is not worth its repeats
 
 
@@ -87,8 +86,9 @@ def _nbytes(nodes: Iterable[fx.Node], alive: set[fx.Node]) -> int:
 
 
 def _may_repeat(node: fx.Node) -> bool:
-    name = operator_name(node)
-    return not decided_by(node) and (may_recompute(node) or (node.op == "call_function" and name in _REPEATED))
+    known = named(operator_name(node))
+    repeated = node.op == "call_function" and (known.product or known.norm == "rows")
+    return not decided_by(node) and (may_recompute(node) or bool(repeated))
 
 
 def _decided_from(graph: fx.Graph) -> set[fx.Node]:

@@ -10,7 +10,6 @@ Private torch API, tried on 2.11 and 2.13: ``enable_python_dispatcher``, as in `
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,19 +21,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from reroll.graph.editing import aten
 from reroll.graph.layouts import inverse
+from reroll.operations import of
 from reroll.segment.linear.axes import Axes, broadcast, is_view, of_view, of_viewed, own
 
 _TIMES = {aten.mul.Tensor, aten.mul.Scalar}
 _OVER = {aten.div.Tensor, aten.div.Scalar}
 _PLUS = {aten.add.Tensor: 1.0, aten.sub.Tensor: -1.0}
 _MATRICES = {aten.bmm.default, aten.mm.default}
-_NAMES = (  # of torch's own calls whose gradient is that of the operations that they consist of
-    *("mul", "multiply", "truediv", "div", "divide", "true_divide", "add", "sub", "subtract", "sum", "einsum"),
-    *("matmul", "bmm", "mm", "outer", "ger", "unsqueeze", "squeeze", "view", "reshape", "permute", "transpose", "t"),
-    *("expand", "expand_as", "view_as", "flatten", "unflatten", "movedim", "moveaxis", "swapaxes", "swapdims"),
-    *("getitem", "contiguous", "clone"),
-)
-_PLAIN = {getattr(place, name) for place in (torch, operator) for name in _NAMES if hasattr(place, name)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,8 +231,7 @@ class Parts:
 
 def taken_apart(call: fx.Node, values: Mapping[fx.Node, Any]) -> Parts | None:
     """The ATen operations of one call; None for one that may have a gradient of its own, and of several results."""
-    plain = call.target in _PLAIN if call.op == "call_function" else call.op == "call_method" and call.target in _NAMES
-    if not plain:
+    if call.op not in ("call_function", "call_method") or not of(call.target).linear or str(call.target).endswith("_"):
         return None
     sources = [source for source in call.all_input_nodes if isinstance(values[source], Tensor)]
     if not isinstance(values[call], Tensor) or any(values[source] is None for source in call.all_input_nodes):

@@ -18,6 +18,7 @@ from by_hand import written
 from reroll.capture.fusion.peel import outer_emitter
 from reroll.capture.fusion.row_analysis import follow, timed
 from reroll.capture.fusion.row_rules import Rows
+from reroll.graph.editing import name_arguments
 from reroll.graph.effects import mark_random
 
 T, B, H = 4, 4, 6
@@ -56,6 +57,7 @@ def followed(function: Function, made: tuple[int, int] = (0, T)) -> tuple[fx.Gra
         return function(Inputs((x, late, row, whole, w, image, mean)))
 
     module = written(call, *inputs)
+    name_arguments(module.graph)
     mark_random(module, module.graph)
     given = module.graph.find_nodes(op="placeholder")
     found: dict[fx.Node, Rows | str] = {
@@ -80,6 +82,8 @@ ROWS: dict[str, tuple[Function, Rows]] = {
     "one row for all": (lambda i: i.x + i.row, rows()),
     "a row per step from outside": (lambda i: i.x + i.whole, rows()),
     "broadcast from the left": (lambda i: i.late + i.x.sum((1, 2)).unsqueeze(-1), rows(1)),
+    "a slope for each channel": (lambda i: functional.prelu(i.x, i.mean + 0.5), rows()),
+    "one slope": (lambda i: functional.prelu(i.late, i.mean[:1] + 0.5), rows(1)),
     "linear": (lambda i: functional.linear(i.x, i.w.t()), rows()),
     "a lookup": (lambda i: functional.embedding((i.x > 0).to(torch.int64), i.w), rows()),
     "linear, time in the middle": (lambda i: functional.linear(i.late, i.w.t()), rows(1)),
@@ -93,6 +97,13 @@ ROWS: dict[str, tuple[Function, Rows]] = {
     "select": (lambda i: torch.select(i.late, 0, 1), rows(0)),
     "glu": (lambda i: functional.glu(i.x), rows()),
     "flip": (lambda i: torch.flip(i.x, [1, 2]), rows()),
+    "flip, dimensions one by one": (lambda i: i.x.flip(2, 1), rows()),
+    "expand as another": (lambda i: i.x[:, :1].expand_as(i.whole), rows()),
+    "broadcast": (lambda i: torch.broadcast_to(i.x[:, :1], (2, T, B, H)), rows(1)),
+    "axes of two names": (lambda i: torch.swapdims(i.x, 0, 1), rows(1)),
+    "a cat of another name": (lambda i: torch.concat([i.x, i.x], 2), rows()),
+    "a view like another": (lambda i: i.x.view_as(i.whole), rows()),
+    "to whole numbers": (lambda i: i.x.short(), rows()),
     "transpose": (lambda i: i.x.transpose(0, 2), rows(2)),
     "permute": (lambda i: i.x.permute(1, 2, 0), rows(2)),
     "a view of what is behind": (lambda i: i.x.reshape(T, -1), rows()),
@@ -110,6 +121,8 @@ ROWS: dict[str, tuple[Function, Rows]] = {
     "cat, not over time": (lambda i: torch.cat([i.x, i.x], 2), rows()),
     "cat over time": (lambda i: torch.cat([i.row.unsqueeze(0), i.x]), rows(length=5, shift=1, first=1, last=5)),
     "stack in front of time": (lambda i: torch.stack([i.x, i.x]), rows(1)),
+    "stack, as numpy spells it": (lambda i: torch.stack([i.x, i.x], axis=2), rows()),
+    "sum, as numpy spells it": (lambda i: i.x.sum(axis=-1, keepdims=True), rows()),
     "stack behind time": (lambda i: torch.stack([i.x, i.whole], 1), rows()),
 }
 
@@ -156,6 +169,10 @@ REFUSED: dict[str, tuple[Function, str]] = {
         ALONE,
     ),
     "a lookup in a large table": (lambda i: functional.embedding((i.x > 0).long(), i.w.repeat(400, 1)), ALONE),
+    "a lookup, the table first": (lambda i: torch.embedding(i.x[:, 0], torch.tensor([3, 0, 1, 2])), ALONE),
+    "a flip of time, dimensions one by one": (lambda i: i.x.flip(1, 0), ALONE),
+    "other bits, by keyword": (lambda i: i.x.view(dtype=torch.int32), ALONE),
+    "a slope for each step": (lambda i: functional.prelu(i.late, i.mean + 0.5), ALONE),
     "no rule": (lambda i: torch.sort(i.x), ALONE),
     "a sum over time": (lambda i: i.x.sum(0), ALONE),
     "a sum over all": (lambda i: i.x.sum(), ALONE),

@@ -266,9 +266,9 @@ def test_steps_that_are_left_out_give_no_gradient_of_their_own() -> None:
         compare(Network(step, end).double(), (x_of(),))
 
 
-@torch.library.custom_op("reroll_tests::relu", mutates_args=())
+@torch.library.custom_op("reroll_tests::relu", mutates_args=(), tags=(torch.Tag.pointwise,))
 def of_all_rows(value: Tensor) -> Tensor:
-    """Has the name of an operation on each entry, and is none."""
+    """Has the name of an operation on each entry, and the tag, and is none."""
     return value - value.mean(0)
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import fx
 
 from by_hand import filled, written
-from reroll.capture.steps.colours import Likeness, Sequence
+from reroll.capture.steps.colours import Likeness, Sequence, may_move
 from reroll.capture.steps.operands import (
     Carried,
     Constant,
@@ -161,6 +162,36 @@ def test_the_relations_of_operands(
     function: Callable[..., Any], kind: dict[str, Any], region: Region, expected: list[str]
 ) -> None:
     assert told(sequence_of(function, **kind), region) == expected
+
+
+SPELLED: dict[str, Callable[[Any, Any, int], Any]] = {
+    "by another name": lambda h, g, t: torch.multiply(h, 0.5**t),
+    "by a method": lambda h, g, t: h.true_divide(t + 1),
+    "compared": lambda h, g, t: torch.add(h, torch.greater(g, t)),
+    "compared by a method": lambda h, g, t: torch.add(h, g.le(t)),
+    "the number first": lambda h, g, t: torch.pow(0.5**t, h),
+}
+
+
+@pytest.mark.parametrize("name", SPELLED)
+def test_a_number_may_be_another_one_at_each_step_however_the_arithmetic_is_spelled(name: str) -> None:
+    def call(x: Any, w: Any, h: Any, g: Any) -> Any:
+        for t in range(4):
+            h = SPELLED[name](h, g, t)
+        return h
+
+    sequence = sequence_of(call, Likeness.NUMBERS)
+    found = classify(sequence, Region(0, len(sequence.nodes) // 4, 4))
+    assert found is not None
+    assert sum(isinstance(operand, Moving) for operands in found for operand in operands) == 1
+
+
+def test_an_operator_of_torch_takes_a_number_or_a_tensor() -> None:
+    graph = fx.Graph()
+    h = graph.placeholder("h")
+    h.meta["example_value"] = H
+    assert not may_move(graph.call_function(torch.ops.aten.mul.Scalar, (h, 0.5)), 1)
+    assert may_move(graph.call_function(torch.mul, (h, 0.5)), 1)
 
 
 UNEVEN = "the index at node select does not move evenly: 0, 1, 3, 4, ..."

@@ -25,6 +25,19 @@ def written(function: Callable[..., Any], *inputs: Tensor) -> fx.GraphModule:
     return module
 
 
+def called(target: Any, *given: Any) -> fx.GraphModule:
+    """The graph of one call of a function, or of a method by its name; tensors are inputs."""
+    graph = fx.Graph()
+    operands = [
+        graph.placeholder(f"operand_{at}") if isinstance(each, Tensor) else each for at, each in enumerate(given)
+    ]
+    method = isinstance(target, str)
+    graph.output(graph.create_node("call_method" if method else "call_function", target, tuple(operands)))
+    module = fx.GraphModule(torch.nn.Module(), graph)
+    _Examples(module).run(*(each for each in given if isinstance(each, Tensor)))
+    return module
+
+
 def calls(graph: fx.Graph) -> list[fx.Node]:
     """The calls of a graph, in order."""
     return [node for node in graph.nodes if node.op in ("call_function", "call_method")]

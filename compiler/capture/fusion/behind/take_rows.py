@@ -24,13 +24,12 @@ from reroll.capture.fusion.hoist import copy_with_examples
 from reroll.capture.fusion.row_analysis import Illegal, is_pick, rows_of, timed
 from reroll.capture.fusion.row_rules import Rows, argument, shape
 from reroll.capture.normal.selects import as_tuple
-from reroll.graph.effects import example, modes, spelled
+from reroll.graph.effects import example, modes, operation, spelled
 from reroll.graph.inplace import out_of_place
 from reroll.graph.lines import take_line
 from reroll.recurrence import Capture, Items, Recurrence, RowSteps
 
 _NEVER_EMPTY = ("pixel_shuffle", "pixel_unshuffle")  # torch 2.13 does not reverse these on no rows
-_VIEWS = ("getitem", "select", "unsqueeze", "squeeze", "transpose", "swapaxes", "permute", "movedim", "t")
 
 
 def take_rows(found: Capture) -> Capture:
@@ -137,7 +136,7 @@ def _on_fewer(node: fx.Node, rows: Mapping[fx.Node, Rows], steps: int, kept: Row
     if kept.first and spelled(node) in _NEVER_EMPTY:
         return False
     if rows[node].passes is not None:
-        return node.target is torch.cat
+        return operation(node).rows == "cat"
     return rows[node].sizes is None or _without_sizes(node, rows)
 
 
@@ -173,10 +172,10 @@ def _taken(found: Capture, recurrence: Recurrence) -> Capture:
 
 def _view(node: fx.Node) -> bool:
     """Give a node that only views a value an example that lies as that does now; whether it is such a node."""
-    value, old, name = example(node.args[0]), example(node), spelled(node)
-    if value is None or old is None or name not in _VIEWS:
+    value, old = example(node.args[0]), example(node)
+    if value is None or old is None or operation(node).view not in ("turned", "sized", "part"):
         return False
-    function: Any = getattr(torch.Tensor, name) if isinstance(node.target, str) else node.target
+    function: Any = getattr(torch.Tensor, node.target) if isinstance(node.target, str) else node.target
     made = function(value.detach(), *node.args[1:], **node.kwargs)
     node.meta["example_value"] = made.requires_grad_(old.requires_grad)
     return True
