@@ -213,7 +213,8 @@ def compile(  # noqa: A001  # as torch.compile
     what it refuses is refused with its error. Values may be asked whether they are true: the answers are compared at
     every call, a RerollWarning says so, and another answer is an error.
 
-    Raises LengthError, with the line, if what the model does at T steps cannot be told from a few steps.
+    What short records do not tell, such as a branch at step T // 2, is recorded at the full length, for each such length
+    anew; a RerollWarning says so. Raises LengthError, with the line, where that has no loop either.
     """
     parsed, how = Options.of(options), {"time_dim": time_dim, "steps": steps, "dynamic": dynamic, **options}
     if model is None:
