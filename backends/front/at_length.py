@@ -34,6 +34,8 @@ from reroll.errors import NoRecurrenceError, ProofError, UnsupportedError, is_sh
 from reroll.planning.options import Options
 
 LOG = logging.getLogger(__name__)
+Found = tuple[Recording, State, Any]
+"""A recording, the state of a call, and its key."""
 
 
 class AtLength:
@@ -47,20 +49,19 @@ class AtLength:
         self.recorded, self.reach, self.again = Recorded(model), Reach(), Again()
         self.nothing = False
 
-    def rolls(self, call: Call) -> bool:
-        """Whether a call can be recorded, and has a loop."""
+    def found(self, call: Call) -> Found | None:
+        """The recording of a call; None where it cannot be recorded, or has no loop."""
         self.nothing = False
         try:
-            self._recording(call)
+            return self._recording(call)
         except (Unrecordable, NoRecurrenceError) as reason:
             LOG.info("not recorded at its full length: %s", reason)
             self.nothing = isinstance(reason, NoRecurrenceError)
-            return False
-        return True
+            return None
 
-    def __call__(self, call: Call) -> Any:
-        """The model's result. Raises Unrecordable, and NoRecurrenceError where nothing repeats."""
-        recording, state, key = self._recording(call)
+    def __call__(self, call: Call, found: Found) -> Any:
+        """The model's result."""
+        recording, state, key = found
         program: _Program = recording.run  # type: ignore[assignment]
         program.calls += 1
         seldom = program.calls & (program.calls - 1) == 0
@@ -76,7 +77,7 @@ class AtLength:
         with between_turns():
             return recording.replay(state)
 
-    def _recording(self, call: Call) -> tuple[Recording, State, Any]:
+    def _recording(self, call: Call) -> Found:
         found = self.recorded.recording(self.reach, call.args, call.kwargs, lambda: call, self._made)
         asked = [line for line, _ in found[0].asked if not line.endswith(LONGEST)]
         if asked:

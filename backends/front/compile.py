@@ -213,8 +213,8 @@ def compile(  # noqa: A001  # as torch.compile
     what it refuses is refused with its error. Values may be asked whether they are true: the answers are compared at
     every call, a RerollWarning says so, and another answer is an error.
 
-    What short records do not tell, such as a branch at step T // 2, is recorded at the full length, for each such length
-    anew; a RerollWarning says so. Raises LengthError, with the line, where that has no loop either.
+    What short records do not tell, such as a branch at step T // 2, is recorded at the full length, for each such
+    length anew; a RerollWarning says so. Raises LengthError, with the line, where that has no loop either.
     """
     parsed, how = Options.of(options), {"time_dim": time_dim, "steps": steps, "dynamic": dynamic, **options}
     if model is None:
@@ -357,8 +357,8 @@ class Caller:
         if dynamo_is_off() or _is_transformed():
             return plainly
         call = find_time(self.model, self.signature, self.time, args, kwargs)
-        if call.length in self.alone and self._is_rolled(call):
-            return partial(_itself, self.at_length(call))
+        if call.length in self.alone and (found := self.at_length.found(call)):
+            return partial(_itself, self.at_length(call, found))
         most = _SEARCHED * (call.length + sum(self.alone))  # the search costs what is recorded anew without it
         running = Running(self.front, call, steps=self.steps, most=most)
         if not self.looked and call.length:
@@ -369,9 +369,9 @@ class Caller:
         try:
             short = short or not self._settled(running)
         except LengthError as error:
-            if self._is_rolled(call):
+            if found := self.at_length.found(call):
                 self._say_alone(call, error)
-                return partial(_itself, self.at_length(call))
+                return partial(_itself, self.at_length(call, found))
             if not isinstance(error, TooShortError) and call.length >= (_FEW if self.at_length.nothing else FEWEST):
                 raise self._with_numbers(self._with_questions(running, error)) from error.__cause__
             self.short[call.length, self.steps], short = str(error), True
@@ -446,13 +446,6 @@ class Caller:
             self.short[running.call.length, self.steps] = str(error)
             return False
         return True
-
-    def _is_rolled(self, call: Call) -> bool:
-        """Whether a call has a loop in a record of its full length."""
-        found = self.at_length.rolls(call)
-        if not found:
-            self.alone.discard(call.length)
-        return found
 
     def _say_alone(self, call: Call, error: LengthError) -> None:
         """Say that no short runs tell of a call, from which on its length is recorded."""
