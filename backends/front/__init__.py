@@ -2,11 +2,11 @@
 
 In: a model and `time_dim`; at each call arguments of some length T
 Out: the model's own results at T, with gradients; a LengthError or refusal before any result otherwise
-Nouns: Caller, Front, Entry, Call, token (a short stand-in for a sequence), Family; what an attempt ends in: Ran,
+Nouns: Caller, Front, Entry, token (a short stand-in for a sequence), Family, AtLength; what an attempt ends in: Ran,
     Misfit, Untraced, Refused, Unrecorded, Stale
-Mind: Calls of compiled models take turns (`turns.py`) but for what is compiled: a first call sets torch's stance and
-    Dynamo's settings, which are global. Another thread's call under them ran uncompiled, and a forward that waits for
-    another thread's must not keep that from its turn (`tests/backends/front/test_threads.py`).
+Mind: Calls of compiled models take turns (`calls/turns.py`) but for what is compiled: a first call sets torch's stance
+    and Dynamo's settings, which are global. Another thread's call under them ran uncompiled, and a forward that waits
+    for another thread's must not keep that from its turn (`tests/backends/front/calls/test_threads.py`).
     Two compiled models never share a backend object.
     Nothing is traced inside of a run of what Dynamo compiled (`Unwound` with `Untraced` comes first): torch keeps all
     that it holds of a frame in which it fails to compile another call of the same frame. Dynamo holds only a `Handle`
@@ -21,5 +21,7 @@ Mind: Calls of compiled models take turns (`turns.py`) but for what is compiled:
     A record comes first: it takes a fraction of Dynamo's time, and `held/keys.py` guards it. Dynamo reads what cannot
     be recorded, with guards of its own. A number that the model counts up at every call makes the front look at the
     model again at every call, as it makes Dynamo compile again.
+    What short runs do not tell of a length is recorded at it (`at_length.py`), and never refused before that was tried.
+    Short runs that look for a pattern take no more steps than such a record.
     The tokens of a call (9 steps of input) outlive it, held by frames, so their memory is freed before a program runs.
 """

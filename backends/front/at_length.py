@@ -17,14 +17,14 @@ from reroll.backends.construct.stages.takeover import is_aside
 from reroll.backends.dynamo.entry import Program, changed_inputs, refuse_shared, rolled
 from reroll.backends.dynamo.garbage import SELDOM_FULL
 from reroll.backends.dynamo.plain import say_more
-from reroll.backends.front.arguments import Call
 from reroll.backends.front.beside import prove_beside, say_departed
+from reroll.backends.front.calls.arguments import Call
+from reroll.backends.front.calls.turns import between_turns
 from reroll.backends.front.held.again import Again
 from reroll.backends.front.held.reach import Reach
 from reroll.backends.front.held.state import State
 from reroll.backends.front.observe import Told
 from reroll.backends.front.recorded import Recorded, Recording
-from reroll.backends.front.turns import between_turns
 from reroll.backends.processes.together import check_together
 from reroll.capture.capture import capture
 from reroll.capture.fusion.fuse import fuse

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from reroll.backends.construct.stages.proof import OTHERWISE, Proof
-from reroll.backends.front.arguments import Call
+from reroll.backends.front.calls.arguments import Call
 from reroll.backends.front.observe import holds_history, shown_by
 from reroll.backends.processes.apart import alone
 from reroll.errors import warn

@@ -31,10 +31,11 @@ import torch
 from torch import Tensor, nn
 
 from reroll.backends.dynamo.entry import UNREADABLE, Graph, dynamo_is_off, hooks_inside, uncut
-from reroll.backends.front.arguments import Call, Time, TimeDim, find_time
 from reroll.backends.front.at_length import AtLength
 from reroll.backends.front.beside import prove_beside, say_departed
-from reroll.backends.front.counter import told
+from reroll.backends.front.calls.arguments import Call, Time, TimeDim, find_time
+from reroll.backends.front.calls.counter import told
+from reroll.backends.front.calls.turns import turn
 from reroll.backends.front.entries import (
     Entry,
     Front,
@@ -71,7 +72,6 @@ from reroll.backends.front.observe import (
 )
 from reroll.backends.front.outputs import outputs
 from reroll.backends.front.recorded import Recorded, in_short, token_of_values
-from reroll.backends.front.turns import turn
 from reroll.backends.processes.apart import alone, forward_of, spoken_around
 from reroll.backends.processes.sharded import sharded_inside
 from reroll.capture.lengths.align import NeverError, TransformError

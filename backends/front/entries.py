@@ -24,13 +24,13 @@ from reroll.backends.construct.stages.takeover import is_aside
 from reroll.backends.dynamo.drawn import as_handed_over, draws_numbers
 from reroll.backends.dynamo.entry import EXPLAINING, REFUSALS, Graph, HandedOn, unwrapped
 from reroll.backends.dynamo.unguarded import Read, refuse_unguarded
-from reroll.backends.front.arguments import Call, token
+from reroll.backends.front.calls.arguments import Call, token
+from reroll.backends.front.calls.turns import between_turns
 from reroll.backends.front.families import LENGTHS, Family, forget
 from reroll.backends.front.held.keys import Hashed
 from reroll.backends.front.held.names import Missing, standing_in
 from reroll.backends.front.held.reach import Reach
 from reroll.backends.front.observe import Candidate, Observed, departure, observe
-from reroll.backends.front.turns import between_turns
 from reroll.backends.progress import hinting
 from reroll.capture.lengths.align import NeverError
 from reroll.capture.lengths.instantiate import TooShortError

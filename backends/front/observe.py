@@ -20,8 +20,8 @@ from torch.overrides import TorchFunctionMode
 from reroll.backends.construct.stages.proof import Proof
 from reroll.backends.construct.stages.seen import Seen
 from reroll.backends.dynamo.entry import ON_META
-from reroll.backends.front.arguments import Call, first_steps, has_history
-from reroll.backends.front.counter import told
+from reroll.backends.front.calls.arguments import Call, first_steps, has_history
+from reroll.backends.front.calls.counter import told
 from reroll.backends.front.held.keys import sharing
 from reroll.backends.front.held.state import Change, State
 from reroll.backends.processes.apart import in_silence

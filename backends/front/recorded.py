@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from reroll.backends.front.arguments import Call, first_steps, repeated, token
+from reroll.backends.front.calls.arguments import Call, first_steps, repeated, token
 from reroll.backends.front.entries import RUNNING, Running, new_backend
 from reroll.backends.front.families import forget
 from reroll.backends.front.held.keys import plain

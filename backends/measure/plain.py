@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from reroll.backends.front.arguments import Call, find_time, first_steps
+from reroll.backends.front.calls.arguments import Call, find_time, first_steps
 from reroll.backends.front.compile import Caller
 from reroll.backends.front.held.state import State
 from reroll.backends.front.observe import looked_at, named_tensors

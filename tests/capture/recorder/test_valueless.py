@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import reroll
 from reroll.backends.front import observe
-from reroll.backends.front.arguments import Time, find_time
+from reroll.backends.front.calls.arguments import Time, find_time
 from reroll.capture.recorder import valueless
 from reroll.capture.recorder.events import Recorder, recording
 from reroll.capture.recorder.valueless import NeedsValues, Valueless

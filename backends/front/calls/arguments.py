@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reroll.backends.front.counter import Counter, find_counter
+from reroll.backends.front.calls.counter import Counter, find_counter
 from reroll.backends.progress import LONG
 from reroll.errors import OptionError, UnsupportedError
 from reroll.graph.nested import Place, leaves_of, mapped, places_of, tensors_of
