@@ -335,6 +335,8 @@ NUMPYS: dict[str, Callable[[Any], Any]] = {
     "chunk": lambda x: x.chunk(4, axis=1)[3].tanh() + x.chunk(4, axis=1)[1],
     "stack": lambda x: torch.stack([x.sin(), x.cos()], axis=2),  # type: ignore[call-arg]  # as numpy
     "sum": lambda x: x.sum(axis=1, keepdims=True),
+    "select": lambda x: torch.select(x, dim=1, index=3) + torch.select(x, index=2, dim=1),
+    "narrow": lambda x: x.narrow(1, start=3, length=1),
     "cumsum_": lambda x: x.sin().cumsum_(axis=1),
 }
 
