@@ -11,7 +11,7 @@ Private torch API, tried on 2.11 and 2.13: ``_schema`` of an operator, for what 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -213,6 +213,15 @@ def torchs_arguments(known: Operation, names: Iterable[str]) -> dict[str, str]:
     taken = {each.name for overload in _overloads(known.name) for each in overload._schema.arguments}
     numpys = {"axis": "dim", "keepdims": "keepdim"}
     return {name: own for name, own in numpys.items() if name in names and name not in taken and own in taken}
+
+
+def placed(known: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], Any]:
+    """The operands of a call with those that have names in their places, if a schema of torch's has just these next."""
+    for overload in _overloads(known.name):
+        names = [each.name for each in overload._schema.arguments if not each.kwarg_only][len(args) :][: len(kwargs)]
+        if names and set(names) == set(kwargs):
+            return (*args, *(kwargs[name] for name in names)), {}
+    return args, kwargs
 
 
 def _own_name(name: str) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from reroll.graph.effects import attribute, gradient_sources, has_effect, is_random, is_torchs, operation
 from reroll.graph.names import add_names, names_of
 from reroll.graph.private import is_higher_order, is_mutable, is_overload, map_aggregate
-from reroll.operations import torchs_arguments
+from reroll.operations import placed, torchs_arguments
 
 aten = torch.ops.aten
 LAYOUTS = (aten.as_strided, aten.as_strided_copy, aten.as_strided_scatter)
@@ -71,11 +71,16 @@ def shape(node: Any) -> tuple[int, ...] | None:
 
 
 def name_arguments(graph: fx.Graph) -> None:
-    """Arguments that are spelled as numpy spells them get torch's names, by which they are looked for."""
+    """Arguments that are spelled as numpy spells them get torch's names, and those of a part (``torch.select``) their
+    places, where they are looked for."""
     for node in graph.nodes:
-        renamed = torchs_arguments(operation(node), node.kwargs) if node.kwargs else {}
-        if renamed:
-            node.kwargs = {renamed.get(name, name): value for name, value in node.kwargs.items()}
+        known = operation(node)
+        if not node.kwargs or not known.name:
+            continue
+        renamed = torchs_arguments(known, node.kwargs)
+        node.kwargs = {renamed.get(name, name): value for name, value in node.kwargs.items()}
+        if known.view == "part":
+            node.args, node.kwargs = placed(known, node.args, node.kwargs)
 
 
 def sort(graph: fx.Graph) -> None:

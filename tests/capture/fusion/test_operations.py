@@ -50,7 +50,7 @@ def updates(name: str) -> bool:
 
 
 def overloads(name: str) -> list[Any]:
-    packet = getattr(aten, name, None)
+    packet: Any = getattr(aten, name, None)
     return [getattr(packet, each) for each in packet.overloads()] if hasattr(packet, "overloads") else []
 
 
@@ -153,7 +153,7 @@ def compare(target: Any, given: Sequence[Any], dims: Sequence[int | None]) -> No
     torch.testing.assert_close(found_gradients, wanted, equal_nan=True, **ROUNDING[True])
 
 
-ROUNDING: dict[bool, dict[str, float]] = {True: {"rtol": 1e-13, "atol": 1e-15}, False: {"rtol": 0, "atol": 0}}
+ROUNDING: dict[bool, dict[str, Any]] = {True: {"rtol": 1e-13, "atol": 1e-15}, False: {"rtol": 0, "atol": 0}}
 """Of as many rows at a time as torch computes in another way."""
 
 
@@ -331,10 +331,12 @@ def test_what_python_updates_in_place_is_known_to_do_so(target: Any) -> None:
 
 
 NUMPYS: dict[str, Callable[[Any], Any]] = {
-    "unbind": lambda x: torch.unbind(x, axis=1)[3].tanh() + torch.unbind(x, axis=1)[1],
-    "chunk": lambda x: torch.chunk(x, 4, axis=1)[3].tanh() + torch.chunk(x, 4, axis=1)[1],
-    "stack": lambda x: torch.stack([x.sin(), x.cos()], axis=2),
+    "unbind": lambda x: x.unbind(axis=1)[3].tanh() + x.unbind(axis=1)[1],
+    "chunk": lambda x: x.chunk(4, axis=1)[3].tanh() + x.chunk(4, axis=1)[1],
+    "stack": lambda x: torch.stack([x.sin(), x.cos()], axis=2),  # type: ignore[call-arg]  # as numpy
     "sum": lambda x: x.sum(axis=1, keepdims=True),
+    "select": lambda x: torch.select(x, dim=1, index=3) + torch.select(x, index=2, dim=1),
+    "narrow": lambda x: x.narrow(1, start=3, length=1),
     "cumsum_": lambda x: x.sin().cumsum_(axis=1),
 }
 

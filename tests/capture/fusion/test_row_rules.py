@@ -121,7 +121,7 @@ ROWS: dict[str, tuple[Function, Rows]] = {
     "cat, not over time": (lambda i: torch.cat([i.x, i.x], 2), rows()),
     "cat over time": (lambda i: torch.cat([i.row.unsqueeze(0), i.x]), rows(length=5, shift=1, first=1, last=5)),
     "stack in front of time": (lambda i: torch.stack([i.x, i.x]), rows(1)),
-    "stack, as numpy spells it": (lambda i: torch.stack([i.x, i.x], axis=2), rows()),
+    "stack, as numpy spells it": (lambda i: torch.stack([i.x, i.x], axis=2), rows()),  # type: ignore[call-arg]
     "sum, as numpy spells it": (lambda i: i.x.sum(axis=-1, keepdims=True), rows()),
     "stack behind time": (lambda i: torch.stack([i.x, i.whole], 1), rows()),
 }
