@@ -214,7 +214,8 @@ def compile(  # noqa: A001  # as torch.compile
     every call, a RerollWarning says so, and another answer is an error.
 
     What short records do not tell, such as a branch at step T // 2, is recorded at the full length, for each such
-    length anew; a RerollWarning says so. Raises LengthError, with the line, where that has no loop either.
+    length anew; at the second one a RerollWarning says so. Raises LengthError, with the line, where that has no loop
+    either.
     """
     parsed, how = Options.of(options), {"time_dim": time_dim, "steps": steps, "dynamic": dynamic, **options}
     if model is None:
@@ -448,14 +449,18 @@ class Caller:
         return True
 
     def _say_alone(self, call: Call, error: LengthError) -> None:
-        """Say that no short runs tell of a call, from which on its length is recorded."""
-        self.alone.add(call.length)
+        """Note that no short runs tell of a call, from which on its length is recorded; warn at the second length."""
         why = str(self._with_numbers(error)).replace(ADVICE, "").strip()
+        lengths = [*self.alone, call.length]
+        self.alone.add(call.length)
         text = (
-            f"What the model does at {call.length} steps does not follow from what it does at a few: {why} So it was "
-            "recorded at its full length, which is done anew for each such length, and takes longer the longer it is."
+            f"What the model does at {' and '.join(map(str, lengths))} steps does not follow from what it does at a "
+            f"few: {why} So it was recorded at its full length, which is done anew for each such length, and takes "
+            "longer the longer it is."
         )
-        warn(text)
+        if len(lengths) == 2:
+            warn(text)
+        LOG.info(text)
 
     def _with_numbers(self, error: LengthError) -> LengthError:
         """A refusal, with the numbers that ``steps`` could have named where it names none."""
