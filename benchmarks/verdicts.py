@@ -43,7 +43,7 @@ from reroll.backends.construct.stages.seen import rounding_of
 HERE = Path(__file__).resolve().parent
 RESULT = HERE / "results" / "verdicts.json"
 LENGTHS = (5, 6, 9, 13, 21, 40)
-SEEDS = {"programs": 400, "wholes": 100, "losses": 100, "kinds": 40, "sizes": 20}
+SEEDS = {"programs": 400, "wholes": 60, "losses": 60, "kinds": 20, "sizes": 10}
 PARTS = ("zoo", "doors", *SEEDS)
 FIRST = 20_000  # seed
 CHUNK = 40  # rows of one process
