@@ -563,6 +563,8 @@ def _run(
         recorder.give("result", result)
         for change in state.changes():
             recorder.give(change.name, change.value)
+        for _, name, value in state.assigned.flags() if state.assigned is not None else ():
+            recorder.give(f"global {name}", value)
     return result, {place: recorder.event_of(value) for place, value in places_of(result)}, recorder
 
 

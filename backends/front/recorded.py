@@ -24,7 +24,7 @@ from reroll.backends.front.calls.arguments import Call, first_steps, repeated, t
 from reroll.backends.front.entries import RUNNING, Running, new_backend
 from reroll.backends.front.families import forget
 from reroll.backends.front.held.keys import plain
-from reroll.backends.front.held.names import Assigned
+from reroll.backends.front.held.names import Assigned, Flag
 from reroll.backends.front.held.ran import Ran
 from reroll.backends.front.held.reach import Reach
 from reroll.backends.front.held.state import Change, State
@@ -51,6 +51,7 @@ class Recording:
     the ``autograd.Function``s known when it was made. sizes: values of tensors, by position, that are sizes in it.
     cleared: positions of the tensors of which the model reads nothing, and which it zeroes and cuts off their history.
     asked: the lines that ask for the truth of values, with the answers; these values are the last results of the graph.
+    flags: the globals that the model sets to a truth value, a text or None.
     """
 
     run: Callable[..., Any]
@@ -61,6 +62,7 @@ class Recording:
     sizes: Mapping[int, int]
     cleared: Sequence[int]
     asked: tuple[tuple[str, bool], ...]
+    flags: tuple[Flag, ...] = ()
 
     def holds(self, state: State, applied: tuple[Any, ...]) -> bool:
         """Whether functions and sizes are those of the recording."""
@@ -78,6 +80,8 @@ class Recording:
         owners = state.owners
         for (owner, key), value in zip(self.changed, values, strict=True):
             owners[owner][key] = value  # type: ignore[index]
+        for space, name, value in self.flags:
+            space[name] = value
         return returned
 
     def _results(self, operands: Sequence[Tensor], run: Callable[..., Any]) -> Any:
@@ -184,6 +188,7 @@ class Recorded:
             with ran.noting():
                 result = self._run(recorder, call)
             _check_names(state.assigned)
+            flags = tuple(state.assigned.flags()) if state.assigned is not None else ()
             changes = tuple(change for change in state.changes() if not _same(change))
             results: list[Any] = []
             skeleton = [with_leaves(partial(_place, results, {}), result)]
@@ -202,6 +207,7 @@ class Recorded:
             sizes=sizes,
             cleared=recorder.cleared,
             asked=tuple(recorder.asked),
+            flags=flags,
         )
 
     def _names(self, call: Call) -> dict[int, str]:

@@ -137,6 +137,10 @@ class Spaces:
                 yield Named(owner, name, space[name])
 
 
+Flag = tuple[dict[str, Any], str, Any]
+"""A global: the names of its module, its own, and what it stands for."""
+
+
 class Assigned:
     """What the names of code stand for, as it is: to see what a run assigns there, and to put it back."""
 
@@ -144,10 +148,21 @@ class Assigned:
         self._classes = [(each, dict(vars(each))) for each in code if isinstance(each, type)]
         self._named = [(space, {name: space.get(name, MISSING) for name in read}) for space, read in spaces.users()]
 
+    def flags(self) -> list[Flag]:
+        """The globals that stand for another truth value, text or None than before."""
+        changed = ((space, name) for space, before in self._named for name in _others(space, before))
+        return [
+            (space, name, space[name])
+            for space, name in changed
+            if type(space) is dict and type(space.get(name, MISSING)) in (bool, str, type(None))
+        ]
+
     def names(self) -> list[str]:
-        """The names that stand for another value than before."""
-        held = (each for space, before in self._named for each in _others(space, before))
-        return [*held, *(name for kind, before in self._classes for name in _others(vars(kind), before, new=True))]
+        """The other names that stand for another value than before."""
+        flags = {(id(space), name) for space, name, _ in self.flags()}
+        held = ((space, each) for space, before in self._named for each in _others(space, before))
+        others = (name for kind, before in self._classes for name in _others(vars(kind), before, new=True))
+        return [*(name for space, name in held if (id(space), name) not in flags), *others]
 
     def restore(self) -> None:
         """Put back what changed."""

@@ -359,3 +359,50 @@ def test_a_model_that_is_another_one_for_compilers_is_recorded_as_it_is() -> Non
 def test_a_transform_that_eager_does_too_is_refused() -> None:
     with pytest.raises(reroll.LengthError, match=r"transform|differs"):
         reroll.compile(Parallel(always=True), time_dim=0, **EAGER)(torch.randn(16, 2, I))
+
+
+fires, parity, counted_calls = False, "", 0
+
+
+class Flagged(nn.Module):
+    """Says in globals what it has seen, as snnTorch's ``utils.reset`` does."""
+
+    def forward(self, x_TBI: Tensor) -> Tensor:
+        global fires, parity  # noqa: PLW0603
+        h_BI, fires = x_TBI.new_zeros(x_TBI.shape[1:]), False
+        for t in range(x_TBI.shape[0]):
+            h_BI = torch.tanh(x_TBI[t] + h_BI * (0.5 if fires else 1.0))
+            fires = True
+        parity = "even" if x_TBI.shape[0] % 2 == 0 else "odd"
+        return h_BI
+
+
+def test_truth_values_and_texts_that_globals_are_set_to_are_set_at_every_call() -> None:
+    global fires, parity  # noqa: PLW0603
+    net, _, run = twins(Flagged())
+    for steps in (20, 21, 20, 33, 20):
+        fires, parity = None, ""  # type: ignore[assignment]
+        x = torch.randn(steps, 2, I)
+        torch.testing.assert_close(run(x), net(x))
+        fires, parity = None, ""  # type: ignore[assignment]
+        run(x)
+        assert (fires, parity) == (True, "odd" if steps % 2 else "even")
+    assert isinstance(run.reroll_caller.front.traced, Recorded)
+
+
+def test_numbers_that_globals_are_set_to_are_read_by_dynamo() -> None:
+    class Counting(nn.Module):
+        def forward(self, x_TBI: Tensor) -> Tensor:
+            global counted_calls
+            counted_calls += 1
+            return networks.last(self.net, x_TBI)  # type: ignore[arg-type]
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net(networks.last)
+
+    net, _, run = twins(Counting())
+    x, before = torch.randn(12, 2, I), counted_calls
+    torch.testing.assert_close(run(x), net(x))
+    assert counted_calls == before + 2
+    assert not isinstance(run.reroll_caller.front.traced, Recorded)
