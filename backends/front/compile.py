@@ -373,7 +373,8 @@ class Caller:
             if found := self.at_length.found(call):
                 self._say_alone(call, error)
                 return partial(_itself, self.at_length(call, found))
-            if not isinstance(error, TooShortError) and call.length >= (_FEW if self.at_length.nothing else FEWEST):
+            few = self.at_length.nothing and call.length < _FEW
+            if not isinstance(error, TooShortError) and not few:
                 raise self._with_numbers(self._with_questions(running, error)) from error.__cause__
             self.short[call.length, self.steps], short = str(error), True
         return self._plainly(call, plainly) if short else self._done(running)

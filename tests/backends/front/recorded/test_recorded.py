@@ -378,7 +378,7 @@ class Flagged(nn.Module):
 
 
 def test_truth_values_and_texts_that_globals_are_set_to_are_set_at_every_call() -> None:
-    global fires, parity  # noqa: PLW0603
+    global fires, parity
     net, _, run = twins(Flagged())
     for steps in (20, 21, 20, 33, 20):
         fires, parity = None, ""  # type: ignore[assignment]
@@ -393,7 +393,7 @@ def test_truth_values_and_texts_that_globals_are_set_to_are_set_at_every_call() 
 def test_numbers_that_globals_are_set_to_are_read_by_dynamo() -> None:
     class Counting(nn.Module):
         def forward(self, x_TBI: Tensor) -> Tensor:
-            global counted_calls
+            global counted_calls  # noqa: PLW0603
             counted_calls += 1
             return networks.last(self.net, x_TBI)  # type: ignore[arg-type]
 
