@@ -92,7 +92,8 @@ class AtLength:
             if not any(each.carries for each in found.recurrences):
                 found = fuse(capture(module, depth=True, iterations=cut))
             if not found.recurrences:
-                raise NoRecurrenceError(f"reroll found no recurrence: {found.reason}.")
+                kind = Unrecordable if found.refused else NoRecurrenceError
+                raise kind(f"reroll found no recurrence: {found.reason}.")
             check_policy(found.recurrences, self.options)
             check_together(found.recurrences, self.options)
             made = _Program(rolled(module, found, self.options))
