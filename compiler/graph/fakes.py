@@ -2,8 +2,8 @@
 
 Private torch API, tried on 2.11 and 2.13: ``FakeTensor``, which is made without an operation (``Fakes``; ``_is_param``
 makes a parameter of it), and ``FakeTensorMode``; ``TracingContext`` and ``tracing`` (torch takes the mode of Dynamo's
-tensors while that traces, unless it is told another one); ``StorageWeakRef``, by which a memory's identity is no other
-one's even once it is gone.
+tensors while that traces, unless it is told another one); ``_DisableTorchDispatch``, under which modes do not see
+operations; ``StorageWeakRef``, by which a memory's identity is no other one's even once it is gone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from reroll.graph.private import saved_as_it_is, storage_id
+from reroll.graph.private import saved_as_it_is, storage_id, unseen
 
 
 def fake_like(
@@ -56,13 +56,14 @@ class Fakes:
 
     def __call__(self, value: torch.Tensor) -> torch.Tensor:
         """What stands for a tensor."""
-        storage, number = value.untyped_storage(), storage_id(value)
-        if number not in self._memory:
-            made = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta").untyped_storage()
-            self._memory[number] = StorageWeakRef(storage), made
-        flat = torch.empty(0, dtype=value.dtype, device="meta")
-        laid_out = flat.set_(self._memory[number][1], value.storage_offset(), value.shape, value.stride())
-        fake: torch.Tensor = FakeTensor(self.mode, laid_out, value.device)
+        with unseen():
+            storage, number = value.untyped_storage(), storage_id(value)
+            if number not in self._memory:
+                made = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta").untyped_storage()
+                self._memory[number] = StorageWeakRef(storage), made
+            flat = torch.empty(0, dtype=value.dtype, device="meta")
+            laid_out = flat.set_(self._memory[number][1], value.storage_offset(), value.shape, value.stride())
+            fake: torch.Tensor = FakeTensor(self.mode, laid_out, value.device)
         if isinstance(value, torch.nn.Parameter):
             fake._is_param = True  # which makes it one, as isinstance says
         return fake.requires_grad_() if value.requires_grad else fake

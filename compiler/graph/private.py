@@ -44,6 +44,7 @@ set_grad_enabled = torch._C._set_grad_enabled
 in_transform: Callable[[], bool] = torch._C._are_functorch_transforms_active
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 outside_modes = _disable_current_modes
+unseen = torch._C._DisableTorchDispatch  # a context in which no mode is asked for operations
 versions_kept = _unsafe_preserve_version_counter
 
 

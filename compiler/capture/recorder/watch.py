@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reroll.graph.private import Watching, storage_id, version_of
+from reroll.graph.private import Watching, storage_id, unseen, version_of
 
 
 @contextmanager
@@ -104,7 +104,8 @@ class States:
     @property
     def are_changed(self) -> bool:
         """Whether something but a recorded operation has changed them."""
-        return any(not torch.equal(one, other) for one, other in zip(self.known, _states(), strict=False))
+        with unseen():
+            return any(not torch.equal(one, other) for one, other in zip(self.known, _states(), strict=False))
 
 
 def _states() -> list[Tensor]:
