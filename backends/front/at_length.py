@@ -28,6 +28,7 @@ from reroll.backends.front.recorded import Recorded, Recording
 from reroll.backends.processes.together import check_together
 from reroll.capture.capture import capture
 from reroll.capture.fusion.fuse import fuse
+from reroll.capture.lengths.align import NeverError
 from reroll.capture.recorder.graph import Unrecordable
 from reroll.capture.recorder.ragged import LONGEST
 from reroll.errors import NoRecurrenceError, ProofError, UnsupportedError, is_shortage
@@ -50,7 +51,7 @@ class AtLength:
         self.nothing = False
 
     def found(self, call: Call) -> Found | None:
-        """The recording of a call; None where it cannot be recorded, or has no loop."""
+        """The recording of a call; None where it cannot be recorded, or has no loop. Raises NeverError."""
         self.nothing = False
         try:
             return self._recording(call)
@@ -92,8 +93,8 @@ class AtLength:
             if not any(each.carries for each in found.recurrences):
                 found = fuse(capture(module, depth=True, iterations=cut))
             if not found.recurrences:
-                kind = Unrecordable if found.refused else NoRecurrenceError
-                raise kind(f"reroll found no recurrence: {found.reason}.")
+                kind = NeverError if found.refused else NoRecurrenceError
+                raise kind(f"reroll.compile found no recurrence at this length: {found.reason}.")
             check_policy(found.recurrences, self.options)
             check_together(found.recurrences, self.options)
             made = _Program(rolled(module, found, self.options))
