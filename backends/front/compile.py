@@ -325,7 +325,7 @@ class Caller:
         self.again = Again()
         self.short = dict[tuple[int, int], str]()  # why lengths are too short, with ``steps`` when that was seen
         self.said = False  # that such a length is run by torch
-        self.at_length, self.alone, self.rolled = AtLength(model, options), set[int](), False
+        self.at_length, self.alone = AtLength(model, options), set[int]()  # lengths that are recorded alone
 
     def _recorded(self) -> Front:
         return Front(self.model, Recorded(self.model), self.options)
