@@ -207,7 +207,7 @@ def _followed(
     candidates = chain(_candidates(call.length), _guesses(call.length, refusals))
     left = most - sum(map(sum, unusable)) - sum(sum(lengths) for lengths, *_ in refused)
     fresh = (each for each in candidates if each[0] not in tried and each not in refused)
-    for each in chain(known, fresh):
+    for each in chain[Pattern | Candidate](known, fresh):
         if not isinstance(each, Pattern):
             left -= sum(each[0])
             if left < 0 and refusals:

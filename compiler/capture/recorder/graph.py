@@ -266,7 +266,8 @@ class GraphRecorder(TorchFunctionMode):
             return value
         before = self._node_of(value)
         if not needs or before is None or before.op == "placeholder" or value._is_view():
-            return self.refuse("requires_grad of a value that is no fresh one is set")
+            self.refuse("requires_grad of a value that is no fresh one is set")
+        assert before is not None
         self._show(before, value.detach())
         self._rename(value, self.graph.call_function(fresh_leaf, (before,)))
         self._show(self.known[id(value)][1], value.requires_grad_())
