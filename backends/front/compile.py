@@ -94,6 +94,7 @@ _WITHIN = (
 )
 _NO_NAME = "failed to find name"  # what torch says of a global that is not there
 _FEW = 16  # steps of a sequence that runs as it is where nothing repeats in it
+_LEAST = 40  # as three times so many steps are the first few attempts at a pattern
 _SEARCHED = 3  # steps of short runs for each that is recorded at its full length
 _USUAL, _ATTEMPTS = 50, 100  # more than a call with many patterns takes, and more by far
 
@@ -360,8 +361,8 @@ class Caller:
         call = find_time(self.model, self.signature, self.time, args, kwargs)
         if call.length in self.alone and (found := self.at_length.found(call)):
             return partial(_itself, self.at_length(call, found))
-        most = _SEARCHED * (call.length + sum(self.alone))  # the search costs what is recorded anew without it
-        running = Running(self.front, call, steps=self.steps, most=most)
+        steps = max(call.length, _LEAST) + sum(self.alone)  # that are recorded anew without a pattern
+        running = Running(self.front, call, steps=self.steps, most=_SEARCHED * steps)
         if not self.looked and call.length:
             self._look(call)
         if self.dynamic and not self.sampled and call.length:

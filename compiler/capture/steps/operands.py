@@ -6,6 +6,7 @@ or a carry of d steps ago), one value from outside, a list of values from outsid
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -70,11 +71,13 @@ def window(sequence: Sequence, region: Region) -> Region | None:
         return None
     code, number = columns(sequence, region)
     relation = relations(sequence, region)
-    if not sequence.maps and not np.any((relation > 0) & (code >= region.start) & (code < OUTSIDE)):
+    carries = bool(np.any((relation > 0) & (code >= region.start) & (code < OUTSIDE)))
+    if not sequence.maps and not carries:
         return None  # nothing is carried, whatever the window
     first = sequence.offset[region.start]
     moving = number[:, sequence.index[first : first + number.shape[1]]]
-    breaks = sorted({*_relation_breaks(relation, code, region), *_index_breaks(moving)})
+    apart = () if carries else _reader_breaks(sequence, region)
+    breaks = sorted({*_relation_breaks(relation, code, region), *_index_breaks(moving), *apart})
     best = _longest_stretch(breaks, region.steps)
     found = Region(region.start + best[0] * region.period, region.period, best[1] - best[0])
     return found if found.steps >= MIN_STEPS and classify(sequence, found) else None
@@ -113,6 +116,23 @@ def _relation_breaks(relation: Ints, code: Ints, region: Region) -> Iterator[tup
             yield at, back
         if fixed and region.start <= steady < OUTSIDE:  # one value for all steps, made in one that they must not hold
             yield (steady - region.start) // region.period, 0
+
+
+def _reader_breaks(sequence: Sequence, region: Region) -> Iterator[tuple[int, int]]:
+    """Steps of a map whose values are read by other operations than those of most: a loss of the ones would give the
+    others a gradient of zeros, where eager gives none."""
+    read = [
+        tuple(_readers(sequence, at, base, base + region.period) for at in range(base, base + region.period))
+        for base in range(region.start, region.stop, region.period)
+    ]
+    usual, _ = Counter(read).most_common(1)[0]
+    yield from ((at, 0) for at, each in enumerate(read) if each != usual)
+
+
+def _readers(sequence: Sequence, at: int, start: int, stop: int) -> frozenset[int]:
+    """The colours of the operations that read a node, but for those of its step."""
+    places = {sequence.position.get(user, -1) for user in sequence.nodes[at].users}
+    return frozenset(-1 if place < 0 else int(sequence.colour[place]) for place in places if not start <= place < stop)
 
 
 def _longest_run_value(column: Ints) -> int:
