@@ -67,14 +67,13 @@ def _is_cut_off(node: fx.Node, reader: fx.Node) -> bool:
 def _is_view(node: fx.Node) -> bool:
     kind = of(node.target).view if node.op == "call_function" else named(str(node.target)).view
     picked = node.target is operator.getitem and example(node.args[0]) is None
-    return _is_view(node.all_input_nodes[0]) if picked else kind not in ("", "same") and not _gives_itself(node)
-
-
-def _gives_itself(node: fx.Node) -> bool:
-    return spelled(node) in _MAYBE_ITSELF
+    return (
+        _is_view(node.all_input_nodes[0]) if picked else kind not in ("", "same") and spelled(node) not in _MAYBE_ITSELF
+    )
 
 
 def _may_need_gradient(node: fx.Node) -> bool:
     value = example(node)
-    known = isinstance(value, torch.Tensor) and node.op != "get_attr"
-    return value.requires_grad if known else node.op != "call_function" or value is not None
+    if value is None or node.op == "get_attr":
+        return node.op != "call_function"
+    return value.requires_grad
