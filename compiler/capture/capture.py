@@ -11,6 +11,7 @@ from reroll.capture.carry_layouts import keep_layouts
 from reroll.capture.ends import even_ends
 from reroll.capture.given.regions import take_given
 from reroll.capture.normal.normal import normalise
+from reroll.capture.normal.selects import read_before
 from reroll.capture.normal.sizes import pin
 from reroll.capture.steps.blocks import Blocks, with_blocks
 from reroll.capture.steps.colours import Likeness, Sequence
@@ -94,6 +95,9 @@ def _refuse_random_branches(recurrence: Recurrence) -> None:
 def _steps(module: fx.GraphModule, normal: fx.Graph, maps: bool) -> tuple[Sequence, list[Step]]:
     """Steps in program order, whose first and last turns are like the others where nothing that matters differs."""
     sequence, steps = _found(module, normal, maps)
+    inside = {node for step in steps for node in sequence.nodes[step.region.start : step.region.stop]}
+    if read_before(normal, (node for node in sequence.nodes if node not in inside)):
+        sequence, steps = _found(module, normal, maps)
     return _found(module, normal, maps) if even_ends(sequence, steps) else (sequence, steps)
 
 

@@ -3,7 +3,8 @@
 After functionalisation: tensors made of a number of the step are fillings, every integer index is a ``torch.select``
 beside its only user, rows that are written one by one into a tensor are one ``torch.stack``, a tensor that grows by
 ``torch.cat`` is one ``torch.cat``, and nodes that neither have users nor effects are gone; hooks are functions. Common
-subexpressions stay: merging them would blur the borders between steps.
+subexpressions stay: merging them would blur the borders between steps. What is made without gradients is cut off where
+it is read with them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import fx
 
 from reroll.capture.normal.functional import functionalise
 from reroll.capture.normal.functions import functions_of_values
+from reroll.capture.normal.modes import cut_gradients
 from reroll.capture.normal.row_writes import collect_cat, collect_rows, forward_read, update_rows
 from reroll.capture.normal.selects import open_windows, to_select
 from reroll.capture.normal.sequence_operators import show_loops
@@ -36,6 +38,7 @@ def normalise(module: fx.GraphModule, graph: fx.Graph) -> fx.Graph:
     show_numbers(new)
     mark_random(module, new)
     drop_dead(new)
+    cut_gradients(new)
     for node in list(new.nodes):
         update_rows(new, node)
     open_windows(new)

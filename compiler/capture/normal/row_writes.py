@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from reroll.capture.normal.modes import cut, is_cut
 from reroll.capture.normal.selects import as_tuple, replace
 from reroll.graph.effects import example
 from reroll.graph.inplace import out_of_place
@@ -143,15 +144,17 @@ def forward_read(graph: fx.Graph, node: fx.Node) -> None:
     """A read of a row that was written before reads the written value instead."""
     if node.target is not torch.select or node.op != "call_function":
         return
-    base, dim, at = node.args
+    given, dim, at = node.args
+    base = given.args[0] if is_cut(given) else given
     while (write := _row_write(base)) is not None and write[1] == dim and write[2] != at:
         base = write[0]
     read = example(node)
     if write is not None and write[1] == dim and read is not None:
         assert isinstance(base, fx.Node)
-        node.replace_all_uses_with(_shaped(graph, write[3], read, base))
-        return
-    node.args = (base, dim, at)
+        row = _shaped(graph, write[3], read, base)
+        node.replace_all_uses_with(cut(graph, row, node) if is_cut(given) else row)
+    elif not is_cut(given):
+        node.args = (base, dim, at)
 
 
 def put_rows(base: torch.Tensor, dim: int, indices: tuple[int, ...], rows: torch.Tensor) -> torch.Tensor:

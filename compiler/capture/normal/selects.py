@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +15,8 @@ from reroll.graph.inplace import out_of_place
 from reroll.graph.lines import take_line
 
 _WINDOW = 16
+_BACK = 16  # reads of one tensor in a step
+_FEW = 6
 
 
 def replace(old: fx.Node, new: fx.Node) -> None:
@@ -33,6 +37,33 @@ def select(graph: fx.Graph, base: fx.Node, dim: int, index: int) -> fx.Node:
         node.meta["example_value"] = value.select(dim, index)
     take_line(node, base)
     return node
+
+
+def read_before(graph: fx.Graph, nodes: Iterable[fx.Node]) -> bool:
+    """Read rows of a tensor that are read in no even order (a permutation, squares) before the loop that uses them,
+    right behind the tensor: to the loop they are a list. Says whether there are any among these nodes."""
+    groups = defaultdict[Any, list[fx.Node]](list)
+    for node in nodes:
+        if node.target is torch.select and node.op == "call_function":
+            groups[node.args[0], node.args[1]].append(node)
+    uneven = [rows for rows in groups.values() if not _are_even([row.args[2] for row in rows])]
+    first = next(node for node in graph.nodes if node.op not in ("placeholder", "get_attr"))
+    for rows in uneven:
+        base: Any = rows[0].args[0]
+        at = first.prev if base.op in ("placeholder", "get_attr") else base
+        for row in rows:
+            at.append(row)
+            at = row
+    return bool(uneven)
+
+
+def _are_even(numbers: Sequence[Any]) -> bool:
+    """Whether most numbers follow one of a few before them at the same distance."""
+    for back in range(1, min(_BACK, len(numbers) // 3) + 1):
+        apart = Counter(one - other for one, other in zip(numbers[back:], numbers, strict=False))
+        if 4 * apart.most_common(1)[0][1] >= 3 * (len(numbers) - back):
+            return True
+    return len(numbers) < _FEW
 
 
 def as_tuple(index: Any, ndim: int) -> tuple[Any, ...] | None:

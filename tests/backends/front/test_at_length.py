@@ -67,6 +67,13 @@ def twice(net: Net, x: Tensor) -> Tensor:
     return h
 
 
+def shuffled(net: Net, x: Tensor) -> Tensor:
+    h, table = x.new_zeros(x.shape[1], H), torch.linspace(0, 1, x.shape[0])
+    for t in sorted(range(x.shape[0]), key=lambda t: (7 * t * t + 3 * t) % 13):
+        h = net.cell(x[t], h) * table[(t * t) % x.shape[0]]
+    return h
+
+
 def last_half(net: Net, x: Tensor) -> Tensor:
     return torch.stack(net.states(x))[x.shape[0] // 2 :]
 
@@ -97,7 +104,20 @@ def seldom(net: Net, x: Tensor) -> Tensor:
     return torch.stack(net.states(x, lambda t, h: h.sin() if t % 17 == 16 else h))
 
 
-BODIES = [halves, once, at_first, fading, twice, last_half, first_rows, pieces, pieces_of_inputs, two_rows, seldom]
+BODIES = [
+    halves,
+    once,
+    at_first,
+    fading,
+    twice,
+    shuffled,
+    last_half,
+    first_rows,
+    pieces,
+    pieces_of_inputs,
+    two_rows,
+    seldom,
+]
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -107,7 +127,7 @@ def test_a_step_may_do_anything_with_its_number_and_theirs(body: Body) -> None:
         reroll.check(compiled, torch.randn(steps, B, N, requires_grad=True), strict=True, measure=False)
 
 
-@pytest.mark.parametrize("body", [twice, last_half])
+@pytest.mark.parametrize("body", [twice, shuffled, last_half])
 def test_such_models_are_rolled(body: Body) -> None:
     compiled, x = reroll.compile(Net(body), time_dim=0, **EAGER), torch.randn(23, B, N)
     with warnings.catch_warnings():
