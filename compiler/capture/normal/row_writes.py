@@ -144,7 +144,8 @@ def forward_read(graph: fx.Graph, node: fx.Node) -> None:
     """A read of a row that was written before reads the written value instead."""
     if node.target is not torch.select or node.op != "call_function":
         return
-    given, dim, at = node.args
+    given: Any = node.args[0]
+    dim, at = node.args[1:]
     base = given.args[0] if is_cut(given) else given
     while (write := _row_write(base)) is not None and write[1] == dim and write[2] != at:
         base = write[0]

@@ -106,13 +106,13 @@ def test_gradients_are_those_of_eager(body: Callable[[Net, Tensor, Tensor], Tens
     def half(net: Net, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         return body(net, x, h), torch.stack([net.cell(each, h) for each in x])[len(x) // 2 :]
 
-    net, x = Net(half if late else body), torch.randn(T, B, N, requires_grad=True)  # type: ignore[arg-type]
+    net, x = Net(half if late else body), torch.randn(T, B, N, requires_grad=True)
     compiled = reroll.compile(net, time_dim=0, lowering="eager", proof="never")
     leaves, found = [x, *net.parameters()], []
     for model in (net, compiled):
         results = torch.utils._pytree.tree_leaves(model(x))
         loss = sum((each * (at + 1)).sin().sum() for at, each in enumerate(results))
-        found.append([*results, *torch.autograd.grad(loss, leaves, allow_unused=True)])  # type: ignore[arg-type]
+        found.append([*results, *torch.autograd.grad(loss, leaves, allow_unused=True)])
     for eager, rolled in zip(*found, strict=True):
         assert (eager is None) == (rolled is None)
         torch.testing.assert_close(rolled, eager, rtol=1e-10, atol=1e-11)
