@@ -35,6 +35,8 @@ from reroll.errors import NoRecurrenceError, ProofError, UnsupportedError, is_sh
 from reroll.planning.options import Options
 
 LOG = logging.getLogger(__name__)
+HELD = 200_000
+"""Operations of all records whose programs are held, 3 KB each; the last one is, however many it has."""
 Found = tuple[Recording, State, Any]
 """A recording, the state of a call, and its key."""
 
@@ -83,6 +85,9 @@ class AtLength:
         asked = [line for line, _ in found[0].asked if not line.endswith(LONGEST)]
         if asked:
             raise Unrecordable(f"The model asks whether values are true, at {asked[0]}.")
+        held = self.recorded.recordings
+        while len(held) > 1 and sum(each.run.operations for each in held.values()) > HELD:  # type: ignore[attr-defined]
+            held.popitem(last=False)
         return found
 
     def _made(self, module: fx.GraphModule, _: Sequence[Any]) -> _Program:
@@ -97,7 +102,7 @@ class AtLength:
                 raise kind(f"reroll.compile found no recurrence at this length: {found.reason}.")
             check_policy(found.recurrences, self.options)
             check_together(found.recurrences, self.options)
-            made = _Program(rolled(module, found, self.options))
+            made = _Program(rolled(module, found, self.options), len(module.graph.nodes))
             say_more(made.graph.more_than_plain())
         return made
 
@@ -138,11 +143,11 @@ class AtLength:
 
 
 class _Program(Program):
-    """The program of a record. ``calls`` that it had; ``told``: what the model did at the first."""
+    """The program of a record of so many ``operations``. ``calls`` that it had; ``told``: what it did at first."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, operations: int) -> None:
         super().__init__(program.graph, program.takeover, program.make)
-        self.written, self.calls = changed_inputs(program.graph.module.graph), 0
+        self.written, self.calls, self.operations = changed_inputs(program.graph.module.graph), 0, operations
         self.told: Told | None = None
 
     def __call__(self, *args: Any) -> Any:

@@ -15,12 +15,13 @@ from reroll.graph.effects import example, grad_enabled, modes, spelled
 from reroll.graph.lines import take_line
 from reroll.operations import named, of
 
+_MANY = 3
 _MAYBE_ITSELF = ("contiguous", "reshape", "flatten", "ravel", "expand_as", "broadcast_to")  # give no view, at times
 
 
 def cut_gradients(graph: fx.Graph) -> None:
-    """Put a ``detach`` between what is made without gradients and those who read it with them. A value that one reads,
-    such as a row, is cut right before it is read; others once, right where they are made."""
+    """Put a ``detach`` between what is made without gradients and those who read it with them: right before the first
+    of a few, so that a last turn of a loop is like the others; where many read, as all steps may, behind the value."""
     nodes = list(graph.nodes)
     without = {node for node, mode in zip(nodes, modes(nodes), strict=False) if not grad_enabled(mode)}
     if not without:
@@ -34,7 +35,7 @@ def cut_gradients(graph: fx.Graph) -> None:
         would.add(node)
         readers = [user for user in node.users if _is_cut_off(node, user) and user not in without]
         if readers:
-            made = cut(graph, node, readers[0] if len(node.users) == 1 else node.next)
+            made = cut(graph, node, min(readers) if len(readers) < _MANY else node.next)
             for user in readers:
                 user.replace_input_with(node, made)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import reroll
+from reroll.backends.front import at_length
 from reroll.capture.recorder.graph import GraphRecorder
 from reroll.errors import LengthError, ProofError, RerollWarning
 
@@ -235,3 +236,17 @@ def test_what_cannot_be_recorded_is_refused_as_before() -> None:
 
     with pytest.raises(LengthError, match="asks whether values are true"):
         reroll.compile(Net(converges), time_dim=0, **EAGER)(torch.randn(30, B, N))
+
+
+def test_programs_of_so_many_operations_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = reroll.compile(Net(last_half), time_dim=0, **EAGER)
+    held = compiled.reroll_caller.at_length.recorded.recordings
+    monkeypatch.setattr(at_length, "HELD", 100)
+    for steps in (20, 21, 22, 60, 20):
+        x = torch.randn(steps, B, N)
+        torch.testing.assert_close(compiled(x), compiled._orig_mod(x))
+    assert len(held) == 1
+    monkeypatch.setattr(at_length, "HELD", 10_000)
+    for steps in (21, 22):
+        compiled(torch.randn(steps, B, N))
+    assert len(held) == 3
