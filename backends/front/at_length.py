@@ -31,7 +31,7 @@ from reroll.capture.fusion.fuse import fuse
 from reroll.capture.lengths.align import NeverError
 from reroll.capture.recorder.graph import Unrecordable
 from reroll.capture.recorder.ragged import LONGEST
-from reroll.errors import NoRecurrenceError, ProofError, UnsupportedError, is_shortage
+from reroll.errors import LengthError, NoRecurrenceError, ProofError, UnsupportedError, is_shortage
 from reroll.planning.options import Options
 
 LOG = logging.getLogger(__name__)
@@ -53,10 +53,13 @@ class AtLength:
         self.nothing = False
 
     def found(self, call: Call) -> Found | None:
-        """The recording of a call; None where it cannot be recorded, or has no loop. Raises NeverError."""
+        """The recording of a call; None where it cannot be recorded, or has no loop. Raises LengthError, with why its
+        operations cannot be rolled."""
         self.nothing = False
         try:
             return self._recording(call)
+        except NeverError as error:
+            raise LengthError(str(error)) from None
         except (Unrecordable, NoRecurrenceError) as reason:
             LOG.info("not recorded at its full length: %s", reason)
             self.nothing = isinstance(reason, NoRecurrenceError)
