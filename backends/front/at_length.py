@@ -17,7 +17,7 @@ from reroll.backends.construct.stages.takeover import is_aside
 from reroll.backends.dynamo.entry import Program, changed_inputs, refuse_shared, rolled
 from reroll.backends.dynamo.garbage import SELDOM_FULL
 from reroll.backends.dynamo.plain import say_more
-from reroll.backends.front.beside import prove_beside, say_departed
+from reroll.backends.front.beside import ANEW, prove_beside, say_departed
 from reroll.backends.front.calls.arguments import Call
 from reroll.backends.front.calls.turns import between_turns
 from reroll.backends.front.held.again import Again
@@ -88,13 +88,14 @@ class AtLength:
         asked = [line for line, _ in found[0].asked if not line.endswith(LONGEST)]
         if asked:
             raise Unrecordable(f"The model asks whether values are true, at {asked[0]}.")
-        held = self.recorded.recordings
-        while len(held) > 1 and sum(each.run.operations for each in held.values()) > HELD:  # type: ignore[attr-defined]
-            held.popitem(last=False)
         return found
 
     def _made(self, module: fx.GraphModule, _: Sequence[Any]) -> _Program:
-        """The program of a record."""
+        """The program of a record, in place of those that came longest ago where all are more than are held."""
+        held = self.recorded.recordings
+        left = HELD - len(module.graph.nodes)
+        while held and sum(each.run.operations for each in held.values()) > left:  # type: ignore[attr-defined]
+            held.popitem(last=False)
         with SELDOM_FULL:
             cut = self.options.truncate is not None
             found = fuse(capture(module, maps=True, iterations=cut))
@@ -131,9 +132,7 @@ class AtLength:
         def again(apart: Call, run: Callable[..., Any]) -> Any:
             same, state, _ = self._recording(apart)
             if same is not recording:
-                raise UnsupportedError(
-                    "The model is looked at anew for copies of the inputs, such as of expanded ones."
-                )
+                raise UnsupportedError(ANEW)
             return same.replay(state, run)
 
         try:

@@ -15,6 +15,8 @@ from reroll.errors import warn
 
 LOG = logging.getLogger(__name__)
 Run = Callable[..., Any]
+ANEW = "The model is looked at anew for copies of the inputs, such as of expanded ones."
+"""Why there is no proof, where the program of a call is not that of its copies."""
 
 
 def prove_beside(

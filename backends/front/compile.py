@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from reroll.backends.dynamo.entry import UNREADABLE, Graph, dynamo_is_off, hooks_inside, uncut
 from reroll.backends.front.at_length import AtLength
-from reroll.backends.front.beside import prove_beside, say_departed
+from reroll.backends.front.beside import ANEW, prove_beside, say_departed
 from reroll.backends.front.calls.arguments import Call, Time, TimeDim, find_time
 from reroll.backends.front.calls.counter import told
 from reroll.backends.front.calls.turns import turn
@@ -361,6 +361,7 @@ class Caller:
         call = find_time(self.model, self.signature, self.time, args, kwargs)
         if call.length in self.alone and (found := self.at_length.found(call)):
             return partial(_itself, self.at_length(call, found))
+        self.alone.discard(call.length)  # where it cannot be recorded any more, which is not tried at each call
         steps = max(call.length, _LEAST) + sum(self.alone)  # that are recorded anew without a pattern
         running = Running(self.front, call, steps=self.steps, most=_SEARCHED * steps)
         if not self.looked and call.length:
@@ -557,9 +558,7 @@ class Caller:
             alike = Running(running.front, call, observed=observed, steps=running.steps, proving=run)
             outcome = alike.attempt()
             if not isinstance(outcome, Ran):
-                raise UnsupportedError(
-                    "The model is looked at anew for copies of the inputs, such as of expanded ones."
-                )
+                raise UnsupportedError(ANEW)
             return _result(alike)
 
         writes = observed.pattern.changes_inputs
