@@ -1,6 +1,6 @@
 """reroll.compile: the user's model, compiled once for every number of steps.
 
-In: a model and `time_dim`; at each call arguments of some length T
+In: a model, and where time is or nothing of it (`full/`); at each call arguments of some length T
 Out: the model's own results at T, with gradients; a LengthError or refusal before any result otherwise
 Nouns: Caller, Front, Entry, token (a short stand-in for a sequence), Family, AtLength; what an attempt ends in: Ran,
     Misfit, Untraced, Refused, Unrecorded, Stale
@@ -21,7 +21,7 @@ Mind: Calls of compiled models take turns (`calls/turns.py`) but for what is com
     A record comes first: it takes a fraction of Dynamo's time, and `held/keys.py` guards it. Dynamo reads what cannot
     be recorded, with guards of its own. A number that the model counts up at every call makes the front look at the
     model again at every call, as it makes Dynamo compile again.
-    What short runs do not tell of a length is recorded at it (`at_length.py`), and never refused before that was tried.
+    What short runs do not tell of a length is recorded at it (`full/`), and never refused before that was tried.
     Short runs that look for a pattern take no more steps than such a record.
     The tokens of a call (9 steps of input) outlive it, held by frames, so their memory is freed before a program runs.
 """

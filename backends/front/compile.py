@@ -30,11 +30,11 @@ from typing import Any, Protocol, TypeVar, Unpack, overload
 import torch
 from torch import Tensor, nn
 
-from reroll.backends.dynamo.entry import UNREADABLE, Graph, dynamo_is_off, hooks_inside, uncut
-from reroll.backends.front.at_length import AtLength
+from reroll.backends.dynamo.entry import UNREADABLE, Graph, hooks_inside, uncut
 from reroll.backends.front.beside import ANEW, prove_beside, say_departed
 from reroll.backends.front.calls.arguments import Call, Time, TimeDim, find_time
 from reroll.backends.front.calls.counter import told
+from reroll.backends.front.calls.plainly import WITHIN, runs_plainly
 from reroll.backends.front.calls.turns import turn
 from reroll.backends.front.entries import (
     Entry,
@@ -53,6 +53,8 @@ from reroll.backends.front.entries import (
     Untraced,
     new_backend,
 )
+from reroll.backends.front.full.at_length import AtLength
+from reroll.backends.front.full.unnamed import Unnamed
 from reroll.backends.front.held.again import Again
 from reroll.backends.front.held.names import missing_globals
 from reroll.backends.front.held.state import State
@@ -78,20 +80,15 @@ from reroll.capture.lengths.align import NeverError, TransformError
 from reroll.capture.lengths.instantiate import TooShortError
 from reroll.capture.lengths.template import ADVICE
 from reroll.capture.recorder.graph import Unrecordable
-from reroll.capture.recorder.ragged import LONGEST
 from reroll.errors import LengthError, OptionError, ProofError, UnsupportedError, warn
 from reroll.graph.nested import tensors_of
-from reroll.graph.private import in_transform, modes_of_functions
 from reroll.planning.options import Options, OptionsDict
 
 M = TypeVar("M", bound=Callable[..., Any])  # a module, a function or a method
 R = TypeVar("R")
 Loss = Callable[[Any, Any], Any]  # of what the model gives, and of a target
+_Make = Callable[[Callable[..., Any]], Any]  # of a model: what calls it
 LOG = logging.getLogger(__name__)
-_WITHIN = (
-    "a model that reroll.compile has made calls Dynamo itself, so a function compiled around it ends its graph at the "
-    "call and begins another one after it; leave out fullgraph=True, or compile only what is around the model"
-)
 _NO_NAME = "failed to find name"  # what torch says of a global that is not there
 _FEW = 16  # steps of a sequence that runs as it is where nothing repeats in it
 _LEAST = 40  # as three times so many steps are the first few attempts at a pattern
@@ -181,9 +178,7 @@ def compile(  # noqa: A001  # as torch.compile
     with the same parameters, a function a function.
     time_dim: the dimension of time of every tensor argument that has it (the first tensor with such a dimension says
     what T is; others of that size there have it too), or a mapping from names of parameters to dimensions:
-    ``{"x": 1, "h": None}``; for nested arguments ``{"batch": {"frames": 0, "labels": None}}``. Without it this is
-    ``torch.compile(model, backend="reroll", options=options)``, which rolls equal blocks over depth, and a loop over
-    time as Dynamo has unrolled it.
+    ``{"x": 1, "h": None}``; for nested arguments ``{"batch": {"frames": 0, "labels": None}}``.
     steps: the number of steps of a loop over ``range(num_steps)``, by the name or path that the model has for it, such
     as ``"num_steps"`` or ``"config.num_steps"``: a parameter, an attribute of the model, or a variable of an enclosing
     function or of the module that its function is from. It may stand beside ``time_dim``, and alone where the input is
@@ -197,17 +192,24 @@ def compile(  # noqa: A001  # as torch.compile
     On a GPU each size is compiled by itself.
     options: those of ``reroll.Options``.
 
-    With ``time_dim``, the first call runs the model without gradients on a few short pieces of its sequence, records
-    its operations at three short lengths while Python runs it, and compiles one segment. The first call at every
-    further length runs the model once without gradients, operation by operation, to check that it does there what the
-    short records say; nothing is recorded or compiled again. Afterwards the model is as if it had not been run:
-    attributes, buffers and random numbers are put back. What hooks and the model itself do outside of Python objects
-    that can be reached from it (files, prints) happens in those runs too. At every call the arguments but for T, what
-    can be reached from the model, what its code names, and torch's modes are compared, and the model is recorded anew
-    where they differ, such as for another batch size, dtype or mode of training. Files, the clock and what no Python
-    object shows must stay the same. A sequence so short that its first and last steps, which differ from the others,
-    meet (most often below three) is run by torch as it is. Calls in several threads wait for one another while a model
-    is looked at or compiled, not while it runs.
+    Nobody needs to name time. The first call of each shape then records what the model does in it, while Python runs
+    it, and rolls the loops over time in that record, or else equal blocks over depth. A record takes longer the more
+    steps there are (100,000 operations at most). Where it cannot tell what the model does, this is ``torch.compile(
+    model, backend="reroll", options=options)``, and so it is among several processes.
+
+    With ``time_dim`` or ``steps`` a new length is not recorded. The first call runs the model without gradients on a
+    few short pieces of its sequence, records its operations at three short lengths, and compiles one segment. The first
+    call at every further length runs the model once without gradients, operation by operation, to check that it does
+    there what the short records say; nothing is recorded or compiled again.
+
+    After a call that looks at the model it is as if it had not been run: attributes, buffers and random numbers are put
+    back. What hooks and the model itself do outside of Python objects that can be reached from it (files, prints)
+    happens in those runs too. At every call the arguments (but for T where it is named), what can be reached from the
+    model, what its code names, and torch's modes are compared, and the model is recorded anew where they differ, such
+    as for another batch size, dtype or mode of training. Files, the clock and what no Python object shows must stay the
+    same. A sequence so short that its first and last steps, which differ from the others, meet (most often below three)
+    is run by torch as it is. Calls in several threads wait for one another while a model is looked at or compiled, not
+    while it runs.
 
     Where a record cannot tell what the model does (it prints, counts in an attribute, or reads the values of tensors),
     Dynamo reads the Python code of the model instead, as under ``torch.compile(fullgraph=True, dynamic=False)``, and
@@ -223,17 +225,18 @@ def compile(  # noqa: A001  # as torch.compile
         return lambda target: compile(target, loss=loss, **how)
     if loss is not None:
         return _with_loss(model, loss, how)
+    _refuse_what_is_no_model(model)
     if time_dim is None and steps is None:
         _refuse_dynamic(dynamic)
-        return _over_depth(model, options)
-    _check_time(time_dim, steps, options)
-    _refuse_what_is_no_model(model)
-    time = Time(time_dim, steps)
+        if not alone():
+            return _together(model, options)
+        make: _Make = partial(Unnamed, options=options)
+    else:
+        _check_time(time_dim, steps, options)
+        make = partial(Caller, time=Time(time_dim, steps), options=parsed, dynamic=dynamic)
     if isinstance(model, nn.Module):
-        return AnyLengthModule(model, time, parsed, dynamic=dynamic)
-    if not callable(model):
-        raise OptionError(f"reroll.compile was given {type(model).__name__}, which cannot be called.")
-    caller = Caller(model, time, parsed, dynamic=dynamic)
+        return AnyLengthModule(model, make)
+    caller = make(model)
 
     @functools.wraps(model)
     def compiled(*args: Any, **kwargs: Any) -> Any:
@@ -264,6 +267,8 @@ def _check_time(time_dim: Any, steps: Any, options: Mapping[str, Any]) -> None:
 def _refuse_what_is_no_model(model: Any) -> None:
     """Raise OptionError for a class, which torch.compile would change, and with it every instance there is; and for
     what is compiled already."""
+    if not callable(model):
+        raise OptionError(f"reroll.compile was given {type(model).__name__}, which cannot be called.")
     if hasattr(model, "reroll_caller"):
         raise OptionError(
             "reroll.compile was given a model that it has compiled already. Give the plain model to it, once, with all "
@@ -305,10 +310,8 @@ def _with_loss(model: Any, loss: Any, how: Mapping[str, Any]) -> Any:
     return checked
 
 
-def _over_depth(model: Any, options: Mapping[str, Any]) -> Any:
-    """A model without time, by the backend; Dynamo's own decorators and errors."""
-    if not callable(model):
-        raise OptionError(f"reroll.compile was given {type(model).__name__}, which cannot be called.")
+def _together(model: Any, options: Mapping[str, Any]) -> Any:
+    """A model that several processes train together, by the backend; Dynamo's own decorators and errors."""
     if sharded_inside(model):
         return ShardedModule(model, options)
     return uncut(torch.compile(model, backend="reroll", options=dict(options)))
@@ -345,7 +348,7 @@ class Caller:
         self.read = self._read()
         return self.read
 
-    @torch.compiler.disable(reason=_WITHIN)  # type: ignore[untyped-decorator]
+    @torch.compiler.disable(reason=WITHIN)  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result."""
         with turn():
@@ -356,7 +359,7 @@ class Caller:
         """Run a call within this thread's turn; what is left to do behind it. Whether Dynamo is off is asked here, as
         another thread switches it off for its turn."""
         plainly = partial(self.model, *args, **kwargs)
-        if dynamo_is_off() or _is_transformed():
+        if runs_plainly():
             return plainly
         call = find_time(self.model, self.signature, self.time, args, kwargs)
         if call.length in self.alone and (found := self.at_length.found(call)):
@@ -644,23 +647,6 @@ class Caller:
             raise _noted(refusal, error, why_it_differs(self.model, running.call)) from None
 
 
-def _is_transformed() -> bool:
-    """Whether a torch.func transform, or a mode of the user's that sees operations, is around the call, of which the
-    user is told."""
-    if in_transform():
-        around = "A torch.func transform (vmap, grad, jvp, ...)"
-    elif modes := modes_of_functions():
-        around = f"A TorchFunctionMode ({type(modes[-1]).__name__})"
-    else:
-        return False
-    text = (
-        f"{around} is around a model that reroll.compile made, so the call runs as "
-        "plain PyTorch: nothing is compiled, and no memory is saved. Use the plain model there."
-    )
-    warn(text)
-    return True
-
-
 def _noted(refusal: Exception, reason: Exception, cause: str = "") -> Exception:
     """Dynamo's refusal, with why nothing else can be done."""
     refusal.add_note(f"reroll.compile cannot record the model's operations either: {reason}{cause}")
@@ -677,11 +663,7 @@ def _is_recorded(front: Front) -> bool:
 
 def _asked(front: Front) -> list[str]:
     """The lines of a recorded model that ask whether a value is true, but for those of packed sequences."""
-    return (
-        [line for line in front.traced.asked if not line.endswith(LONGEST)]
-        if isinstance(front.traced, Recorded)
-        else []
-    )
+    return front.traced.questions if isinstance(front.traced, Recorded) else []
 
 
 def _questions(front: Front) -> str:
@@ -711,15 +693,16 @@ def _signature(model: Callable[..., Any]) -> inspect.Signature | None:
 class AnyLengthModule(CompiledModule):
     """A module compiled for every number of steps. Attributes are those of the module that it was made from."""
 
-    def __init__(self, module: nn.Module, time: Time, options: Options, *, dynamic: bool) -> None:
+    def __init__(self, module: nn.Module, make: _Make) -> None:
         super().__init__(module)
-        self._set_caller(time, options, dynamic)
+        self._set_caller(make)
 
-    def _set_caller(self, time: Time, options: Options, dynamic: bool) -> None:
+    def _set_caller(self, make: _Make) -> None:
         inside = spoken_around(self._orig_mod)
         model = self._orig_mod if inside is None else inside.forward
         object.__setattr__(self, "_inside", inside)
-        object.__setattr__(self, "reroll_caller", Caller(model, time, options, dynamic=dynamic))
+        object.__setattr__(self, "_make", make)
+        object.__setattr__(self, "reroll_caller", make(model))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's result. Raises UnsupportedError if it was sharded since it was compiled."""
@@ -735,14 +718,12 @@ class AnyLengthModule(CompiledModule):
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        caller: Caller = state.pop("reroll_caller")
-        del state["_inside"]
-        return state | {"_compiled_with": (caller.time, caller.options, caller.dynamic)}
+        del state["reroll_caller"], state["_inside"]
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        time, options, dynamic = state.pop("_compiled_with")
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._set_caller(time, options, dynamic)
+        self._set_caller(state["_make"])
 
 
 def _result(running: Running) -> Any:

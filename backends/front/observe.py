@@ -37,7 +37,7 @@ from reroll.capture.steps.runs import LONGEST_PERIOD
 from reroll.errors import LengthError, OptionError, UnsupportedError
 from reroll.graph.lines import line_that_changes, user_line
 from reroll.graph.nested import Place, leaves_of, places_of, tensors_of, with_leaves
-from reroll.graph.private import parametrized_anew, parametrized_once, storage_id, version_of
+from reroll.graph.private import applied_functions, parametrized_anew, parametrized_once, storage_id, version_of
 
 Candidate = tuple[tuple[int, ...], tuple[str, ...], int]
 """Short lengths, and the other arguments of ``find_pattern``."""
@@ -645,8 +645,10 @@ def shown_by(
     apart: Mapping[int, torch.Tensor],
 ) -> Seen:
     """What a call shows: its result, gradients for the proof's incoming ones, and what it leaves changed. ``apart``:
-    the leaves that stand behind arguments, by the identity of these."""
-    with looked_at(model, call, untouched, parameters=False) as state:
+    the leaves that stand behind arguments, by the identity of these. Checkpoints of torch's that are reentrant run at
+    once, as they give no gradients of chosen leaves."""
+    at_once = applied_functions(lambda _, inner, args, kwargs: inner(*args, **kwargs))
+    with looked_at(model, call, untouched, parameters=False) as state, at_once:
         reached = [*(value for value, _, _ in state.tensors), *tensors_of((call.args, call.kwargs))]
         reached = [apart.get(id(value), value) for value in reached]
         leaves = {value: name for name, value in named_tensors(model, reached) if value.requires_grad and value.is_leaf}

@@ -32,6 +32,8 @@ from reroll.backends.front.observe import NOT_AN_OPERAND, line_that_leaves, look
 from reroll.backends.runtime.randomness import numpy_state
 from reroll.capture.recorder.graph import GraphRecorder, Unrecordable
 from reroll.capture.recorder.identity import by_value, fingerprint, is_a
+from reroll.capture.recorder.ragged import LONGEST
+from reroll.capture.steps.modules import PATH
 from reroll.errors import UnsupportedError, is_shortage, warn
 from reroll.graph.nested import leaves_of, like, opened, with_leaves
 from reroll.graph.private import saved_as_it_is
@@ -40,6 +42,13 @@ Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 _RECORDINGS = 64
 _RUNS = 4  # of a record, of which each may show code that is new
 _SOME = 2  # numbers in a call that are worth a word where they change
+
+
+class AnotherAnswerError(UnsupportedError):
+    """The model would have been given another answer than in its record; nothing but random numbers has changed, and
+    what it updates in place. ``line``: where it asks."""
+
+    line = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,15 +105,17 @@ class Recording:
             ) from error
 
     def _check_answers(self, values: Sequence[Tensor]) -> None:
-        """Raise UnsupportedError where the model would have been given another answer."""
+        """Raise AnotherAnswerError where the model would have been given another answer."""
         for (line, answer), value in zip(self.asked, values, strict=True):
             if not bool((value == answer).all()):
-                raise UnsupportedError(
+                error = AnotherAnswerError(
                     f"The model asks at {line} whether a value is true. It was {answer} when reroll.compile recorded "
                     f"the model's operations, and is {not answer} now; a record cannot branch. Buffers that "
                     "the model updates in place have been updated. "
                     "Take the branch out of the model (torch.where), or call the model as it is for such inputs."
                 )
+                error.line = line
+                raise error
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +127,11 @@ class Given:
 
 
 class Recorded:
-    """A model whose graphs are recorded, once for everything that ``key_of`` tells apart."""
+    """A model whose graphs are recorded, once for everything that ``key_of`` tells apart; ``asks``: also where it asks
+    whether values are true."""
 
-    def __init__(self, model: Callable[..., Any]) -> None:
-        self.model = model
+    def __init__(self, model: Callable[..., Any], *, asks: bool = True) -> None:
+        self.model, self.asks = model, asks
         self.recordings: OrderedDict[Any, Recording] = OrderedDict()
         self.functions: dict[Any, Callable[..., Any]] = {}
         self.numbers: list[int] | None = None
@@ -150,8 +162,13 @@ class Recorded:
 
     @property
     def asked(self) -> list[str]:
-        """The lines of the model that ask whether a value is true."""
+        """The lines of the model that ask whether a value is true, also of packed sequences."""
         return list(dict.fromkeys(line for each in self.recordings.values() for line, _ in each.asked))
+
+    @property
+    def questions(self) -> list[str]:
+        """Those but for what packed sequences ask."""
+        return [line for line in self.asked if not line.endswith(LONGEST)]
 
     def _tell_of_numbers(self, numbers: list[int]) -> None:
         """Warn, once, where a call is recorded whose arguments hold other numbers than those of the one before."""
@@ -184,7 +201,11 @@ class Recorded:
     def _recorded(self, call: Call, ran: Ran) -> tuple[fx.GraphModule, Callable[..., Recording]]:
         with looked_at(self.model, call, frozenset(), parameters=True, ran=ran.functions) as state:
             outside = [value for value, _, _ in state.tensors]
-            recorder = GraphRecorder(outside, self.functions, self._names(call))
+            paths = self._paths()
+            names = {number: _identifier(name) for number, name in (paths | call.names()).items()}
+            recorder = GraphRecorder(outside, self.functions, names, asks=self.asks)
+            for value, node in zip(outside, recorder.inputs, strict=True):
+                node.meta[PATH] = paths.get(id(value), "")
             with ran.noting():
                 result = self._run(recorder, call)
             _check_names(state.assigned)
@@ -210,13 +231,11 @@ class Recorded:
             flags=flags,
         )
 
-    def _names(self, call: Call) -> dict[int, str]:
-        """What a person calls the tensors that a graph reads, by identity: paths in the model, names of arguments."""
+    def _paths(self) -> dict[int, str]:
+        """Where in the model its parameters and buffers are (``blocks.3.weight``), by their identity."""
         owner: Any = getattr(self.model, "__self__", self.model)
         held = [*owner.named_parameters(), *owner.named_buffers()] if is_a(owner, nn.Module) else []
-        return {id(value): _identifier(name) for name, value in held} | {
-            number: _identifier(name) for number, name in call.names().items()
-        }
+        return {id(value): name for name, value in held}
 
     def _unrecordable(self, call: Call, change: Change) -> Unrecordable:
         line = line_that_leaves(self.model, call, lambda each: each.name == change.name)

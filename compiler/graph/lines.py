@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import linecache
 import re
 import sys
@@ -15,7 +16,11 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils.checkpoint import checkpoint
 
+CHECKPOINTED = "checkpointed"
+"""What is noted in ``meta`` of what ``torch.utils.checkpoint`` runs."""
+_CHECKPOINT = inspect.unwrap(checkpoint).__code__
 _OURS = ("torch", "reroll")
 _GATHERING = str(Path("processes", "sharded.py"))
 """Its lines stand in a model's own graph, in front of the line that reads a parameter."""
@@ -80,6 +85,14 @@ def user_trace() -> str:
 def user_line() -> str:
     """The innermost one of these, in one line."""
     return ": ".join(map(str.strip, next(_running(), "the model").split("\n")))
+
+
+def is_checkpointed() -> bool:
+    """Whether the user's code that is running was called by ``torch.utils.checkpoint``."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code is not _CHECKPOINT:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _running() -> Iterator[str]:

@@ -14,6 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from reroll.graph.lines import CHECKPOINTED
 from reroll.planning.alternative import Alternative, pareto
 from reroll.segment.facts import LOSSY
 from reroll.words.units import nbytes_text, seconds_text
@@ -118,9 +119,8 @@ def _tapes(loop: Loop) -> Iterator[tuple[str, str]]:
     yield "tape", f"{nbytes_text(loop.tape_step)} a {unit}, {nbytes_text(loop.saved)} a segment"
     if loop.taped:
         yield "kept in a tape", _counted([value.name or value.op for value in loop.taped])
-    if loop.recurrence.step.graph.find_nodes(
-        op="call_function", target=torch.ops.higher_order.tag_activation_checkpoint
-    ):
+    checkpoint = torch.ops.higher_order.tag_activation_checkpoint
+    if any(node.target is checkpoint or node.meta.get(CHECKPOINTED) for node in loop.recurrence.step.graph.nodes):
         yield "checkpoints", f"torch.utils.checkpoint in a {unit} has no say: the schedule chooses what runs again"
 
 

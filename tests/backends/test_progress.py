@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import reroll
 import reroll.backends.progress
 from reroll.backends.progress import hinting, progress
-from reroll.errors import LengthError, RerollWarning
+from reroll.errors import RerollWarning
 
 
 def test_the_random_numbers_of_other_threads_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,7 +145,8 @@ def _in_place_of(made: Mapping[int, Tensor], value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """Where a model has time: a dimension of its arguments, a number of its own (``counter``), or both."""
+    """Where a model has time: a dimension of its arguments, a number of its own (``counter``), or both; or nobody has
+    said where."""
 
     dim: TimeDim | None
     steps: str | None = None
@@ -157,8 +158,7 @@ def find_time(
     """Where time is in a call. Raises OptionError if the arguments or the model do not have it where it should be."""
     counter = None if time.steps is None else find_counter(model, signature, time.steps, args, kwargs)
     if time.dim is None:
-        assert counter is not None, "time is somewhere"
-        return Call(tuple(args), dict(kwargs), {}, counter.steps, counter)
+        return Call(tuple(args), dict(kwargs), {}, 0 if counter is None else counter.steps, counter)
     dims, length = _sequences(signature, time.dim, args, kwargs)
     if counter is not None and counter.steps != length:
         raise OptionError(

@@ -29,7 +29,7 @@ class Again:
     def __init__(self) -> None:
         self._lengths, self._reason = set[int](), ""
         self._key: Any = None
-        self._count, self._told = 0, False
+        self._count, self.told = 0, False
 
     def note(self, length: int, key: Any, *, looked: bool) -> None:
         """Note a call with its length and key, and whether the model was looked at; warn at the third in a row."""
@@ -40,12 +40,12 @@ class Again:
             name, change = difference(before, key)
             self._count = 0 if name == _SIZES else self._count + 1 if name == self._reason else 1
             self._reason = name
-            if self._count == _IN_A_ROW and not self._told:
+            if self._count == _IN_A_ROW and not self.told:
                 self._tell(f"{name}{change}")
         self._lengths.add(length)
 
     def _tell(self, what: str) -> None:
-        self._told = True
+        self.told = True
         warn(
             f"The model was looked at anew in {_IN_A_ROW} calls in a row, of lengths that came before, which takes "
             f"longer than a call: {what} was another one each time. Keep what changes at every call in a tensor, or "

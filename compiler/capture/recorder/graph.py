@@ -33,7 +33,7 @@ from reroll.graph.effects import draws, example
 from reroll.graph.fakes import Fakes
 from reroll.graph.inplace import STATISTICS, updated_places
 from reroll.graph.inplace import operand as operand_at
-from reroll.graph.lines import user_line, user_trace
+from reroll.graph.lines import CHECKPOINTED, is_checkpointed, user_line, user_trace
 from reroll.graph.nested import tensors_of
 from reroll.graph.private import (
     another_of,
@@ -60,11 +60,16 @@ class Unrecordable(CaptureError):
     """A model does something that a record of its operations does not tell."""
 
 
+class TooManyError(Unrecordable):
+    """A model does more operations than a record holds."""
+
+
 class GraphRecorder(TorchFunctionMode):
     """Writes the operations that run under it into ``graph``.
 
     outside: all tensors that may be read without having been made here, with ``names`` by their identity. functions:
-    what stands in a graph for the application of each ``autograd.Function``, the same in every graph of a model.
+    what stands in a graph for the application of each ``autograd.Function``, the same in every graph of a model. asks:
+    whether the model may ask if a value is true.
     """
 
     def __init__(
@@ -72,8 +77,11 @@ class GraphRecorder(TorchFunctionMode):
         outside: Sequence[Tensor],
         functions: dict[Any, Callable[..., Any]],
         names: Mapping[int, str] | None = None,
+        *,
+        asks: bool = True,
     ) -> None:
         super().__init__()
+        self.asks = asks
         self.graph, self.functions = fx.Graph(), functions
         self.known: dict[int, tuple[weakref.ref[Tensor], fx.Node]] = {}
         self.fakes = Fakes()
@@ -322,6 +330,8 @@ class GraphRecorder(TorchFunctionMode):
         try:
             answer, truth = bool(value), value
             if node not in self.dependence.constant:
+                if not self.asks:
+                    self.refuse("the model asks whether a value is true")
                 for method, *operands in (("ne", 0), ("reshape", ())):
                     node, truth = self.graph.call_method(method, (node, *operands)), getattr(truth, method)(*operands)
                     node.meta["stack_trace"] = user_trace()
@@ -363,11 +373,11 @@ class GraphRecorder(TorchFunctionMode):
         if any_autocast() or torch.is_inference_mode_enabled() is not self.inference:
             self.refuse("autocast and inference mode cannot be recorded")
         if len(self.graph.nodes) > _MOST:
-            self.refuse(
-                f"the model does more than {_MOST:,} operations, which are too many for a record of all of them"
-            )
+            self.refuse(f"the model does more than {_MOST:,} operations, too many for a record of all", TooManyError)
         node = self.graph.create_node(call.op, call.target, self.operand(call.args), self.operand(call.kwargs))
         node.meta["stack_trace"] = user_trace()
+        if is_checkpointed():
+            node.meta[CHECKPOINTED] = True
         updated = [operand_at(node, place) for place in updated_places(node)]
         self._check_updates(updated, node)
         self._check_states()
@@ -454,9 +464,9 @@ class GraphRecorder(TorchFunctionMode):
             return value.item()
         return value if isinstance(value, _LITERALS) else self.refuse(f"{type(value).__name__} is no plain operand")
 
-    def refuse(self, reason: str) -> Any:
-        """Raise Unrecordable."""
-        self.refusal = Unrecordable(f"{user_line()}: {reason}.")
+    def refuse(self, reason: str, kind: type[Unrecordable] = Unrecordable) -> Any:
+        """Raise Unrecordable, or a kind of it."""
+        self.refusal = kind(f"{user_line()}: {reason}.")
         raise self.refusal
 
 

@@ -14,6 +14,8 @@ from torch import fx
 from reroll.recurrence import Items, PerStep
 
 _PART = re.compile(r"\['(\w+)'\]|\[(\d+)\]|\.(\w+)")
+PATH = "path"
+"""What a recorder notes an input's path in the model under, in ``meta``."""
 _BETWEEN = ("self", "_modules", "_parameters", "_buffers")
 
 
@@ -29,7 +31,9 @@ def modules_of(graph: fx.Graph, operands: Sequence[fx.Node], xs: Sequence[PerSte
 
 
 def path_of(node: fx.Node) -> list[str]:
-    """The path of an input of Dynamo's graph in the model, as ``["blocks", "3", "weight"]``; empty if it has none."""
+    """The path of an input in the model, as ``["blocks", "3", "weight"]``; empty if it has none."""
+    if recorded := node.meta.get(PATH):
+        return str(recorded).split(".")
     source = getattr(node, "_dynamo_source", None)
     name = getattr(source, "name", "")
     text = name() if callable(name) else str(name)

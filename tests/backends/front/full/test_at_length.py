@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import reroll
-from reroll.backends.front import at_length
+from reroll.backends.front.full import at_length
 from reroll.capture.recorder.graph import GraphRecorder
 from reroll.errors import LengthError, ProofError, RerollWarning
 

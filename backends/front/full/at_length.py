@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
@@ -24,19 +25,22 @@ from reroll.backends.front.held.again import Again
 from reroll.backends.front.held.reach import Reach
 from reroll.backends.front.held.state import State
 from reroll.backends.front.observe import Told
-from reroll.backends.front.recorded import Recorded, Recording
+from reroll.backends.front.recorded import AnotherAnswerError, Recorded, Recording
 from reroll.backends.processes.together import check_together
 from reroll.capture.capture import capture
 from reroll.capture.fusion.fuse import fuse
-from reroll.capture.lengths.align import NeverError
-from reroll.capture.recorder.graph import Unrecordable
-from reroll.capture.recorder.ragged import LONGEST
-from reroll.errors import LengthError, NoRecurrenceError, ProofError, UnsupportedError, is_shortage
+from reroll.capture.recorder.graph import TooManyError, Unrecordable
+from reroll.errors import LengthError, ProofError, UnsupportedError, is_shortage
 from reroll.planning.options import Options
+from reroll.recurrence import Capture
 
 LOG = logging.getLogger(__name__)
 HELD = 200_000
 """Operations of all records whose programs are held, 3 KB each; the last one is, however many it has."""
+NAME_TIME = (
+    "Say where time is, reroll.compile(model, time_dim=...) or steps=...: then a few steps are recorded, however many "
+    "there are."
+)
 Found = tuple[Recording, State, Any]
 """A recording, the state of a call, and its key."""
 
@@ -44,29 +48,45 @@ Found = tuple[Recording, State, Any]
 class AtLength:
     """Calls a model by programs that are made of its own runs, each at the length of a call.
 
-    nothing: whether nothing repeated in the last run that was recorded.
+    named: whether time is, so that depth is no option. nothing: whether nothing repeated in the last run that was
+    recorded.
     """
 
-    def __init__(self, model: Callable[..., Any], options: Options) -> None:
-        self.model, self.options = model, options
-        self.recorded, self.reach, self.again = Recorded(model), Reach(), Again()
+    def __init__(self, model: Callable[..., Any], options: Options, *, named: bool = True) -> None:
+        self.model, self.options, self.named = model, options, named
+        self.recorded, self.reach, self.again = self._anew(), Reach(), Again()
         self.nothing = False
+
+    def _anew(self) -> Recorded:
+        return Recorded(self.model, asks=not self.named)
 
     def found(self, call: Call) -> Found | None:
         """The recording of a call; None where it cannot be recorded, or has no loop. Raises LengthError, with why its
         operations cannot be rolled."""
-        self.nothing = False
         try:
-            return self._recording(call)
-        except NeverError as error:
-            raise LengthError(str(error)) from None
-        except (Unrecordable, NoRecurrenceError) as reason:
+            found = self._recording(call)
+        except TooManyError as reason:
+            if self.named:
+                return None
+            raise UnsupportedError(f"{reason} {NAME_TIME}") from None
+        except Unrecordable as reason:
             LOG.info("not recorded at its full length: %s", reason)
-            self.nothing = isinstance(reason, NoRecurrenceError)
+            self.nothing = False
             return None
+        program: _Program | _Nothing = found[0].run  # type: ignore[assignment]
+        self.nothing = isinstance(program, _Nothing)
+        if isinstance(program, _Program) and not (found[0].asked and (program.written or found[0].cleared)):
+            return found
+        if isinstance(program, _Program):
+            LOG.info("not recorded: it updates tensors in place, which another answer to what it asks would not undo")
+            return None
+        if program.refused and self.named:
+            raise LengthError(program.reason)
+        LOG.info(program.reason)
+        return None
 
     def __call__(self, call: Call, found: Found) -> Any:
-        """The model's result."""
+        """The model's result. Raises AnotherAnswerError, before anything but random numbers has changed."""
         recording, state, key = found
         program: _Program = recording.run  # type: ignore[assignment]
         program.calls += 1
@@ -75,6 +95,8 @@ class AtLength:
         graph = program.next()
         if program.written:
             refuse_shared([state.tensors[index][0] for index in recording.read], program.written)
+        if departed and recording.asked:
+            raise AnotherAnswerError(departed)
         if departed:
             graph.proof.renew(graph.plans, graph.run, departed)
         if (departed or graph.proof.due) and not is_aside():
@@ -84,31 +106,33 @@ class AtLength:
             return recording.replay(state)
 
     def _recording(self, call: Call) -> Found:
-        found = self.recorded.recording(self.reach, call.args, call.kwargs, lambda: call, self._made)
-        asked = [line for line, _ in found[0].asked if not line.endswith(LONGEST)]
-        if asked:
-            raise Unrecordable(f"The model asks whether values are true, at {asked[0]}.")
-        return found
+        return self.recorded.recording(self.reach, call.args, call.kwargs, lambda: call, self._made)
 
-    def _made(self, module: fx.GraphModule, _: Sequence[Any]) -> _Program:
+    def _made(self, module: fx.GraphModule, _: Sequence[Any]) -> _Program | _Nothing:
         """The program of a record, in place of those that came longest ago where all are more than are held."""
         held = self.recorded.recordings
         left = HELD - len(module.graph.nodes)
         while held and sum(each.run.operations for each in held.values()) > left:  # type: ignore[attr-defined]
             held.popitem(last=False)
         with SELDOM_FULL:
-            cut = self.options.truncate is not None
-            found = fuse(capture(module, maps=True, iterations=cut))
-            if not any(each.carries for each in found.recurrences):
-                found = fuse(capture(module, depth=True, iterations=cut))
+            found = self._captured(module)
             if not found.recurrences:
-                kind = NeverError if found.refused else NoRecurrenceError
-                raise kind(f"reroll.compile found no recurrence at this length: {found.reason}.")
+                return _Nothing(f"reroll.compile found no recurrence at this length: {found.reason}.", found.refused)
             check_policy(found.recurrences, self.options)
             check_together(found.recurrences, self.options)
             made = _Program(rolled(module, found, self.options), len(module.graph.nodes))
             say_more(made.graph.more_than_plain())
         return made
+
+    def _captured(self, module: fx.GraphModule) -> Capture:
+        """The recurrences of a record; none where only blocks are, and gradients are to be cut over time."""
+        cut = self.options.truncate is not None
+        found = fuse(capture(module, maps=self.named, depth=not self.named and self.options.depth, iterations=cut))
+        if self.named and not any(each.carries for each in found.recurrences):
+            return fuse(capture(module, depth=True, iterations=cut))
+        if cut and all(each.blocks for each in found.recurrences):
+            return replace(found, recurrences=())
+        return found
 
     def _departure(self, call: Call, program: _Program) -> str:
         """Where the model does something else than at the first call of a program; empty where it does not."""
@@ -139,9 +163,22 @@ class AtLength:
             prove_beside(self.model, call, program.graph.proof, again, writes=bool(program.written))
         except ProofError:
             if departed:  # what is known of the model is of what it was: a later call looks at it anew
-                self.recorded, self.reach = Recorded(self.model), Reach()
+                self.recorded, self.reach = self._anew(), Reach()
             raise
         say_departed(departed, program.graph.proof)
+
+
+@dataclass(frozen=True, slots=True)
+class _Nothing:
+    """What a record without a loop is held as, with why it has none; ``refused`` where there may be one."""
+
+    reason: str
+    refused: bool
+    operations: int = 0
+
+    def __call__(self, *args: Any) -> Any:
+        """It is not run."""
+        raise AssertionError(self.reason)
 
 
 class _Program(Program):

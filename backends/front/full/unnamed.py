@@ -1,0 +1,85 @@
+"""Models whose time nobody has named: rolled by a record of each call, or else as Dynamo reads them.
+
+A call is recorded at its own length (``at_length``), and blocks over depth count as steps too. What a record does not
+tell (it prints, asks for values, speaks with other processes), and what has no loop, is what
+``torch.compile(model, backend="reroll")`` makes of it, which may cut it into several graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from reroll.backends.dynamo.entry import uncut
+from reroll.backends.front.calls.arguments import Call, Time, find_time
+from reroll.backends.front.calls.plainly import WITHIN, runs_plainly
+from reroll.backends.front.calls.turns import turn
+from reroll.backends.front.full.at_length import AtLength, Found
+from reroll.backends.front.recorded import AnotherAnswerError
+from reroll.backends.runtime.randomness import random_state, set_random_state
+from reroll.errors import warn
+from reroll.planning.options import Options
+
+_OTHERWISE = (
+    "From the first other answer on Dynamo reads the model, and cuts its graph at each such line: a loop with one in "
+    "it is not rolled then. torch.where in place of the branch keeps it rolled."
+)
+
+
+class Unnamed:
+    """Calls a model whose time nobody has named."""
+
+    def __init__(self, model: Callable[..., Any], options: Mapping[str, Any]) -> None:
+        self.model, self.options, self.time, self.signature = model, Options.of(options), Time(None), None
+        self.at_length = AtLength(model, self.options, named=False)
+        # By keyword, as in ``Caller``: Lightning leaves on a module what its torch.compile is given beside it.
+        self.read = uncut(torch.compile(model=model, backend="reroll", options=dict(options)))
+        self.is_read = self.told = False  # by Dynamo, from the first call on that needs it; of what it asks
+
+    @torch.compiler.disable(reason=WITHIN)  # type: ignore[untyped-decorator]
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's result."""
+        with turn():
+            rest = self._begun(args, kwargs)
+        return rest()
+
+    def _begun(self, args: Any, kwargs: Any) -> Callable[[], Any]:
+        """Run a call within this thread's turn; what is left to do behind it."""
+        if runs_plainly():
+            return partial(self.model, *args, **kwargs)
+        if not self.is_read:
+            call = find_time(self.model, None, self.time, args, kwargs)
+            found = self.at_length.found(call)
+            self.is_read = found is None and not self.at_length.nothing
+            results = [] if found is None else self._played(call, found)
+            if results:
+                return results.pop
+        return partial(self.read, *args, **kwargs)
+
+    def _played(self, call: Call, found: Found) -> list[Any]:
+        """The model's result; nothing where it would be given another answer than in its record."""
+        recording, state, _ = found
+        drawn = random_state(value for value, *_ in state.tensors) if recording.asked else ()
+        self._say_asked()
+        try:
+            result = self.at_length(call, found)
+        except AnotherAnswerError as error:
+            set_random_state(drawn)
+            self.is_read = True
+            warn(f"Another answer was given to what the model asks, at {error.line}. Dynamo reads it from now on.")
+            return []
+        self.is_read = self.at_length.again.told  # as what changes at every call may be a symbol there
+        return [result]
+
+    def _say_asked(self) -> None:
+        """Say once that a model asks whether values are true."""
+        asked = self.at_length.recorded.questions
+        if asked and not self.told:
+            self.told = True
+            warn(
+                f"The model asks whether values are true, at {'; '.join(asked)}. The answers are compared at every "
+                f"call. {_OTHERWISE}"
+            )

@@ -1,0 +1,226 @@
+"""``reroll.compile(model)``, and nobody says where time is."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import reroll
+from reroll.backends.front.full.unnamed import Unnamed
+from reroll.capture.recorder import graph
+from reroll.errors import OptionError, RerollWarning, UnsupportedError
+
+pytestmark = pytest.mark.usefixtures("double_precision")
+EAGER: dict[str, Any] = {"lowering": "eager"}
+B, N, H = 2, 3, 4
+Change = Callable[["Net", int, Tensor, Tensor], Tensor]
+
+
+def stays(_net: Net, _t: int, h: Tensor, _x: Tensor) -> Tensor:
+    return h
+
+
+class Net(nn.Module):
+    """A cell over time, whose readouts a body makes into a result."""
+
+    def __init__(self, change: Change = stays) -> None:
+        super().__init__()
+        self.cell, self.out, self.change = nn.GRUCell(N, H), nn.Linear(H, 2), change
+        self.slope: float = 1.0
+        self.seen: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Readouts of every step."""
+        h, found = x.new_zeros(x.shape[1], H), []
+        for t in range(x.shape[0]):
+            h = self.change(self, t, self.cell(x[t], h), x[t])
+            found.append(self.out(h) * self.slope)
+        return torch.stack(found)
+
+
+def every_third(_net: Net, t: int, h: Tensor, _x: Tensor) -> Tensor:
+    return h * 0.5 if t % 3 == 1 else h
+
+
+def prints(_net: Net, t: int, h: Tensor, _x: Tensor) -> Tensor:
+    if t == 0:
+        print("a call")
+    return h
+
+
+def asks(_net: Net, t: int, h: Tensor, x_t: Tensor) -> Tensor:
+    return h * 0.5 if t and bool((x_t.abs() > 50).all()) else h
+
+
+def in_a_checkpoint(net: Net, _t: int, h: Tensor, _x: Tensor) -> Tensor:
+    return torch.as_tensor(checkpoint(net.out, h, use_reentrant=True)).sum(-1, keepdim=True) + h
+
+
+def steps_of(run: Any, x: Tensor) -> list[int]:
+    """How many steps each loop of a call has."""
+    report = reroll.explain(run, x)
+    return [loop.recurrence.steps for each in (report, *report.others) for loop in each.loops]
+
+
+def trained_alike(run: Any, plain: Net, x: Tensor) -> None:
+    """Whether a call gives what the plain model gives, and gradients."""
+    found = []
+    for each in (run, plain):
+        given = x.clone().requires_grad_()
+        y = each(given)
+        y.square().sum().backward()
+        found.append([y.detach(), given.grad, *(value.grad for value in each.parameters())])
+        each.zero_grad()
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("change", [every_third, lambda _net, t, h, _: h.detach() if t == 7 else h, in_a_checkpoint])
+def test_loops_over_time_are_found_at_each_length_without_dynamo(change: Any) -> None:
+    torch.manual_seed(0)
+    net = Net(change)
+    run, plain = reroll.compile(net, **EAGER), copy.deepcopy(net)
+    torch._dynamo.utils.counters.clear()
+    for length in (20, 13, 1, 33, 20):
+        trained_alike(run, plain, torch.randn(length, B, N))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 1  # of one step, which is no loop
+    assert sum(steps_of(run, torch.randn(33, B, N))) >= 10
+
+
+def test_what_a_record_does_not_tell_is_read_by_dynamo() -> None:
+    torch.manual_seed(0)
+    net = Net(prints)
+    run = reroll.compile(net, **EAGER)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RerollWarning)
+        for _ in range(2):
+            trained_alike(run, copy.deepcopy(net), torch.randn(12, B, N))
+    assert run.reroll_caller.is_read
+
+
+@pytest.mark.parametrize("at", range(1, 6))
+def test_another_answer_to_what_a_model_asks_is_given_by_dynamo(at: int) -> None:
+    torch.manual_seed(0)
+    net = Net(asks)
+    run, plain, told = reroll.compile(net, **EAGER), copy.deepcopy(net), list[str]()
+    for call in range(8):
+        x = torch.randn(12, B, N) + (99.0 if call == at else 0.0)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            trained_alike(run, plain, x)
+        told += [str(each.message) for each in said if each.category is RerollWarning]
+        assert run.reroll_caller.is_read is (call >= at)
+    assert "asks whether values are true, at File" in told[0]
+    assert sum(text.startswith("Another answer") for text in told) == 1
+
+
+def dropping(net: Net, t: int, h: Tensor, x_t: Tensor) -> Tensor:
+    return asks(net, t, torch.dropout(h, 0.5, train=True), x_t)
+
+
+def test_random_numbers_are_drawn_once_where_another_answer_is_given() -> None:
+    torch.manual_seed(0)
+    net = Net(dropping)
+    run, plain = reroll.compile(net, **EAGER), copy.deepcopy(net)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for call in range(3):
+            drawn, x = [], torch.randn(12, B, N) + (99.0 if call == 1 else 0.0)
+            for each in (run, plain):
+                torch.manual_seed(call)
+                drawn.append((each(x), torch.rand(3)))
+            torch.testing.assert_close(*drawn)
+
+
+def counted(net: Net, t: int, h: Tensor, x_t: Tensor) -> Tensor:
+    net.seen += h.detach().mean()
+    return asks(net, t, h, x_t)
+
+
+def test_a_model_that_asks_and_updates_in_place_is_read_by_dynamo() -> None:
+    torch.manual_seed(0)
+    net = Net(counted)
+    net.register_buffer("seen", torch.zeros(()))
+    run, plain, x = reroll.compile(net, **EAGER), copy.deepcopy(net), torch.randn(12, B, N)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trained_alike(run, plain, x)
+    assert run.reroll_caller.is_read
+    torch.testing.assert_close(net.seen, plain.seen)
+
+
+def test_a_model_without_a_loop_is_recorded_once_for_a_shape() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+    run = reroll.compile(net, **EAGER)
+    x = torch.randn(5, 3)
+    with pytest.warns(RerollWarning, match="no recurrence"):
+        run(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RerollWarning)
+        torch.testing.assert_close(run(x), net(x))
+    assert len(run.reroll_caller.at_length.recorded.recordings) == 1
+    assert not run.reroll_caller.is_read
+
+
+def test_a_number_that_changes_at_every_call_is_left_to_dynamo() -> None:
+    torch.manual_seed(0)
+    net = Net()
+    run, x = reroll.compile(net, **EAGER), torch.randn(12, B, N)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for call in range(6):
+            net.slope = 1.0 + call
+            trained_alike(run, copy.deepcopy(net), x)
+    assert any("3 calls in a row" in str(each.message) for each in said)
+    assert run.reroll_caller.is_read
+
+
+def test_too_many_operations_are_refused_and_the_remedy_helps() -> None:
+    net, x = Net(), torch.randn(60, B, N)
+    told = r"more than 100 operations.* Say where time is, reroll\.compile\(model, time_dim="
+    with mock.patch.object(graph, "_MOST", 100):
+        with pytest.raises(UnsupportedError, match=told):
+            reroll.compile(net, **EAGER)(x)
+        trained_alike(reroll.compile(net, time_dim=0, **EAGER), copy.deepcopy(net), x)
+
+
+def test_it_can_be_pickled_copied_and_put_around_a_function() -> None:
+    net = Net()
+    run, x = reroll.compile(net, schedule="standard", **EAGER), torch.randn(12, B, N)
+    for each in (pickle.loads(pickle.dumps(reroll.compile(Net(), **EAGER))), copy.deepcopy(run)):
+        assert isinstance(each.reroll_caller, Unnamed)
+        trained_alike(each, each._orig_mod, x)
+    assert run.reroll_caller.options.schedule == "standard"
+
+    @reroll.compile(**EAGER)  # type: ignore[untyped-decorator]
+    def last(x: Tensor, scale: float = 2.0) -> Any:
+        return net(x)[-1] * scale
+
+    assert last.__name__ == "last"
+    torch.testing.assert_close(last(x, scale=3.0), net(x)[-1] * 3.0)
+    assert steps_of(last, x) == [12]
+    with pytest.raises(OptionError, match="compiled already"):
+        reroll.compile(run)
+    with pytest.raises(OptionError, match="the class Net"):
+        reroll.compile(Net)
+
+
+def test_without_gradients_and_in_another_mode_of_training() -> None:
+    torch.manual_seed(0)
+    net = Net(lambda net, _t, h, _: torch.dropout(h, 0.0 if net.training else 0.5, train=False) if net.training else -h)
+    run, x = reroll.compile(net, **EAGER), torch.randn(12, B, N)
+    trained_alike(run, copy.deepcopy(net), x)
+    run.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(run(x), net(x))
+    trained_alike(run, copy.deepcopy(net), x)
+    run.train()
+    trained_alike(run, copy.deepcopy(net), x)
