@@ -134,14 +134,16 @@ class Graph:
         """What is held around the recurrences."""
         return outside_of(self.module, {each.name: each.results() for each in self.built}, self.before)
 
-    def more_than_plain(self) -> str:
+    def more_than_plain(self, *, unasked: bool = True) -> str:
         """What is said where its plans are predicted to hold more than plain PyTorch would; nothing without gradients,
-        as nothing is kept then."""
+        as nothing is kept then, nor of little where it is ``unasked`` for."""
         if not self.built or not torch.is_grad_enabled():
             return ""
         outside = self.outside()
         return more_than_plain(
-            self.plans.placed({each.name: outside.around(each.name) for each in self.built}), self.plain
+            self.plans.placed({each.name: outside.around(each.name) for each in self.built}),
+            self.plain,
+            unasked=unasked,
         )
 
 

@@ -21,6 +21,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from reroll.backends.construct.plan import Built
 from reroll.backends.construct.replan import fit
 from reroll.backends.inductor.workspaces import workspace_of
+from reroll.backends.tiers.available import total_bytes
+from reroll.backends.tiers.device import home_of
 from reroll.errors import warn
 from reroll.graph.fakes import apart_from_dynamo, fake_of
 from reroll.graph.nested import tensors_of
@@ -28,6 +30,7 @@ from reroll.graph.private import Watching, storage_id
 from reroll.words.units import nbytes_text
 
 _MATTERS = 1 << 20  # bytes: of plans that hold less nothing is said, and nothing is run
+_PART = 64  # of a device's memory: of plans that hold less only ``explain`` says it, as it takes time to find out
 _MORE = 1.02  # times plain PyTorch's
 _NODES = 2_000  # of a graph that is run as it is
 _UNSEEN = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")  # fake ones do not say what they keep
@@ -131,11 +134,12 @@ def continued(lengths: Sequence[int], modules: Sequence[fx.GraphModule], length:
     return most + (length - more) * (most - fewer) // (more - few)
 
 
-def more_than_plain(placed: Sequence[Built], plain: Callable[[], int | None]) -> str:
+def more_than_plain(placed: Sequence[Built], plain: Callable[[], int | None], *, unasked: bool) -> str:
     """What is said of the plans of a graph where they are predicted to hold more than ``plain`` PyTorch would, which is
-    only asked for where they hold much; else nothing."""
+    only found out where they hold much; else nothing. ``unasked``: nobody has asked for a report."""
     needed = max(each.needed for each in placed)
-    least = plain() if needed >= _MATTERS else None
+    memory = total_bytes(home_of(placed[0].executable.recurrence.examples)) if unasked else 0
+    least = plain() if needed >= max(_MATTERS, (memory or 0) // _PART) else None
     if least is None or needed < _MORE * least:
         return ""
     remedy = (

@@ -127,11 +127,16 @@ class Given:
 
 
 class Recorded:
-    """A model whose graphs are recorded, once for everything that ``key_of`` tells apart; ``asks``: also where it asks
-    whether values are true."""
+    """A model whose graphs are recorded, once for everything that ``key_of`` tells apart.
 
-    def __init__(self, model: Callable[..., Any], *, asks: bool = True) -> None:
-        self.model, self.asks = model, asks
+    asks: also where it asks whether values are true. look: what is run before each record, in place of a run of the
+    model before the first one.
+    """
+
+    def __init__(
+        self, model: Callable[..., Any], *, asks: bool = True, look: Callable[[Call], None] | None = None
+    ) -> None:
+        self.model, self.asks, self.look = model, asks, look
         self.recordings: OrderedDict[Any, Recording] = OrderedDict()
         self.functions: dict[Any, Callable[..., Any]] = {}
         self.numbers: list[int] | None = None
@@ -186,6 +191,7 @@ class Recorded:
         """The graph of a run of the model, and what makes a recording of what the backend gives for it. Where code ran
         that was not known of, it runs once more: what that code names has places among the operands, too."""
         refuse_sparse(self.model, call)
+        self._look(call, ran)
         for attempt in range(1, _RUNS + 1):
             known = len(ran.functions)
             try:
@@ -197,6 +203,17 @@ class Recorded:
                 if len(ran.functions) == known:
                     break
         return module, made
+
+    def _look(self, call: Call, ran: Ran) -> None:
+        """Run the model before it is recorded, so that it is known what code runs: a record takes longer."""
+        no_tape = torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: None)  # type: ignore[arg-type, return-value]
+        quiet, raises = contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Exception)
+        if self.look is not None:
+            with ran.noting(), quiet:
+                self.look(call)
+        elif not ran.functions:
+            with raises, looked_at(self.model, call, frozenset(), parameters=False), no_tape, quiet, ran.noting():
+                call.run(self.model)
 
     def _recorded(self, call: Call, ran: Ran) -> tuple[fx.GraphModule, Callable[..., Recording]]:
         with looked_at(self.model, call, frozenset(), parameters=True, ran=ran.functions) as state:

@@ -164,7 +164,7 @@ def plan(graph: Graph) -> Report:
     outside = graph.outside()
     costs = {built.name: _costs_or_why_not(built) for built in graph.built}
     notes += tuple(each for each in costs.values() if isinstance(each, str))
-    notes += tuple(filter(None, (*map(_unrecorded, graph.built), graph.more_than_plain())))
+    notes += tuple(filter(None, (*map(_unrecorded, graph.built), graph.more_than_plain(unasked=False))))
     notes = tuple(dict.fromkeys(notes))  # loops may share a reason
     loops = tuple(_loop(built, outside.around(built.name), costs[built.name]) for built in graph.built)
     return Report(loops, outer, outside.outputs, outside.saved, notes=notes, proved=graph.proof.told)

@@ -43,10 +43,10 @@ def usual_segment(recurrence: Recurrence, options: Options) -> int:
     if _is_linear(recurrence, options, made):
         return min(_LINEAR, limit)
     usual = min(usual, limit)
-    if options.lowering == "eager":
-        return usual
     if _is_large(recurrence, made):
         return max(usual // 2, 1)
+    if options.lowering == "eager":
+        return usual
     if sum(weights) > _SOME and not _on_a_card(recurrence):  # to which calls take longer
         usual = min(usual, _FEWER)
     if options.moves_carries or recurrence.steps < _MANY:

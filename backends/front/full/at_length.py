@@ -55,10 +55,19 @@ class AtLength:
     def __init__(self, model: Callable[..., Any], options: Options, *, named: bool = True) -> None:
         self.model, self.options, self.named = model, options, named
         self.recorded, self.reach, self.again = self._anew(), Reach(), Again()
+        self.told: Told | None = None  # what was done in the run before the last record
         self.nothing = False
 
     def _anew(self) -> Recorded:
-        return Recorded(self.model, asks=not self.named)
+        return Recorded(self.model, asks=not self.named, look=None if self.options.proof == "never" else self._look)
+
+    def _look(self, call: Call) -> None:
+        """Note what the model does in a call; nothing where it raises an error, which it will raise again."""
+        self.told = None
+        try:
+            self.told = Told.of(self.model, call)
+        except Exception as error:  # noqa: BLE001  # of the model's
+            LOG.info("not looked at: %s", error)
 
     def found(self, call: Call) -> Found | None:
         """The recording of a call; None where it cannot be recorded, or has no loop. Raises LengthError, with why its
@@ -120,7 +129,7 @@ class AtLength:
                 return _Nothing(f"reroll.compile found no recurrence at this length: {found.reason}.", found.refused)
             check_policy(found.recurrences, self.options)
             check_together(found.recurrences, self.options)
-            made = _Program(rolled(module, found, self.options), len(module.graph.nodes))
+            made = _Program(rolled(module, found, self.options), len(module.graph.nodes), self.told)
             say_more(made.graph.more_than_plain())
         return made
 
@@ -136,17 +145,18 @@ class AtLength:
 
     def _departure(self, call: Call, program: _Program) -> str:
         """Where the model does something else than at the first call of a program; empty where it does not."""
-        if is_aside():
+        if is_aside() or program.calls == 1:
             return ""
         try:
             departed = "" if program.told is None else program.told.departure(self.model, call)
-            if departed or program.told is None:
-                program.told = Told.of(self.model, call)
         except Exception as error:
             if not is_shortage(error):
                 raise
             LOG.info("not looked at: %s", error)
             return ""
+        if departed or program.told is None:
+            self._look(call)
+            program.told = self.told
         return departed
 
     def _prove(self, call: Call, recording: Recording, departed: str) -> None:
@@ -184,10 +194,10 @@ class _Nothing:
 class _Program(Program):
     """The program of a record of so many ``operations``. ``calls`` that it had; ``told``: what it did at first."""
 
-    def __init__(self, program: Program, operations: int) -> None:
+    def __init__(self, program: Program, operations: int, told: Told | None) -> None:
         super().__init__(program.graph, program.takeover, program.make)
         self.written, self.calls, self.operations = changed_inputs(program.graph.module.graph), 0, operations
-        self.told: Told | None = None
+        self.told = told
 
     def __call__(self, *args: Any) -> Any:
         """Run the call that has come next."""

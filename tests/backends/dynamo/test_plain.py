@@ -27,7 +27,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     """What plain PyTorch was found to hold, of each graph."""
     peaks = list[int | None]()
 
-    def asked(_: object, peak: Callable[[], int | None]) -> str:
+    def asked(_: object, peak: Callable[[], int | None], **_how: object) -> str:
         peaks.append(peak())
         return ""
 
@@ -128,6 +128,7 @@ def test_plain_is_predicted_as_measured(name: str, door: str, found: list[int | 
 @pytest.mark.parametrize("door", WAYS)
 def test_more_than_plain_is_said_once_and_explained(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain, "_MATTERS", 0)
+    monkeypatch.setattr(plain, "_PART", 1 << 60)
     monkeypatch.setattr(plain, "_MORE", 0.1)
     torch.manual_seed(0)
     model, x = Gates(), torch.randn(24, 4, 8)
@@ -148,14 +149,27 @@ def test_more_than_plain_is_said_once_and_explained(door: str, monkeypatch: pyte
 def test_what_keeps_little_is_not_compared(matters: int, grads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[object]()
     monkeypatch.setattr(plain, "_MATTERS", matters)
+    monkeypatch.setattr(plain, "_PART", 1 << 60)
     monkeypatch.setattr(plain, "plain_peak", asked.append)
     with torch.set_grad_enabled(grads):
         WAYS["reroll.compile"](Gates())(torch.randn(24, 4, 8))
     assert not asked
 
 
+def test_what_is_small_beside_the_memory_of_a_machine_is_only_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[object]()
+    monkeypatch.setattr(plain, "_MATTERS", 0)
+    monkeypatch.setattr(plain, "plain_peak", asked.append)
+    run, x = WAYS["reroll.compile"](Gates()), torch.randn(24, 4, 8)
+    run(x)
+    assert not asked
+    reroll.explain(run, x)
+    assert asked
+
+
 def test_where_nothing_holds_as_little_no_budget_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain, "_MATTERS", 0)
+    monkeypatch.setattr(plain, "_PART", 1 << 60)
     monkeypatch.setattr(plain, "plain_peak", lambda _: 100)
     with pytest.warns(RerollWarning, match="and 100 B in plain PyTorch. No plan of these segments holds as little"):
         WAYS["reroll.compile"](Gates())(torch.randn(24, 4, 8))

@@ -118,7 +118,7 @@ def made(
     torch._dynamo.reset()
     graphs = list[Graph]()
 
-    def noted(graph: Graph) -> str:
+    def noted(graph: Graph, **_: object) -> str:
         graphs.append(graph)
         return ""
 
