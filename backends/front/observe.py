@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -645,9 +645,9 @@ def shown_by(
     apart: Mapping[int, torch.Tensor],
 ) -> Seen:
     """What a call shows: its result, gradients for the proof's incoming ones, and what it leaves changed. ``apart``:
-    the leaves that stand behind arguments, by the identity of these. Checkpoints of torch's that are reentrant run at
-    once, as they give no gradients of chosen leaves."""
-    at_once = applied_functions(lambda _, inner, args, kwargs: inner(*args, **kwargs))
+    the leaves that stand behind arguments, by the identity of these. In the plain run, which ends no turn, checkpoints
+    of torch's that are reentrant run at once, as they give no gradients of chosen leaves."""
+    at_once = applied_functions(lambda _, inner, args, kwargs: inner(*args, **kwargs)) if plainly else nullcontext()
     with looked_at(model, call, untouched, parameters=False) as state, at_once:
         reached = [*(value for value, _, _ in state.tensors), *tensors_of((call.args, call.kwargs))]
         reached = [apart.get(id(value), value) for value in reached]

@@ -33,6 +33,7 @@ from reroll.backends.runtime.randomness import numpy_state
 from reroll.capture.recorder.graph import GraphRecorder, Unrecordable
 from reroll.capture.recorder.identity import by_value, fingerprint, is_a
 from reroll.capture.recorder.ragged import LONGEST
+from reroll.capture.recorder.watch import Unnoted
 from reroll.capture.steps.modules import PATH
 from reroll.errors import UnsupportedError, is_shortage, warn
 from reroll.graph.nested import leaves_of, like, opened, with_leaves
@@ -40,7 +41,6 @@ from reroll.graph.private import saved_as_it_is
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 _RECORDINGS = 64
-_RUNS = 4  # of a record, of which each may show code that is new
 _SOME = 2  # numbers in a call that are worth a word where they change
 
 
@@ -129,8 +129,8 @@ class Given:
 class Recorded:
     """A model whose graphs are recorded, once for everything that ``key_of`` tells apart.
 
-    asks: also where it asks whether values are true. look: what is run before each record, in place of a run of the
-    model before the first one.
+    asks: also where it asks whether values are true. look: what runs the model before each record, in place of a run
+    with nothing around it.
     """
 
     def __init__(
@@ -188,32 +188,14 @@ class Recorded:
         )
 
     def record(self, call: Call, ran: Ran) -> tuple[fx.GraphModule, Callable[..., Recording]]:
-        """The graph of a run of the model, and what makes a recording of what the backend gives for it. Where code ran
-        that was not known of, it runs once more: what that code names has places among the operands, too."""
+        """The graph of a run of the model, and what makes a recording of what the backend gives for it. It runs once
+        before, for what code runs: what that code names has places among the operands, too."""
         refuse_sparse(self.model, call)
-        self._look(call, ran)
-        for attempt in range(1, _RUNS + 1):
-            known = len(ran.functions)
-            try:
-                module, made = self._recorded(call, ran)
-            except Unrecordable:
-                if attempt == _RUNS or len(ran.functions) == known:
-                    raise
-            else:
-                if len(ran.functions) == known:
-                    break
-        return module, made
-
-    def _look(self, call: Call, ran: Ran) -> None:
-        """Run the model before it is recorded, so that it is known what code runs: a record takes longer."""
-        no_tape = torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: None)  # type: ignore[arg-type, return-value]
-        quiet, raises = contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Exception)
-        if self.look is not None:
-            with ran.noting(), quiet:
-                self.look(call)
-        elif not ran.functions:
-            with raises, looked_at(self.model, call, frozenset(), parameters=False), no_tape, quiet, ran.noting():
-                call.run(self.model)
+        for run in filter(None, (self.look, self._run_alone)):
+            with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()), ran.noting(), Unnoted():
+                run(call)
+                break
+        return self._recorded(call, ran)
 
     def _recorded(self, call: Call, ran: Ran) -> tuple[fx.GraphModule, Callable[..., Recording]]:
         with looked_at(self.model, call, frozenset(), parameters=True, ran=ran.functions) as state:
@@ -223,8 +205,7 @@ class Recorded:
             recorder = GraphRecorder(outside, self.functions, names, asks=self.asks)
             for value, node in zip(outside, recorder.inputs, strict=True):
                 node.meta[PATH] = paths.get(id(value), "")
-            with ran.noting():
-                result = self._run(recorder, call)
+            result = self._run(recorder, call)
             _check_names(state.assigned)
             flags = tuple(state.assigned.flags()) if state.assigned is not None else ()
             changes = tuple(change for change in state.changes() if not _same(change))
@@ -247,6 +228,12 @@ class Recorded:
             asked=tuple(recorder.asked),
             flags=flags,
         )
+
+    def _run_alone(self, call: Call) -> None:
+        no_tape = torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: None)  # type: ignore[arg-type, return-value]
+        eager = torch.compiler.set_stance("force_eager")
+        with looked_at(self.model, call, frozenset(), parameters=False), eager, no_tape:
+            call.run(self.model)
 
     def _paths(self) -> dict[int, str]:
         """Where in the model its parameters and buffers are (``blocks.3.weight``), by their identity."""

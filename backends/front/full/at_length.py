@@ -62,12 +62,8 @@ class AtLength:
         return Recorded(self.model, asks=not self.named, look=None if self.options.proof == "never" else self._look)
 
     def _look(self, call: Call) -> None:
-        """Note what the model does in a call; nothing where it raises an error, which it will raise again."""
         self.told = None
-        try:
-            self.told = Told.of(self.model, call)
-        except Exception as error:  # noqa: BLE001  # of the model's
-            LOG.info("not looked at: %s", error)
+        self.told = Told.of(self.model, call)
 
     def found(self, call: Call) -> Found | None:
         """The recording of a call; None where it cannot be recorded, or has no loop. Raises LengthError, with why its
@@ -149,14 +145,13 @@ class AtLength:
             return ""
         try:
             departed = "" if program.told is None else program.told.departure(self.model, call)
+            if departed or program.told is None:
+                program.told = Told.of(self.model, call)
         except Exception as error:
             if not is_shortage(error):
                 raise
             LOG.info("not looked at: %s", error)
             return ""
-        if departed or program.told is None:
-            self._look(call)
-            program.told = self.told
         return departed
 
     def _prove(self, call: Call, recording: Recording, departed: str) -> None:

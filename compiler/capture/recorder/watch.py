@@ -10,13 +10,14 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-from reroll.graph.private import Watching, storage_id, unseen, version_of
+from reroll.graph.private import Watching, is_of_users, storage_id, unseen, version_of
 
 
 @contextmanager
@@ -59,6 +60,16 @@ def _makes_sizes(func: Any, args: tuple[Any, ...]) -> bool:
 
 def _tags(func: Any) -> Any:
     return getattr(func, "tags", ())  # operators that run a function have none
+
+
+class Unnoted(TorchFunctionMode):
+    """The code of users' operators is not noted (``unnoted``)."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        with unnoted() if is_of_users(func) else nullcontext():
+            return func(*args, **(kwargs or {}))
 
 
 class Versions:
