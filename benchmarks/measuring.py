@@ -123,11 +123,9 @@ def keep_pages() -> None:
 
 
 def interleaved(steps: Mapping[str, Step], rounds: int) -> dict[str, list[float]]:
-    """CPU seconds of every step, ``rounds`` times in turn; all threads of the process count. None of reroll's programs is
-    proved or looked at again meanwhile: that becomes ever more seldom, and may be at any of these calls."""
-    from reroll.backends.construct.stages.takeover import (
-        aside,  # earlier versions, whose steps versions.py runs, lack it
-    )
+    """CPU seconds of every step, ``rounds`` times in turn; all threads of the process count. Of reroll's programs none is
+    proved or looked at again meanwhile, as that becomes ever more seldom."""
+    from reroll.backends.construct.stages.takeover import aside  # which earlier versions lack (versions.py)
 
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     with aside():

@@ -1,7 +1,7 @@
 """Whether a proof blames what is right: ``python benchmarks/proof_alarms.py``.
 
-Each network of the tests' zoo is trained for some steps through both doors, in float64, float32 and bfloat16, at its own
-length twice and at another one; every call is proved (``proof="always"``), in eager segments. What comes of it:
+Each network of the tests' zoo is trained for some steps through both doors, in float64, float32 and bfloat16, at its
+own length twice and at another one; every call is proved (``proof="always"``), in eager segments. What comes of it:
 
 - proved: all that a proof compares is compared at each call; values: without gradients, and why
 - alarm: a ProofError, which is a false alarm unless the program is wrong; disagrees: no error, but the gradients of the

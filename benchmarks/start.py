@@ -6,8 +6,8 @@ training step at each of several batch sizes, the C++ compiler's included, and o
 own way to compile for all sizes at once. With ``--jax`` a process of JAX for each size: wall seconds, one thread.
 Beside it, what code that takes sizes as operands costs in time: the network at its usual length and the second batch
 size, by that code and by code for this size alone, in turns. And what new lengths cost: the first step at each of ten,
-a second one there, and in the first one the run that checks the length, with eager's forward. First steps are proved, as
-by default; in second ones the model is not looked at again. The result goes to ``results/start.json``; a row that is
+a second one there, and in the first one the run that checks the length, with eager's forward. First steps are proved,
+as by default; in second ones the model is not looked at again. The result goes to ``results/start.json``; a row that is
 there is left alone without ``--again``.
 """
 
