@@ -70,11 +70,10 @@ def row(door: str, dtype: str, name: str) -> Row:
     torch.compiler.reset()
     torch.set_default_dtype(DTYPES[dtype])
     torch.manual_seed(0)
-    net, lengths = zoo.Net(network), (network.steps, network.steps, network.steps + LONGER)
-    calls = [_given(network, steps) for steps in lengths]
+    net = zoo.Net(network)
     plain = copy.deepcopy(net)
     try:
-        expected = _trained(plain, plain, calls)
+        expected = _trained(plain, plain, network)
     except Exception as error:  # noqa: BLE001  # of torch's, which has no such operation at this precision
         return ["invalid", _said(error)]
     compiled = (
@@ -84,7 +83,7 @@ def row(door: str, dtype: str, name: str) -> Row:
     )
     with import_module("judge").played() as loops, _noted() as proofs:
         try:
-            found = _trained(compiled, net, calls)
+            found = _trained(compiled, net, network)
         except ProofError as error:
             return [ALARM, _said(error)]
         except (RerollError, torch._dynamo.exc.TorchDynamoException) as error:
@@ -92,19 +91,14 @@ def row(door: str, dtype: str, name: str) -> Row:
     return _judged(dtype, expected, found, bool(loops), proofs)
 
 
-def _given(network: Any, steps: int) -> tuple[Any, ...]:
-    """Inputs, which are leaves where torch allows it."""
-    made: tuple[Any, ...] = tree_map_only(
-        Tensor, lambda v: v.requires_grad_(network.leaf) if v.is_floating_point() else v, network.inputs(steps)
-    )
-    return made
-
-
-def _trained(run: Any, net: torch.nn.Module, calls: list[tuple[Any, ...]]) -> list[Tensor | None]:
-    """The gradients of some training steps that follow one another; all begin with the same random numbers."""
-    for inputs in calls:
+def _trained(run: Any, net: torch.nn.Module, network: Any) -> list[Tensor | None]:
+    """The gradients of the last of some training steps; inputs are leaves where torch allows it."""
+    for steps in (network.steps, network.steps, network.steps + LONGER):
         net.zero_grad(set_to_none=True)
         torch.manual_seed(1)
+        inputs = tree_map_only(
+            Tensor, lambda v: v.requires_grad_(network.leaf) if v.is_floating_point() else v, network.inputs(steps)
+        )
         results = [each for each in tree_leaves(run(*inputs)) if isinstance(each, Tensor) and each.requires_grad]
         if results:
             torch.stack([each.sin().sum() for each in results]).sum().backward()

@@ -34,6 +34,7 @@ from types import CodeType, FunctionType
 from typing import Any
 from unittest import mock
 
+import proof_networks
 import torch
 from measuring import machine
 from proof_faults import FAULTS, Fault
@@ -61,7 +62,7 @@ LOG = logging.getLogger(__name__)
 def function_of(where: str) -> FunctionType:
     """The function that a fault edits."""
     module, _, path = where.partition(":")
-    found: Any = importlib.import_module(f"reroll.{module}")
+    found: Any = importlib.import_module(module if module.startswith("torch.") else f"reroll.{module}")
     for name in path.split("."):
         found = inspect.getattr_static(found, name)
     found = getattr(found, "fget", None) or getattr(found, "func", None) or getattr(found, "__func__", found)
@@ -109,7 +110,7 @@ class Trained:
     def __post_init__(self) -> None:
         torch.manual_seed(0)
         shape = self.network.steps, 3
-        x = torch.randint(6, shape) if self.network.integers else torch.randn(*shape, 6).to(self.network.dtype)
+        x = torch.randint(6, shape) if self.network.integers else torch.randn(*shape, proof_networks.WIDE).to(self.network.dtype)
         self.x = x.requires_grad_(not self.network.integers)
         self.model = Model(self.network.run, self.network.steps).to(self.network.dtype)
         self.start = copy.deepcopy(self.model.state_dict())
