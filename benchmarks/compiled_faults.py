@@ -76,7 +76,7 @@ FAULTS: Mapping[str, Fault] = {
         f"{_CPP}:CppVecOverrides.gt", "({x} > {y})", "({x} > {y} - decltype({y})(0.05))"
     ),
     "tanh has half of its gradient": Fault(
-        "torch._decomp.decompositions:tanh_backward", "(1 - y * y)", "(1 - y * y) * 0.5"
+        "torch._decomp.decompositions:tanh_backward", "(1 - y * y)", "(1 - 0.5 * y * y)"
     ),
     "sigmoid has the gradient of its square": Fault(
         "torch._decomp.decompositions:sigmoid_backward", "y * (1 - y)", "y * y * (1 - y)"
