@@ -44,7 +44,7 @@ class Together:
             return None
         operands = [(tuple(e.shape), e.stride(), e.dtype, e.requires_grad) for e in recurrence.examples]
         halves = [half for each in segments.values() for half in (each.forward_graph, each.backward_graph) if half]
-        spoken = [[str(node.target) for node in _collectives(half)] for half in halves]
+        spoken = [[_message(node) for node in _collectives(half)] for half in halves]
         text = repr((operands, spoken, [str(graph) for graph in program.graphs]))
         return cls(groups, int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]), recurrence.where)
 
@@ -60,6 +60,12 @@ class Together:
                     "program for it: they were given other shapes, numbers of steps or options. Give all the same: pad "
                     "sequences and batches, and use one memory_budget in bytes."
                 )
+
+
+def _message(node: fx.Node) -> str:
+    """What a collective sends; inductor makes it one in place where it compiles a graph, and not where it finds it in a
+    cache."""
+    return str(node.target).replace("_.", ".")
 
 
 def _collectives(module: fx.GraphModule) -> Iterator[fx.Node]:
