@@ -85,6 +85,20 @@ def groups_of(step: fx.GraphModule) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names[-1] for names in texts))
 
 
+def speaks(module: fx.GraphModule) -> bool:
+    """Whether a graph speaks with other processes, in a loop or around."""
+    return next(_collectives(module), None) is not None
+
+
+def anywhere(here: bool, groups: Sequence[str], device: torch.device) -> bool:
+    """Whether something is so in any of the processes of some groups, which all ask."""
+    ops: Any = torch.ops._c10d_functional
+    found = torch.tensor(int(here), device=device)
+    for group in groups:
+        found = ops.wait_tensor(ops.all_reduce(found, "max", group))
+    return bool(found)
+
+
 def check_together(recurrences: Sequence[Recurrence], options: Options) -> None:
     """Raise OptionError if a loop speaks with other processes, and its plan would follow the memory of this one.
 
