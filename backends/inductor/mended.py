@@ -31,7 +31,9 @@ from typing import Any
 
 import torch
 
-_MENDED = "reroll: nothing is written over a part of another buffer, fused with what scatters into it, or read too early"
+_MENDED = (
+    "reroll: nothing is written over a part of another buffer, fused with what scatters into it, or read too early"
+)
 
 
 @contextmanager

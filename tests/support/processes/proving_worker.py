@@ -1,4 +1,4 @@
-"""One of the processes of ``test_proofs.py``: a model that several train, of which a proof may find a fault in one or all.
+"""One of the processes of ``test_proofs.py``: they train a model together, and a proof may find a fault in some.
 
 Arguments: where to write to, the name of a case, and the ranks in which its fault is switched on. What a process ends
 with is written as JSON: the class of an error and its text, or what differs from eager training; what was warned of,
@@ -11,7 +11,6 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from networks import RecurrentLIF
 from reroll.backends.construct.stages import takeover
 from reroll.backends.construct.stages.proof import Proof
 from reroll.backends.inductor import lower
-from reroll.backends.runtime.gradients import Gradients
+from reroll.backends.runtime.executable import Executable
 from speaking import Speaking
 
 WIDTH = 6
@@ -82,14 +81,14 @@ def run_of(model: nn.Module) -> Any:
 OPTIONS: dict[str, Any] = {"lowering": "eager"}
 
 
-def lose_a_product() -> None:
-    """Gradients of weights are twice what they are."""
-    add = Gradients.add
+def lose_a_gradient() -> None:
+    """No gradient passes back over the fourth step."""
+    passed_on = Executable.passed_on
 
-    def twice(self: Gradients, operand: int, grad: Tensor, *args: Any, **kwargs: Any) -> None:
-        add(self, operand, 2 * grad, *args, **kwargs)
+    def lost(self: Executable, grads: Sequence[Any], start: int) -> Any:
+        return [None] * len(grads) if start == 4 else passed_on(self, grads, start)
 
-    Gradients.add = twice  # type: ignore[method-assign]
+    Executable.passed_on = lost  # type: ignore[method-assign, assignment]
 
 
 def compile_wrongly() -> None:
@@ -113,7 +112,7 @@ def compile_wrongly() -> None:
 def soon(**options: Any) -> None:
     """Compiled segments take over at the ninth call."""
     takeover.COMPILING = 0.0
-    OPTIONS.update(lowering="inductor", start="eager", **options)
+    OPTIONS.update({"lowering": "inductor", "start": "eager", **options})
 
 
 def same(_: int) -> tuple[int, ...]:
@@ -139,38 +138,16 @@ def spoken() -> list[str]:
     return trained(speaking, lambda model: model, same(0))
 
 
-def spoken_now() -> list[str]:
-    soon()
-    OPTIONS["start"] = "compiled"
-    if True:
-        from reroll.backends.construct.stages import trial
-        def judge(self,start,operands,made,reference):
-            exact=reference.run(operands,wide=True); own=reference.run(operands)
-            for n,(a,b,c) in {k:(made.tensors()[k],exact.tensors()[k],own.tensors()[k]) for k in made.tensors()}.items():
-                print(dist.get_rank(), start, n, None if a is None or b is None else (a-b).abs().max(), None if b is None or c is None else (c-b).abs().max(), flush=True)
-            return
-        trial.Trial._judge=judge
-    return trained(speaking, lambda model: model, same(0))
+def spoken_at_once() -> list[str]:
+    soon(start="compiled")
+    return trained(speaking, lambda model: model, same(0)[:2])
 
-def spoken_dbg() -> list[str]:
-    r = spoken_now
-    OPTIONS["start"] = "eager"
-    soon()
-    from reroll.backends.construct.stages import trial
-    def judge(self,start,operands,made,reference):
-            exact=reference.run(operands,wide=True); own=reference.run(operands)
-            for n,(a,b,c) in {k:(made.tensors()[k],exact.tensors()[k],own.tensors()[k]) for k in made.tensors()}.items():
-                print(dist.get_rank(), start, n, None if a is None or b is None else (a-b).abs().max(), None if b is None or c is None else (c-b).abs().max(), flush=True)
-            if dist.get_rank()==0: print(made.grads[0][0], exact.grads[0][0],made.incoming[0][0], flush=True)
-    trial.Trial._judge=judge
-    return trained(speaking, lambda model: model, same(0))
 
 CASES: dict[str, tuple[Callable[[], list[str]], Callable[[], None]]] = {
-    "now": (spoken_now, compile_wrongly),
-    "dbg": (spoken_dbg, compile_wrongly),
-    "proofs at other calls": (proved_lengths, lose_a_product),
+    "proofs at other calls": (proved_lengths, lose_a_gradient),
     "compiled segments that take over": (taken_over, compile_wrongly),
     "speaking steps that take over": (spoken, compile_wrongly),
+    "compiled speaking steps": (spoken_at_once, compile_wrongly),
 }
 
 
