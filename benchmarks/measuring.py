@@ -123,8 +123,8 @@ def keep_pages() -> None:
 
 
 def interleaved(steps: Mapping[str, Step], rounds: int) -> dict[str, list[float]]:
-    """CPU seconds of every step, ``rounds`` times in turn; all threads of the process count. Of reroll's programs none is
-    proved or looked at again meanwhile, as that becomes ever more seldom."""
+    """CPU seconds of every step, ``rounds`` times in turn; all threads of the process count. None of reroll's programs
+    is proved or looked at again meanwhile, as that becomes ever more seldom."""
     from reroll.backends.construct.stages.takeover import aside  # which earlier versions lack (versions.py)
 
     seconds: dict[str, list[float]] = {name: [] for name in steps}

@@ -110,7 +110,11 @@ class Trained:
     def __post_init__(self) -> None:
         torch.manual_seed(0)
         shape = self.network.steps, 3
-        x = torch.randint(6, shape) if self.network.integers else torch.randn(*shape, proof_networks.WIDE).to(self.network.dtype)
+        x = (
+            torch.randint(6, shape)
+            if self.network.integers
+            else torch.randn(*shape, proof_networks.WIDE).to(self.network.dtype)
+        )
         self.x = x.requires_grad_(not self.network.integers)
         self.model = Model(self.network.run, self.network.steps).to(self.network.dtype)
         self.start = copy.deepcopy(self.model.state_dict())

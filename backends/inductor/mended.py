@@ -18,8 +18,8 @@
 Private torch API, tried on 2.11 and 2.13: ``PythonWrapperCodegen.can_reuse`` (whether a kernel may write its result
 over an input), ``Scheduler.can_fuse_vertical`` with ``mutation_real_name``, ``free_symbol_is_type`` and ``SymT.TMP``
 (an index that is known at run time alone), ``SchedulerNode.recompute_size_and_body`` with ``mutation_renames`` (the
-names of buffers behind the changes that a loop sees), ``config.patch``, ``CustomGraphPass`` (its ``uuid`` tells the code of mended
-inductor from other code in the cache on disk).
+names of buffers behind the changes that a loop sees), ``config.patch``, ``CustomGraphPass`` (its ``uuid`` tells the
+code of mended inductor from other code in the cache on disk).
 """
 
 from __future__ import annotations
