@@ -1,4 +1,4 @@
-"""Faults of compiled segments and of later calls, and false alarms: what is committed is complete and meets its goals."""
+"""Faults of compiled segments and of later calls, and false alarms: what is committed is whole and meets its goals."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
-sys.path.append(str(BENCHMARKS))
+sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
 import compiled_mutants
 import proof_alarms
@@ -22,7 +21,7 @@ from networks_zoo import load
 
 RESULT: dict[str, Any] = json.loads(compiled_mutants.RESULT.read_text())
 ALARMS: dict[str, Any] = json.loads(proof_alarms.RESULT.read_text())["rows"]
-README = (BENCHMARKS / "README.md").read_text()
+README = (compiled_mutants.HERE / "README.md").read_text()
 
 
 @pytest.mark.parametrize("name", [*FAULTS, *LATER])
