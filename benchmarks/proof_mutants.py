@@ -41,7 +41,7 @@ from proof_faults import FAULTS, Fault
 from proof_networks import BACKEND, NETWORKS, Model, Network
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import reroll
@@ -116,7 +116,7 @@ class Trained:
             else torch.randn(*shape, proof_networks.WIDE).to(self.network.dtype)
         )
         self.x = x.requires_grad_(not self.network.integers)
-        self.model = Model(self.network.run, self.network.steps).to(self.network.dtype)
+        self.model: nn.Module = Model(self.network.run, self.network.steps).to(self.network.dtype)
         self.start = copy.deepcopy(self.model.state_dict())
         self.plain = self.step(self.model)
 

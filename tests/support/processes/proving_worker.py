@@ -85,10 +85,10 @@ def lose_a_gradient() -> None:
     """No gradient passes back over the fourth step."""
     passed_on = Executable.passed_on
 
-    def lost(self: Executable, grads: Sequence[Any], start: int) -> Any:
+    def lost(self: Executable, grads: list[Tensor | None], start: int) -> Any:
         return [None] * len(grads) if start == 4 else passed_on(self, grads, start)
 
-    Executable.passed_on = lost  # type: ignore[method-assign, assignment]
+    Executable.passed_on = lost  # type: ignore[method-assign]
 
 
 def compile_wrongly() -> None:
@@ -159,7 +159,7 @@ def note_proofs() -> None:
         prove(self, *args)
         PROVED.append(self.told)
 
-    Proof.prove = noting  # type: ignore[method-assign]
+    Proof.prove = noting  # type: ignore[method-assign, assignment]
 
 
 def main() -> None:
