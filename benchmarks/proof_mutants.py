@@ -34,13 +34,14 @@ from types import CodeType, FunctionType
 from typing import Any
 from unittest import mock
 
+import proof_networks
 import torch
 from measuring import machine
 from proof_faults import FAULTS, Fault
 from proof_networks import BACKEND, NETWORKS, Model, Network
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import reroll
@@ -61,7 +62,7 @@ LOG = logging.getLogger(__name__)
 def function_of(where: str) -> FunctionType:
     """The function that a fault edits."""
     module, _, path = where.partition(":")
-    found: Any = importlib.import_module(f"reroll.{module}")
+    found: Any = importlib.import_module(module if module.startswith("torch.") else f"reroll.{module}")
     for name in path.split("."):
         found = inspect.getattr_static(found, name)
     found = getattr(found, "fget", None) or getattr(found, "func", None) or getattr(found, "__func__", found)
@@ -109,9 +110,13 @@ class Trained:
     def __post_init__(self) -> None:
         torch.manual_seed(0)
         shape = self.network.steps, 3
-        x = torch.randint(6, shape) if self.network.integers else torch.randn(*shape, 6).to(self.network.dtype)
+        x = (
+            torch.randint(6, shape)
+            if self.network.integers
+            else torch.randn(*shape, proof_networks.WIDE).to(self.network.dtype)
+        )
         self.x = x.requires_grad_(not self.network.integers)
-        self.model = Model(self.network.run, self.network.steps).to(self.network.dtype)
+        self.model: nn.Module = Model(self.network.run, self.network.steps).to(self.network.dtype)
         self.start = copy.deepcopy(self.model.state_dict())
         self.plain = self.step(self.model)
 

@@ -6,8 +6,9 @@ training step at each of several batch sizes, the C++ compiler's included, and o
 own way to compile for all sizes at once. With ``--jax`` a process of JAX for each size: wall seconds, one thread.
 Beside it, what code that takes sizes as operands costs in time: the network at its usual length and the second batch
 size, by that code and by code for this size alone, in turns. And what new lengths cost: the first step at each of ten,
-a second one there, and in the first one the run that checks the length, with eager's forward. The
-result goes to ``results/start.json``; a row that is there is left alone without ``--again``.
+a second one there, and in the first one the run that checks the length, with eager's forward. First steps are proved,
+as by default; in second ones the model is not looked at again. The result goes to ``results/start.json``; a row that is
+there is left alone without ``--again``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,7 @@ from speed_peers import Peers
 from torch import Tensor
 
 import reroll
+from reroll.backends.construct.stages.takeover import aside
 from reroll.backends.front import observe
 from reroll.backends.inductor.sizes.family import forget
 
@@ -81,10 +84,11 @@ def row(name: str, way: str, steps: int, core: int | None) -> dict[str, Any]:
     network, x = make(), inputs(steps)
     compiled, first, errors = WAYS[way](network), [], []
     with pinned(core):
-        for part in (*PARTS, PARTS[-1]):
+        for at, part in enumerate((*PARTS, PARTS[-1])):
             given = sized(x, part)
             begin = cpu_seconds()
-            training_step(compiled, network, given)()
+            with nullcontext() if at < len(PARTS) else aside():
+                training_step(compiled, network, given)()
             first.append(cpu_seconds() - begin)
             found = [each.grad.clone() for each in network.parameters() if each.grad is not None]
             errors.append(relative_error(found, gradients(training_step(network, network, given), network)))
@@ -140,13 +144,14 @@ def of_lengths(name: str, core: int | None) -> dict[str, Any]:
         return found
 
     lengths = random.Random(0).sample(range(steps // 2, steps), NEW)
-    with pinned(core), patch.object(observe, "_follow", partial(timed, "check_s", follow)):
+    with pinned(core):
         training_step(compiled, network, x)()
-        told["check_s"].clear()
         for given in (x[:length] for length in lengths):
             step = training_step(compiled, network, given)
-            timed("first_s", step, clock=cpu_seconds)  # the C++ compiler's included
-            timed("again_s", step)
+            with patch.object(observe, "_follow", partial(timed, "check_s", follow)):
+                timed("first_s", step, clock=cpu_seconds)  # the C++ compiler's included
+            with aside():
+                timed("again_s", step)
             found = [each.grad.clone() for each in network.parameters() if each.grad is not None]
             errors.append(relative_error(found, gradients(training_step(network, network, given), network)))
             timed("eager_forward_s", network, given)

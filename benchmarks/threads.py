@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import Step, gradients, keep_pages, relative_error, summary, told_apart, training_step
+from measuring import Step, gradients, interleaved, keep_pages, relative_error, summary, told_apart, training_step
 from rich.console import Console
 from rich.table import Table
 from speed_networks import NETWORKS
@@ -59,12 +59,8 @@ def row(name: str, rounds: int, threads: tuple[int, ...] = THREADS, **options: A
         runs[f"reroll, {count}"] = with_threads(training_step(fast, network, x), count)
         for who in ("eager", "reroll"):
             errors[f"{who}, {count}"] = relative_error(gradients(runs[f"{who}, {count}"], network), expected)
-    seconds: dict[str, list[float]] = {way: [] for way in runs}
-    for _ in range(rounds):
-        for way, run in runs.items():
-            seconds[way].append(run())
+    times = summary(interleaved(runs, rounds), f"eager, {threads[0]}")
     torch.set_num_threads(before)
-    times = summary(seconds, f"eager, {threads[0]}")
     return {"steps": steps, "ways": {way: {"error": errors[way], **times[way]} for way in runs}}
 
 

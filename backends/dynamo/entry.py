@@ -44,8 +44,8 @@ from reroll.backends.dynamo.plain import more_than_plain, plain_peak, say_more
 from reroll.backends.dynamo.surroundings import compile_surroundings, run_by_torch
 from reroll.backends.dynamo.unguarded import Read, refuse_unguarded
 from reroll.backends.inductor.whole import compile_whole, refused_by_inductor
-from reroll.backends.processes.apart import refuse_pieces
-from reroll.backends.processes.together import check_together, refuse_in_place
+from reroll.backends.processes.apart import in_silence, refuse_pieces
+from reroll.backends.processes.together import check_together, refuse_in_place, speaks
 from reroll.backends.runtime.node import Rolled
 from reroll.backends.runtime.shown import shown_results, unbound_results
 from reroll.backends.runtime.unused import one_by_one
@@ -248,7 +248,7 @@ def rolled(gm: fx.GraphModule, found: Capture, parsed: Options, ended: str = "")
         surrounded = by_inductor and way.start == "compiled"  # else a call would wait for it
         run = compile_surroundings(module, found.recurrences) if surrounded else module
         apart = functools.cache(partial(placed, eager(way), told=False)) if by_inductor else (lambda: (plans, run))
-        proof = Proof.of(plans.built, way, apart)
+        proof = Proof.of(plans.built, way, apart, speaks=speaks(gm))
         return Graph(run, module, plans, "", ended, found.notes, plain=peak, proof=proof)
 
     takeover = Takeover.of(parsed)
@@ -399,7 +399,8 @@ def _prove(graph: Graph, plain: Compiled, args: Sequence[Any], written: frozense
     names = _names(graph.module.graph)
     named, proof = dict(zip(names, args, strict=True)), graph.proof
     shown = partial(shown_by, args=named, written=[names[number] for number in written], proof=proof)
-    proof.prove(lambda: shown(plain, plainly=True), lambda run: shown(run, plainly=False))
+    with in_silence():  # other processes do not prove the same at this call
+        proof.prove(lambda: shown(plain, plainly=True), lambda run: shown(run, plainly=False))
 
 
 def _names(graph: fx.Graph) -> list[str]:

@@ -8,13 +8,18 @@
   alone, and reads what was to be scattered in place of what lies there: the name of a buffer before it was changed is
   not taken for that behind (torch 2.11 to 2.13; the gradient of ``sort`` in the third step and later). Here loops that
   scatter are not fused with those that read or write the same memory (``tests/backends/inductor/test_scattered.py``).
+- A loop whose sizes are computed anew, so that it can be fused with another, reads buffers by the names that they had
+  before they were changed, and may run before that change (torch 2.13; values and gradients of a loop whose steps send
+  what they carry: what a collective in place gives was read before it was there). Here it keeps the names that it had
+  (``tests/backends/processes/test_proofs.py``).
 - Independent loops that torch 2.13 fuses side by side for a CPU gave wrong gradients behind max pooling. Segments are
   compiled without that fusion (``tests/backends/inductor/test_pooling.py``).
 
 Private torch API, tried on 2.11 and 2.13: ``PythonWrapperCodegen.can_reuse`` (whether a kernel may write its result
 over an input), ``Scheduler.can_fuse_vertical`` with ``mutation_real_name``, ``free_symbol_is_type`` and ``SymT.TMP``
-(an index that is known at run time alone), ``config.patch``, ``CustomGraphPass`` (its ``uuid`` tells the code of mended
-inductor from other code in the cache on disk).
+(an index that is known at run time alone), ``SchedulerNode.recompute_size_and_body`` with ``mutation_renames`` (the
+names of buffers behind the changes that a loop sees), ``config.patch``, ``CustomGraphPass`` (its ``uuid`` tells the
+code of mended inductor from other code in the cache on disk).
 """
 
 from __future__ import annotations
@@ -26,14 +31,17 @@ from typing import Any
 
 import torch
 
-_MENDED = "reroll: nothing is written over a part of another buffer, or fused with what scatters into it"
+_MENDED = (
+    "reroll: nothing is written over a part of another buffer, fused with what scatters into it, or read too early"
+)
 
 
 @contextmanager
 def mended(settings: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Inside, inductor has these settings, and its first two faults are mended: from then on, for all it compiles."""
+    """Inside, inductor has these settings, and its first three faults are mended: from then on, for all it compiles."""
     _keep_parts()
     _keep_scatters()
+    _keep_names()
     config: Any = torch._inductor.config
     marked = {"joint_custom_pre_pass": _marker()} if config.joint_custom_pre_pass is None else {}
     with config.patch({**(settings or {}), **marked}):
@@ -69,6 +77,20 @@ def _keep_scatters() -> None:
         )
 
     Scheduler.can_fuse_vertical = apart  # type: ignore[method-assign]
+
+
+@cache
+def _keep_names() -> None:
+    """A loop reads what it read before its sizes were computed anew. It stays, too."""
+    from torch._inductor.scheduler import SchedulerNode
+
+    recompute: Any = SchedulerNode.recompute_size_and_body
+
+    def named(self: Any, *args: Any, **options: Any) -> None:
+        recompute(self, *args, **options)
+        self.set_read_writes(self.read_writes.rename(self.mutation_renames))
+
+    SchedulerNode.recompute_size_and_body = named  # type: ignore[method-assign]
 
 
 def _scattered(scheduler: Any, node: Any) -> set[str]:

@@ -44,7 +44,7 @@ class Together:
             return None
         operands = [(tuple(e.shape), e.stride(), e.dtype, e.requires_grad) for e in recurrence.examples]
         halves = [half for each in segments.values() for half in (each.forward_graph, each.backward_graph) if half]
-        spoken = [[str(node.target) for node in _collectives(half)] for half in halves]
+        spoken = [[_message(node) for node in _collectives(half)] for half in halves]
         text = repr((operands, spoken, [str(graph) for graph in program.graphs]))
         return cls(groups, int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]), recurrence.where)
 
@@ -62,6 +62,12 @@ class Together:
                 )
 
 
+def _message(node: fx.Node) -> str:
+    """What a collective sends; inductor makes it one in place where it compiles a graph, and not where it finds it in a
+    cache."""
+    return str(node.target).replace("_.", ".")
+
+
 def _collectives(module: fx.GraphModule) -> Iterator[fx.Node]:
     """The collectives of a graph and of the functions in it, in their order."""
     for part in module.modules():
@@ -77,6 +83,20 @@ def groups_of(step: fx.GraphModule) -> tuple[str, ...]:
         [arg for arg in (*node.args, *node.kwargs.values()) if isinstance(arg, str)] for node in _collectives(step)
     )
     return tuple(dict.fromkeys(names[-1] for names in texts))
+
+
+def speaks(module: fx.GraphModule) -> bool:
+    """Whether a graph speaks with other processes, in a loop or around."""
+    return next(_collectives(module), None) is not None
+
+
+def anywhere(here: bool, groups: Sequence[str], device: torch.device) -> bool:
+    """Whether something is so in any of the processes of some groups, which all ask."""
+    ops: Any = torch.ops._c10d_functional
+    found = torch.tensor(int(here), device=device)
+    for group in groups:
+        found = ops.wait_tensor(ops.all_reduce(found, "max", group))
+    return bool(found)
 
 
 def check_together(recurrences: Sequence[Recurrence], options: Options) -> None:

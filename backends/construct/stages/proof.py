@@ -109,13 +109,22 @@ class Proof:
     noise: torch.Generator | None = None
 
     @classmethod
-    def of(cls, built: Sequence[Built], options: Options, made: Callable[[], tuple[Plans, Run]]) -> Proof:
-        """That of the recurrences of a graph."""
+    def of(
+        cls,
+        built: Sequence[Built],
+        options: Options,
+        made: Callable[[], tuple[Plans, Run]],
+        *,
+        speaks: bool | None = None,
+    ) -> Proof:
+        """That of the recurrences of a graph. ``speaks``: whether a run of it speaks with other processes, which do not
+        prove the same at the same calls; where that is not known, it may as soon as there are others."""
         if options.proof == "never" or not built:
             return cls()
-        if not alone():
-            LOG.info("nothing is proved where there are several processes")
-            return cls(missed="there are several processes")
+        if speaks or (speaks is None and not alone()):
+            missed = "it speaks with other processes" if speaks else "there are several processes"
+            LOG.info("nothing is proved, as %s", missed)
+            return cls(missed=missed)
         budget, plain = parse_budget(options.memory_budget), max(map(_plain_peak, built))
         rounding = rounding_of(each.executable.recurrence for each in built)
         free = free_bytes(home_of(built[0].executable.recurrence.examples))

@@ -5,7 +5,8 @@ and the constants that the loop has there. It may be off by a small multiple of 
 their own precision, as in the accuracy tools of ``torch.compile``. One segment at a time is compared, since rounding
 grows from step to step. A decision (a spike, the sign of a relu) may fall the other way where its operand is within
 rounding of the threshold: what depends on one of these is found by noise on what the segment reads, and is compared no
-more exactly than that leaves it.
+more exactly than that leaves it. Where steps speak with other processes, all of these do the same, and what is too far
+off in one of them stands for all.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from reroll.backends.construct.stages.seen import (
     spread_of,
     without_noise,
 )
+from reroll.backends.processes.together import anywhere, groups_of
 from reroll.backends.runtime.executable import Executable
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.backends.runtime.run import Run, Start
@@ -120,7 +122,7 @@ class Trial:
     def _judge(self, start: int, operands: list[Tensor], made: _Made, reference: _Reference) -> None:
         exact, own = reference.run(operands, wide=True), reference.run(operands)
         found = list(_errors(made, exact, own, {}, short=reference.short))
-        if any(each.off > each.allowed for each in found):
+        if self._anywhere(any(each.off > each.allowed for each in found)):
             spread = spread_of(exact.tensors(), reference.with_noise(operands))
             found = list(_errors(made, exact, own, spread, short=reference.short))
         self.error = max([self.error, *(each.off for each in found)])
@@ -137,6 +139,13 @@ class Trial:
                 f"what {unlike!r} draws in {self.steps} compiled steps from step {start} on has another distribution "
                 "than torch's numbers"
             )
+        if self._anywhere(bool(self.differs)) and not self.differs:
+            self.differs = "what is computed in another process is too far off"
+
+    def _anywhere(self, here: bool) -> bool:
+        """Whether something is so here or in a process with which the steps speak."""
+        recurrence = self.built.executable.recurrence
+        return anywhere(here, groups_of(recurrence.step), home_of(recurrence.examples))
 
 
 class Trials:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import reroll
+from reroll.backends.processes.together import Together
 from reroll.backends.runtime.run import Run
 from speaking import Speaking, in_place, mean
 from trained import WIDTH, GatedReader, reversals, through_backend, through_front
@@ -129,6 +131,25 @@ def test_speaking_steps_are_not_played_again_where_memory_runs_out(half: str) ->
 def test_speaking_steps_are_not_timed() -> None:
     report = reroll.explain(through_backend(Speaking()), x_TBI())
     assert any("No times are predicted" in note and "speak with other processes" in note for note in report.notes)
+
+
+def sent(operation: Any) -> int:
+    """The digest of a program whose steps send by a collective."""
+    graph = fx.Graph()
+    graph.output(graph.call_function(operation, (graph.placeholder("h"), "sum", "0")))
+    half = fx.GraphModule(nn.Module(), graph)
+    recurrence: Any = SimpleNamespace(step=half, examples=(), where="")
+    program: Any = SimpleNamespace(graphs=())
+    segment: Any = SimpleNamespace(forward_graph=half, backward_graph=None)
+    found = Together.of(recurrence, program, {2: segment})
+    assert found is not None
+    return found.digest
+
+
+def test_programs_are_told_apart_by_what_is_sent_and_not_by_where_it_lands() -> None:
+    ops: Any = torch.ops._c10d_functional
+    digests = [sent(each.default) for each in (ops.all_reduce, ops.all_reduce_, ops.all_gather_into_tensor)]
+    assert digests[0] == digests[1] != digests[2]
 
 
 class Halves(nn.Module):
