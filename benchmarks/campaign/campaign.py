@@ -10,6 +10,7 @@
     python benchmarks/campaign/campaign.py --of kinds             # held containers, hooks, sizes inside, layouts, ...
     python benchmarks/campaign/campaign.py --of "kinds lowered"   # the same by inductor
     python benchmarks/campaign/campaign.py --of turns             # steps by number, no_grad, maps, states, views, ...
+    python benchmarks/campaign/campaign.py --of "at once"         # the same without states, called by two threads at once
     python benchmarks/campaign/campaign.py --of truncated         # with truncate=k, beside states that are detached
     python benchmarks/campaign/campaign.py --seed 1234            # one program: its text, and what becomes of it
     python benchmarks/campaign/campaign.py --defects              # judge all defects that were found once more
@@ -37,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from at_once import judge_at_once
 from blame import blame
 from changed_networks import Mutant, mutant
 from judge import DEFECTS, Text, Verdict, Way, judge, judge_calls, judge_mutant, judge_sizes
@@ -122,6 +124,7 @@ JUDGES: dict[str, Callable[[Any, Way], Verdict]] = dict.fromkeys(
 )
 JUDGES |= {"mutants": judge_mutant, "sizes": judge_sizes, "truncated": judge_truncated}
 JUDGES |= dict.fromkeys(("kinds", "kinds lowered", "turns"), judge_calls)
+JUDGES["at once"] = judge_at_once
 _OF_CALLS = ("kinds", "kinds lowered", "turns")
 
 
@@ -132,6 +135,9 @@ def subject(of: str, seed: int) -> tuple[Subject, Way]:
     if of == "stacks":
         blocks = stack(seed)
         return blocks, way_over_depth(seed, blocks.random)
+    if of == "at once":
+        way = way_unproved(seed, way_of_kinds(seed, "eager"))
+        return replace(model(seed, way.door, draws=False, turns=True, states=False), way=way.text()), way
     if of in _OF_CALLS:
         way = way_of_kinds(seed, "inductor" if of == "kinds lowered" else "eager")
         way = way_unproved(seed, way) if of == "turns" else way
@@ -169,6 +175,8 @@ def _again(of: str, row: Row) -> Verdict:
     way = Way(row["door"], tuple(sorted(row["options"].items())))
     if of == "mutants":
         return judge_mutant(Mutant(row["seed"], row["name"], row["text"], row["why"]), way)
+    if of == "at once":
+        return judge_at_once(Text(row["seed"], row["source"]), way)
     if of in _OF_CALLS:
         return judge_calls(Text(row["seed"], row["source"]), way)
     if of in ("sizes", "truncated"):

@@ -547,9 +547,9 @@ class _Writer:
         return f"self.{name}({names})"
 
 
-def model(seed: int, door: str = "compile", *, draws: bool = True, turns: bool = False) -> Model:
+def model(seed: int, door: str = "compile", *, draws: bool = True, turns: bool = False, states: bool = True) -> Model:
     """The program of a seed, and calls for a door. draws: torch's random numbers may be drawn. turns: most idioms are
-    of ``turns.py``."""
+    of ``turns.py``. states: a model may write to its attributes."""
     draw = random.Random(f"{'turns' if turns else 'kinds'} {seed}")
     writer = _Writer(draw, draws=draws)
     header, row = draw.choice(HEADERS)
@@ -558,6 +558,7 @@ def model(seed: int, door: str = "compile", *, draws: bool = True, turns: bool =
     writer.rows.append("m0")
     kinds = _turned(draw) if turns else _picked(draw)
     idioms = [idiom for kind in kinds for idiom in _drawn(draw, {**IDIOMS, **TURNS}[kind], draws)]
+    idioms = [each for each in idioms if states or not STATES.search(each)]
     idioms += [f"step: {{n}} = {draw.choice(PLAIN)}" for _ in range(draw.choice((0, 0, 1, 1, 2)))]
     draw.shuffle(idioms)
     gathered = draw.choice(GATHERED)
@@ -590,6 +591,9 @@ def model(seed: int, door: str = "compile", *, draws: bool = True, turns: bool =
 
 
 DRAWS = re.compile(r"drop|torch\.rand|bernoulli|rand_like|randn|gumbel|rrelu|normal_|uniform_")
+
+STATES = re.compile(r"self\.\{q\}|Net\.|CONFIG|random|environ|net\.")
+"""Of idioms that keep something between calls, or may."""
 
 
 def _picked(draw: random.Random) -> list[str]:
