@@ -303,6 +303,12 @@ def state(value, name, seen):
         seen[name] = f"{type(value).__name__} {value!r}"
 
 
+def rounded(grad):
+    """A gradient; of one that is zero in exact numbers, zeros."""
+    tiny = grad is not None and grad.numel() and grad.abs().max() <= 1e-13
+    return torch.zeros_like(grad) if tiny else grad
+
+
 def calls(compiled, moves=None):
     """All that can be seen of the calls of a new model: tensors, and everything else as text, by name."""
     torch.manual_seed(SEED)
@@ -336,13 +342,13 @@ def calls(compiled, moves=None):
             loss = (each * torch.linspace(-1, 1, each.numel()).view(each.shape)).sin().sum()
             grads = torch.autograd.grad(loss, list(leaves.values()), retain_graph=True, allow_unused=True)
             for name, grad in zip(leaves, grads):
-                state(grad, f"gradient of result {part} for {name}", found)
+                state(rounded(grad), f"gradient of result {part} for {name}", found)
         if made:
             terms = ((each * torch.linspace(-1, 1, each.numel()).view(each.shape)).sin().sum() for each in USED)
             sum(terms).backward(retain_graph=APART)
         retained = {f"retained {k}": each for k, each in enumerate(made) if each.retains_grad and not each.is_leaf}
         for name, each in {**given, **retained}.items():
-            state(each.grad, f"gradient of {name}", found)
+            state(rounded(each.grad), f"gradient of {name}", found)
             each.grad = each.grad if KEPT else None
         state(net, "model", found)
         state(CONFIG, "CONFIG", found)

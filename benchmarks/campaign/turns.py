@@ -493,7 +493,7 @@ IN_PLACE = r"""
   step: self.{q} ^= ({m} > 0.2).all(0)
   step: {n} = torch.where(self.{q}.clone(), {m}, h)
 - init: self.register_buffer('{q}', torch.zeros(H_))
-  step: self.{q}.addcmul_(self.{q}, self.{q}, value=-0.5).add_(h.detach().mean(0))
+  step: self.{q}.clamp_(-1, 1).addcmul_(self.{q}, self.{q}, value=-0.5).add_(h.detach().mean(0))
   step: {n} = {m} + 0.1 * self.{q}
 - init: self.register_buffer('{q}', torch.zeros(3, H_))
   step: self.{q}.index_copy_(0, torch.tensor([t % 3]), h.detach()[:1])
