@@ -17,6 +17,7 @@ from idioms import IDIOMS
 from turns import TURNS
 
 HEAD = """import collections
+import contextlib
 import itertools
 import math
 import os
@@ -276,7 +277,7 @@ def state(value, name, seen):
     """What is left behind: tensors, those of results as they lie, and everything else as text."""
     if isinstance(value, torch.Tensor):
         lasting = value.detach().clone(memory_format=torch.contiguous_format)
-        seen[name] = value.detach() if name.startswith("result") else lasting
+        seen[name] = value.detach() if name.startswith("result") and not WRITTEN else lasting
     elif isinstance(value, nn.Module):
         for kind in ("_buffers", "_modules"):
             state(vars(value)[kind], name, seen)
@@ -326,12 +327,12 @@ def calls(compiled, moves=None):
             with torch.no_grad():
                 for each in given.values() if number == 0 else (x, u):
                     each.mul_(moves.repeat(1 + each.numel() // len(moves))[: each.numel()].view(each.shape))
-        x.requires_grad_(INPUTS)
-        u.requires_grad_(INPUTS)
+        x.requires_grad_(INPUTS and mode != "frozen")
+        u.requires_grad_(INPUTS and mode != "frozen")
         random.seed(number)
         np.random.seed(number)
         with torch.set_grad_enabled(mode != "no_grad"):
-            made = model(x, u)
+            made = [model(x, u), model(x * 0.5, u)] if TWICE else model(x, u)
         found = {}
         state(made, "result", found)
         flat = torch.utils._pytree.tree_leaves(made)
@@ -350,6 +351,10 @@ def calls(compiled, moves=None):
         for name, each in {**given, **retained}.items():
             state(rounded(each.grad), f"gradient of {name}", found)
             each.grad = each.grad if KEPT else None
+        state({"x": x, "u": u}, "inputs", found)
+        for each in flat if WRITTEN else ():
+            with contextlib.suppress(RuntimeError), torch.no_grad():
+                each.mul_(0.5)
         state(net, "model", found)
         state(CONFIG, "CONFIG", found)
         state([torch.rand(()), random.random(), np.random.rand()], "next random numbers", found)
@@ -386,7 +391,8 @@ if __name__ == "__main__":
 class Model:
     """The lines of a program by part, its header and result, and constants; ``calls``: steps, batch and mode of each.
 
-    ``apart``: whether each result is differentiated by itself, too. ``random``: whether torch's numbers are drawn. ``kinds``: those of its idioms. ``way``: how it is
+    ``apart``: whether each result is differentiated by itself, too. ``twice``: whether each call is two, of one loss.
+    ``written``: whether the caller updates results in place. ``random``: whether torch's numbers are drawn. ``kinds``: those of its idioms. ``way``: how it is
     compiled where it runs alone.
     """
 
@@ -400,6 +406,8 @@ class Model:
     inputs: bool = True
     kept: bool = False
     apart: bool = False
+    twice: bool = False
+    written: bool = False
     random: bool = False
     kinds: tuple[str, ...] = ()
     way: str = "reroll.compile(net, time_dim=TIME, lowering='eager')"
@@ -445,6 +453,7 @@ class Model:
         functions += CHANGED if "Changed(" in text else ""
         constants = f"SEED, H_, CALLS = {self.seed}, {self.hidden}, {list(self.calls)}\n"
         constants += f"INPUTS, KEPT, APART, TIME = {self.inputs}, {self.kept}, {self.apart}, {{'x': 0}}\n"
+        constants += f"TWICE, WRITTEN = {self.twice}, {self.written}\n"
         tail = CALLS.replace("USED", self.used).replace("DOOR", self.way)
         return f"{HEAD}{constants}\n{functions}\n\n{text}\n{tail}"
 
@@ -593,6 +602,8 @@ def model(seed: int, door: str = "compile", *, draws: bool = True, turns: bool =
         apart=turns and draw.random() < 0.7,
         random=bool(DRAWS.search(text)),
         kinds=tuple(kinds),
+        twice=turns and draw.random() < 0.1,
+        written=turns and draw.random() < 0.15,
     )
 
 
@@ -648,5 +659,5 @@ def _calls(draw: random.Random, door: str, *, dear: bool) -> tuple[tuple[int, in
 def _lengths(draw: random.Random) -> tuple[tuple[int, int, str], ...]:
     """Calls of some lengths of which some come again, as a rule in one mode."""
     chosen = draw.choice(((13, 5, 21, 13), (13, 5, 21), (12, 18, 12), (6, 14, 6), (20, 9), (14, 14), (22,), (18, 19, 20)))
-    modes = [draw.choice(("train",) * 18 + ("eval", "no_grad")) for _ in chosen]
+    modes = [draw.choice(("train",) * 18 + ("eval", "no_grad", "frozen")) for _ in chosen]
     return tuple((steps, 3, mode) for steps, mode in zip(chosen, modes, strict=True))

@@ -401,6 +401,15 @@ STATES = r"""
 - init: self.{q} = None
   before: h = h if self.{q} is None else h + self.{q}
   after: self.{q} = h.mean(0)
+- init: self.{q} = torch.zeros(1, H_)
+  step: {n} = {m} + 0.3 * self.{q}
+  after: self.{q} = h.detach()[:1]
+  result: h
+- init: self.{q} = torch.zeros(1, H_)
+  before: h = h + self.{q}
+  after: {a} = h[:1].detach()
+  after: self.{q} = {a}
+  result: {a}
 - init: self.{q} = None
   step: self.{q} = h
   step: {n} = {m} + 0.3 * self.{q}
@@ -568,6 +577,22 @@ IN_PLACE = r"""
 - before: {a} = torch.zeros(T_, H_)
   step: {a}[T_ - 1 - t].add_({m}.mean(0))
   result: {a}
+- before: x = x * 1.0
+  step: x[t].mul_(0.5)
+- before: x = x.clone()
+  step: x[t] = x[t] * 0.5 + 0.1 * h
+  step: {n} = {m} + 0.3 * x[t]
+- before: x = x.clone()
+  step: if t + 1 < T_:
+  step:     x[t + 1] += 0.1 * h
+- before: x = x.clone()
+  step: x[t - 1].zero_()
+  step: {n} = {m} + 0.3 * x[t - 2]
+- step: if not x.requires_grad:
+  step:     x[t] *= 0.5
+- step: if not u.requires_grad:
+  step:     u.add_({m}.detach(), alpha=0.1)
+  step: {n} = {m} + 0.3 * u.clone()
 - before: {a} = x.new_zeros(T_ + 1, *h.shape)
   step: {a}[t + 1] = {a}[t] * 0.5 + {m}
   result: {a}[1:]
