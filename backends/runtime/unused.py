@@ -298,8 +298,8 @@ def _refusal(recurrence: Recurrence) -> str:
 @dataclass(frozen=True, slots=True)
 class Trial:
     """What was seen of a step of whose outputs some matter: whether gradients ``differ`` if the others got zeros, and
-    the inputs (carries, what is read at each step, constants) that autograd ``reached``, by number. ``blurred``: zeros gave
-    no numbers where none gave some (0 * inf)."""
+    the inputs (carries, what is read at each step, constants) that autograd ``reached``, by number. ``blurred``: zeros
+    gave no numbers where none gave some (0 * inf)."""
 
     differ: bool
     reached: frozenset[int]

@@ -10,7 +10,7 @@
     python benchmarks/campaign/campaign.py --of kinds             # held containers, hooks, sizes inside, layouts, ...
     python benchmarks/campaign/campaign.py --of "kinds lowered"   # the same by inductor
     python benchmarks/campaign/campaign.py --of turns             # steps by number, no_grad, maps, states, views, ...
-    python benchmarks/campaign/campaign.py --of "at once"         # the same without states, called by two threads at once
+    python benchmarks/campaign/campaign.py --of "at once"         # the same without states, called by two threads
     python benchmarks/campaign/campaign.py --of truncated         # with truncate=k, beside states that are detached
     python benchmarks/campaign/campaign.py --seed 1234            # one program: its text, and what becomes of it
     python benchmarks/campaign/campaign.py --defects              # judge all defects that were found once more

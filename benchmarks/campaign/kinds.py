@@ -392,8 +392,8 @@ class Model:
     """The lines of a program by part, its header and result, and constants; ``calls``: steps, batch and mode of each.
 
     ``apart``: whether each result is differentiated by itself, too. ``twice``: whether each call is two, of one loss.
-    ``written``: whether the caller updates results in place. ``random``: whether torch's numbers are drawn. ``kinds``: those of its idioms. ``way``: how it is
-    compiled where it runs alone.
+    ``written``: whether the caller updates results in place. ``random``: whether torch's numbers are drawn. ``kinds``:
+    those of its idioms. ``way``: how it is compiled where it runs alone.
     """
 
     seed: int
@@ -658,6 +658,8 @@ def _calls(draw: random.Random, door: str, *, dear: bool) -> tuple[tuple[int, in
 
 def _lengths(draw: random.Random) -> tuple[tuple[int, int, str], ...]:
     """Calls of some lengths of which some come again, as a rule in one mode."""
-    chosen = draw.choice(((13, 5, 21, 13), (13, 5, 21), (12, 18, 12), (6, 14, 6), (20, 9), (14, 14), (22,), (18, 19, 20)))
+    chosen = draw.choice(
+        ((13, 5, 21, 13), (13, 5, 21), (12, 18, 12), (6, 14, 6), (20, 9), (14, 14), (22,), (18, 19, 20))
+    )
     modes = [draw.choice(("train",) * 18 + ("eval", "no_grad", "frozen")) for _ in chosen]
     return tuple((steps, 3, mode) for steps, mode in zip(chosen, modes, strict=True))

@@ -1,6 +1,7 @@
-"""More idioms, of which ``kinds.py`` makes programs (written as those of ``idioms.py``): steps that do something else by
-their number, that read and write without gradients, lists whose elements are read apart, draws that nothing uses,
-results that are views, states that are kept between calls, updates in place.
+"""More idioms, of which ``kinds.py`` makes programs, written as those of ``idioms.py``.
+
+Steps that do something else by their number, that read and write without gradients, lists whose elements are read
+apart, draws that nothing uses, results that are views, states that are kept between calls, updates in place.
 """
 
 from __future__ import annotations
