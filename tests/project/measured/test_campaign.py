@@ -342,7 +342,7 @@ def test_models_of_turns_are_right(seed: int) -> None:
 def test_threads_may_call_a_model_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     made, way = subject("at once", seed)
     assert JUDGES["at once"](made, way).kind == "equal"
-    monkeypatch.setattr(Way, "compiled", lambda way, net: lambda x, u: net(x, u * (1.001 if len(x) == 6 else 1)))
+    monkeypatch.setattr(Way, "compiled", lambda way, net: lambda x, u: net(x * (1.001 if len(x) == 6 else 1), u))
     assert JUDGES["at once"](made, way).kind == "wrong"
 
 
