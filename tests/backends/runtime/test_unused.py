@@ -592,4 +592,4 @@ def test_each_row_by_itself_has_the_gradients_of_eager(body: Callable[..., list[
             torch.autograd.grad(each.sin().sum(), [x_TBH, u_BH, net.v_H], retain_graph=True, allow_unused=True)
             for each in (eager, rolled)
         ]
-        same(grads[1], grads[0])
+        same(list(grads[1]), list(grads[0]))
