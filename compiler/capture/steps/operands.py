@@ -132,7 +132,7 @@ def _reader_breaks(sequence: Sequence, region: Region) -> Iterator[tuple[int, in
 def _around(sequence: Sequence, at: int, start: int, stop: int) -> tuple[frozenset[int], frozenset[int]]:
     """The colours of the operations that read a node, and of those that it reads, but for those of its step."""
     node = sequence.nodes[at]
-    return tuple(_colours(sequence, nodes, start, stop) for nodes in (node.users, node.all_input_nodes))  # type: ignore[return-value]
+    return _colours(sequence, node.users, start, stop), _colours(sequence, node.all_input_nodes, start, stop)
 
 
 def _colours(sequence: Sequence, nodes: Iterable[fx.Node], start: int, stop: int) -> frozenset[int]:
