@@ -567,13 +567,10 @@ def model(seed: int, door: str = "compile", *, draws: bool = True, turns: bool =
     of ``turns.py``. states: a model may write to its attributes."""
     draw = random.Random(f"{'turns' if turns else 'kinds'} {seed}")
     writer = _Writer(draw, draws=draws)
-    header, row = draw.choice(HEADERS)
-    writer.parts["before"].append(f"h = {draw.choice(INITIAL)}")
-    writer.parts["step"].append(f"m0 = {row}")
-    writer.rows.append("m0")
+    header = _begun(draw, writer)
     kinds = _turned(draw) if turns else _picked(draw)
-    idioms = [idiom for kind in kinds for idiom in _drawn(draw, {**IDIOMS, **TURNS}[kind], draws)]
-    idioms = [each for each in idioms if states or not STATES.search(each)]
+    drawn = (idiom for kind in kinds for idiom in _drawn(draw, {**IDIOMS, **TURNS}[kind], draws))
+    idioms = [each for each in drawn if states or not STATES.search(each)]
     idioms += [f"step: {{n}} = {draw.choice(PLAIN)}" for _ in range(draw.choice((0, 0, 1, 1, 2)))]
     draw.shuffle(idioms)
     gathered = draw.choice(GATHERED)
@@ -605,6 +602,15 @@ def model(seed: int, door: str = "compile", *, draws: bool = True, turns: bool =
         twice=turns and draw.random() < 0.1,
         written=turns and draw.random() < 0.15,
     )
+
+
+def _begun(draw: random.Random, writer: _Writer) -> str:
+    """The header of a loop, whose first state and row are written."""
+    header, row = draw.choice(HEADERS)
+    writer.parts["before"].append(f"h = {draw.choice(INITIAL)}")
+    writer.parts["step"].append(f"m0 = {row}")
+    writer.rows.append("m0")
+    return header
 
 
 DRAWS = re.compile(r"drop|torch\.rand|bernoulli|rand_like|randn|gumbel|rrelu|normal_|uniform_")
