@@ -185,7 +185,7 @@ class _Reversible(torch.autograd.Function):
             run, (last, ys) = rolled.played(start, training)
         ctx.set_materialize_grads(False)
         ctx.rolled, ctx.start, ctx.run, ctx.shares = rolled, start, run, None
-        ctx.used_rows = {} if rolled.unused.asked else None  # which ``rows`` then fills
+        ctx.used_rows, ctx.asks = {}, rolled.unused.asked  # ``rows`` fills it, and loops that are asked
         ctx.parts, real = parts, parts.real if parts else {}
         ctx.save_for_backward(*(real.get(number, each) for number, each in enumerate(operands)))
         ctx.apart = frozenset(real)
@@ -214,9 +214,8 @@ class _Reversible(torch.autograd.Function):
             )
         if ctx.shares is not None:
             grads = tuple(ctx.shares.take_off(grads))
-        used = used_of(ctx.used_rows or {}, grads)
-        if ctx.used_rows:
-            ctx.used_rows.clear()
+        used = used_of(ctx.used_rows, grads)
+        ctx.used_rows.clear()
         dead, telling = ctx.rolled.unused.check(ctx.rolled.executable, operands, start.operands, grads, used)
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
         held, ctx.run = [ctx.run] if ctx.run else [], None

@@ -277,7 +277,7 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, shares: Shares, node: Any, number: int, value: Tensor, *behind: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.shares, ctx.node, ctx.number, ctx.used_rows = shares, node, number, node.used_rows
+        ctx.shares, ctx.node, ctx.number, ctx.used_rows, ctx.asks = shares, node, number, node.used_rows, node.asks
         ctx.reached, ctx.behind = True, len(behind)
         ctx.states = dict(zip(shares.links.through.get(number, ()), behind, strict=False))
         return value.detach()

@@ -106,6 +106,11 @@ def _told(stacked: Tensor) -> tuple[dict[int, Told] | None, int]:
     return getattr(node, "used_rows", None), getattr(node, "number", stacked.output_nr)
 
 
+def _asks(operand: Tensor) -> bool:
+    """Whether the loop that made a value wants to be told."""
+    return bool(getattr(operand.grad_fn, "asks", False))
+
+
 def _note(used: dict[int, Told], number: int, also: Sequence[bool], grad: Tensor | None) -> None:
     told = used.setdefault(number, Told([False] * len(also)))
     told.rows = [a or b for a, b in zip(told.rows, also, strict=True)]
@@ -140,8 +145,8 @@ def have_own_functions(executables: Sequence[Executable]) -> bool:
 @dataclass(slots=True)
 class Unused:
     """What is known of a loop, by the outputs of a step that matter. It matters where loops of the graph have functions
-    of the user's ``own``, and where steps read ``items`` of their own (the weights of a block): those that only unused
-    outputs need have no gradient in eager, not zeros.
+    of the user's ``own``, where steps read ``items`` of their own (the weights of a block), and where a loss uses some
+    rows: what only unused outputs need has no gradient in eager, not zeros.
     """
 
     own: bool
@@ -150,7 +155,7 @@ class Unused:
 
     @property
     def asked(self) -> bool:
-        """Whether it matters at all."""
+        """Whether loops that read its outputs tell it which rows are used there."""
         return self.own or self.items
 
     def check(
@@ -164,25 +169,24 @@ class Unused:
         """Raise UnsupportedError where gradients would not be eager's.
 
         ``given`` operands, ``plain`` as they are computed with; ``grads`` came in for the outputs, of which ``partly``
-        are used at some steps alone. Gives the operands that are read at unused steps alone, and what is to be told to
+        are used at some steps alone. Gives the operands that no used step needs, and what is to be told to
         loops whose outputs this one reads, by number of the operand, once its gradient is there. Steps that speak with
         other processes are not looked at.
         """
         recurrence, partly = executable.recurrence, _of_all_steps(executable.recurrence, partly)
-        asked = any(_told(given[x.operand])[0] is not None for x in recurrence.xs if isinstance(x, Slices))
-        if executable.together or not (self.own or asked or (self.items and _is_unused(executable, grads, partly))):
+        asked = any(_asks(given[x.operand]) for x in recurrence.xs if isinstance(x, Slices))
+        uneven = not all(all(used) for used in partly.values())
+        matters = self.own or asked or uneven or (self.items and _is_unused(executable, grads, partly))
+        if executable.together or not matters:
             return frozenset(), []
         reached = self._reached(executable, plain, grads, partly)
         if reached is None:
             return frozenset(), []
-        dead, telling = set[int](), list[Telling]()
+        telling = list[Telling]()
         for (at,), x in recurrence.slots(1).xs:
             if isinstance(x, Slices):
                 telling += _telling(given[x.operand], x, at, reached)
-            elif isinstance(x, Items):
-                dead |= {operand for operand, each in zip(x.operands, reached, strict=True) if at not in each}
-                dead -= {operand for operand, each in zip(x.operands, reached, strict=True) if at in each}
-        return frozenset(dead), telling
+        return frozenset(range(len(plain))) - _alive(recurrence, reached), telling
 
     def _reached(
         self, executable: Executable, plain: Sequence[Tensor], grads: Sequence[Tensor | None], partly: Rows
@@ -218,6 +222,19 @@ class Unused:
         return seen
 
 
+def _alive(recurrence: Recurrence, reached: Sequence[frozenset[int]]) -> set[int]:
+    """The operands that gradients reach at some step, whatever reads them there."""
+    slots, ever = recurrence.slots(1), frozenset[int]().union(*reached)
+    found = {carry for carry in slots.carries if carry in reached[0]}
+    found |= {operand for at in slots.constants if at in ever for operand in slots.operands[at]}
+    for (at,), x in slots.xs:
+        if isinstance(x, Items):
+            found |= {operand for operand, each in zip(x.operands, reached, strict=True) if at in each}
+        elif at in ever:
+            found.update(slots.operands[at])
+    return found
+
+
 def _of_all_steps(recurrence: Recurrence, partly: Rows) -> Rows:
     """What is known of outputs that have a row of every step. Others are slices of these in eager, which give all rows
     a gradient, if only zeros, whichever of theirs is used. Rows of a last carry, which others read, are no steps."""
@@ -241,7 +258,7 @@ def differentiable_inputs(executable: Executable) -> Sequence[int]:
 def _telling(operand: Tensor, x: Slices, number: int, reached: Sequence[frozenset[int]]) -> Iterator[Telling]:
     """What tells the loop that made an operand, input ``number`` of a step, which of its rows are used here."""
     used, result = _told(operand)
-    if used is None or x.dim != 0:
+    if used is None or x.dim != 0 or not _asks(operand):
         return
     also = [False] * operand.shape[0]
     for step, inputs in enumerate(reached):
@@ -257,13 +274,16 @@ def _look(executable: Executable, plain: Sequence[Tensor], live: frozenset[int])
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         if is_shortage(error):
             return None
+        everything = Trial(False, frozenset(range(recurrence.slots(1).constants.stop)))
+        if not own_functions(recurrence.step):
+            return everything
         text = (
             f"A step of the loop at {recurrence.where} cannot be run by itself ({str(error).splitlines()[0]}), so it "
             "is not known whether functions of your own in it give gradients where none come in (an auxiliary loss, "
             "say). If they do, let the loss use all outputs of the loop."
         )
         warn(text)
-        return Trial(False, frozenset(range(recurrence.slots(1).constants.start)))
+        return everything
 
 
 def _refusal(recurrence: Recurrence) -> str:
@@ -278,8 +298,8 @@ def _refusal(recurrence: Recurrence) -> str:
 @dataclass(frozen=True, slots=True)
 class Trial:
     """What was seen of a step of whose outputs some matter: whether gradients ``differ`` if the others got zeros, and
-    the inputs (carries, then what is read at each step) that autograd ``reached``, by number. ``blurred``: zeros gave
-    no numbers where none gave some (0 * inf)."""
+    the inputs (carries, what is read at each step, constants) that autograd ``reached``, by number. ``blurred``: zeros
+    gave no numbers where none gave some (0 * inf)."""
 
     differ: bool
     reached: frozenset[int]
@@ -344,7 +364,7 @@ def _looked_at(
     inputs = [value.detach().requires_grad_(need) for value, need in zip(values, needing, strict=True)]
     watching = _Watching(recurrence.step)
     outputs = watching.run(*inputs)
-    leaves = {n: inputs[n] for n in range(recurrence.slots(1).constants.start) if needing[n]}
+    leaves = {n: each for n, each in enumerate(inputs) if needing[n]}
     wanted = [*watching.given, *leaves.values()]
     ends = {number: value for number, value in enumerate(outputs) if value.requires_grad}
     some = {number: value for number, value in ends.items() if number in live}

@@ -9,6 +9,8 @@
     python benchmarks/campaign/campaign.py --of wholes            # programs whose steps read all of a sequence
     python benchmarks/campaign/campaign.py --of kinds             # held containers, hooks, sizes inside, layouts, ...
     python benchmarks/campaign/campaign.py --of "kinds lowered"   # the same by inductor
+    python benchmarks/campaign/campaign.py --of turns             # steps by number, no_grad, maps, states, views, ...
+    python benchmarks/campaign/campaign.py --of "at once"         # the same without states, called by two threads
     python benchmarks/campaign/campaign.py --of truncated         # with truncate=k, beside states that are detached
     python benchmarks/campaign/campaign.py --seed 1234            # one program: its text, and what becomes of it
     python benchmarks/campaign/campaign.py --defects              # judge all defects that were found once more
@@ -36,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from at_once import judge_at_once
 from blame import blame
 from changed_networks import Mutant, mutant
 from judge import DEFECTS, Text, Verdict, Way, judge, judge_calls, judge_mutant, judge_sizes
@@ -108,12 +111,21 @@ def way_of_kinds(seed: int, lowering: str) -> Way:
     return Way(draw.choice(("compile",) * 5 + ("backend",) * 4 + ("any",)), tuple(sorted(options.items())))
 
 
+def way_unproved(seed: int, way: Way) -> Way:
+    """Every second seed without a proof, which would find what is wrong and raise; time is named more often."""
+    options = {**dict(way.options), **({"proof": "never"} if seed % 2 else {})}
+    door = "compile" if way.door == "backend" and seed % 4 < 2 else way.door
+    return Way(door, tuple(sorted(options.items())))
+
+
 Subject = Program | Mutant | Stack | Model
 JUDGES: dict[str, Callable[[Any, Way], Verdict]] = dict.fromkeys(
     ("programs", "lowered", "stacks", "losses", "wholes"), judge
 )
 JUDGES |= {"mutants": judge_mutant, "sizes": judge_sizes, "truncated": judge_truncated}
-JUDGES |= {"kinds": judge_calls, "kinds lowered": judge_calls}
+JUDGES |= dict.fromkeys(("kinds", "kinds lowered", "turns"), judge_calls)
+JUDGES["at once"] = judge_at_once
+_OF_CALLS = ("kinds", "kinds lowered", "turns")
 
 
 def subject(of: str, seed: int) -> tuple[Subject, Way]:
@@ -123,9 +135,13 @@ def subject(of: str, seed: int) -> tuple[Subject, Way]:
     if of == "stacks":
         blocks = stack(seed)
         return blocks, way_over_depth(seed, blocks.random)
-    if of.startswith("kinds"):
+    if of == "at once":
+        way = way_unproved(seed, way_of_kinds(seed, "eager"))
+        return replace(model(seed, way.door, draws=False, turns=True, states=False), way=way.text()), way
+    if of in _OF_CALLS:
         way = way_of_kinds(seed, "inductor" if of == "kinds lowered" else "eager")
-        made = model(seed, way.door, draws=of == "kinds")
+        way = way_unproved(seed, way) if of == "turns" else way
+        made = model(seed, way.door, draws=of != "kinds lowered", turns=of == "turns")
         return replace(made, way=way.text()), way
     program = generate(seed, losses=of == "losses", wholes=of == "wholes")
     return program, (way_lowered if of in ("lowered", "sizes") else way_of)(seed, program.random)
@@ -141,9 +157,7 @@ def judged(of: str, seeds: range) -> list[Row]:
         row = {"seed": seed, "way": str(way), "kind": verdict.kind, "why": verdict.why}
         if verdict.kind in DEFECTS:
             smaller = _smaller(of, made, way, verdict)
-            answers = verdict.kind != "no answer" and not of.startswith(
-                "kinds"
-            )  # without them each would be waited for
+            answers = verdict.kind != "no answer" and of not in _OF_CALLS  # without them each would be waited for
             blamed = blame(verdict, way, partial(JUDGES[of], smaller)) if answers else []
             row |= {**_described(smaller, way), "right_without": blamed}
         rows.append(row)
@@ -161,7 +175,9 @@ def _again(of: str, row: Row) -> Verdict:
     way = Way(row["door"], tuple(sorted(row["options"].items())))
     if of == "mutants":
         return judge_mutant(Mutant(row["seed"], row["name"], row["text"], row["why"]), way)
-    if of.startswith("kinds"):
+    if of == "at once":
+        return judge_at_once(Text(row["seed"], row["source"]), way)
+    if of in _OF_CALLS:
         return judge_calls(Text(row["seed"], row["source"]), way)
     if of in ("sizes", "truncated"):
         return JUDGES[of](generate(row["seed"]), way)

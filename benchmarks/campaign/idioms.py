@@ -674,10 +674,14 @@ TEXTS = {
     "per step": PER_STEP,
     "random": RANDOM,
 }
-IDIOMS = {
-    kind: tuple(
+
+
+def idioms_of(text: str) -> tuple[str, ...]:
+    """The idioms of a text."""
+    return tuple(
         re.sub(r"^  ", "", idiom.rstrip(), flags=re.MULTILINE)
         for idiom in re.split("^- ", text, flags=re.MULTILINE)[1:]
     )
-    for kind, text in TEXTS.items()
-}
+
+
+IDIOMS = {kind: idioms_of(text) for kind, text in TEXTS.items()}

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from idioms import IDIOMS
+from turns import TURNS
 
 HEAD = """import collections
+import contextlib
 import itertools
 import math
 import os
@@ -275,7 +277,7 @@ def state(value, name, seen):
     """What is left behind: tensors, those of results as they lie, and everything else as text."""
     if isinstance(value, torch.Tensor):
         lasting = value.detach().clone(memory_format=torch.contiguous_format)
-        seen[name] = value.detach() if name.startswith("result") else lasting
+        seen[name] = value.detach() if name.startswith("result") and not WRITTEN else lasting
     elif isinstance(value, nn.Module):
         for kind in ("_buffers", "_modules"):
             state(vars(value)[kind], name, seen)
@@ -302,6 +304,12 @@ def state(value, name, seen):
         seen[name] = f"{type(value).__name__} {value!r}"
 
 
+def rounded(grad):
+    """A gradient; of one that is zero in exact numbers, zeros."""
+    tiny = grad is not None and grad.numel() and grad.abs().max() <= 1e-13
+    return torch.zeros_like(grad) if tiny else grad
+
+
 def calls(compiled, moves=None):
     """All that can be seen of the calls of a new model: tensors, and everything else as text, by name."""
     torch.manual_seed(SEED)
@@ -317,25 +325,36 @@ def calls(compiled, moves=None):
         given = {f"parameter {name}": each for name, each in net.named_parameters()} | {"x": x, "u": u}
         if moves is not None:
             with torch.no_grad():
-                for each in given.values():
+                for each in given.values() if number == 0 else (x, u):
                     each.mul_(moves.repeat(1 + each.numel() // len(moves))[: each.numel()].view(each.shape))
-        x.requires_grad_(INPUTS)
-        u.requires_grad_(INPUTS)
+        x.requires_grad_(INPUTS and mode != "frozen")
+        u.requires_grad_(INPUTS and mode != "frozen")
         random.seed(number)
         np.random.seed(number)
         with torch.set_grad_enabled(mode != "no_grad"):
-            made = model(x, u)
+            made = [model(x, u), model(x * 0.5, u)] if TWICE else model(x, u)
         found = {}
         state(made, "result", found)
         flat = torch.utils._pytree.tree_leaves(made)
         found["requires_grad"] = str([each.requires_grad for each in flat])
         made = [each for each in flat if each.requires_grad]
+        leaves = {name: each for name, each in given.items() if each.requires_grad}
+        for part, each in enumerate(made if APART else ()):
+            loss = (each * torch.linspace(-1, 1, each.numel()).view(each.shape)).sin().sum()
+            grads = torch.autograd.grad(loss, list(leaves.values()), retain_graph=True, allow_unused=True)
+            for name, grad in zip(leaves, grads):
+                state(rounded(grad), f"gradient of result {part} for {name}", found)
         if made:
-            sum((each * torch.linspace(-1, 1, each.numel()).view(each.shape)).sin().sum() for each in USED).backward()
+            terms = ((each * torch.linspace(-1, 1, each.numel()).view(each.shape)).sin().sum() for each in USED)
+            sum(terms).backward(retain_graph=APART)
         retained = {f"retained {k}": each for k, each in enumerate(made) if each.retains_grad and not each.is_leaf}
         for name, each in {**given, **retained}.items():
-            state(each.grad, f"gradient of {name}", found)
+            state(rounded(each.grad), f"gradient of {name}", found)
             each.grad = each.grad if KEPT else None
+        state({"x": x, "u": u}, "inputs", found)
+        for each in flat if WRITTEN else ():
+            with contextlib.suppress(RuntimeError), torch.no_grad():
+                each.mul_(0.5)
         state(net, "model", found)
         state(CONFIG, "CONFIG", found)
         state([torch.rand(()), random.random(), np.random.rand()], "next random numbers", found)
@@ -372,8 +391,9 @@ if __name__ == "__main__":
 class Model:
     """The lines of a program by part, its header and result, and constants; ``calls``: steps, batch and mode of each.
 
-    ``random``: whether torch's numbers are drawn. ``kinds``: those of its idioms. ``way``: how it is
-    compiled where it runs alone.
+    ``apart``: whether each result is differentiated by itself, too. ``twice``: whether each call is two, of one loss.
+    ``written``: whether the caller updates results in place. ``random``: whether torch's numbers are drawn. ``kinds``:
+    those of its idioms. ``way``: how it is compiled where it runs alone.
     """
 
     seed: int
@@ -385,6 +405,9 @@ class Model:
     used: str = "made"
     inputs: bool = True
     kept: bool = False
+    apart: bool = False
+    twice: bool = False
+    written: bool = False
     random: bool = False
     kinds: tuple[str, ...] = ()
     way: str = "reroll.compile(net, time_dim=TIME, lowering='eager')"
@@ -429,7 +452,8 @@ class Model:
         functions = "\n".join(made for name, made in FUNCTIONS.items() if re.search(rf"\b{name}\b", text))
         functions += CHANGED if "Changed(" in text else ""
         constants = f"SEED, H_, CALLS = {self.seed}, {self.hidden}, {list(self.calls)}\n"
-        constants += f"INPUTS, KEPT, TIME = {self.inputs}, {self.kept}, {{'x': 0}}\n"
+        constants += f"INPUTS, KEPT, APART, TIME = {self.inputs}, {self.kept}, {self.apart}, {{'x': 0}}\n"
+        constants += f"TWICE, WRITTEN = {self.twice}, {self.written}\n"
         tail = CALLS.replace("USED", self.used).replace("DOOR", self.way)
         return f"{HEAD}{constants}\n{functions}\n\n{text}\n{tail}"
 
@@ -538,16 +562,15 @@ class _Writer:
         return f"self.{name}({names})"
 
 
-def model(seed: int, door: str = "compile", *, draws: bool = True) -> Model:
-    """The program of a seed, and calls for a door. draws: torch's random numbers may be drawn."""
-    draw = random.Random(f"kinds {seed}")
+def model(seed: int, door: str = "compile", *, draws: bool = True, turns: bool = False, states: bool = True) -> Model:
+    """The program of a seed, and calls for a door. draws: torch's random numbers may be drawn. turns: most idioms are
+    of ``turns.py``. states: a model may write to its attributes."""
+    draw = random.Random(f"{'turns' if turns else 'kinds'} {seed}")
     writer = _Writer(draw, draws=draws)
-    header, row = draw.choice(HEADERS)
-    writer.parts["before"].append(f"h = {draw.choice(INITIAL)}")
-    writer.parts["step"].append(f"m0 = {row}")
-    writer.rows.append("m0")
-    kinds = _picked(draw)
-    idioms = [idiom for kind in kinds for idiom in _drawn(draw, IDIOMS[kind], draws)]
+    header = _begun(draw, writer)
+    kinds = _turned(draw) if turns else _picked(draw)
+    drawn = (idiom for kind in kinds for idiom in _drawn(draw, {**IDIOMS, **TURNS}[kind], draws))
+    idioms = [each for each in drawn if states or not STATES.search(each)]
     idioms += [f"step: {{n}} = {draw.choice(PLAIN)}" for _ in range(draw.choice((0, 0, 1, 1, 2)))]
     draw.shuffle(idioms)
     gathered = draw.choice(GATHERED)
@@ -568,17 +591,32 @@ def model(seed: int, door: str = "compile", *, draws: bool = True) -> Model:
         parts,
         header,
         (draw.choice(returned), *writer.results),
-        _calls(draw, door, dear="torch.cond" in text),
+        _lengths(draw) if turns else _calls(draw, door, dear="torch.cond" in text),
         hidden=draw.choice((4, 4, 6)),
         used=draw.choice(USED),
         inputs=draw.random() < 0.8,
         kept=draw.random() < 0.2,
+        apart=turns and draw.random() < 0.7,
         random=bool(DRAWS.search(text)),
         kinds=tuple(kinds),
+        twice=turns and draw.random() < 0.1,
+        written=turns and draw.random() < 0.15,
     )
 
 
-DRAWS = re.compile(r"drop|torch\.rand|bernoulli|rand_like|randn|gumbel|rrelu")
+def _begun(draw: random.Random, writer: _Writer) -> str:
+    """The header of a loop, whose first state and row are written."""
+    header, row = draw.choice(HEADERS)
+    writer.parts["before"].append(f"h = {draw.choice(INITIAL)}")
+    writer.parts["step"].append(f"m0 = {row}")
+    writer.rows.append("m0")
+    return header
+
+
+DRAWS = re.compile(r"drop|torch\.rand|bernoulli|rand_like|randn|gumbel|rrelu|normal_|uniform_")
+
+STATES = re.compile(r"self\.\{q\}|Net\.|CONFIG|random|environ|net\.")
+"""Of idioms that keep something between calls, or may."""
 
 
 def _picked(draw: random.Random) -> list[str]:
@@ -586,6 +624,18 @@ def _picked(draw: random.Random) -> list[str]:
     names = list(IDIOMS)
     found = draw.choices(names, [WEIGHTS.get(name, 2) for name in names], k=draw.choice((1, 2, 2, 3, 3)))
     return list(dict.fromkeys(found))
+
+
+TURNED: dict[str, float] = {"times": 4, "modes": 3, "maps": 3, "draws": 1, "views": 1, "states": 2, "in place": 2}
+BESIDE = ("functions", "containers", "numbers", "sizes", "layouts", "norms", "delays", "tensors")
+"""Kinds of ``idioms.py`` that come beside those of ``turns.py``."""
+
+
+def _turned(draw: random.Random) -> list[str]:
+    """Some kinds of turns, each once, and at times another one."""
+    found = draw.choices(list(TURNED), list(TURNED.values()), k=draw.choice((1, 2, 2, 3, 3)))
+    beside = draw.choices(BESIDE, k=draw.choice((0, 0, 0, 1)))
+    return list(dict.fromkeys((*found, *beside)))
 
 
 def _drawn(draw: random.Random, idioms: tuple[str, ...], draws: bool) -> list[str]:
@@ -610,3 +660,12 @@ def _calls(draw: random.Random, door: str, *, dear: bool) -> tuple[tuple[int, in
     batches = [batch if draw.random() < 0.92 else batch + 1 for _ in order]
     modes = [draw.choice(("train",) * 18 + ("eval", "no_grad")) for _ in order]
     return tuple((steps[which], size, mode) for which, size, mode in zip(order, batches, modes, strict=True))
+
+
+def _lengths(draw: random.Random) -> tuple[tuple[int, int, str], ...]:
+    """Calls of some lengths of which some come again, as a rule in one mode."""
+    chosen = draw.choice(
+        ((13, 5, 21, 13), (13, 5, 21), (12, 18, 12), (6, 14, 6), (20, 9), (14, 14), (22,), (18, 19, 20))
+    )
+    modes = [draw.choice(("train",) * 18 + ("eval", "no_grad", "frozen")) for _ in chosen]
+    return tuple((steps, 3, mode) for steps, mode in zip(chosen, modes, strict=True))

@@ -38,10 +38,19 @@ def fake_like(
         flat = torch.as_strided(base, (nbytes,), (1,), 0).view(value.dtype)
         found = torch.as_strided(flat, size, stride, offset)
     found.requires_grad_(value.requires_grad)
-    if value.requires_grad and not value.is_leaf:
+    if value.requires_grad and not is_leaf(value):
         with mode, torch.enable_grad():
             return found.view_as(found)
     return found
+
+
+def is_leaf(value: torch.Tensor) -> bool:
+    """Whether a value has no history. Of a view that was made under ``no_grad``, and whose memory was updated since,
+    torch does not say it."""
+    try:
+        return value.is_leaf
+    except RuntimeError:
+        return False
 
 
 class Fakes:

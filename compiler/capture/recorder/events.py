@@ -360,4 +360,4 @@ class History:
 
 
 def _has_history(value: Tensor) -> bool:
-    return type(value) is Tensor and not value.is_leaf and base_of(value) is None and value.layout == torch.strided
+    return type(value) is Tensor and base_of(value) is None and not value.is_leaf and value.layout == torch.strided

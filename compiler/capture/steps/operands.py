@@ -7,7 +7,7 @@ or a carry of d steps ago), one value from outside, a list of values from outsid
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,19 +119,24 @@ def _relation_breaks(relation: Ints, code: Ints, region: Region) -> Iterator[tup
 
 
 def _reader_breaks(sequence: Sequence, region: Region) -> Iterator[tuple[int, int]]:
-    """Steps of a map whose values are read by other operations than those of most: a loss of the ones would give the
-    others a gradient of zeros, where eager gives none."""
+    """Steps of a map whose values are read by other operations than those of most, or that read what others made: a
+    loss of the ones would give the others a gradient of zeros, where eager gives none."""
     read = [
-        tuple(_readers(sequence, at, base, base + region.period) for at in range(base, base + region.period))
+        tuple(_around(sequence, at, base, base + region.period) for at in range(base, base + region.period))
         for base in range(region.start, region.stop, region.period)
     ]
     usual, _ = Counter(read).most_common(1)[0]
     yield from ((at, 0) for at, each in enumerate(read) if each != usual)
 
 
-def _readers(sequence: Sequence, at: int, start: int, stop: int) -> frozenset[int]:
-    """The colours of the operations that read a node, but for those of its step."""
-    places = {sequence.position.get(user, -1) for user in sequence.nodes[at].users}
+def _around(sequence: Sequence, at: int, start: int, stop: int) -> tuple[frozenset[int], frozenset[int]]:
+    """The colours of the operations that read a node, and of those that it reads, but for those of its step."""
+    node = sequence.nodes[at]
+    return _colours(sequence, node.users, start, stop), _colours(sequence, node.all_input_nodes, start, stop)
+
+
+def _colours(sequence: Sequence, nodes: Iterable[fx.Node], start: int, stop: int) -> frozenset[int]:
+    places = {sequence.position.get(node, -1) for node in nodes}
     return frozenset(-1 if place < 0 else int(sequence.colour[place]) for place in places if not start <= place < stop)
 
 

@@ -538,3 +538,58 @@ def doubled(seen: list[int], number: int, grad: Tensor) -> Tensor:
     """A hook that notes its call."""
     seen.append(number)
     return 2 * grad
+
+
+def turns(x_TBH: Tensor, u_BH: Tensor, v_H: Tensor) -> list[Tensor]:
+    """Rows of which two lists read the same two states, in turn."""
+    (a_BH, b_BH), h_BH, rows = (u_BH * 0.5, u_BH * 0.3), v_H.expand(*u_BH.shape), []
+    for t, x_BH in enumerate(x_TBH):
+        a_BH, b_BH, h_BH = b_BH, a_BH, h_BH * 0.5
+        rows.append((x_BH + 0.2 * a_BH) * (0.5 if t % 3 == 0 else 1))
+    return [*rows, h_BH]
+
+
+def read_before(x_TBH: Tensor, u_BH: Tensor, v_H: Tensor) -> list[Tensor]:
+    """Rows of which the first does not depend on what the others do."""
+    h_BH, rows = torch.zeros_like(u_BH), []
+    for x_BH in x_TBH:
+        rows.append(x_BH.sin() + h_BH)
+        h_BH = torch.tanh(h_BH * v_H + x_BH * v_H + u_BH)
+    return [*rows, h_BH]
+
+
+def at_times(x_TBH: Tensor, u_BH: Tensor, v_H: Tensor) -> list[Tensor]:
+    """Rows that are made without gradients at every other step."""
+    h_BH, rows = torch.zeros_like(u_BH), []
+    for t, x_BH in enumerate(x_TBH):
+        with torch.set_grad_enabled(t % 2 == 0):
+            read_BH = torch.tanh(x_BH * v_H)
+        h_BH = 0.5 * h_BH + read_BH
+        rows.append(h_BH + u_BH)
+    return [*rows, h_BH]
+
+
+@pytest.mark.usefixtures("double_precision")
+@pytest.mark.parametrize("door", ["backend", "compile"])
+@pytest.mark.parametrize("body", [turns, read_before, at_times])
+def test_each_row_by_itself_has_the_gradients_of_eager(body: Callable[..., list[Tensor]], door: str) -> None:
+    """And none where eager gives none."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.v_H = nn.Parameter(torch.rand(4))
+
+        def forward(self, x_TBH: Tensor, u_BH: Tensor) -> list[Tensor]:
+            return body(x_TBH, u_BH, self.v_H)
+
+    net, x_TBH, u_BH = Net(), torch.randn(13, 3, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
+    options: dict[str, Any] = {"lowering": "eager", "segment": 1, "proof": "never"}
+    backend: Callable[..., Any] = torch.compile(net, backend="reroll", options=options)
+    run = backend if door == "backend" else reroll.compile(net, time_dim={"x_TBH": 0}, **options)
+    for eager, rolled in zip(net(x_TBH, u_BH), run(x_TBH, u_BH), strict=True):
+        grads = [
+            torch.autograd.grad(each.sin().sum(), [x_TBH, u_BH, net.v_H], retain_graph=True, allow_unused=True)
+            for each in (eager, rolled)
+        ]
+        same(list(grads[1]), list(grads[0]))

@@ -135,3 +135,24 @@ def test_nothing_is_cut_that_needs_no_gradient() -> None:
     before = len(graph.nodes)
     cut_gradients(graph)
     assert len(graph.nodes) == before
+
+
+@pytest.mark.parametrize("door", ["backend", "compile"])
+def test_a_part_that_is_updated_without_gradients(door: str) -> None:
+    """Torch does not say of a view that was made so whether it has a history."""
+
+    def body(net: Net, x: Tensor, h: Tensor) -> Tensor:
+        for t in range(len(x)):
+            read = x[t] * 1.0
+            with torch.no_grad():
+                read[:, :2].mul_(0.5)
+            h = net.cell(read, h)
+        return h
+
+    net = Net(body)
+    backend = torch.compile(net, backend="reroll", options={"lowering": "eager", "proof": "never"})
+    run = backend if door == "backend" else reroll.compile(net, time_dim=0, lowering="eager", proof="never")
+    for steps in (T, 9):  # at the second length sizes are symbols
+        x = torch.randn(steps, B, N, requires_grad=True)
+        found = [(y := model(x), *torch.autograd.grad(y.sum(), [x, *net.cell.parameters()])) for model in (net, run)]
+        torch.testing.assert_close(*found, rtol=1e-10, atol=1e-11)

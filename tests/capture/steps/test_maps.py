@@ -60,3 +60,23 @@ def test_rows_that_are_read_alike_are_one_map() -> None:
     compiled = reroll.compile(model, time_dim=0, lowering="eager")
     reroll.check(compiled, x, carried, strict=True, measure=False)
     assert sorted(loop.recurrence.steps for loop in reroll.explain(compiled, x, carried).loops) == [9, 9]
+
+
+@pytest.mark.parametrize("used", [0, 1])
+def test_rows_of_two_origins_are_two_maps(used: int) -> None:
+    def model(x: Tensor, w: Tensor, v: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """The same sum of rows that no loop makes, and of states."""
+        state, states, others = x.new_zeros(x.shape[1:]), [], [(row @ v).relu() for row in x.unbind()]
+        for row in x.unbind():
+            state = torch.tanh(row * w + state)
+            states.append(state)
+        return [each.sum() for each in others], [each.sum() for each in states]
+
+    x, w, v = torch.randn(9, 2, 3), torch.randn(3, requires_grad=True), torch.randn(3, 3, requires_grad=True)
+    compiled = reroll.compile(model, time_dim={"x": 0}, lowering="eager", proof="never")
+    for each in (0, 4, -1):
+        found = [
+            torch.autograd.grad(run(x, w, v)[used][each].sum(), [w, v], allow_unused=True) for run in (compiled, model)
+        ]
+        assert [grad is None for grad in found[0]] == [grad is None for grad in found[1]]
+        torch.testing.assert_close(*[[grad for grad in both if grad is not None] for both in found])

@@ -22,12 +22,14 @@ RESULT = ROOT / "benchmarks" / "results" / "campaign.json"
 sys.path.append(str(ROOT / "benchmarks" / "campaign"))
 
 from blame import blame, without  # noqa: E402
+from campaign import JUDGES, subject  # noqa: E402
 from idioms import IDIOMS  # noqa: E402
 from judge import DEFECTS, Text, Verdict, Way, first_line, judge, judge_calls, limited, outcome  # noqa: E402
 from kinds import Model, model  # noqa: E402
 from programs import Program, generate  # noqa: E402
 from shrink import shrink  # noqa: E402
 from stacks import ODD, stack  # noqa: E402
+from turns import TURNS  # noqa: E402
 
 KINDS = {
     "several carries": "c2 = ",
@@ -259,12 +261,14 @@ HELD = Model(
 )
 
 
-def test_a_seed_makes_one_model_and_every_idiom_comes() -> None:
-    texts = [model(seed).source() for seed in range(1200)]
-    assert texts[:20] == [model(seed).source() for seed in range(20)]
+@pytest.mark.parametrize("turns", [False, True])
+def test_a_seed_makes_one_model_and_every_idiom_comes(turns: bool) -> None:
+    texts = [model(seed, turns=turns).source() for seed in range(1200)]
+    assert texts[:20] == [model(seed, turns=turns).source() for seed in range(20)]
     for text in texts:
         compile(text, "model", "exec")
-    made = [pattern(line) for idioms in IDIOMS.values() for each in idioms for line in each.split("\n")]
+    listed = TURNS if turns else IDIOMS
+    made = [pattern(line) for idioms in listed.values() for each in idioms for line in each.split("\n")]
     whole = "\n".join(texts)
     assert [each.pattern for each in made if not each.search(whole)] == []
 
@@ -327,6 +331,21 @@ def test_a_wrong_call_is_made_small_and_kept_as_text(monkeypatch: pytest.MonkeyP
     assert judge_calls(Text(0, small.source()), COMPILE).kind == "wrong"
 
 
+@pytest.mark.parametrize("seed", [8, 42, 43, 60, 76, 1002, 1003])
+def test_models_of_turns_are_right(seed: int) -> None:
+    """Of some the gradient of each result by itself was another one, or zeros where eager has none."""
+    made, way = subject("turns", seed)
+    assert judge_calls(made, way).kind == "equal"
+
+
+@pytest.mark.parametrize("seed", [4, 5])
+def test_threads_may_call_a_model_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, way = subject("at once", seed)
+    assert JUDGES["at once"](made, way).kind == "equal"
+    monkeypatch.setattr(Way, "compiled", lambda way, net: lambda x, u: net(x * (1.001 if len(x) == 6 else 1), u))
+    assert JUDGES["at once"](made, way).kind == "wrong"
+
+
 def kept(section: str) -> Any:
     found = json.loads(RESULT.read_text()).get(section)
     if found is None:
@@ -334,10 +353,21 @@ def kept(section: str) -> Any:
     return found
 
 
-@pytest.mark.parametrize(
-    "section",
-    ["programs", "lowered", "sizes", "losses", "wholes", "truncated", "mutants", "stacks", "kinds", "kinds lowered"],
+SECTIONS = (
+    "programs",
+    "lowered",
+    "sizes",
+    "losses",
+    "wholes",
+    "truncated",
+    "mutants",
+    "stacks",
+    "kinds",
+    "kinds lowered",
 )
+
+
+@pytest.mark.parametrize("section", [*SECTIONS, "turns", "at once"])
 def test_what_is_kept_of_programs_adds_up_and_no_defect_is_open(section: str) -> None:
     found = kept(section)
     runs = found["runs"]
