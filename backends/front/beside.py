@@ -10,7 +10,6 @@ from typing import Any
 from reroll.backends.construct.stages.proof import OTHERWISE, Proof
 from reroll.backends.front.calls.arguments import Call
 from reroll.backends.front.observe import holds_history, shown_by
-from reroll.backends.processes.apart import alone
 from reroll.errors import warn
 
 LOG = logging.getLogger(__name__)
@@ -25,9 +24,8 @@ def prove_beside(
     """Prove the program of a call, before it runs, unless the model holds what has a history, such as a state that an
     earlier call has left: a gradient would go on into that call. ``replay`` makes a call with what runs in place of the
     program; ``writes``: whether that changes inputs. Raises ProofError."""
-    several, history = not alone(), holds_history(model)
-    if several or history:
-        proof.missed = "there are several processes" if several else "the model holds a tensor with a history"
+    if holds_history(model):
+        proof.missed = "the model holds a tensor with a history"
         LOG.info("not proved at this call: %s", proof.missed)
         return
     apart, leaves = call.apart()

@@ -56,11 +56,16 @@ def batch(steps: int, number: int) -> Tensor:
     return torch.rand(steps, 4, WIDTH, generator=generator)
 
 
-def trained(made: Callable[[], nn.Module], around: Callable[[nn.Module], Any], lengths: Sequence[int]) -> list[str]:
+def trained(
+    made: Callable[[], nn.Module],
+    around: Callable[[nn.Module], Any],
+    lengths: Sequence[int],
+    compiled: Callable[[nn.Module], Any] | None = None,
+) -> list[str]:
     """What differs from eager training of the same processes."""
     texts = []
     model, twin = made(), made()
-    fast, eager = around(run_of(model)), around(twin)
+    fast, eager = around((compiled or run_of)(model)), around(twin)
     for number, steps in enumerate(lengths):
         for each, call in ((model, fast), (twin, eager)):
             each.zero_grad()
@@ -128,6 +133,15 @@ def proved_lengths() -> list[str]:
     return trained(network, DistributedDataParallel, others(dist.get_rank()))
 
 
+def any_length(model: nn.Module) -> Any:
+    """The model for every number of steps."""
+    return reroll.compile(model, time_dim=0, segment=2, lowering="eager")
+
+
+def proved_at_any_length() -> list[str]:
+    return trained(network, DistributedDataParallel, others(dist.get_rank()), any_length)
+
+
 def taken_over() -> list[str]:
     soon()
     return trained(network, DistributedDataParallel, same(0))
@@ -145,6 +159,7 @@ def spoken_at_once() -> list[str]:
 
 CASES: dict[str, tuple[Callable[[], list[str]], Callable[[], None]]] = {
     "proofs at other calls": (proved_lengths, lose_a_gradient),
+    "proofs for every length": (proved_at_any_length, lose_a_gradient),
     "compiled segments that take over": (taken_over, compile_wrongly),
     "speaking steps that take over": (spoken, compile_wrongly),
     "compiled speaking steps": (spoken_at_once, compile_wrongly),
