@@ -69,7 +69,9 @@ class Unnamed:
         except AnotherAnswerError as error:
             set_random_state(drawn)
             self.is_read = True
-            warn(f"Another answer was given to what the model asks, at {error.line}. Dynamo reads it from now on.")
+            warn(
+                f"Another answer was given to what the model asks ({error.line or error}). Dynamo reads it from now on."
+            )
             return []
         self.is_read = self.at_length.again.told  # as what changes at every call may be a symbol there
         return [result]
