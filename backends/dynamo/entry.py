@@ -55,9 +55,10 @@ from reroll.capture.given.regions import without_regions
 from reroll.errors import OptionError, RerollError, UnsupportedError, warn
 from reroll.graph.inplace import extent, overlapping
 from reroll.planning.options import Options
+from reroll.planning.segments import SegmentLengths
 from reroll.planning.truncation import detach_behind
 from reroll.program.memory import Around
-from reroll.recurrence import Capture
+from reroll.recurrence import Capture, Recurrence
 
 Compiled = Callable[..., Any]
 _LONG = 512
@@ -227,17 +228,29 @@ def _compile(
     return _entry(program, functools.cache(partial(_plainly, gm)))
 
 
-def rolled(gm: fx.GraphModule, found: Capture, parsed: Options, ended: str = "") -> Program:
-    """The program of a graph, with the recurrences that were found in it; ``ended`` says where and why it ends."""
+def rolled(
+    gm: fx.GraphModule, found: Capture, parsed: Options, ended: str = "", *, known: SegmentLengths | None = None
+) -> Program:
+    """The program of a graph, with the recurrences that were found in it. ``ended`` says where and why it ends,
+    ``known`` how long segments of the model's loops are in its other programs."""
     detach_behind(found.outer, found.recurrences, parsed.truncate)
     check_policy(found.recurrences, parsed)
     check_together(found.recurrences, parsed)
+    every, lengths = found.recurrences, SegmentLengths() if known is None else known
+
+    def loops(way: Options) -> Sequence[Recurrence]:
+        fixed = partial(lengths.fixed, options=way)
+        return every if known is None else [each if each.blocks else fixed(_kind(each), each) for each in every]
+
+    def ahead() -> None:
+        with lengths.kept():
+            compile_usual(loops(parsed), parsed, len(every))
 
     def held(results: Mapping[str, Results]) -> Mapping[str, Around]:
         return bytes_around(assemble(gm, found.outer, {name: nn.Identity() for name in results}), results)
 
     def placed(way: Options, told: bool = True) -> tuple[Plans, fx.GraphModule]:
-        plans = Plans(build_all(found.recurrences, way, held), told=told)
+        plans = Plans(build_all(loops(way), way, held), told=told)
         return plans, assemble(gm, found.outer, plans.modules)
 
     peak = functools.cache(partial(plain_peak, gm))
@@ -252,8 +265,14 @@ def rolled(gm: fx.GraphModule, found: Capture, parsed: Options, ended: str = "")
         return Graph(run, module, plans, "", ended, found.notes, plain=peak, proof=proof)
 
     takeover = Takeover.of(parsed)
-    takeover.prepare = partial(compile_usual, found.recurrences, parsed, len(found.recurrences))
+    takeover.prepare = ahead
     return Program(staged(takeover, made), takeover, made)
+
+
+def _kind(recurrence: Recurrence) -> Any:
+    """What loops of one model have in common at all lengths, where they are one."""
+    calls = (node for node in recurrence.step.graph.nodes if node.op.startswith("call"))
+    return recurrence.where, tuple(str(node.target) for node in calls)
 
 
 def _refuse_mode(mode: str | None) -> None:

@@ -30,7 +30,7 @@ from reroll.capture.lengths.pattern import Pattern
 from reroll.errors import warn
 from reroll.graph.fakes import fake_of, new_fake_mode
 from reroll.planning.options import Options
-from reroll.planning.segments import lengths_of, segment_length, usual_segment
+from reroll.planning.segments import SegmentLengths, lengths_of, segment_length
 from reroll.planning.truncation import detach_behind
 from reroll.program.memory import Around
 from reroll.recurrence import Numbers, Recurrence
@@ -55,7 +55,7 @@ class Family:
         check_policy(found[-1].recurrences, self.options)
         self.kernels: OrderedDict[Any, Kernels] = OrderedDict()
         self.said = False
-        self.segments = dict[tuple[int, int, str], int]()
+        self.segments = SegmentLengths()
         self.called, self.proofs = 0, dict[tuple[str, int], Proof]()
         self.programs: OrderedDict[Observed, tuple[Graph, tuple[int | None, ...]]] = OrderedDict()
 
@@ -102,17 +102,14 @@ class Family:
 
     def _compile_usual(self, recurrences: Sequence[Recurrence]) -> None:
         """Compile segments of the usual length of some loops."""
-        loops = (self._of_one_length(*found, self.options) for found in enumerate(recurrences))
+        loops = (self.segments.fixed(*found, self.options) for found in enumerate(recurrences))
         compile_usual(loops, self.options, len(self.template.loops))
 
     def _prepare(self, recurrences: Sequence[Recurrence]) -> None:
         """Make what is to be compiled ahead, after which all is as it was: whether it is asked for is a matter of
         time."""
-        segments = dict(self.segments)
-        try:
+        with self.segments.kept():
             self._compile_usual(recurrences)
-        finally:
-            self.segments = segments
 
     def _instance(self, observed: Observed, operands: Sequence[Any], sequences: Mapping[int, Tensor]) -> Instance:
         instance = instantiate(self.template, observed.check)
@@ -138,7 +135,7 @@ class Family:
         modules = dict[str, nn.Module]()
         kernels, running = list[KernelsOf](), list[Recurrence]()
         for at, each in enumerate(instance.recurrences):
-            recurrence = self._of_one_length(at, each, options)
+            recurrence = self.segments.fixed(at, each, options)
             if recurrence.steps == 0:
                 one = replace(recurrence, steps=1)
                 length = segment_length(one, options)
@@ -181,14 +178,6 @@ class Family:
             return False
         self.proofs |= dict.fromkeys(fresh, proof)
         return True
-
-    def _of_one_length(self, at: int, recurrence: Recurrence, options: Options) -> Recurrence:
-        """A loop whose segments are as long as for the first number of steps, of those that have one usual length."""
-        key = at, usual_segment(recurrence, options), options.lowering
-        segment = self.segments.get(key, 0)
-        if not segment and recurrence.steps:
-            segment = self.segments[key] = segment_length(recurrence, options)
-        return replace(recurrence, segment=segment)
 
     def _kernels(self, at: int, recurrence: Recurrence, length: int, way: Options) -> Kernels:
         """Segments of a loop of which most have a length, and of such shorter ones as its steps leave, by the passes of

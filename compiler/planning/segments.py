@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
 from torch import fx
 
 from reroll.graph.memory import result_nbytes
@@ -99,6 +104,8 @@ def segment_length(recurrence: Recurrence, options: Options) -> int:
         return min(length, *items) if items else length
     if options.segment is not None:
         return min(options.segment, steps)
+    if recurrence.segment:
+        return min(recurrence.segment, steps)
     if steps <= usual:
         return steps
     if options.truncate is not None:
@@ -127,13 +134,13 @@ def _dividing(every: int, usual: int) -> int:
 def lengths_of(recurrence: Recurrence, length: int, options: Options) -> tuple[int, ...]:
     """The lengths of the segments of a recurrence, if most are of this length.
 
-    Where segments serve any number of steps, what whole ones leave is made up of few lengths, which serve other numbers
-    too; so it is where gradients are cut, which may be within a segment.
+    Where segments serve other numbers of steps too, what whole ones leave is made up of few lengths, which do so; and
+    where gradients are cut, which may be within a segment.
     """
     rest = recurrence.steps % length
     if options.truncate is not None:
         return any_lengths(length, options)
-    if recurrence.any_length:
+    if recurrence.any_length or recurrence.segment:
         return (length, *(shorter for shorter, _ in pieces(rest, any_lengths(length, options)[1:])))
     return (length, rest) if rest else (length,)
 
@@ -142,6 +149,31 @@ def any_lengths(length: int, options: Options) -> tuple[int, ...]:
     """The lengths of segments that make up any number of steps, few of them short, if most are of this length."""
     usual = _SEGMENT[options.lowering]
     return (length, *([usual] if length >= 2 * usual else []), *([1] if length > 1 else []))
+
+
+class SegmentLengths:
+    """The lengths of the segments of a model's loops: what is compiled for one number of steps serves the others."""
+
+    def __init__(self) -> None:
+        self.known = dict[Any, int]()
+
+    def fixed(self, kind: Any, recurrence: Recurrence, options: Options) -> Recurrence:
+        """A loop, of all that are of one ``kind``, whose segments are as long as for the first number of steps, of
+        those that have one usual length."""
+        key = kind, usual_segment(recurrence, options), options.lowering
+        length = self.known.get(key, 0)
+        if not length and recurrence.steps:
+            length = self.known[key] = segment_length(recurrence, options)
+        return replace(recurrence, segment=length)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Inside, lengths are chosen for what may never run: all is as it was afterwards."""
+        known = dict(self.known)
+        try:
+            yield
+        finally:
+            self.known = known
 
 
 def segment_lengths(recurrence: Recurrence, options: Options) -> list[int]:

@@ -32,6 +32,7 @@ from reroll.capture.fusion.fuse import fuse
 from reroll.capture.recorder.graph import TooManyError, Unrecordable
 from reroll.errors import LengthError, ProofError, UnsupportedError, is_shortage
 from reroll.planning.options import Options
+from reroll.planning.segments import SegmentLengths
 from reroll.recurrence import Capture
 
 LOG = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class AtLength:
     def __init__(self, model: Callable[..., Any], options: Options, *, named: bool = True) -> None:
         self.model, self.options, self.named = model, options, named
         self.recorded, self.reach, self.again = self._anew(), Reach(), Again()
+        self.lengths = SegmentLengths()
         self.told: Told | None = None  # what was done in the run before the last record
         self.nothing = False
 
@@ -125,7 +127,8 @@ class AtLength:
                 return _Nothing(f"reroll.compile found no recurrence at this length: {found.reason}.", found.refused)
             check_policy(found.recurrences, self.options)
             check_together(found.recurrences, self.options)
-            made = _Program(rolled(module, found, self.options), len(module.graph.nodes), self.told)
+            program = rolled(module, found, self.options, known=self.lengths)
+            made = _Program(program, len(module.graph.nodes), self.told)
             say_more(made.graph.more_than_plain())
         return made
 

@@ -224,3 +224,14 @@ def test_without_gradients_and_in_another_mode_of_training() -> None:
     trained_alike(run, copy.deepcopy(net), x)
     run.train()
     trained_alike(run, copy.deepcopy(net), x)
+
+
+@pytest.mark.inductor
+def test_another_length_takes_the_segments_of_the_first() -> None:
+    run, built = reroll.compile(Net(), start="compiled"), list[set[int]]()
+    for length in (40, 23, 31):
+        run(torch.randn(length, B, N)).sum().backward()
+        (program,) = [each.run for each in run.reroll_caller.at_length.recorded.recordings.values()][-1:]
+        built.append({k for loop in program.graph.built for k in loop.executable.compiled.segments})
+    assert all(max(each) == max(built[0]) for each in built)
+    assert built[1] | built[2] <= built[0] | {1, 8}
