@@ -35,7 +35,7 @@ from reroll.backends.construct.plan import Built
 from reroll.backends.construct.replan import Plans
 from reroll.backends.construct.share import build_all, compile_usual
 from reroll.backends.construct.stages.proof import Proof, eager, shown_by
-from reroll.backends.construct.stages.takeover import Takeover, is_aside
+from reroll.backends.construct.stages.takeover import Spent, Takeover, is_aside
 from reroll.backends.dynamo.around import Outside, bytes_around, outside_of
 from reroll.backends.dynamo.drawn import as_handed_over
 from reroll.backends.dynamo.garbage import SELDOM_FULL
@@ -229,18 +229,18 @@ def _compile(
 
 
 def rolled(
-    gm: fx.GraphModule, found: Capture, parsed: Options, ended: str = "", *, known: SegmentLengths | None = None
+    gm: fx.GraphModule, found: Capture, parsed: Options, ended: str = "", *, others: Others | None = None
 ) -> Program:
-    """The program of a graph, with the recurrences that were found in it. ``ended`` says where and why it ends,
-    ``known`` how long segments of the model's loops are in its other programs."""
+    """The program of a graph, with the recurrences that were found in it. ``ended`` says where and why it ends;
+    ``others``: of the same model, at other lengths."""
     detach_behind(found.outer, found.recurrences, parsed.truncate)
     check_policy(found.recurrences, parsed)
     check_together(found.recurrences, parsed)
-    every, lengths = found.recurrences, SegmentLengths() if known is None else known
+    every, lengths = found.recurrences, SegmentLengths() if others is None else others.lengths
 
     def loops(way: Options) -> Sequence[Recurrence]:
         fixed = partial(lengths.fixed, options=way)
-        return every if known is None else [each if each.blocks else fixed(_kind(each), each) for each in every]
+        return every if others is None else [each if each.blocks else fixed(_kind(each), each) for each in every]
 
     def ahead() -> None:
         with lengths.kept():
@@ -264,9 +264,17 @@ def rolled(
         proof = Proof.of(plans.built, way, apart, speaks=speaks(gm))
         return Graph(run, module, plans, "", ended, found.notes, plain=peak, proof=proof)
 
-    takeover = Takeover.of(parsed)
+    takeover = Takeover.of(parsed, None if others is None else others.spent)
     takeover.prepare = ahead
     return Program(staged(takeover, made), takeover, made)
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """What programs of one model at several lengths share: the ``lengths`` of segments, and what they have spent."""
+
+    lengths: SegmentLengths = field(default_factory=SegmentLengths)
+    spent: Spent = field(default_factory=Spent)
 
 
 def _kind(recurrence: Recurrence) -> Any:

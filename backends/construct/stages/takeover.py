@@ -35,6 +35,10 @@ CALL = 9
 COMPILING = 16.0
 """Seconds of eager training after which they do: about what it takes to compile them."""
 
+AGAIN = 2.0
+"""Seconds of eager training of one program, after which its own do: about what it takes where another program of the
+same loops was compiled before."""
+
 _AHEAD = 2, COMPILING / 4  # training calls and seconds after which another process begins to compile them
 _SETTLED = 3  # training calls after which the new times are told
 _MET: dict[str, str] = {}  # for the lines of loops the sizes of their states, when they were last met
@@ -68,24 +72,32 @@ class Program(Protocol):
 Made = TypeVar("Made", bound=Program)
 
 
+@dataclass(slots=True)
+class Spent:
+    """Training ``calls`` that have begun, and the ``seconds`` that their eager segments take, about, by the graphs."""
+
+    calls: int = 0
+    seconds: float = 0.0
+
+
 @dataclass(slots=True, eq=False)
 class Takeover:
     """Which segments a program runs, eager or compiled ones.
 
-    options: the user's; at_once: those by which segments are compiled, rather than lent. training_calls: that have
-    begun. trained: seconds that their eager segments take, about, by their graphs; ``lasting``: of a step, for each
-    of their loops. compiled: whether compiled segments run. stays: eager ones do for good, as no others could be
-    made. before: seconds of a step of the loops by eager segments, at their last call. prepare: makes the compiled
-    segments, but for what is compiled; ``ahead`` compiles that, which is ``begun`` once. took_over: training calls
-    before compiled ones did. trials: of compiled segments, once they are there; ``tried``: the program whose call
-    tries them, and the one that may take over from it. asked: how many programs of training had compiled segments
-    when theirs were last asked for, for calls without gradients. lent: whether such segments run.
+    options: the user's; at_once: those by which segments are compiled, rather than lent. spent: by all programs of a
+    model that count together; ``own``: by this one; ``lasting``: seconds of a step, for each of its loops. compiled:
+    whether compiled segments run. stays: eager ones do for good, as no others could be made. before: seconds of a step
+    of the loops by eager segments, at their last call. prepare: makes the compiled segments, but for what is compiled;
+    ``ahead`` compiles that, which is ``begun`` once. took_over: training calls before compiled ones did. trials: of
+    compiled segments, once they are there; ``tried``: the program whose call tries them, and the one that may take over
+    from it. asked: how many programs of training had compiled segments when theirs were last asked for, for calls
+    without gradients. lent: whether such segments run.
     """
 
     options: Options
     at_once: Options
-    training_calls: int = 0
-    trained: float = 0.0
+    spent: Spent = field(default_factory=Spent)
+    own: float = 0.0
     lasting: dict[Kernels, float] = field(default_factory=dict)
     compiled: bool = True
     stays: bool = False
@@ -100,10 +112,12 @@ class Takeover:
     lent: bool = False
 
     @classmethod
-    def of(cls, options: Options) -> Takeover:
-        """That of a program which has not run. Only with ``start="eager"`` is there another stage than the last."""
+    def of(cls, options: Options, spent: Spent | None = None) -> Takeover:
+        """That of a program which has not run, where others may have ``spent``. Only with ``start="eager"`` is there
+        another stage than the last."""
         at_once = options if options.start == "compiled" else replace(options, start="compiled")
-        return cls(options, at_once, compiled=options.start == "compiled" or options.lowering == "eager")
+        last = options.start == "compiled" or options.lowering == "eager"
+        return cls(options, at_once, Spent() if spent is None else spent, compiled=last)
 
     @property
     def due(self) -> bool:
@@ -115,7 +129,8 @@ class Takeover:
         if self.only_lent:
             return LENDERS.count > self.asked
         last = CALL - 1 if self.trials is not None or self.options.proof == "never" else CALL - 2
-        return torch.is_grad_enabled() and self.training_calls >= last and self.trained >= COMPILING
+        spent = self.spent.calls >= last and self.spent.seconds >= COMPILING
+        return torch.is_grad_enabled() and spent and self.own >= min(AGAIN, COMPILING)
 
     @property
     def only_lent(self) -> bool:
@@ -142,7 +157,7 @@ class Takeover:
             return present if present is not None else self._made_first(make)
         following = self._following(make, present) if self.due else None
         if following is not None and (is_aside() or self.trials is not None or self.options.proof == "never"):
-            self.compiled, self.tried, self.took_over = True, None, self.training_calls
+            self.compiled, self.tried, self.took_over = True, None, self.spent.calls
             self.lasting.clear()  # which holds eager segments
             for each in following.built:
                 LENDERS.add(each.kernels, each.options)
@@ -194,15 +209,16 @@ class Takeover:
             return
         if not any(each.kernels.traced.tangents for each in built):
             return
-        self.training_calls += 1
+        self.spent.calls += 1
         if not self.compiled:
             self.before = _seconds(built)
             lasts = sum(map(self._lasts, built))
-            if self.training_calls == 1 and not self.stays:
+            if self.spent.calls == 1 and not self.stays:
                 _tell_of_start(built, max(CALL, 2 + math.ceil(COMPILING / lasts)))
-            self.trained += lasts
+            self.spent.seconds += lasts
+            self.own += lasts
             self._compile_ahead(built)
-        if self.took_over is not None and self.training_calls == self.took_over + _SETTLED:
+        if self.took_over is not None and self.spent.calls == self.took_over + _SETTLED:
             self._tell(built)
 
     def _lasts(self, built: Built) -> float:
@@ -222,7 +238,7 @@ class Takeover:
             if self.ahead is not None:
                 self.ahead.ask()
             elif self.prepare is not None and not self.begun:
-                self.begun = self.training_calls >= calls and self.trained >= seconds
+                self.begun = self.spent.calls >= calls and self.spent.seconds >= seconds
                 self.ahead = Ahead.begin(self.prepare) if self.begun else None
 
     def _tell(self, built: Sequence[Built]) -> None:

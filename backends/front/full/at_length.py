@@ -15,7 +15,7 @@ from torch import fx
 
 from reroll.backends.construct.kernels import check_policy
 from reroll.backends.construct.stages.takeover import is_aside
-from reroll.backends.dynamo.entry import Program, changed_inputs, refuse_shared, rolled
+from reroll.backends.dynamo.entry import Others, Program, changed_inputs, refuse_shared, rolled
 from reroll.backends.dynamo.garbage import SELDOM_FULL
 from reroll.backends.dynamo.plain import say_more
 from reroll.backends.front.beside import ANEW, prove_beside, say_departed
@@ -32,7 +32,6 @@ from reroll.capture.fusion.fuse import fuse
 from reroll.capture.recorder.graph import TooManyError, Unrecordable
 from reroll.errors import LengthError, ProofError, UnsupportedError, is_shortage
 from reroll.planning.options import Options
-from reroll.planning.segments import SegmentLengths
 from reroll.recurrence import Capture
 
 LOG = logging.getLogger(__name__)
@@ -56,7 +55,7 @@ class AtLength:
     def __init__(self, model: Callable[..., Any], options: Options, *, named: bool = True) -> None:
         self.model, self.options, self.named = model, options, named
         self.recorded, self.reach, self.again = self._anew(), Reach(), Again()
-        self.lengths = SegmentLengths()
+        self.others = dict[Any, Others]()  # by the sizes of states
         self.told: Told | None = None  # what was done in the run before the last record
         self.nothing = False
 
@@ -127,7 +126,7 @@ class AtLength:
                 return _Nothing(f"reroll.compile found no recurrence at this length: {found.reason}.", found.refused)
             check_policy(found.recurrences, self.options)
             check_together(found.recurrences, self.options)
-            program = rolled(module, found, self.options, known=self.lengths)
+            program = rolled(module, found, self.options, others=self.others.setdefault(_states(found), Others()))
             made = _Program(program, len(module.graph.nodes), self.told)
             say_more(made.graph.more_than_plain())
         return made
@@ -174,6 +173,12 @@ class AtLength:
                 self.recorded, self.reach = self._anew(), Reach()
             raise
         say_departed(departed, program.graph.proof)
+
+
+def _states(found: Capture) -> Any:
+    """The sizes of what loops carry, which are those of a batch."""
+    loops = found.recurrences
+    return tuple(tuple(tuple(value.shape) for value in loop.examples[: len(loop.carries)]) for loop in loops)
 
 
 @dataclass(frozen=True, slots=True)

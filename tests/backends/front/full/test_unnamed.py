@@ -228,7 +228,8 @@ def test_without_gradients_and_in_another_mode_of_training() -> None:
 
 @pytest.mark.inductor
 def test_another_length_takes_the_segments_of_the_first() -> None:
-    run, built = reroll.compile(Net(), start="compiled"), list[set[int]]()
+    run: Any = reroll.compile(Net(), start="compiled")
+    built = list[set[int]]()
     for length in (40, 23, 31):
         run(torch.randn(length, B, N)).sum().backward()
         (program,) = [each.run for each in run.reroll_caller.at_length.recorded.recordings.values()][-1:]

@@ -104,7 +104,7 @@ def test_what_takes_over_is_found_in_the_caches(monkeypatch: pytest.MonkeyPatch,
     while not begun[0].asked and begun[0].process.poll() is None:
         time.sleep(0.1)
         run(x_TBI)
-    monkeypatch.setattr(takeover, "CALL", only_family(run).takeover.training_calls + 1)
+    monkeypatch.setattr(takeover, "CALL", only_family(run).takeover.spent.calls + 1)
     with mock.patch.object(cpp_builder, "run_compile_cmd", side_effect=AssertionError("nothing is compiled")):
         y_BI = run(x_TBI)
     assert begun[0].process.returncode == 0
