@@ -88,7 +88,6 @@ class AtLength:
             return None
         if program.refused and self.named:
             raise LengthError(program.reason)
-        LOG.info(program.reason)
         return None
 
     def __call__(self, call: Call, found: Found) -> Any:
@@ -101,7 +100,7 @@ class AtLength:
         graph = program.next()
         if program.written:
             refuse_shared([state.tensors[index][0] for index in recording.read], program.written)
-        if departed and recording.asked:
+        if departed and recording.asked and not self.named:
             raise AnotherAnswerError(departed)
         if departed:
             graph.proof.renew(graph.plans, graph.run, departed)
@@ -123,7 +122,9 @@ class AtLength:
         with SELDOM_FULL:
             found = self._captured(module)
             if not found.recurrences:
-                return _Nothing(f"reroll.compile found no recurrence at this length: {found.reason}.", found.refused)
+                reason = f"reroll.compile found no recurrence at this length: {found.reason}."
+                LOG.info(reason)
+                return _Nothing(reason, found.refused)
             check_policy(found.recurrences, self.options)
             check_together(found.recurrences, self.options)
             program = rolled(module, found, self.options, others=self.others.setdefault(_states(found), Others()))
