@@ -48,12 +48,14 @@ from reroll.backends.processes.apart import in_silence, refuse_pieces
 from reroll.backends.processes.together import check_together, refuse_in_place, speaks
 from reroll.backends.runtime.node import Rolled
 from reroll.backends.runtime.shown import shown_results, unbound_results
-from reroll.backends.runtime.unused import one_by_one
+from reroll.backends.runtime.unused import APART, one_by_one
 from reroll.capture.capture import capture
 from reroll.capture.fusion.fuse import fuse
 from reroll.capture.given.regions import without_regions
 from reroll.errors import OptionError, RerollError, UnsupportedError, warn
 from reroll.graph.inplace import extent, overlapping
+from reroll.graph.layouts import laid_in
+from reroll.graph.nested import leaves_of, with_leaves
 from reroll.planning.options import Options
 from reroll.planning.truncation import detach_behind
 from reroll.program.memory import Around
@@ -229,6 +231,7 @@ def _compile(
 
 def rolled(gm: fx.GraphModule, found: Capture, parsed: Options, ended: str = "") -> Program:
     """The program of a graph, with the recurrences that were found in it; ``ended`` says where and why it ends."""
+    keep_apart(found.outer, gm.graph)
     detach_behind(found.outer, found.recurrences, parsed.truncate)
     check_policy(found.recurrences, parsed)
     check_together(found.recurrences, parsed)
@@ -362,6 +365,28 @@ def refuse_shared(args: Sequence[Any], written: frozenset[int]) -> None:
                 "(views of one tensor, or windows of one array). Here the other one would stay as it was. Pass or keep "
                 "a copy of one of them (clone())."
             )
+
+
+def keep_apart(outer: fx.Graph, plain: fx.Graph) -> None:
+    """Give results memory of their own where they have that in the plain graph: rows of a loop lie in their stack, and
+    who changes one of them in place would change the other."""
+    output = outer.output_node()
+    pairs = list(zip(leaves_of(output.args), leaves_of(plain.output_node().args), strict=True))
+    laid = {at: (laid_in(a), laid_in(b)[0]) for at, (a, b) in enumerate(pairs) if isinstance(a, fx.Node)}
+    kept, moved = list[int](), dict[int, fx.Node]()
+    for at in sorted(laid, key=lambda at: laid[at][0][1] is not None):
+        (memory, row), before = laid[at]
+        beside = [laid[each] for each in kept if laid[each][0][0] == memory and laid[each][1] != before]
+        if all(row and other[1] and row[0] is other[1][0] and row[1] != other[1][1] for other, _ in beside):
+            kept.append(at)
+        elif row is not None:
+            row[0].meta.setdefault(APART, set()).add(row[1])
+        else:
+            with outer.inserting_before(output):
+                moved[at] = outer.call_method("clone", (pairs[at][0],))
+            moved[at].meta = dict(pairs[at][0].meta)
+    numbers = iter(range(len(pairs)))
+    output.args = with_leaves(lambda leaf: moved.get(next(numbers), leaf), output.args)
 
 
 def assemble(gm: fx.GraphModule, outer: fx.Graph, modules: Mapping[str, nn.Module]) -> fx.GraphModule:

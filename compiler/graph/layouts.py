@@ -1,13 +1,15 @@
-"""The order in which dimensions lie in memory, and operations that give a value another one."""
+"""The order in which dimensions lie in memory, operations that give a value another one, and whose memory a value is."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Container, Sequence
+from typing import Any
 
 import torch
 from torch import fx
 
-from reroll.graph.effects import example, is_random, spelled
+from reroll.graph.effects import example, is_random, operation, spelled
 from reroll.graph.inplace import out_of_place
 
 _TELLS = ("view", "view_as", "as_strided", "stride", "is_contiguous", "contiguous", "ravel", "unflatten", "unfold")
@@ -77,3 +79,26 @@ def shows(node: fx.Node, apart: Container[fx.Node] = ()) -> bool:
         if value is None or value.numel() > 1:
             todo += user.users
     return False
+
+
+def laid_in(node: fx.Node) -> tuple[tuple[fx.Node, Any], tuple[fx.Node, int] | None]:
+    """Whose memory the result of a node of torch's operations may be, a call's or one of its results; and, where it is
+    a row of that, or looks at one: the call of ``torch.unbind`` and the number of the row."""
+    row = None
+    while True:
+        source, name = node.args[0] if node.args else None, spelled(node)
+        if node.op not in ("call_function", "call_method") or not isinstance(source, fx.Node):
+            return (node, None), row
+        if node.target is operator.getitem and operation(source).view != "pieces" and _of_several(source):
+            return (source, node.args[1]), row
+        if node.target is operator.getitem and source.target is torch.unbind and not any(source.args[1:]):
+            row = (source, int(node.args[1]))  # type: ignore[arg-type]
+        in_place = name.endswith("_") and not name.endswith("__")
+        if not (operation(node).view or operation(node).moves == "same" or in_place):
+            return (node, None), row
+        node = source
+
+
+def _of_several(node: fx.Node) -> bool:
+    """Whether a node gives several tensors."""
+    return node.op == "call_module" or isinstance(node.meta.get("example_value"), tuple | list)
