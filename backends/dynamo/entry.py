@@ -369,24 +369,37 @@ def refuse_shared(args: Sequence[Any], written: frozenset[int]) -> None:
 
 def keep_apart(outer: fx.Graph, plain: fx.Graph) -> None:
     """Give results memory of their own where they have that in the plain graph: rows of a loop lie in their stack, and
-    who changes one of them in place would change the other."""
+    who changes one of them in place would change the other. Those of the plain graph may be of fewer steps."""
     output = outer.output_node()
-    pairs = list(zip(leaves_of(output.args), leaves_of(plain.output_node().args), strict=True))
-    laid = {at: (laid_in(a), laid_in(b)[0]) for at, (a, b) in enumerate(pairs) if isinstance(a, fx.Node)}
+    given = list(leaves_of(output.args))
+    laid = {at: laid_in(each) for at, each in enumerate(given) if isinstance(each, fx.Node)}
+    several = [at for at, each in laid.items() if isinstance(each.number, slice)]
+    before = _as_many(list(leaves_of(plain.output_node().args)), len(given), several)
     kept, moved = list[int](), dict[int, fx.Node]()
-    for at in sorted(laid, key=lambda at: laid[at][0][1] is not None):
-        (memory, row), before = laid[at]
-        beside = [laid[each] for each in kept if laid[each][0][0] == memory and laid[each][1] != before]
-        if all(row and other[1] and row[0] is other[1][0] and row[1] != other[1][1] for other, _ in beside):
+    for at in sorted(laid, key=lambda at: laid[at].rows is not None):
+        here = laid[at]
+        beside = [each for each in kept if laid[each].memory == here.memory and before[each] != before[at]]
+        if all(here.rows is not None and laid[each].rows is here.rows for each in beside):
             kept.append(at)
-        elif row is not None:
-            row[0].meta.setdefault(APART, set()).add(row[1])
+        elif here.rows is not None:
+            here.rows.meta.setdefault(APART, []).append(here.number)
         else:
             with outer.inserting_before(output):
-                moved[at] = outer.call_method("clone", (pairs[at][0],))
-            moved[at].meta = dict(pairs[at][0].meta)
-    numbers = iter(range(len(pairs)))
+                moved[at] = outer.call_method("clone", (given[at],))
+            moved[at].meta = dict(given[at].meta)
+    numbers = iter(range(len(given)))
     output.args = with_leaves(lambda leaf: moved.get(next(numbers), leaf), output.args)
+
+
+def _as_many(results: Sequence[Any], count: int, several: Sequence[int]) -> list[Any]:
+    """Whose memory each result is, for as many as ``count``, of which some stand for ``several`` each: the first one of
+    these. Nothing but itself where nobody can tell which they are."""
+    if len(results) != count and len(several) == 1:
+        behind = count - several[0] - 1
+        results = [*results[: several[0] + 1], *results[len(results) - behind :]]
+    if len(results) != count:
+        return [None] * count
+    return [laid_in(each).memory if isinstance(each, fx.Node) else None for each in results]
 
 
 def assemble(gm: fx.GraphModule, outer: fx.Graph, modules: Mapping[str, nn.Module]) -> fx.GraphModule:

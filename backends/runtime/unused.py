@@ -60,7 +60,7 @@ _ROUNDING = 1e-6  # of a gradient: both are made by the same operations
 
 
 def rows(
-    stacked: Tensor, given: Sequence[int | slice] = (), alone: bool = True, apart: Sequence[int] = ()
+    stacked: Tensor, given: Sequence[int | slice] = (), alone: bool = True, apart: Sequence[int | slice] = ()
 ) -> tuple[Tensor, ...]:
     """The outputs of all steps of a loop, one by one. Its node of autograd is told which of them a loss uses.
 
@@ -69,8 +69,8 @@ def rows(
     """
     source = getattr(stacked.grad_fn, "__dict__", {}).pop("other", stacked)
     found: tuple[Tensor, ...] = source.unbind(0)
-    own = {number % len(found) for number in apart}
-    results = tuple(row.clone() if number in own else row for number, row in enumerate(found))
+    own = {id(row) for part in apart for row in _rows_of(found, part)}
+    results = tuple(row.clone() if id(row) in own else row for row in found)
     used, number = _told(stacked)
     if not found or found[0].grad_fn is None:
         return results
@@ -84,10 +84,14 @@ def rows(
         found[0].grad_fn.register_hook(tell)
     rolled = getattr(getattr(stacked.grad_fn, "node", stacked.grad_fn), "rolled", None)
     if given and rolled is not None and not (alone and number not in rolled.links.spread):
-        shown = [each for part in given for each in (results[part] if isinstance(part, slice) else (results[part],))]
+        shown = [each for part in given for each in _rows_of(results, part)]
         watch = partial(_refuse_looked_at, [weakref.ref(each) for each in shown], rolled.executable.recurrence.where)
         found[0].grad_fn.register_prehook(watch)
     return results
+
+
+def _rows_of(found: Sequence[Tensor], part: int | slice) -> Sequence[Tensor]:
+    return found[part] if isinstance(part, slice) else (found[part],)
 
 
 def _tell_last(joined: Any, grads: Sequence[Tensor | None]) -> None:
@@ -132,7 +136,7 @@ def one_by_one(outer: fx.Graph, loops: Mapping[str, object]) -> None:
             continue
         source: Any = node.args[0]
         if source.op == "call_function" and source.args and getattr(source.args[0], "target", None) in loops:
-            node.target, node.args = rows, (source, *_given(node, source), tuple(sorted(node.meta.get(APART, ()))))
+            node.target, node.args = rows, (source, *_given(node, source), tuple(node.meta.get(APART, ())))
 
 
 def _given(node: fx.Node, source: fx.Node) -> tuple[tuple[Any, ...], bool]:

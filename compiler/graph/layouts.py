@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Container, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -81,21 +82,30 @@ def shows(node: fx.Node, apart: Container[fx.Node] = ()) -> bool:
     return False
 
 
-def laid_in(node: fx.Node) -> tuple[tuple[fx.Node, Any], tuple[fx.Node, int] | None]:
-    """Whose memory the result of a node of torch's operations may be, a call's or one of its results; and, where it is
-    a row of that, or looks at one: the call of ``torch.unbind`` and the number of the row."""
-    row = None
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """Whose ``memory`` a value may be: a call's, or that of one of its results. ``rows``: the call of ``torch.unbind``
+    that gives the row of it that the value is, or looks at; ``number``: which one, or a slice of several."""
+
+    memory: tuple[fx.Node, Any]
+    rows: fx.Node | None = None
+    number: Any = None
+
+
+def laid_in(node: fx.Node) -> Laid:
+    """Where the result of a node of torch's operations lies."""
+    row: tuple[fx.Node | None, Any] = (None, None)
     while True:
         source, name = node.args[0] if node.args else None, spelled(node)
         if node.op not in ("call_function", "call_method") or not isinstance(source, fx.Node):
-            return (node, None), row
+            return Laid((node, None), *row)
         if node.target is operator.getitem and operation(source).view != "pieces" and _of_several(source):
-            return (source, node.args[1]), row
+            return Laid((source, node.args[1]), *row)
         if node.target is operator.getitem and source.target is torch.unbind and not any(source.args[1:]):
-            row = (source, int(node.args[1]))  # type: ignore[arg-type]
+            row = source, node.args[1]
         in_place = name.endswith("_") and not name.endswith("__")
         if not (operation(node).view or operation(node).moves == "same" or in_place):
-            return (node, None), row
+            return Laid((node, None), *row)
         node = source
 
 
