@@ -51,6 +51,10 @@ class AnotherAnswerError(UnsupportedError):
     line = ""
 
 
+class RaisedError(Unrecordable):
+    """A model raised in the run that records it, and in those before."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
     """A graph of a model, as the backend runs it, with where its operands are and its results go.
@@ -141,6 +145,7 @@ class Recorded:
         self.functions: dict[Any, Callable[..., Any]] = {}
         self.numbers: list[int] | None = None
         self.told = False
+        self.ended = False  # whether the run before the last record did
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result for tokens, as ``outputs.outputs`` takes it. Raises Unrecordable."""
@@ -189,11 +194,14 @@ class Recorded:
 
     def record(self, call: Call, ran: Ran) -> tuple[fx.GraphModule, Callable[..., Recording]]:
         """The graph of a run of the model, and what makes a recording of what the backend gives for it. It runs once
-        before, for what code runs: what that code names has places among the operands, too."""
+        before, for what code runs: what that code names has places among the operands, too. Raises RaisedError where it
+        raises in each of these runs."""
         refuse_sparse(self.model, call)
+        self.ended = False
         for run in filter(None, (self.look, self._run_alone)):
             with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()), ran.noting(), Unnoted():
                 run(call)
+                self.ended = True
                 break
         return self._recorded(call, ran)
 
@@ -266,7 +274,8 @@ class Recorded:
         except Exception as error:
             if is_shortage(error):
                 raise  # the next call may have more memory
-            raise Unrecordable(f"The model raised {type(error).__name__} in a run that records it: {error}") from error
+            kind = Unrecordable if self.ended else RaisedError
+            raise kind(f"The model raised {type(error).__name__} in a run that records it: {error}") from error
         if console.getvalue():
             raise Unrecordable("The model prints, which a record of its operations does not tell.")
         if _drawn() != drawn:

@@ -25,7 +25,7 @@ from reroll.backends.front.held.again import Again
 from reroll.backends.front.held.reach import Reach
 from reroll.backends.front.held.state import State
 from reroll.backends.front.observe import Told
-from reroll.backends.front.recorded import AnotherAnswerError, Recorded, Recording
+from reroll.backends.front.recorded import AnotherAnswerError, RaisedError, Recorded, Recording
 from reroll.backends.processes.together import check_together
 from reroll.capture.capture import capture
 from reroll.capture.fusion.fuse import fuse
@@ -49,14 +49,14 @@ class AtLength:
     """Calls a model by programs that are made of its own runs, each at the length of a call.
 
     named: whether time is, so that depth is no option. nothing: whether nothing repeated in the last run that was
-    recorded.
+    recorded. raised: whether the model raised in all runs that were made for the last call.
     """
 
     def __init__(self, model: Callable[..., Any], options: Options, *, named: bool = True) -> None:
         self.model, self.options, self.named = model, options, named
         self.recorded, self.reach, self.again = self._anew(), Reach(), Again()
         self.told: Told | None = None  # what was done in the run before the last record
-        self.nothing = False
+        self.nothing = self.raised = False
 
     def _anew(self) -> Recorded:
         return Recorded(self.model, asks=not self.named, look=None if self.options.proof == "never" else self._look)
@@ -76,8 +76,9 @@ class AtLength:
             raise UnsupportedError(f"{reason} {NAME_TIME}") from None
         except Unrecordable as reason:
             LOG.info("not recorded at its full length: %s", reason)
-            self.nothing = False
+            self.nothing, self.raised = False, isinstance(reason, RaisedError)
             return None
+        self.raised = False
         program: _Program | _Nothing = found[0].run  # type: ignore[assignment]
         self.nothing = isinstance(program, _Nothing)
         if isinstance(program, _Program) and not (found[0].asked and (program.written or found[0].cleared)):

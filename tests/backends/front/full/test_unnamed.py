@@ -224,3 +224,73 @@ def test_without_gradients_and_in_another_mode_of_training() -> None:
     trained_alike(run, copy.deepcopy(net), x)
     run.train()
     trained_alike(run, copy.deepcopy(net), x)
+
+
+def counts_and_raises(net: Net, t: int, h: Tensor, x_t: Tensor) -> Tensor:
+    net.seen += 1
+    if x_t.shape[0] == 1 and t == 2:
+        raise ValueError("one sequence is too few")
+    return h
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_what_a_model_raises_is_raised_as_it_is_and_later_calls_are_recorded(first: bool) -> None:
+    torch.manual_seed(0)
+    net = Net(counts_and_raises)
+    net.register_buffer("seen", torch.zeros(()))
+    run, plain = reroll.compile(net, **EAGER), copy.deepcopy(net)
+    if not first:
+        trained_alike(run, plain, torch.randn(12, B, N))
+    for wrong in (torch.randn(12, 1, N), torch.randn(12, B, N + 1)):
+        found = []
+        for each in (run, plain):
+            with pytest.raises((ValueError, RuntimeError)) as raised:
+                each(wrong)
+            found.append((type(raised.value), str(raised.value)))
+        assert found[0] == found[1]
+        torch.testing.assert_close(net.seen, plain.seen)  # as far as it came
+        trained_alike(run, plain, torch.randn(12, B, N))
+    assert not run.reroll_caller.is_read
+    assert steps_of(run, torch.randn(12, B, N)) == [12]
+
+
+RESULTS: dict[str, Callable[[list[Tensor]], Any]] = {
+    "a row": lambda rows: (torch.stack(rows), rows[3], rows[3].view(-1)),
+    "the last row": lambda rows: (torch.stack(rows), rows[-1]),
+    "all rows": lambda rows: (torch.stack(rows), *rows),
+    "two stacks": lambda rows: (torch.stack(rows), torch.stack(rows)),
+    "along another dimension": lambda rows: (torch.cat(rows), torch.stack(rows)),
+    "views of one stack": lambda rows: (lambda all_: (all_, all_[2], all_.transpose(0, 1), rows[2]))(torch.stack(rows)),
+}
+
+
+def changed_by(results: Any, at: int) -> list[int]:
+    """Which of some results change with one of them."""
+    before = [each.detach().clone() for each in results]
+    with torch.no_grad():
+        results[at].detach().add_(1.0)
+    return [number for number, each in enumerate(results) if not torch.equal(each, before[number])]
+
+
+@pytest.mark.parametrize("named", [{}, {"time_dim": 0}])
+@pytest.mark.parametrize("pick", RESULTS)
+def test_results_share_memory_where_those_of_the_model_do(pick: str, named: Any) -> None:
+    torch.manual_seed(0)
+
+    class Several(Net):
+        def forward(self, x: Tensor) -> Any:
+            h, found = x.new_zeros(x.shape[1], H), []
+            for x_t in x:
+                h = self.cell(x_t, h)
+                found.append(self.out(h))
+            return RESULTS[pick](found)
+
+    net = Several()
+    run, x = reroll.compile(net, **named, **EAGER), torch.randn(9, B, N)
+    for at in range(len(net(x))):
+        assert changed_by(run(x), at) == changed_by(net(x), at)
+    grads = [
+        torch.autograd.grad(sum((number + 1) * each.square().sum() for number, each in enumerate(of(x))), list(net.parameters()))
+        for of in (run, net)
+    ]
+    torch.testing.assert_close(*grads)
