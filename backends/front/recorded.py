@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import random
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,7 +29,7 @@ from reroll.backends.front.held.names import Assigned, Flag
 from reroll.backends.front.held.ran import Ran
 from reroll.backends.front.held.reach import Reach
 from reroll.backends.front.held.state import Change, State
-from reroll.backends.front.observe import NOT_AN_OPERAND, line_that_leaves, looked_at, refuse_sparse
+from reroll.backends.front.observe import NOT_AN_OPERAND, DrawnError, line_that_leaves, looked_at, refuse_sparse
 from reroll.backends.runtime.randomness import numpy_state
 from reroll.capture.recorder.graph import GraphRecorder, Unrecordable
 from reroll.capture.recorder.identity import by_value, fingerprint, is_a
@@ -40,6 +41,7 @@ from reroll.graph.nested import leaves_of, like, opened, with_leaves
 from reroll.graph.private import saved_as_it_is
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+LOG = logging.getLogger(__name__)
 _RECORDINGS = 64
 _SOME = 2  # numbers in a call that are worth a word where they change
 
@@ -199,7 +201,7 @@ class Recorded:
         refuse_sparse(self.model, call)
         self.ended = False
         for run in filter(None, (self.look, self._run_alone)):
-            with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()), ran.noting(), Unnoted():
+            with _other_than(DrawnError), contextlib.redirect_stdout(io.StringIO()), ran.noting(), Unnoted():
                 run(call)
                 self.ended = True
                 break
@@ -281,6 +283,17 @@ class Recorded:
         if _drawn() != drawn:
             raise Unrecordable("The model draws from Python's or numpy's random numbers. Draw from torch's.")
         return result
+
+
+@contextlib.contextmanager
+def _other_than(refusal: type[Exception]) -> Iterator[None]:
+    """Suppress what a model raises in a run before its record; what is refused there is no record either."""
+    try:
+        yield
+    except refusal as reason:
+        raise Unrecordable(str(reason)) from reason
+    except Exception as reason:
+        LOG.info("a run before a record raised %s: %s", type(reason).__name__, reason)
 
 
 def _shortened(running: Running) -> Call:
