@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import random
 import re
+import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +42,6 @@ from reroll.graph.nested import leaves_of, like, opened, with_leaves
 from reroll.graph.private import saved_as_it_is
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
-LOG = logging.getLogger(__name__)
 _RECORDINGS = 64
 _SOME = 2  # numbers in a call that are worth a word where they change
 
@@ -135,14 +135,19 @@ class Given:
 class Recorded:
     """A model whose graphs are recorded, once for everything that ``key_of`` tells apart.
 
-    asks: also where it asks whether values are true. look: what runs the model before each record, in place of a run
-    with nothing around it.
+    asks: also where it asks whether values are true. hears: not where it writes to ``sys.stderr``. look: what runs the
+    model before each record, in place of a run with nothing around it.
     """
 
     def __init__(
-        self, model: Callable[..., Any], *, asks: bool = True, look: Callable[[Call], None] | None = None
+        self,
+        model: Callable[..., Any],
+        *,
+        asks: bool = True,
+        hears: bool = False,
+        look: Callable[[Call], None] | None = None,
     ) -> None:
-        self.model, self.asks, self.look = model, asks, look
+        self.model, self.asks, self.hears, self.look = model, asks, hears, look
         self.recordings: OrderedDict[Any, Recording] = OrderedDict()
         self.functions: dict[Any, Callable[..., Any]] = {}
         self.numbers: list[int] | None = None
@@ -201,7 +206,8 @@ class Recorded:
         refuse_sparse(self.model, call)
         self.ended = False
         for run in filter(None, (self.look, self._run_alone)):
-            with _other_than(DrawnError), contextlib.redirect_stdout(io.StringIO()), ran.noting(), Unnoted():
+            silent = contextlib.redirect_stdout(io.StringIO())
+            with _other_than(DrawnError), silent, _complaints(self.hears), ran.noting(), Unnoted():
                 run(call)
                 self.ended = True
                 break
@@ -269,7 +275,8 @@ class Recorded:
     def _run(self, recorder: GraphRecorder, call: Call) -> Any:
         drawn, console = _drawn(), io.StringIO()
         try:
-            with saved_as_it_is(), recorder.recording(), contextlib.redirect_stdout(console):
+            silent = contextlib.redirect_stdout(console)
+            with saved_as_it_is(), recorder.recording(), silent, _complaints(self.hears) as complaints:
                 result = call.run(self.model)
         except Unrecordable:
             raise
@@ -278,22 +285,58 @@ class Recorded:
                 raise  # the next call may have more memory
             kind = Unrecordable if self.ended else RaisedError
             raise kind(f"The model raised {type(error).__name__} in a run that records it: {error}") from error
-        if console.getvalue():
+        if console.getvalue() or complaints.heard:
             raise Unrecordable("The model prints, which a record of its operations does not tell.")
         if _drawn() != drawn:
             raise Unrecordable("The model draws from Python's or numpy's random numbers. Draw from torch's.")
         return result
 
 
+class _Complaints:
+    """Stands for ``sys.stderr`` and keeps what a thread writes there, but for warnings, until it is ``over``: whoever
+    holds it then, such as a handler of logs, writes where everybody does."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.thread, self.heard, self.over = stream, threading.get_ident(), False, False
+
+    def write(self, text: str) -> Any:
+        """Write to the stream, or only note that."""
+        warned = sys._getframe(1).f_globals.get("__name__") == "warnings"
+        if self.over or warned or threading.get_ident() != self.thread:
+            return self.stream.write(text)
+        self.heard = True
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        """All else is the stream's."""
+        return getattr(self.stream, name)
+
+
+@contextlib.contextmanager
+def _complaints(hears: bool) -> Iterator[_Complaints]:
+    """What this thread writes to ``sys.stderr`` inside is kept, if anybody ``hears`` it."""
+    made = _Complaints(sys.stderr)
+    if not hears or sys.stderr is None:
+        yield made
+        return
+    try:
+        with contextlib.redirect_stderr(made):  # type: ignore[type-var]
+            yield made
+    finally:
+        made.over = True
+
+
 @contextlib.contextmanager
 def _other_than(refusal: type[Exception]) -> Iterator[None]:
     """Suppress what a model raises in a run before its record; what is refused there is no record either."""
-    try:
-        yield
-    except refusal as reason:
-        raise Unrecordable(str(reason)) from reason
-    except Exception as reason:
-        LOG.info("a run before a record raised %s: %s", type(reason).__name__, reason)
+    refused: Exception | None = None
+    with contextlib.suppress(Exception):
+        try:
+            yield
+        except refusal as reason:
+            refused = reason
+    if refused is not None:
+        raise Unrecordable(str(refused)) from refused
 
 
 def _shortened(running: Running) -> Call:

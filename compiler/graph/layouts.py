@@ -1,4 +1,4 @@
-"""The order in which dimensions lie in memory, operations that give a value another one, and whose memory a value is."""
+"""The order in which dimensions lie in memory, operations that give a value another one, and whose memory it is."""
 
 from __future__ import annotations
 

@@ -59,7 +59,8 @@ class AtLength:
         self.nothing = self.raised = False
 
     def _anew(self) -> Recorded:
-        return Recorded(self.model, asks=not self.named, look=None if self.options.proof == "never" else self._look)
+        look = None if self.options.proof == "never" else self._look
+        return Recorded(self.model, asks=not self.named, hears=not self.named, look=look)
 
     def _look(self, call: Call) -> None:
         self.told = None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -290,7 +292,52 @@ def test_results_share_memory_where_those_of_the_model_do(pick: str, named: Any)
     for at in range(len(net(x))):
         assert changed_by(run(x), at) == changed_by(net(x), at)
     grads = [
-        torch.autograd.grad(sum((number + 1) * each.square().sum() for number, each in enumerate(of(x))), list(net.parameters()))
+        torch.autograd.grad(
+            sum((number + 1) * each.square().sum() for number, each in enumerate(of(x))), list(net.parameters())
+        )
         for of in (run, net)
     ]
     torch.testing.assert_close(*grads)
+
+
+def writes(_net: Net, t: int, h: Tensor, _x: Tensor) -> Tensor:
+    if t == 0:
+        print("a call", file=sys.stderr)
+    return h
+
+
+LINES = io.StringIO()
+
+
+def writes_to_its_own(_net: Net, t: int, h: Tensor, _x: Tensor) -> Tensor:
+    if t == 0:
+        LINES.write("a call")
+    return h
+
+
+@pytest.mark.parametrize("change", [writes, writes_to_its_own])
+def test_what_a_model_writes_is_written_once_a_call(change: Change, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    net = Net(change)
+    run = reroll.compile(net, **EAGER)
+    LINES.truncate(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RerollWarning)
+        for _ in range(5):
+            run(torch.randn(12, B, N))
+    assert (capsys.readouterr().err + LINES.getvalue()).count("a call") == 5
+    assert run.reroll_caller.is_read
+
+
+def warns(_net: Net, t: int, h: Tensor, _x: Tensor) -> Tensor:
+    if t == 0:
+        warnings.warn("an old name", DeprecationWarning, stacklevel=1)
+    return h
+
+
+def test_a_model_that_warns_is_recorded() -> None:
+    net = Net(warns)
+    run = reroll.compile(net, **EAGER)
+    with pytest.warns(DeprecationWarning, match="an old name"):
+        run(torch.randn(12, B, N))
+    assert not run.reroll_caller.is_read
