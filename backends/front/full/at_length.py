@@ -24,7 +24,7 @@ from reroll.backends.front.calls.turns import between_turns
 from reroll.backends.front.held.again import Again
 from reroll.backends.front.held.reach import Reach
 from reroll.backends.front.held.state import State
-from reroll.backends.front.observe import Told
+from reroll.backends.front.observe import DrawnError, Told
 from reroll.backends.front.recorded import AnotherAnswerError, RaisedError, Recorded, Recording
 from reroll.backends.processes.together import check_together
 from reroll.capture.capture import capture
@@ -98,7 +98,7 @@ class AtLength:
         program: _Program = recording.run  # type: ignore[assignment]
         program.calls += 1
         seldom = program.calls & (program.calls - 1) == 0
-        departed = self._departure(call, program) if seldom and self.options.proof != "never" else ""
+        departed = self._departure(call, recording) if seldom and self.options.proof != "never" else ""
         graph = program.next()
         if program.written:
             refuse_shared([state.tensors[index][0] for index in recording.read], program.written)
@@ -141,8 +141,10 @@ class AtLength:
             return replace(found, recurrences=())
         return found
 
-    def _departure(self, call: Call, program: _Program) -> str:
-        """Where the model does something else than at the first call of a program; empty where it does not."""
+    def _departure(self, call: Call, recording: Recording) -> str:
+        """Where the model does something else than at the first call of a program; empty where it does not, and where
+        what it asks refuses to be looked at, as the answers are compared at every call."""
+        program: _Program = recording.run  # type: ignore[assignment]
         if is_aside() or program.calls == 1:
             return ""
         try:
@@ -150,7 +152,8 @@ class AtLength:
             if departed or program.told is None:
                 program.told = Told.of(self.model, call)
         except Exception as error:
-            if not is_shortage(error):
+            asked = recording.asked and isinstance(error, UnsupportedError) and not isinstance(error, DrawnError)
+            if not (is_shortage(error) or asked):
                 raise
             LOG.info("not looked at: %s", error)
             return ""

@@ -79,7 +79,8 @@ class Unnamed:
         except AnotherAnswerError as error:
             set_random_state(drawn)
             self.is_read = True
-            warn(f"Another answer was given to what the model asks, at {error.line}. Dynamo reads it from now on.")
+            where = f", at {error.line}." if error.line else f". {error}"  # found by a look, or by the answer
+            warn(f"Another answer was given to what the model asks{where} Dynamo reads it from now on.")
             return []
         self.is_read = self.at_length.again.told  # as what changes at every call may be a symbol there
         return [result]
