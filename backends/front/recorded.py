@@ -320,7 +320,7 @@ def _complaints(hears: bool) -> Iterator[_Complaints]:
         yield made
         return
     try:
-        with contextlib.redirect_stderr(made):  # type: ignore[type-var]
+        with contextlib.redirect_stderr(made):
             yield made
     finally:
         made.over = True
