@@ -48,12 +48,14 @@ from reroll.backends.processes.apart import in_silence, refuse_pieces
 from reroll.backends.processes.together import check_together, refuse_in_place, speaks
 from reroll.backends.runtime.node import Rolled
 from reroll.backends.runtime.shown import shown_results, unbound_results
-from reroll.backends.runtime.unused import one_by_one
+from reroll.backends.runtime.unused import APART, one_by_one
 from reroll.capture.capture import capture
 from reroll.capture.fusion.fuse import fuse
 from reroll.capture.given.regions import without_regions
 from reroll.errors import OptionError, RerollError, UnsupportedError, warn
 from reroll.graph.inplace import extent, overlapping
+from reroll.graph.layouts import laid_in
+from reroll.graph.nested import leaves_of, with_leaves
 from reroll.planning.options import Options
 from reroll.planning.segments import SegmentLengths
 from reroll.planning.truncation import detach_behind
@@ -233,6 +235,7 @@ def rolled(
 ) -> Program:
     """The program of a graph, with the recurrences that were found in it. ``ended`` says where and why it ends;
     ``others``: of the same model, at other lengths."""
+    keep_apart(found.outer, gm.graph)
     detach_behind(found.outer, found.recurrences, parsed.truncate)
     check_policy(found.recurrences, parsed)
     check_together(found.recurrences, parsed)
@@ -389,6 +392,41 @@ def refuse_shared(args: Sequence[Any], written: frozenset[int]) -> None:
                 "(views of one tensor, or windows of one array). Here the other one would stay as it was. Pass or keep "
                 "a copy of one of them (clone())."
             )
+
+
+def keep_apart(outer: fx.Graph, plain: fx.Graph) -> None:
+    """Give results memory of their own where they have that in the plain graph: rows of a loop lie in their stack, and
+    who changes one of them in place would change the other. Those of the plain graph may be of fewer steps."""
+    output = outer.output_node()
+    given = list(leaves_of(output.args))
+    laid = {at: laid_in(each) for at, each in enumerate(given) if isinstance(each, fx.Node)}
+    several = [at for at, each in laid.items() if isinstance(each.number, slice)]
+    before = _as_many(list(leaves_of(plain.output_node().args)), len(given), several)
+    kept, moved = list[int](), dict[int, fx.Node]()
+    for at in sorted(laid, key=lambda at: laid[at].rows is not None):
+        here = laid[at]
+        beside = [each for each in kept if laid[each].memory == here.memory and before[each] != before[at]]
+        if all(here.rows is not None and laid[each].rows is here.rows for each in beside):
+            kept.append(at)
+        elif here.rows is not None:
+            here.rows.meta.setdefault(APART, []).append(here.number)
+        else:
+            with outer.inserting_before(output):
+                moved[at] = outer.call_method("clone", (given[at],))
+            moved[at].meta = dict(given[at].meta)
+    numbers = iter(range(len(given)))
+    output.args = with_leaves(lambda leaf: moved.get(next(numbers), leaf), output.args)
+
+
+def _as_many(results: Sequence[Any], count: int, several: Sequence[int]) -> list[Any]:
+    """Whose memory each result is, for as many as ``count``, of which some stand for ``several`` each: the first one of
+    these. Nothing but itself where nobody can tell which they are."""
+    if len(results) != count and len(several) == 1:
+        behind = count - several[0] - 1
+        results = [*results[: several[0] + 1], *results[len(results) - behind :]]
+    if len(results) != count:
+        return [None] * count
+    return [laid_in(each).memory if isinstance(each, fx.Node) else None for each in results]
 
 
 def assemble(gm: fx.GraphModule, outer: fx.Graph, modules: Mapping[str, nn.Module]) -> fx.GraphModule:

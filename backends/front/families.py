@@ -17,7 +17,7 @@ from reroll.backends.construct.share import KernelsOf, compile_usual, fitting_al
 from reroll.backends.construct.stages.proof import Proof, eager
 from reroll.backends.construct.stages.takeover import Takeover, is_aside
 from reroll.backends.dynamo.around import bytes_around
-from reroll.backends.dynamo.entry import Graph, assemble, staged
+from reroll.backends.dynamo.entry import Graph, assemble, keep_apart, staged
 from reroll.backends.dynamo.plain import continued, say_more
 from reroll.backends.front.observe import Observed
 from reroll.backends.inductor.sizes.family import sampling
@@ -113,6 +113,7 @@ class Family:
 
     def _instance(self, observed: Observed, operands: Sequence[Any], sequences: Mapping[int, Tensor]) -> Instance:
         instance = instantiate(self.template, observed.check)
+        keep_apart(instance.outer, self.modules[-1].graph)
         detach_behind(instance.outer, instance.recurrences, self.options.truncate)
         _show_sizes(instance, operands, sequences)
         return instance

@@ -11,8 +11,10 @@ import contextlib
 import io
 import random
 import re
+import sys
+import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,7 +30,7 @@ from reroll.backends.front.held.names import Assigned, Flag
 from reroll.backends.front.held.ran import Ran
 from reroll.backends.front.held.reach import Reach
 from reroll.backends.front.held.state import Change, State
-from reroll.backends.front.observe import NOT_AN_OPERAND, line_that_leaves, looked_at, refuse_sparse
+from reroll.backends.front.observe import NOT_AN_OPERAND, DrawnError, line_that_leaves, looked_at, refuse_sparse
 from reroll.backends.runtime.randomness import numpy_state
 from reroll.capture.recorder.graph import GraphRecorder, Unrecordable
 from reroll.capture.recorder.identity import by_value, fingerprint, is_a
@@ -49,6 +51,10 @@ class AnotherAnswerError(UnsupportedError):
     what it updates in place. ``line``: where it asks."""
 
     line = ""
+
+
+class RaisedError(Unrecordable):
+    """A model raised in the run that records it, and in those before."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,18 +135,24 @@ class Given:
 class Recorded:
     """A model whose graphs are recorded, once for everything that ``key_of`` tells apart.
 
-    asks: also where it asks whether values are true. look: what runs the model before each record, in place of a run
-    with nothing around it.
+    asks: also where it asks whether values are true. hears: not where it writes to ``sys.stderr``. look: what runs the
+    model before each record, in place of a run with nothing around it.
     """
 
     def __init__(
-        self, model: Callable[..., Any], *, asks: bool = True, look: Callable[[Call], None] | None = None
+        self,
+        model: Callable[..., Any],
+        *,
+        asks: bool = True,
+        hears: bool = False,
+        look: Callable[[Call], None] | None = None,
     ) -> None:
-        self.model, self.asks, self.look = model, asks, look
+        self.model, self.asks, self.hears, self.look = model, asks, hears, look
         self.recordings: OrderedDict[Any, Recording] = OrderedDict()
         self.functions: dict[Any, Callable[..., Any]] = {}
         self.numbers: list[int] | None = None
         self.told = False
+        self.ended = False  # whether the run before the last record did
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result for tokens, as ``outputs.outputs`` takes it. Raises Unrecordable."""
@@ -189,11 +201,15 @@ class Recorded:
 
     def record(self, call: Call, ran: Ran) -> tuple[fx.GraphModule, Callable[..., Recording]]:
         """The graph of a run of the model, and what makes a recording of what the backend gives for it. It runs once
-        before, for what code runs: what that code names has places among the operands, too."""
+        before, for what code runs: what that code names has places among the operands, too. Raises RaisedError where it
+        raises in each of these runs."""
         refuse_sparse(self.model, call)
+        self.ended = False
         for run in filter(None, (self.look, self._run_alone)):
-            with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()), ran.noting(), Unnoted():
+            silent = contextlib.redirect_stdout(io.StringIO())
+            with _other_than(DrawnError), silent, _complaints(self.hears), ran.noting(), Unnoted():
                 run(call)
+                self.ended = True
                 break
         return self._recorded(call, ran)
 
@@ -259,19 +275,68 @@ class Recorded:
     def _run(self, recorder: GraphRecorder, call: Call) -> Any:
         drawn, console = _drawn(), io.StringIO()
         try:
-            with saved_as_it_is(), recorder.recording(), contextlib.redirect_stdout(console):
+            silent = contextlib.redirect_stdout(console)
+            with saved_as_it_is(), recorder.recording(), silent, _complaints(self.hears) as complaints:
                 result = call.run(self.model)
         except Unrecordable:
             raise
         except Exception as error:
             if is_shortage(error):
                 raise  # the next call may have more memory
-            raise Unrecordable(f"The model raised {type(error).__name__} in a run that records it: {error}") from error
-        if console.getvalue():
+            kind = Unrecordable if self.ended else RaisedError
+            raise kind(f"The model raised {type(error).__name__} in a run that records it: {error}") from error
+        if console.getvalue() or complaints.heard:
             raise Unrecordable("The model prints, which a record of its operations does not tell.")
         if _drawn() != drawn:
             raise Unrecordable("The model draws from Python's or numpy's random numbers. Draw from torch's.")
         return result
+
+
+class _Complaints:
+    """Stands for ``sys.stderr`` and keeps what a thread writes there, but for warnings, until it is ``over``: whoever
+    holds it then, such as a handler of logs, writes where everybody does."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.thread, self.heard, self.over = stream, threading.get_ident(), False, False
+
+    def write(self, text: str) -> Any:
+        """Write to the stream, or only note that."""
+        warned = sys._getframe(1).f_globals.get("__name__") == "warnings"
+        if self.over or warned or threading.get_ident() != self.thread:
+            return self.stream.write(text)
+        self.heard = True
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        """All else is the stream's."""
+        return getattr(self.stream, name)
+
+
+@contextlib.contextmanager
+def _complaints(hears: bool) -> Iterator[_Complaints]:
+    """What this thread writes to ``sys.stderr`` inside is kept, if anybody ``hears`` it."""
+    made = _Complaints(sys.stderr)
+    if not hears or sys.stderr is None:
+        yield made
+        return
+    try:
+        with contextlib.redirect_stderr(made):
+            yield made
+    finally:
+        made.over = True
+
+
+@contextlib.contextmanager
+def _other_than(refusal: type[Exception]) -> Iterator[None]:
+    """Suppress what a model raises in a run before its record; what is refused there is no record either."""
+    refused: Exception | None = None
+    with contextlib.suppress(Exception):
+        try:
+            yield
+        except refusal as reason:
+            refused = reason
+    if refused is not None:
+        raise Unrecordable(str(refused)) from refused
 
 
 def _shortened(running: Running) -> Call:

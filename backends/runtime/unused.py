@@ -53,20 +53,27 @@ def used_of(told: Mapping[int, Told], grads: Sequence[Tensor | None]) -> Rows:
     return {number: each.rows for number, each in told.items() if each.is_all_of(grads[number])}
 
 
+APART = "memory of their own"
+"""Where a node of ``torch.unbind`` holds which of its rows are to have that."""
 Telling = tuple[int, Callable[[Tensor | None], None]]
 _ROUNDING = 1e-6  # of a gradient: both are made by the same operations
 
 
-def rows(stacked: Tensor, given: Sequence[int | slice] = (), alone: bool = True) -> tuple[Tensor, ...]:
+def rows(
+    stacked: Tensor, given: Sequence[int | slice] = (), alone: bool = True, apart: Sequence[int | slice] = ()
+) -> tuple[Tensor, ...]:
     """The outputs of all steps of a loop, one by one. Its node of autograd is told which of them a loss uses.
 
-    given: those that the caller is given. alone: nothing else is made of these outputs around the loop.
+    given: those that the caller is given. alone: nothing else is made of these outputs around the loop. apart: those
+    that get memory of their own.
     """
     source = getattr(stacked.grad_fn, "__dict__", {}).pop("other", stacked)
     found: tuple[Tensor, ...] = source.unbind(0)
+    own = {id(row) for part in apart for row in _rows_of(found, part)}
+    results = tuple(row.clone() if id(row) in own else row for row in found)
     used, number = _told(stacked)
     if not found or found[0].grad_fn is None:
-        return found
+        return results
     if getattr(source.grad_fn, "states", None) and (alone or source is not stacked):
         found[0].grad_fn.register_prehook(partial(_tell_last, source.grad_fn))
     if used is not None:
@@ -77,10 +84,14 @@ def rows(stacked: Tensor, given: Sequence[int | slice] = (), alone: bool = True)
         found[0].grad_fn.register_hook(tell)
     rolled = getattr(getattr(stacked.grad_fn, "node", stacked.grad_fn), "rolled", None)
     if given and rolled is not None and not (alone and number not in rolled.links.spread):
-        shown = [each for part in given for each in (found[part] if isinstance(part, slice) else (found[part],))]
+        shown = [each for part in given for each in _rows_of(results, part)]
         watch = partial(_refuse_looked_at, [weakref.ref(each) for each in shown], rolled.executable.recurrence.where)
         found[0].grad_fn.register_prehook(watch)
-    return found
+    return results
+
+
+def _rows_of(found: Sequence[Tensor], part: int | slice) -> Sequence[Tensor]:
+    return found[part] if isinstance(part, slice) else (found[part],)
 
 
 def _tell_last(joined: Any, grads: Sequence[Tensor | None]) -> None:
@@ -125,7 +136,7 @@ def one_by_one(outer: fx.Graph, loops: Mapping[str, object]) -> None:
             continue
         source: Any = node.args[0]
         if source.op == "call_function" and source.args and getattr(source.args[0], "target", None) in loops:
-            node.target, node.args = rows, (source, *_given(node, source))
+            node.target, node.args = rows, (source, *_given(node, source), tuple(node.meta.get(APART, ())))
 
 
 def _given(node: fx.Node, source: fx.Node) -> tuple[tuple[Any, ...], bool]:

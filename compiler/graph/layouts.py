@@ -1,13 +1,16 @@
-"""The order in which dimensions lie in memory, and operations that give a value another one."""
+"""The order in which dimensions lie in memory, operations that give a value another one, and whose memory it is."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
 
-from reroll.graph.effects import example, is_random, spelled
+from reroll.graph.effects import example, is_random, operation, spelled
 from reroll.graph.inplace import out_of_place
 
 _TELLS = ("view", "view_as", "as_strided", "stride", "is_contiguous", "contiguous", "ravel", "unflatten", "unfold")
@@ -77,3 +80,35 @@ def shows(node: fx.Node, apart: Container[fx.Node] = ()) -> bool:
         if value is None or value.numel() > 1:
             todo += user.users
     return False
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """Whose ``memory`` a value may be: a call's, or that of one of its results. ``rows``: the call of ``torch.unbind``
+    that gives the row of it that the value is, or looks at; ``number``: which one, or a slice of several."""
+
+    memory: tuple[fx.Node, Any]
+    rows: fx.Node | None = None
+    number: Any = None
+
+
+def laid_in(node: fx.Node) -> Laid:
+    """Where the result of a node of torch's operations lies."""
+    row: tuple[fx.Node | None, Any] = (None, None)
+    while True:
+        source, name = node.args[0] if node.args else None, spelled(node)
+        if node.op not in ("call_function", "call_method") or not isinstance(source, fx.Node):
+            return Laid((node, None), *row)
+        if node.target is operator.getitem and operation(source).view != "pieces" and _of_several(source):
+            return Laid((source, node.args[1]), *row)
+        if node.target is operator.getitem and source.target is torch.unbind and not any(source.args[1:]):
+            row = source, node.args[1]
+        in_place = name.endswith("_") and not name.endswith("__")
+        if not (operation(node).view or operation(node).moves == "same" or in_place):
+            return Laid((node, None), *row)
+        node = source
+
+
+def _of_several(node: fx.Node) -> bool:
+    """Whether a node gives several tensors."""
+    return node.op == "call_module" or isinstance(node.meta.get("example_value"), tuple | list)

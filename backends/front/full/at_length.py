@@ -24,8 +24,8 @@ from reroll.backends.front.calls.turns import between_turns
 from reroll.backends.front.held.again import Again
 from reroll.backends.front.held.reach import Reach
 from reroll.backends.front.held.state import State
-from reroll.backends.front.observe import Told
-from reroll.backends.front.recorded import AnotherAnswerError, Recorded, Recording
+from reroll.backends.front.observe import DrawnError, Told
+from reroll.backends.front.recorded import AnotherAnswerError, RaisedError, Recorded, Recording
 from reroll.backends.processes.together import check_together
 from reroll.capture.capture import capture
 from reroll.capture.fusion.fuse import fuse
@@ -49,7 +49,7 @@ class AtLength:
     """Calls a model by programs that are made of its own runs, each at the length of a call.
 
     named: whether time is, so that depth is no option. nothing: whether nothing repeated in the last run that was
-    recorded.
+    recorded. raised: whether the model raised in all runs that were made for the last call.
     """
 
     def __init__(self, model: Callable[..., Any], options: Options, *, named: bool = True) -> None:
@@ -57,10 +57,11 @@ class AtLength:
         self.recorded, self.reach, self.again = self._anew(), Reach(), Again()
         self.others = dict[Any, Others]()  # by the sizes of states
         self.told: Told | None = None  # what was done in the run before the last record
-        self.nothing = False
+        self.nothing = self.raised = False
 
     def _anew(self) -> Recorded:
-        return Recorded(self.model, asks=not self.named, look=None if self.options.proof == "never" else self._look)
+        look = None if self.options.proof == "never" else self._look
+        return Recorded(self.model, asks=not self.named, hears=not self.named, look=look)
 
     def _look(self, call: Call) -> None:
         self.told = None
@@ -77,8 +78,9 @@ class AtLength:
             raise UnsupportedError(f"{reason} {NAME_TIME}") from None
         except Unrecordable as reason:
             LOG.info("not recorded at its full length: %s", reason)
-            self.nothing = False
+            self.nothing, self.raised = False, isinstance(reason, RaisedError)
             return None
+        self.raised = False
         program: _Program | _Nothing = found[0].run  # type: ignore[assignment]
         self.nothing = isinstance(program, _Nothing)
         if isinstance(program, _Program) and not (found[0].asked and (program.written or found[0].cleared)):
@@ -96,7 +98,7 @@ class AtLength:
         program: _Program = recording.run  # type: ignore[assignment]
         program.calls += 1
         seldom = program.calls & (program.calls - 1) == 0
-        departed = self._departure(call, program) if seldom and self.options.proof != "never" else ""
+        departed = self._departure(call, recording) if seldom and self.options.proof != "never" else ""
         graph = program.next()
         if program.written:
             refuse_shared([state.tensors[index][0] for index in recording.read], program.written)
@@ -142,8 +144,10 @@ class AtLength:
             return replace(found, recurrences=())
         return found
 
-    def _departure(self, call: Call, program: _Program) -> str:
-        """Where the model does something else than at the first call of a program; empty where it does not."""
+    def _departure(self, call: Call, recording: Recording) -> str:
+        """Where the model does something else than at the first call of a program; empty where it does not, and where
+        what it asks refuses to be looked at, as the answers are compared at every call."""
+        program: _Program = recording.run  # type: ignore[assignment]
         if is_aside() or program.calls == 1:
             return ""
         try:
@@ -151,7 +155,8 @@ class AtLength:
             if departed or program.told is None:
                 program.told = Told.of(self.model, call)
         except Exception as error:
-            if not is_shortage(error):
+            asked = recording.asked and isinstance(error, UnsupportedError) and not isinstance(error, DrawnError)
+            if not (is_shortage(error) or asked):
                 raise
             LOG.info("not looked at: %s", error)
             return ""

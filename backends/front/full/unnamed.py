@@ -2,7 +2,8 @@
 
 A call is recorded at its own length (``at_length``), and blocks over depth count as steps too. What a record does not
 tell (it prints, asks for values, speaks with other processes), and what has no loop, is what
-``torch.compile(model, backend="reroll")`` makes of it, which may cut it into several graphs.
+``torch.compile(model, backend="reroll")`` makes of it, which may cut it into several graphs. A call in which the model
+raises is the plain model's, and the next one is recorded as before.
 """
 
 from __future__ import annotations
@@ -53,11 +54,20 @@ class Unnamed:
         if not self.is_read:
             call = find_time(self.model, None, self.time, args, kwargs)
             found = self.at_length.found(call)
+            if found is None and self.at_length.raised:
+                return partial(self._raised, args, kwargs)
             self.is_read = found is None and not self.at_length.nothing
             results = [] if found is None else self._played(call, found)
             if results:
                 return results.pop
         return partial(self.read, *args, **kwargs)
+
+    def _raised(self, args: Any, kwargs: Any) -> Any:
+        """What the model raises, as it does where nobody compiles it: nothing is known of its other calls. Dynamo reads
+        it from now on where it raises only in runs that are looked at."""
+        result = self.model(*args, **kwargs)
+        self.is_read = True
+        return result
 
     def _played(self, call: Call, found: Found) -> list[Any]:
         """The model's result; nothing where it would be given another answer than in its record."""
