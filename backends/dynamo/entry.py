@@ -19,6 +19,7 @@ import functools
 import logging
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -63,6 +64,7 @@ from reroll.program.memory import Around
 from reroll.recurrence import Capture, Recurrence
 
 Compiled = Callable[..., Any]
+_ByRows = defaultdict[fx.Node | None, set[Any]]
 _LONG = 512
 LOG = logging.getLogger(__name__)
 HandedOn = ShortenTraceback
@@ -402,12 +404,12 @@ def keep_apart(outer: fx.Graph, plain: fx.Graph) -> None:
     laid = {at: laid_in(each) for at, each in enumerate(given) if isinstance(each, fx.Node)}
     several = [at for at, each in laid.items() if isinstance(each.number, slice)]
     before = _as_many(list(leaves_of(plain.output_node().args)), len(given), several)
-    kept, moved = list[int](), dict[int, fx.Node]()
+    kept, moved = defaultdict[Any, _ByRows](lambda: defaultdict(set)), dict[int, fx.Node]()
     for at in sorted(laid, key=lambda at: laid[at].rows is not None):
         here = laid[at]
-        beside = [each for each in kept if laid[each].memory == here.memory and before[each] != before[at]]
-        if all(here.rows is not None and laid[each].rows is here.rows for each in beside):
-            kept.append(at)
+        beside = kept[here.memory].items()  # by the call that gives their rows: who has these apart in the plain graph
+        if all((rows is not None and rows is here.rows) or whose <= {before[at]} for rows, whose in beside):
+            kept[here.memory][here.rows].add(before[at])
         elif here.rows is not None:
             here.rows.meta.setdefault(APART, []).append(here.number)
         else:
