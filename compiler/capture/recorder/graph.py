@@ -106,15 +106,19 @@ class GraphRecorder(TorchFunctionMode):
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record what runs inside. Raises Unrecordable, also if the model has caught it."""
+        """Record what runs inside. Raises Unrecordable, also if the model has caught it. That is not held afterwards:
+        its frames hold tensors, and what torch saves for these holds the recorder."""
         watch = SizeWatch(lambda: self.calling and not self.settled, self.refuse)
         self.states.note()
         eager = torch.compiler.set_stance("force_eager")
         no_tape = torch.autograd.graph.saved_tensors_hooks(lambda _: None, self._no_backward)
-        with applied_functions(self._apply), eager, no_tape, watch, self:
-            yield
-        if self.refusal is not None:
-            raise self.refusal
+        try:
+            with applied_functions(self._apply), eager, no_tape, watch, self:
+                yield
+            if self.refusal is not None:
+                raise self.refusal
+        finally:
+            self.refusal = None
         self._check_states()
 
     def finish(self, results: Sequence[Any]) -> tuple[fx.GraphModule, list[int], dict[int, int]]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
@@ -67,5 +69,13 @@ def test_no_network_of_the_zoo_is_blamed() -> None:
     assert f"{compared} of {found.total()} rows are proved" in " ".join(README.split())
 
 
+@pytest.fixture
+def _default_dtype() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.usefixtures("_default_dtype")
 def test_a_network_is_proved_at_each_call() -> None:
     assert proof_alarms.row("reroll.compile", "float64", "lif") == ["proved", ""]
