@@ -15,7 +15,7 @@ Mind: Calls of compiled models take turns (`calls/turns.py`) but for what is com
     The runs that look at a model leave arguments, state and random numbers as they were, and never start a collective.
     A loop over another dimension than `time_dim` is found by two more short runs, where a model does the same number of
     operations at two lengths, and more than 256 (`observe._refuse_other_time`).
-    `Caller.__call__` stays disabled for Dynamo, and its warning has `stacklevel=5` for that frame.
+    `InTurn.__call__` stays disabled for Dynamo, and its warning has `stacklevel=5` for that frame.
     A family knows the pattern that it was traced for: where a later look finds other numbers of the user's, Dynamo's
     guards do not hold what the model reads, and it is read anew (``Stale``), unless the graph draws these numbers.
     A record comes first: it takes a fraction of Dynamo's time, and `held/keys.py` guards it. Dynamo reads what cannot

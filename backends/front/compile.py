@@ -34,7 +34,7 @@ from reroll.backends.dynamo.entry import UNREADABLE, Graph, hooks_inside, uncut
 from reroll.backends.front.beside import ANEW, prove_beside, say_departed
 from reroll.backends.front.calls.arguments import Call, Time, TimeDim, find_time
 from reroll.backends.front.calls.counter import told
-from reroll.backends.front.calls.plainly import WITHIN, runs_plainly
+from reroll.backends.front.calls.plainly import InTurn
 from reroll.backends.front.calls.turns import turn
 from reroll.backends.front.entries import (
     Entry,
@@ -317,7 +317,7 @@ def _together(model: Any, options: Mapping[str, Any]) -> Any:
     return uncut(torch.compile(model, backend="reroll", options=dict(options)))
 
 
-class Caller:
+class Caller(InTurn):
     """Calls a model on sequences of any length."""
 
     def __init__(self, model: Callable[..., Any], time: Time, options: Options, *, dynamic: bool) -> None:
@@ -348,19 +348,8 @@ class Caller:
         self.read = self._read()
         return self.read
 
-    @torch.compiler.disable(reason=WITHIN)  # type: ignore[untyped-decorator]
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's result."""
-        with turn():
-            rest = self._begun(args, kwargs)
-        return rest()
-
     def _begun(self, args: Any, kwargs: Any) -> Callable[[], Any]:
-        """Run a call within this thread's turn; what is left to do behind it. Whether Dynamo is off is asked here, as
-        another thread switches it off for its turn."""
         plainly = partial(self.model, *args, **kwargs)
-        if runs_plainly():
-            return plainly
         call = find_time(self.model, self.signature, self.time, args, kwargs)
         if call.length in self.alone and (found := self.at_length.found(call)):
             return partial(_itself, self.at_length(call, found))

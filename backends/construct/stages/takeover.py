@@ -88,7 +88,7 @@ class Takeover:
     model that count together; ``own``: by this one; ``lasting``: seconds of a step, for each of its loops. compiled:
     whether compiled segments run. stays: eager ones do for good, as no others could be made. before: seconds of a step
     of the loops by eager segments, at their last call. prepare: makes the compiled segments, but for what is compiled;
-    ``ahead`` compiles that, which is ``begun`` once. took_over: training calls before compiled ones did. trials: of
+    ``ahead`` compiles that, which is ``begun`` once. took_over: training calls since compiled ones did. trials: of
     compiled segments, once they are there; ``tried``: the program whose call tries them, and the one that may take over
     from it. asked: how many programs of training had compiled segments when theirs were last asked for, for calls
     without gradients. lent: whether such segments run.
@@ -157,7 +157,7 @@ class Takeover:
             return present if present is not None else self._made_first(make)
         following = self._following(make, present) if self.due else None
         if following is not None and (is_aside() or self.trials is not None or self.options.proof == "never"):
-            self.compiled, self.tried, self.took_over = True, None, self.spent.calls
+            self.compiled, self.tried, self.took_over = True, None, 0
             self.lasting.clear()  # which holds eager segments
             for each in following.built:
                 LENDERS.add(each.kernels, each.options)
@@ -218,8 +218,10 @@ class Takeover:
             self.spent.seconds += lasts
             self.own += lasts
             self._compile_ahead(built)
-        if self.took_over is not None and self.spent.calls == self.took_over + _SETTLED:
-            self._tell(built)
+        elif self.took_over is not None:
+            self.took_over += 1
+            if self.took_over == _SETTLED:
+                self._tell(built)
 
     def _lasts(self, built: Built) -> float:
         """Seconds that a training call of a loop takes by eager segments, about."""

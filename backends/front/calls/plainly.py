@@ -1,8 +1,16 @@
-"""Calls of a compiled model that torch runs as they are: Dynamo is off, or somebody around sees each operation."""
+"""A call of a compiled model, in its thread's turn; torch runs it as it is where Dynamo is off, or somebody around sees
+each operation."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
 from reroll.backends.dynamo.entry import dynamo_is_off
+from reroll.backends.front.calls.turns import turn
 from reroll.errors import warn
 from reroll.graph.private import in_transform, modes_of_functions
 
@@ -13,13 +21,27 @@ WITHIN = (
 """Why Dynamo does not read such a call."""
 
 
-def runs_plainly() -> bool:
-    """Whether the present call is one of them; of a transform or mode around it the user is told."""
-    return dynamo_is_off() or _is_transformed()
+class InTurn:
+    """Calls a model. Whether Dynamo is off is asked within a turn, as another thread switches it off for its own."""
+
+    model: Callable[..., Any]
+
+    @torch.compiler.disable(reason=WITHIN)  # type: ignore[untyped-decorator]
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's result."""
+        with turn():
+            plainly = dynamo_is_off() or _is_transformed()
+            rest = partial(self.model, *args, **kwargs) if plainly else self._begun(args, kwargs)
+        return rest()
+
+    def _begun(self, args: Any, kwargs: Any) -> Callable[[], Any]:
+        """Run a call within this thread's turn; what is left to do behind it."""
+        raise NotImplementedError
 
 
 def _is_transformed() -> bool:
-    """Whether a torch.func transform, or a mode of the user's that sees operations, is around the call."""
+    """Whether a torch.func transform, or a mode of the user's that sees operations, is around the call, of which the
+    user is told."""
     if in_transform():
         around = "A torch.func transform (vmap, grad, jvp, ...)"
     elif modes := modes_of_functions():

@@ -70,6 +70,7 @@ class AtLength:
     def found(self, call: Call) -> Found | None:
         """The recording of a call; None where it cannot be recorded, or has no loop. Raises LengthError, with why its
         operations cannot be rolled."""
+        self.nothing = self.raised = False
         try:
             found = self._recording(call)
         except TooManyError as reason:
@@ -78,12 +79,12 @@ class AtLength:
             raise UnsupportedError(f"{reason} {NAME_TIME}") from None
         except Unrecordable as reason:
             LOG.info("not recorded at its full length: %s", reason)
-            self.nothing, self.raised = False, isinstance(reason, RaisedError)
+            self.raised = isinstance(reason, RaisedError)
             return None
-        self.raised = False
         program: _Program | _Nothing = found[0].run  # type: ignore[assignment]
         self.nothing = isinstance(program, _Nothing)
-        if isinstance(program, _Program) and not (found[0].asked and (program.written or found[0].cleared)):
+        another = found[0].asked and not self.named  # answer is not the end of a call
+        if isinstance(program, _Program) and not (another and (program.written or found[0].cleared)):
             return found
         if isinstance(program, _Program):
             LOG.info("not recorded: it updates tensors in place, which another answer to what it asks would not undo")

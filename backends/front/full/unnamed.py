@@ -16,8 +16,7 @@ import torch
 
 from reroll.backends.dynamo.entry import uncut
 from reroll.backends.front.calls.arguments import Call, Time, find_time
-from reroll.backends.front.calls.plainly import WITHIN, runs_plainly
-from reroll.backends.front.calls.turns import turn
+from reroll.backends.front.calls.plainly import InTurn
 from reroll.backends.front.full.at_length import AtLength, Found
 from reroll.backends.front.recorded import AnotherAnswerError
 from reroll.backends.runtime.randomness import random_state, set_random_state
@@ -30,7 +29,7 @@ _OTHERWISE = (
 )
 
 
-class Unnamed:
+class Unnamed(InTurn):
     """Calls a model whose time nobody has named."""
 
     def __init__(self, model: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -40,17 +39,7 @@ class Unnamed:
         self.read = uncut(torch.compile(model=model, backend="reroll", options=dict(options)))
         self.is_read = self.told = False  # by Dynamo, from the first call on that needs it; of what it asks
 
-    @torch.compiler.disable(reason=WITHIN)  # type: ignore[untyped-decorator]
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's result."""
-        with turn():
-            rest = self._begun(args, kwargs)
-        return rest()
-
     def _begun(self, args: Any, kwargs: Any) -> Callable[[], Any]:
-        """Run a call within this thread's turn; what is left to do behind it."""
-        if runs_plainly():
-            return partial(self.model, *args, **kwargs)
         if not self.is_read:
             call = find_time(self.model, None, self.time, args, kwargs)
             found = self.at_length.found(call)
@@ -88,8 +77,7 @@ class Unnamed:
 
     def _say_asked(self) -> None:
         """Say once that a model asks whether values are true."""
-        asked = self.at_length.recorded.questions
-        if asked and not self.told:
+        if not self.told and (asked := self.at_length.recorded.questions):
             self.told = True
             warn(
                 f"The model asks whether values are true, at {'; '.join(asked)}. The answers are compared at every "
