@@ -54,6 +54,7 @@ from reroll.capture.capture import capture
 from reroll.capture.fusion.fuse import fuse
 from reroll.capture.given.regions import without_regions
 from reroll.errors import OptionError, RerollError, UnsupportedError, warn
+from reroll.graph.folded import unfolded
 from reroll.graph.inplace import extent, overlapping
 from reroll.graph.layouts import laid_in
 from reroll.graph.nested import leaves_of, with_leaves
@@ -258,7 +259,7 @@ def rolled(
         plans = Plans(build_all(loops(way), way, held), told=told)
         return plans, assemble(gm, found.outer, plans.modules)
 
-    peak = functools.cache(partial(plain_peak, gm))
+    peak = functools.cache(lambda: plain_peak(unfolded(gm)))
 
     def made(way: Options) -> Graph:
         plans, module = placed(way)

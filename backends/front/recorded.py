@@ -136,7 +136,7 @@ class Recorded:
     """A model whose graphs are recorded, once for everything that ``key_of`` tells apart.
 
     asks: also where it asks whether values are true. hears: not where it writes to ``sys.stderr``. look: what runs the
-    model before each record, in place of a run with nothing around it.
+    model before each record, in place of a run with nothing around it. folds: runs that repeat are left out of graphs.
     """
 
     def __init__(
@@ -146,8 +146,9 @@ class Recorded:
         asks: bool = True,
         hears: bool = False,
         look: Callable[[Call], None] | None = None,
+        folds: bool = False,
     ) -> None:
-        self.model, self.asks, self.hears, self.look = model, asks, hears, look
+        self.model, self.asks, self.hears, self.look, self.folds = model, asks, hears, look, folds
         self.recordings: OrderedDict[Any, Recording] = OrderedDict()
         self.functions: dict[Any, Callable[..., Any]] = {}
         self.numbers: list[int] | None = None
@@ -218,7 +219,7 @@ class Recorded:
             outside = [value for value, _, _ in state.tensors]
             paths = self._paths()
             names = {number: _identifier(name) for number, name in (paths | call.names()).items()}
-            recorder = GraphRecorder(outside, self.functions, names, asks=self.asks)
+            recorder = GraphRecorder(outside, self.functions, names, asks=self.asks, folds=self.folds)
             for value, node in zip(outside, recorder.inputs, strict=True):
                 node.meta[PATH] = paths.get(id(value), "")
             result = self._run(recorder, call)

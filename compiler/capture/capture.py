@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence as Many
+from functools import partial
 
 from torch import fx
 
@@ -17,12 +18,13 @@ from reroll.capture.steps.blocks import Blocks, with_blocks
 from reroll.capture.steps.colours import Likeness, Sequence
 from reroll.capture.steps.extract import extract
 from reroll.capture.steps.iterations import by_iterations, with_iterations
-from reroll.capture.steps.operands import MIN_STEPS, Region, why_not
+from reroll.capture.steps.operands import MIN_STEPS, Gapped, Region, why_not
 from reroll.capture.steps.outer import Outer
 from reroll.capture.steps.search import covered, find_steps, repeats, with_more, worthwhile
 from reroll.capture.steps.step import Step
 from reroll.errors import CaptureError
 from reroll.graph.effects import has_effect, in_transform, is_random
+from reroll.graph.folded import is_mark, is_row, unfolded
 from reroll.graph.lines import where
 from reroll.graph.private import is_higher_order
 from reroll.recurrence import Capture, Recurrence
@@ -37,7 +39,18 @@ def capture(module: fx.GraphModule, *, maps: bool = False, depth: bool = False, 
     maps: also take out steps that carry nothing, so that no operation is left once for every step. depth: blocks with
     weights of their own count as steps too, where nothing repeats over time and they hold enough to pay. iterations:
     steps begin where the iterations of the user's loop do, where that is known.
+
+    Runs that are missing in a folded graph (``graph.folded``) are never written out, where each of them is one of a
+    step that is found; else all of them are, in the graph itself.
     """
+    search = partial(_capture, maps=maps, depth=depth, iterations=iterations)
+    try:
+        return search(module)
+    except Gapped:
+        return search(unfolded(module))
+
+
+def _capture(module: fx.GraphModule, *, maps: bool, depth: bool, iterations: bool) -> Capture:
     transform = next((node for node in module.graph.nodes if in_transform(node)), None)
     if transform is not None:
         reason = f"it contains a torch.func transform, at {where(transform)}"
@@ -52,23 +65,34 @@ def capture(module: fx.GraphModule, *, maps: bool = False, depth: bool = False, 
     blocks = with_blocks(module, sequence, steps) if depth else Blocks(sequence, steps)
     steps = [by_iterations(each, blocks.steps) for each in blocks.steps] if iterations else blocks.steps
     if not steps and not given:
+        _refuse_gaps(blocks.sequence, steps)
         return Capture(normal, (), blocks.small or _explain(blocks.sequence))
+    inside = {node for step in steps for node in step.sequence.nodes[step.region.start : step.region.stop]}
+    _refuse_gaps(blocks.sequence, steps)
     pin(module.graph)
     outer = Outer()
     recurrences = list(given)
     starts = {step.node(0, 0): step for step in steps}
-    inside = {node for step in steps for node in step.sequence.nodes[step.region.start : step.region.stop]}
     for node in normal.nodes:
         if node in starts:
             made = extract(outer, starts[node], f"recurrence_{len(recurrences)}")
             recurrences.append(with_iterations(made, starts[node], steps, cut=iterations))
         if node.op == "output":
             outer.graph.output(fx.map_arg(node.args[0], outer.value))
-        elif node not in inside:
+        elif is_row(node):
+            outer.take(node)
+        elif node not in inside and not is_mark(node):
             outer.copy(node)
     outer.graph.eliminate_dead_code(has_effect)
     outer.graph.lint()
     return _settled(module, outer.graph, recurrences)
+
+
+def _refuse_gaps(sequence: Sequence, steps: Many[Step]) -> None:
+    """Raise Gapped where runs are missing that are in no step."""
+    for gap in sequence.gaps:
+        if not any(step.region.start < gap.at < step.region.stop for step in steps):
+            raise Gapped
 
 
 def _settled(module: fx.GraphModule, outer: fx.Graph, recurrences: Many[Recurrence]) -> Capture:

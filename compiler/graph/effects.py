@@ -20,7 +20,10 @@ from reroll.graph.private import (
 )
 from reroll.operations import Operation, named, of
 
-_EFFECTS = ("copy_", "_set_grad_enabled", "_enter_autocast", "_exit_autocast", "_assert_async", "set_stream")
+_EFFECTS = (
+    *("copy_", "_set_grad_enabled", "_enter_autocast", "_exit_autocast", "_assert_async", "set_stream"),
+    *("skipped_runs", "run_ended"),
+)
 _TRANSFORMS = ("torch._functorch", "torch._C._functorch")
 _TORCH = ("torch", "_operator", "operator", "builtins", "math")
 _USERS = re.compile(r"ops\.(?!aten\.)")  # as `inplace.spell` writes operators of others

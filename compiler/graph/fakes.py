@@ -77,6 +77,18 @@ class Fakes:
             fake._is_param = True  # which makes it one, as isinstance says
         return fake.requires_grad_() if value.requires_grad else fake
 
+    def again(self, fake: torch.Tensor, beside: torch.Tensor | None = None, offset: int = 0) -> torch.Tensor:
+        """Another fake tensor like one, in memory of its own, or ``offset`` entries into that of another one."""
+        with unseen():
+            made = torch.empty(0, dtype=fake.dtype, device="meta")
+            if beside is None:
+                held = torch.empty(fake.untyped_storage().nbytes(), dtype=torch.uint8, device="meta").untyped_storage()
+                offset = int(fake.storage_offset())
+            else:
+                held = beside.untyped_storage()
+            found: torch.Tensor = FakeTensor(self.mode, made.set_(held, offset, fake.shape, fake.stride()), fake.device)
+        return found.requires_grad_() if fake.requires_grad else found
+
 
 def new_fake_mode() -> FakeTensorMode:
     """A mode of its own for fake tensors."""

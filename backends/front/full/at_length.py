@@ -61,7 +61,8 @@ class AtLength:
 
     def _anew(self) -> Recorded:
         look = None if self.options.proof == "never" else self._look
-        return Recorded(self.model, asks=not self.named, hears=not self.named, look=look)
+        folds = self.options.truncate is None  # which asks for the lines of all runs
+        return Recorded(self.model, asks=not self.named, hears=not self.named, look=look, folds=folds)
 
     def _look(self, call: Call) -> None:
         self.told = None

@@ -14,6 +14,7 @@ import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,12 +26,14 @@ from reroll.capture.recorder.dependence import Dependence
 from reroll.capture.recorder.events import SCAN, step_by_step
 from reroll.capture.recorder.identity import Same, holds_tensors, may_change_unseen
 from reroll.capture.recorder.packing import Packing
+from reroll.capture.recorder.repeats import Event, Repeats, flat, look_of, tensors_in
 from reroll.capture.recorder.spelling import METADATA, Spelled, spelled
 from reroll.capture.recorder.standins import Forward, application, filled, fresh_leaf
 from reroll.capture.recorder.watch import SizeWatch, States, Versions, unnoted
 from reroll.errors import CaptureError
 from reroll.graph.effects import draws, example
 from reroll.graph.fakes import Fakes
+from reroll.graph.folded import UNFOLD
 from reroll.graph.inplace import STATISTICS, updated_places
 from reroll.graph.inplace import operand as operand_at
 from reroll.graph.lines import CHECKPOINTED, is_checkpointed, user_line, user_trace
@@ -69,7 +72,7 @@ class GraphRecorder(TorchFunctionMode):
 
     outside: all tensors that may be read without having been made here, with ``names`` by their identity. functions:
     what stands in a graph for the application of each ``autograd.Function``, the same in every graph of a model. asks:
-    whether the model may ask if a value is true.
+    whether the model may ask if a value is true. folds: whether runs that repeat are left out (``repeats``).
     """
 
     def __init__(
@@ -79,12 +82,15 @@ class GraphRecorder(TorchFunctionMode):
         names: Mapping[int, str] | None = None,
         *,
         asks: bool = True,
+        folds: bool = False,
     ) -> None:
         super().__init__()
         self.asks = asks
         self.graph, self.functions = fx.Graph(), functions
-        self.known: dict[int, tuple[weakref.ref[Tensor], fx.Node]] = {}
+        self.known: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self.fakes = Fakes()
+        self.repeats = Repeats(self.graph, self.fakes, folds=folds)
+        self.repeats.copied = self._copied
         self.dependence = Dependence()
         self.numbers = dict[fx.Node, int]()
         self.packing = Packing(self)
@@ -126,6 +132,7 @@ class GraphRecorder(TorchFunctionMode):
         those that are sizes in it. ``cleared`` says which of them are to be zeroed and cut off their history, and
         ``asked`` what the truth is of all entries of each of the further results, with the line that asks for it.
         """
+        self.repeats.end()
         if self.zeroed:
             self.refuse("a state of an earlier call is zeroed, and not cut off its history by detach_()")
         sizes = {index: self.numbers[node] for index, node in enumerate(self.inputs) if node in self.numbers}
@@ -135,7 +142,10 @@ class GraphRecorder(TorchFunctionMode):
         for node in self.inputs:
             if not node.users:
                 self.graph.erase_node(node)
-        return fx.GraphModule(nn.Module(), self.graph), read, sizes
+        module = fx.GraphModule(nn.Module(), self.graph)
+        if self.repeats.loops:
+            module.meta[UNFOLD] = self.repeats.unfold
+        return module, read, sizes
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -151,11 +161,57 @@ class GraphRecorder(TorchFunctionMode):
         if func in METADATA:
             result = func(*args, **kwargs)
             return result if not isinstance(result, Tensor) else self.refuse(f"{func} gave a tensor")
+        if self.repeats.loop is not None:
+            expected, result = self._followed(func, args, kwargs, func)
+            if expected:
+                return result
+            if result is not NotImplemented:
+                return self._written(func, args, kwargs, lambda: result)
         for special in (self.packing.result, self._about_values):
             found = special(func, args, kwargs)
             if found is not NotImplemented:
+                self.repeats.barrier()
                 return found
         return self._written(func, args, kwargs)
+
+    def _followed(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]
+    ) -> tuple[bool, Any]:
+        """Run an operation where it is the one that is expected: whether it gave what is expected, and the result,
+        NotImplemented where it was not run. If it is another one, what is open ends."""
+        repeats, modes = self.repeats, any_autocast() or torch.is_inference_mode_enabled() is not self.inference
+        self.writing = True
+        try:
+            if modes or not repeats.expects(func, args, kwargs, self._place_if_same):
+                repeats.end()
+                return False, NotImplemented
+            if draws := repeats.draws():
+                self._check_states()
+            result = self._running(run, args, kwargs)
+            made = repeats.given(result, lambda value: self._place_of(value) >= 0)
+            if made is None:
+                repeats.end()
+                return False, result
+            if draws:
+                self.states.note()
+            for value, place in made:
+                self.known[id(value)] = weakref.ref(value), place
+            self.versions.note(value for value, _ in made)
+            return True, result
+        finally:
+            self.writing = False
+
+    def _running(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What an operation gives that is not written down."""
+        self.calling, self.writing = True, False
+        try:
+            return run(*args, **kwargs)
+        finally:
+            self.calling, self.writing = False, True
+
+    def _place_if_same(self, value: Tensor) -> int:
+        """The place of a tensor that was not changed unseen; -1 for any other."""
+        return -1 if self.versions.is_changed(value) else self._place_of(value)
 
     def _no_backward(self, _: None) -> Any:
         self.refuse("the model takes a gradient in its forward")
@@ -175,13 +231,29 @@ class GraphRecorder(TorchFunctionMode):
 
     def know(self, value: Tensor, node: fx.Node) -> None:
         """Note that a node gives a tensor."""
-        self.known[id(value)] = weakref.ref(value), node
+        self.known[id(value)] = weakref.ref(value), self.repeats.place(node)
         self.versions.note([value])
 
     def _node_of(self, value: Tensor) -> fx.Node | None:
         """The node that gives a tensor."""
-        known, node = self.known.get(id(value), (lambda: None, None))
-        return node if known() is value else None
+        place = self._place_of(value)
+        if place < 0:
+            return None
+        node = self.repeats.node(place)
+        if node not in self.dependence.memory:  # of a run that was not written down
+            self._show(node, value)
+        return node
+
+    def _place_of(self, value: Tensor) -> int:
+        """The place of the node that gives a tensor; -1 where there is none."""
+        known, place = self.known.get(id(value), (lambda: None, -1))
+        return place if known() is value else -1
+
+    def _copied(self, like: fx.Node, made: fx.Node) -> None:
+        """Note that a node does what another one does, a run or more later."""
+        for known in (self.dependence.constant, self.dependence.chance):
+            if like in known:
+                known.add(made)
 
     def _show(self, node: fx.Node, value: Any) -> None:
         """Note what a node gives, as an example without values: what nobody holds is gone."""
@@ -210,8 +282,11 @@ class GraphRecorder(TorchFunctionMode):
             return func(*args)
         return NotImplemented
 
-    def _written(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of an operation that is written down. Raises Unrecordable for one that cannot be."""
+    def _written(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any] | None = None
+    ) -> Any:
+        """The result of an operation that is written down, by ``run`` where it has run already. Raises Unrecordable for
+        one that cannot be."""
         call, name = Spelled("call_function", func, args, kwargs), getattr(func, "__name__", "")
         module = getattr(func, "__module__", None) or ""
         if name in _REFUSED or is_higher_order(func) or module.startswith("torch.autograd"):
@@ -222,7 +297,7 @@ class GraphRecorder(TorchFunctionMode):
             call = Spelled("call_function", func, (args[0], self._index(args[1]), *args[2:]), kwargs)
         written = spelled(call.target, call.args, call.kwargs)
         if written is not None:
-            return self._call(written, call.run)
+            return self._call(written, run or call.run, seen=self._seen(func, args, kwargs))
         return self.refuse(f"{getattr(func, '__self__', func)} cannot be recorded")
 
     def _made(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spelled:
@@ -282,7 +357,7 @@ class GraphRecorder(TorchFunctionMode):
         assert before is not None
         self._show(before, value.detach())
         self._rename(value, self.graph.call_function(fresh_leaf, (before,)))
-        self._show(self.known[id(value)][1], value.requires_grad_())
+        self._show(self._renamed(value), value.requires_grad_())
         return value
 
     def _clears(self, name: str, value: Tensor) -> bool:
@@ -303,7 +378,7 @@ class GraphRecorder(TorchFunctionMode):
         with torch.no_grad():
             getattr(value, name)()
         self._updated({storage_id(value)})
-        self._show(self.known[id(value)][1], value.detach())
+        self._show(self._renamed(value), value.detach())
         return True
 
     def _updated(self, memory: set[int]) -> None:
@@ -321,7 +396,10 @@ class GraphRecorder(TorchFunctionMode):
 
     def _rename(self, value: Tensor, node: fx.Node) -> None:
         node.meta["stack_trace"] = user_trace()
-        self.known[id(value)] = weakref.ref(value), node
+        self.known[id(value)] = weakref.ref(value), self.repeats.place(node)
+
+    def _renamed(self, value: Tensor) -> fx.Node:
+        return self.repeats.placed[self.known[id(value)][1]]
 
     def _answer(self, value: Tensor) -> bool:
         """What Python is shown of a value that is asked for its truth; the graph gives the value, for it to be shown
@@ -348,6 +426,11 @@ class GraphRecorder(TorchFunctionMode):
     def _apply(self, function: Any, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.calling:
             return inner(*args, **kwargs)
+        ran: Any = NotImplemented
+        if self.repeats.loop is not None:
+            expected, ran = self._followed(function, args, kwargs, inner)
+            if expected:
+                return ran
         objects = {place: value for place, value in enumerate(args) if _is_object(value)}
         same = function, tuple((place, Same(value)) for place, value in objects.items())
         if any(holds_tensors(value) for value in objects.values()):
@@ -360,6 +443,9 @@ class GraphRecorder(TorchFunctionMode):
         forward = Forward(rest, self.fakes)
 
         def run() -> Any:
+            if ran is not NotImplemented:
+                forward.whole = False
+                return ran
             self.writing, self.forward = False, forward
             try:
                 return inner(*args, **kwargs)
@@ -368,11 +454,28 @@ class GraphRecorder(TorchFunctionMode):
 
         self.writing = True
         try:
-            return self._call(Spelled("call_function", target, rest, kwargs), run, forward)
+            seen = None if objects else self._seen(function, args, kwargs)
+            return self._call(Spelled("call_function", target, rest, kwargs), run, forward, seen)
         finally:
             self.writing = False
 
-    def _call(self, call: Spelled, run: Callable[[], Any], forward: Forward | None = None) -> Any:
+    def _seen(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Event | None:
+        """An operation as Python gave it, by which it is known again; None for one that another record would do
+        otherwise."""
+        if not self.repeats.folds:
+            return None
+        kinds, leaves = list[Any](), list[Any]()
+        flat((args, kwargs), kinds, leaves)
+        tensors = [value for value in leaves[1:] if isinstance(value, Tensor)]
+        numbers = getattr(func, "__name__", "") in _MAKERS or func in (Tensor.__getitem__, Tensor.__setitem__)
+        if numbers and any(not value.dim() for value in tensors[func is Tensor.__getitem__ :]):
+            return None
+        places = [self._place_if_same(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        return Event(func, tuple(kinds), places, 0, 0, (), (), draws=False)
+
+    def _call(
+        self, call: Spelled, run: Callable[[], Any], forward: Forward | None = None, seen: Event | None = None
+    ) -> Any:
         """Write one operation down, and run it; with the forward of a function with a gradient of its own."""
         if any_autocast() or torch.is_inference_mode_enabled() is not self.inference:
             self.refuse("autocast and inference mode cannot be recorded")
@@ -408,11 +511,24 @@ class GraphRecorder(TorchFunctionMode):
         self._updated(memory)
         if forward is not None:
             node.meta["forward"] = forward.ended(result)
-        drawn = forward is not None or draws(getattr(node.target, "__name__", str(node.target)))
-        self.dependence.note(node, updated, drawn)
+        drawn = draws(getattr(node.target, "__name__", str(node.target)))
+        self.dependence.note(node, updated, drawn or forward is not None)
+        place = self.repeats.place(node)
         if result is not None or not (updated or call.target is set_grad_enabled):
             self._bind(result, node)
+        if seen is None or updated or is_of_users(call.target):
+            self.repeats.barrier()
+        else:
+            self._note(replace(seen, place=place, size=self.repeats.count - place, draws=drawn), node, result)
         return result
+
+    def _note(self, event: Event, node: fx.Node, result: Any) -> None:
+        """Note an operation that was written down, and what it gave."""
+        values = list(tensors_in(result))
+        places = map(self._place_of, values)
+        fresh = tuple(place if place >= event.place else -1 for place in places)
+        looks = tuple(map(look_of, values))
+        self.repeats.note(replace(event, looks=looks, fresh=fresh, key=self.repeats.key(event, node, looks)))
 
     def _bind(self, result: Any, node: fx.Node) -> None:
         """Remember what a node gave. A tensor that is known already stays what it was."""
@@ -428,6 +544,7 @@ class GraphRecorder(TorchFunctionMode):
             for index, item in enumerate(result):
                 if item is not None:
                     picked = self.graph.call_function(operator.getitem, (node, index))
+                    self.repeats.place(picked)
                     picked.meta["stack_trace"] = node.meta["stack_trace"]
                     self.dependence.note(picked, ())
                     self._bind(item, picked)

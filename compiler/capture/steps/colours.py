@@ -8,6 +8,8 @@ sequence's ``Likeness``.
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -19,6 +21,7 @@ from torch import fx
 from reroll.capture.steps.rates import is_rate
 from reroll.graph.editing import content_of, flatten
 from reroll.graph.effects import attribute, example, is_weight, modes, operation, spelled
+from reroll.graph.folded import is_mark, is_row, run_ended, side_of, skipped_runs
 from reroll.graph.inplace import out_of_place
 from reroll.graph.private import is_operator, map_aggregate, set_grad_enabled
 
@@ -41,21 +44,34 @@ class Likeness(IntEnum):
     FROZEN = 3
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Gap:
+    """So many ``runs`` of ``period`` nodes are missing at node ``at``. ``behind``: which nodes come after these; not all
+    from ``at`` on do, as what reads an entry of a sequence stands beside its reader."""
+
+    at: int
+    period: int
+    runs: int
+    behind: npt.NDArray[np.bool_]
+
+
 class Sequence:
     """The calls of a normal-form graph in program order, with their colours and operand tables.
 
     ``operands[i]`` are node i's operands, flattened. ``code`` holds, for all nodes one after another, the position of
     each operand that is a call, or ``OUTSIDE`` + an identity for any other; ``number`` the value of moving integers.
     ``modes[i]`` are the gradient and autocast modes before node i. ``maps``: steps that carry nothing count as steps.
+    ``gaps``: where runs of a folded graph are missing; ``missing``: values of these that somebody reads.
     """
 
     def __init__(
         self, module: fx.GraphModule, graph: fx.Graph, likeness: Likeness = Likeness.EXACT, maps: bool = False
     ) -> None:
         self.module, self.graph, self.likeness, self.maps = module, graph, likeness, maps
-        self.nodes: list[fx.Node] = [
-            node for node in graph.nodes if node.op in ("call_function", "call_method", "call_module")
-        ]
+        calls = [node for node in graph.nodes if node.op in ("call_function", "call_method", "call_module")]
+        self.nodes: list[fx.Node] = [node for node in calls if not is_mark(node) and not is_row(node)]
+        self.missing = [node for node in calls if is_row(node)]
+        self.gaps = [*self._gaps(calls)] if len(self.nodes) < len(calls) else []
         self.position = {node: index for index, node in enumerate(self.nodes)}
         self.operands = [flatten(node) for node in self.nodes]
         self.modes = modes(self.nodes)
@@ -63,6 +79,18 @@ class Sequence:
         colours: dict[Any, int] = {}
         self.colour = np.array([colours.setdefault(self._colour(node), len(colours)) for node in self.nodes], np.int32)
         self._tables()
+
+    def _gaps(self, calls: list[fx.Node]) -> Iterator[Gap]:
+        """Where runs are missing; of how many nodes they are says the first one behind them."""
+        at = 0
+        for node in calls:
+            if node.target is skipped_runs:
+                start, mark = at, node
+            elif node.target is run_ended:
+                sides = (side_of(each, mark) for each in self.nodes)
+                behind = np.array([n >= start if side is None else side for n, side in enumerate(sides)])
+                yield Gap(start, at - start, mark.args[0], behind)  # type: ignore[arg-type]
+            at += not is_mark(node) and not is_row(node)
 
     def _tables(self) -> None:
         outside: dict[Any, int] = {}

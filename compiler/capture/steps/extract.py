@@ -12,7 +12,7 @@ from torch import fx
 
 from reroll.capture.steps.colours import FILLS, Likeness
 from reroll.capture.steps.modules import modules_of
-from reroll.capture.steps.operands import Carried, Inner, ItemsOf, Moving, Operand
+from reroll.capture.steps.operands import Carried, Gapped, Inner, ItemsOf, Moving, Operand
 from reroll.capture.steps.outer import Outer
 from reroll.capture.steps.rates import drawn, is_rate
 from reroll.capture.steps.step import SliceOf, Step, tensor_of
@@ -41,6 +41,9 @@ def extract(outer: Outer, step: Step, name: str) -> Recurrence:
         for r in range(1, step.region.steps):
             outer.repeated[step.node(place, r)] = step.node(place, 0)
         outer.hoist(step.node(place, 0))
+    for row, place, _ in step.missing():
+        if place in step.invariant:
+            outer.repeated[row] = step.node(place, 0)
     builder = _Builder(outer, step)
     module = builder.build()
     operands = [outer.hoist(node) for register in step.registers for node in register.initial] + list(builder.numbers)
@@ -52,7 +55,7 @@ def extract(outer: Outer, step: Step, name: str) -> Recurrence:
     return Recurrence(
         name=name,
         step=module,
-        steps=step.region.steps,
+        steps=step.count,
         carries=tuple(node.name for carries in builder.carries for node in carries),
         xs=tuple(builder.xs),
         constants=tuple(builder.constants),
@@ -62,7 +65,7 @@ def extract(outer: Outer, step: Step, name: str) -> Recurrence:
         grad_enabled=grad_enabled(mode),
         random=any(is_random(node) for node in module.graph.nodes),
         blocks=blocks,
-        modules=modules_of(step.sequence.module.graph, operands, builder.xs, step.region.steps) if blocks else (),
+        modules=modules_of(step.sequence.module.graph, operands, builder.xs, step.count) if blocks else (),
         where=where_all([step.node(place, 0) for place in range(step.region.period)]),
     )
 
@@ -77,11 +80,12 @@ def _place_results(outer: Outer, step: Step, builder: _Builder, call: fx.Node) -
         outer.env[old] = outer.as_it_lies(last)
     for index, place in enumerate(step.ys):
         stacked = outer.graph.call_function(operator.getitem, (call, builder.offset + index))
-        rows = [step.node(place, r) for r in range(step.region.steps)]
-        value, needs = example(rows[0]), any(_needs(example(row)) for row in rows)  # the first may need no gradient
+        rows = step.rows(place)
+        value, needs = example(rows[0][0]), any(_needs(example(row)) for row, _ in rows)  # the first may need none
         assert value is not None
-        stacked.meta["example_value"] = resized(value, (len(rows), *value.shape)).requires_grad_(needs)
-        outer.emitted |= {row: (stacked, r) for r, row in enumerate(rows)}
+        stacked.meta["example_value"] = resized(value, (step.count, *value.shape)).requires_grad_(needs)
+        outer.emitted |= {row: (stacked, number) for row, number in rows}
+        outer.emitted |= {row: (stacked, number) for row, of, number in step.missing() if of == place}
 
 
 def _examples(step: Step, operands: list[fx.Node], builder: _Builder) -> Iterator[torch.Tensor]:
@@ -177,7 +181,7 @@ class _Builder:
         match operand:
             case Moving():
                 return operand, None
-            case ItemsOf(nodes):
+            case ItemsOf(nodes, _):
                 return operand, nodes[0]
         node = self.step.fixed(operand)
         if node is None:
@@ -197,14 +201,17 @@ class _Builder:
                 return add_input(self.graph, f"x_number{len(self.xs)}", None)
             case SliceOf(base, dim, start, stride):
                 self.xs.append(Slices(self._operand(self.outer.hoist(base)), dim, start, stride))
-            case ItemsOf(nodes):
-                self.xs.append(self._items(nodes))
+            case ItemsOf():
+                self.xs.append(self._items(key))
         return add_input(self.graph, f"x_{source.name}", example(source), names_of(source))
 
-    def _items(self, nodes: tuple[fx.Node, ...]) -> PerStep:
+    def _items(self, items: ItemsOf) -> PerStep:
         """How values from outside are read one at each step: as rows of one tensor where they are that."""
-        if (run := self.outer.run_of(nodes)) is not None:
+        nodes = items.nodes
+        if (run := self.outer.run_of(nodes, items.steps)) is not None:
             return Slices(self._operand(run[0]), 0, run[1], run[2])
+        if len(nodes) < self.step.count:
+            raise Gapped
         if self.step.sequence.maps and (stacked := self.outer.stacked(nodes)) is not None:
             return Slices(self._operand(stacked), 0, 0, 1)
         return Items(tuple(self._operand(self.outer.hoist(old)) for old in nodes))

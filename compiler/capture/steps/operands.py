@@ -8,18 +8,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from torch import fx
 
-from reroll.capture.steps.colours import OUTSIDE, Ints, Sequence
+from reroll.capture.steps.colours import OUTSIDE, Gap, Ints, Sequence
 from reroll.graph.lines import where
 
 MIN_STEPS = 3
+_SEVERAL = 4  # runs that are one step
 _MAP_STEPS = 5
+
+
+class Gapped(Exception):
+    """What is looked for cannot be told while runs are missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +47,35 @@ class Region:
 
 
 def columns(sequence: Sequence, region: Region) -> tuple[Ints, npt.NDArray[np.float64]]:
-    """Operand codes and moving numbers of a region, one row a step."""
+    """Operand codes and moving numbers of a region, one row a step; numbers as if no step were missing."""
     first, last = sequence.offset[region.start], sequence.offset[region.stop]
-    return (
-        sequence.code[first:last].reshape(region.steps, -1),
-        sequence.number[first:last].reshape(region.steps, -1),
-    )
+    code = sequence.code[first:last].reshape(region.steps, -1)
+    number = sequence.number[first:last].reshape(region.steps, -1)
+    for gap, missing in gaps_in(sequence, region):
+        leaves = np.diff(sequence.offset[region.start : region.stop + 1])
+        behind = np.repeat(gap.behind[region.start : region.stop], leaves).reshape(region.steps, -1)
+        before = (gap.at - region.start) // region.period - 1  # a whole step before the gap, as is the one before it
+        number = number - behind * missing * (number[before] - number[before - 1])
+    return code, number
+
+
+def gaps_in(sequence: Sequence, region: Region) -> Iterator[tuple[Gap, int]]:
+    """The gaps inside of a region, with the number of its steps that are missing there. Raises Gapped where steps are
+    none of the runs that are missing."""
+    for gap in sequence.gaps:
+        if region.start < gap.at < region.stop:
+            several, rest = divmod(region.period, gap.period)
+            if rest or several > _SEVERAL or gap.runs % several or gap.at - region.start < 2 * region.period:
+                raise Gapped
+            yield gap, gap.runs // several
+
+
+def numbered(sequence: Sequence, region: Region, place: int) -> list[int]:
+    """The numbers of the steps of a region that are there, for node ``place`` of a step."""
+    found = np.arange(region.steps)
+    for gap, missing in gaps_in(sequence, region):
+        found += missing * gap.behind[region.start + place : region.stop : region.period]
+    return [int(each) for each in found]
 
 
 def relations(sequence: Sequence, region: Region) -> Ints:
@@ -67,6 +95,13 @@ def delay(relation: int, period: int) -> int:
 
 def window(sequence: Sequence, region: Region) -> Region | None:
     """The longest stretch of steps over which every operand keeps its relation."""
+    try:
+        return _window(sequence, region)
+    except Gapped:
+        return None
+
+
+def _window(sequence: Sequence, region: Region) -> Region | None:
     if region.steps < MIN_STEPS:
         return None
     code, number = columns(sequence, region)
@@ -185,9 +220,10 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class ItemsOf:
-    """``nodes[r]``, a value from outside, at step r."""
+    """``nodes[i]``, a value from outside, at step ``steps[i]``."""
 
     nodes: tuple[fx.Node, ...]
+    steps: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,8 +293,25 @@ def _operands(sequence: Sequence, region: Region) -> Iterator[tuple[int, bool, O
             index = bool(sequence.index[sequence.offset[region.start] + column])
             values = number[:, column]
             found = _operand(region, each, code[:, column], relation[:, column], values, index)
+            if sequence.gaps and isinstance(found, ItemsOf | Moving):
+                found = _with_missing(sequence, region, place, found)
             yield place, index, found, values.tolist()
             column += 1
+
+
+def _with_missing(sequence: Sequence, region: Region, place: int, found: ItemsOf | Moving) -> ItemsOf | Moving:
+    """Items at the steps where they are read; numbers also at those that are missing, where they grow evenly."""
+    steps = numbered(sequence, region, place)
+    if isinstance(found, ItemsOf):
+        return replace(found, steps=tuple(steps))
+    values = list[float]()
+    for step, value in zip(steps, found.values, strict=True):
+        if step > len(values) and not (type(values[-1]) is type(values[-2]) is int):
+            raise Gapped
+        while len(values) < step:
+            values.append(2 * values[-1] - values[-2])
+        values.append(value)
+    return Moving(tuple(values))
 
 
 def _moving(values: tuple[Any, ...], number: npt.NDArray[np.float64], index: bool) -> Operand | None:
@@ -279,7 +332,7 @@ def _operand(
     if outside[-1]:
         if not np.all(outside):
             return None
-        return Constant(leaves[0]) if np.all(code == code[0]) else ItemsOf(leaves)
+        return Constant(leaves[0]) if np.all(code == code[0]) else ItemsOf(leaves, tuple(range(region.steps)))
     back = delay(int(relation[-1]), region.period)
     if np.any(relation[back:] != relation[-1]) or not np.all(outside[:back]):
         return None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import fx
 
+from reroll.capture.steps.operands import Gapped
 from reroll.capture.steps.runs import Item, longest, slopes
 from reroll.graph.effects import example
 from reroll.graph.fakes import contiguous
@@ -94,6 +95,11 @@ class Outer:
             self.env[old] = self.graph.node_copy(old, self.value)
         return self.value(old)
 
+    def take(self, row: fx.Node) -> None:
+        """A row of a step that is missing is one of the step's outputs. Raises Gapped where it is none."""
+        if row.users and row not in self.emitted and row not in self.repeated:
+            raise Gapped
+
     def copy(self, old: fx.Node) -> None:
         """Copy an old node; a stack or cat of stacked outputs takes them whole."""
         if old.op == "call_function" and old.target in (torch.stack, torch.cat):
@@ -104,15 +110,16 @@ class Outer:
                 return
         self.env[old] = self.graph.node_copy(old, self.value)
 
-    def run_of(self, olds: Iterable[fx.Node]) -> tuple[fx.Node, int, int] | None:
-        """(stacked outputs, start, stride) if the nodes are outputs of steps that move evenly."""
+    def run_of(self, olds: Iterable[fx.Node], steps: Sequence[int]) -> tuple[fx.Node, int, int] | None:
+        """(stacked outputs, start, stride) if the nodes, read at ``steps``, are outputs of steps that move evenly."""
         nodes = list(olds)
         places = [self.emitted.get(old) for old in nodes]
         first, last = places[0], places[-1]
         if first is None or last is None or len(places) < 2:
             return None
-        stride, rest = divmod(last[1] - first[1], len(places) - 1)
-        even = all(p is not None and p[0] is first[0] and p[1] == first[1] + i * stride for i, p in enumerate(places))
+        stride, rest = divmod(last[1] - first[1], steps[-1])
+        pairs = zip(steps, places, strict=True)
+        even = all(p is not None and p[0] is first[0] and p[1] == first[1] + n * stride for n, p in pairs)
         return (self._holding(nodes), first[1], stride) if even and rest == 0 and stride != 0 else None
 
     def _gather(self, old: fx.Node) -> fx.Node | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -13,6 +14,7 @@ from reroll.capture.steps.operands import (
     MIN_STEPS,
     Carried,
     Constant,
+    Gapped,
     Index,
     Inner,
     ItemsOf,
@@ -20,8 +22,11 @@ from reroll.capture.steps.operands import (
     Operand,
     Region,
     classify,
+    gaps_in,
+    numbered,
 )
 from reroll.graph.effects import attribute, example, has_effect, in_transform, is_torchs, spelled
+from reroll.graph.folded import is_row
 
 _TAIL = 3
 _HARDLY = 0.1  # of the bytes of all carries
@@ -62,6 +67,26 @@ class Step:
         """Node ``place`` of step ``step``."""
         return self.sequence.nodes[self.region.start + step * self.region.period + place]
 
+    @property
+    def count(self) -> int:
+        """How many steps there are, also those that are missing."""
+        return self.region.steps + sum(missing for _, missing in gaps_in(self.sequence, self.region))
+
+    def rows(self, place: int) -> list[tuple[fx.Node, int]]:
+        """Node ``place`` of all steps that are there, with the numbers of these."""
+        numbers = numbered(self.sequence, self.region, place)
+        return [(self.node(place, at), number) for at, number in enumerate(numbers)]
+
+    def missing(self) -> Iterator[tuple[fx.Node, int, int]]:
+        """What somebody reads of steps that are missing: where it stands, its place in a step and the step's number."""
+        for gap, _ in gaps_in(self.sequence, self.region):
+            for row in self.sequence.missing:
+                like, later = cast("tuple[fx.Node, int]", row.args)
+                at = self.sequence.position.get(like, -1)
+                if self.region.start <= at < self.region.stop and not gap.behind[at]:
+                    number, place = divmod(at + gap.period * later - self.region.start, self.region.period)
+                    yield row, place, number
+
     def fixed(self, operand: Operand) -> fx.Node | None:
         """The node whose value an operand has at every step: one from outside, or work that is done before the loop."""
         match operand:
@@ -84,7 +109,10 @@ def analyse(sequence: Sequence, region: Region) -> Step | None:
     if not _uniform(sequence, region):
         return None
     for _ in range(_TAIL + 1):
-        operands = classify(sequence, region)
+        try:
+            operands = classify(sequence, region)
+        except Gapped:
+            return None
         if operands is None:
             return None
         step = Step(sequence, region, operands)
@@ -187,11 +215,14 @@ def _outside_uses(step: Step) -> int:
     for r in range(region.steps):
         for place in range(region.period):
             users = step.node(place, r).users
-            if place in step.invariant or all(_inside(sequence, region, user) for user in users):
+            if place in step.invariant or all(_inside(sequence, region, user) or is_row(user) for user in users):
                 continue
             if (place, r) in register_of:
                 step.finals[place, r] = register_of[place, r]
             wanted.setdefault(place, set()).add(r)
+    for _, place, _ in step.missing():
+        if place not in step.invariant:
+            wanted.setdefault(place, set()).add(0)
     tails = []
     for place, steps in wanted.items():
         if all((place, r) in step.finals for r in steps) or _carried_along(step, place, steps):

@@ -1,0 +1,497 @@
+"""What repeats while a model is recorded: no run of it is written down once it is known what comes.
+
+After some equal runs of a few operations, of which all numbers grow evenly, the next operations are known: function,
+operands and numbers. Each that comes is compared with the one that is expected, runs, and is only counted. The first
+other one ends that. Then the last runs are written as nodes, like those before, and a mark stands for the others
+(``reroll.graph.folded``): nothing is inferred, as every operation has been seen.
+
+Each node has a *place*, a number that counts those that are not written down, too. So an operand is a number like any
+other: that of a value of the run before grows by the size of a run, that of a row of an earlier loop by that loop's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from reroll.graph.editing import flatten, rebuild
+from reroll.graph.fakes import Fakes
+from reroll.graph.folded import SIDE, row_of_run, run_ended, skipped_runs
+from reroll.graph.private import map_aggregate, storage_id
+
+RECORDED = 8
+"""Equal runs that are written down before any is skipped: a step of several of them repeats in these, too."""
+COMPARED = 4
+"""Last ones of these whose operands and numbers are compared."""
+KEPT = 8
+"""Runs at the end that are written down."""
+WHOLE = 12
+"""A multiple of this many runs is skipped, so that it is one of steps that are several runs."""
+LONGEST = 4_000
+_CANDIDATES = 48
+_TENSOR, _NUMBER = "tensor", "number"
+Look = tuple[Any, ...]
+"""What a result is like: sizes, strides, dtype, device, whether it needs a gradient."""
+
+
+@dataclass(slots=True, eq=False)
+class Event:
+    """An operation that was written down: the function and its flat operands as Python gave them, tensors as places.
+
+    place, size: the first of the places of its nodes, and how many they are. looks: what its tensors are like. fresh:
+    their places where it made them, or -1. key: a number that equal ones have in common; -1 for one that is like none.
+    """
+
+    func: Any
+    kinds: tuple[Any, ...]
+    leaves: list[Any]
+    place: int
+    size: int
+    looks: tuple[Look, ...]
+    fresh: tuple[int, ...]
+    draws: bool
+    key: int = -1
+
+
+def flat(value: Any, kinds: list[Any], leaves: list[Any]) -> None:
+    """Append the kinds and the leaves of an operand."""
+    kind = type(value)
+    if kind is Tensor or kind is nn.Parameter:
+        kinds.append(_TENSOR)
+        leaves.append(value)
+    elif kind is int or kind is float:
+        kinds.append((_NUMBER, kind))
+        leaves.append(value)
+    elif kind is tuple or kind is list or kind is torch.Size:
+        kinds.append((kind, len(value)))
+        leaves.append(None)
+        for each in value:
+            flat(each, kinds, leaves)
+    elif kind is dict:
+        kinds.append((kind, *value))
+        leaves.append(None)
+        for each in value.values():
+            flat(each, kinds, leaves)
+    elif kind is slice:
+        kinds.append(kind)
+        leaves.append(None)
+        for each in (value.start, value.stop, value.step):
+            flat(each, kinds, leaves)
+    else:
+        kinds.append(kind)
+        leaves.append(value)
+
+
+def look_of(value: Tensor) -> Look:
+    """What a tensor is like."""
+    return value.shape, value.stride(), value.dtype, value.device, value.requires_grad
+
+
+def tensors_in(result: Any) -> Iterator[Tensor]:
+    """The tensors that an operation gives."""
+    if isinstance(result, Tensor):
+        yield result
+    elif isinstance(result, tuple | list):
+        for each in result:
+            yield from tensors_in(each)
+
+
+_OBJECTS = (bool, str, type(None), type(...), complex, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """One node of a run: its flat operands at the last run that was written, nodes as places, and how they grow.
+
+    moved: by how many entries what it gives lies further in its memory at each run; None for memory of each run's own.
+    """
+
+    node: fx.Node
+    leaves: list[Any]
+    slopes: list[int]
+    moved: list[int | None]
+
+
+@dataclass(slots=True, eq=False)
+class Loop:
+    """Runs that repeat. ``events`` of the last one that was written, ``slopes`` of their leaves from run to run, the
+    ``lines`` of all its nodes; ``start``: the first place that was compared; ``end``: that behind the written runs;
+    ``size``: places of a run. ``run``, ``at``: the run and event that come next; the first skipped run is number 1.
+
+    ``skipped``: how many runs are no nodes, once it has ended, ``kept``: how many nodes stand behind these; ``mark``
+    and ``behind``: what stands in their place, and where the first run behind them ends.
+    """
+
+    events: list[Event]
+    slopes: list[list[int]]
+    lines: list[_Line]
+    start: int
+    end: int
+    size: int
+    run: int = 1
+    at: int = 0
+    skipped: int = 0
+    kept: int = 0
+    mark: fx.Node | None = None
+    behind: fx.Node | None = None
+
+    def expected(self, at: int) -> int | float:
+        """Leaf ``at`` of the event that comes next."""
+        base: int = self.events[self.at].leaves[at]
+        return base + self.slopes[self.at][at] * self.run
+
+    def holds(self, place: int) -> bool:
+        """Whether a place is one of a run that is no node."""
+        return self.end <= place < self.end + self.skipped * self.size
+
+
+class Repeats:
+    """The places of all nodes of a record, and the loop that is open, if one is."""
+
+    def __init__(self, graph: fx.Graph, fakes: Fakes, *, folds: bool) -> None:
+        self.graph, self.fakes, self.folds = graph, fakes, folds
+        self.count = 0
+        self.placed, self.places = dict[int, fx.Node](), dict[fx.Node, int]()
+        self.loop: Loop | None = None
+        self.loops = list[Loop]()
+        self.copied: Callable[[fx.Node, fx.Node], None] = lambda like, made: None
+        self._keys = dict[Any, int]()
+        self._forget()
+
+    def _forget(self) -> None:
+        self.events, self.keys = list[Event](), list[int]()
+        self.last = defaultdict[int, list[int]](list)
+        self.wait = 0
+
+    def place(self, node: fx.Node) -> int:
+        """The place of a node, the next one where it has none."""
+        found = self.places.get(node)
+        if found is None:
+            found = self.places[node] = self.count
+            self.placed[found] = node
+            self.count += 1
+        return found
+
+    def node(self, place: int) -> fx.Node:
+        """The node at a place; a row of its loop where there is none."""
+        found = self.placed.get(place)
+        return self._row(place) if found is None else found
+
+    def barrier(self) -> None:
+        """Something was recorded that is no event: what was before it repeats no more."""
+        if self.folds and self.events:
+            self._forget()
+
+    # What is written down
+
+    def note(self, event: Event) -> None:
+        """An event that was written down. Opens a loop where it ends some equal runs."""
+        if not self.folds:
+            return
+        if event.key < 0:
+            self._forget()
+            return
+        number = len(self.keys)
+        self.events.append(event)
+        self.keys.append(event.key)
+        before = self.last[event.key]
+        if number >= self.wait:
+            for other in reversed(before[-_CANDIDATES:]):
+                period = number - other
+                if self._repeats(period):
+                    if (loop := self._opened(period)) is not None:
+                        self.loop = loop
+                        break
+                    self.wait = number + period
+                    break
+        before.append(number)
+
+    def key(self, event: Event, node: fx.Node, looks: tuple[Look, ...]) -> int:
+        """The number of events like one, whose numbers may be others; -1 where an operand cannot be compared."""
+        objects = list[Any]()
+        for kind, leaf in zip(event.kinds, event.leaves, strict=True):
+            if kind is _TENSOR or kind == (_NUMBER, int):
+                if kind is _TENSOR and leaf < 0:
+                    return -1
+            elif type(leaf) is float or type(leaf) in _OBJECTS:
+                objects.append((type(leaf), leaf))
+            else:
+                return -1
+        parts = (event.func, event.kinds, tuple(objects), looks, tuple(x >= 0 for x in event.fresh), event.size)
+        return self._keys.setdefault((*parts, id(node.target)), len(self._keys))
+
+    def _repeats(self, period: int) -> bool:
+        keys, back = self.keys, RECORDED * period
+        if period > LONGEST or len(keys) < back or keys[-2:] != keys[-2 - period : -period]:
+            return False
+        return keys[-back + period :] == keys[-back:-period]
+
+    def _opened(self, period: int) -> Loop | None:
+        """The loop of the last runs; None where their operands or numbers do not grow evenly."""
+        count = len(self.events)
+        runs = [self.events[count - period * n : count - period * (n - 1)] for n in range(COMPARED, 0, -1)]
+        starts = [run[0].place for run in runs]
+        size, start = starts[1] - starts[0], starts[0]
+        stops = [run[-1].place + run[-1].size for run in runs]
+        if [stop - first for first, stop in zip(starts, stops, strict=True)] != [size] * COMPARED or (
+            stops[:-1] != starts[1:] or sum(each.size for each in runs[-1]) != size or stops[-1] != self.count
+        ):
+            return None
+        slopes = list[list[int]]()
+        for alike in zip(*runs, strict=True):
+            grows = [self._slope(kind, values, start, size) for kind, values in _columns(alike)]
+            if None in grows or any(each.place != alike[0].place + size * n for n, each in enumerate(alike)):
+                return None
+            slopes.append(grows)  # type: ignore[arg-type]
+        lines = self._lines(starts, size)
+        return None if lines is None else Loop(runs[-1], slopes, lines, start, stops[-1], size)
+
+    def _slope(self, kind: Any, values: Sequence[Any], start: int, size: int) -> int | None:
+        """By how much an operand grows from run to run; None where it does not do so evenly."""
+        first, second, *_ = values
+        if kind != _TENSOR and kind != (_NUMBER, int):
+            return 0 if all(_same(first, each) for each in values) else None
+        slope: int = second - first
+        if any(later - before != slope for before, later in pairwise(values)):
+            return None
+        if kind == _TENSOR and slope not in (0, size):
+            inside = values[-1] >= start or self.node(values[-1]).op == "placeholder"
+            return None if inside else slope
+        return slope
+
+    def _lines(self, starts: Sequence[int], size: int) -> list[_Line] | None:
+        """The nodes of a run with their operands; None where these do not grow evenly."""
+        found = list[_Line]()
+        for at in range(size):
+            nodes = [self.placed[first + at] for first in starts]
+            every = [[self.places[x] if isinstance(x, fx.Node) else x for x in flatten(node)] for node in nodes]
+            if len({(node.op, node.target, len(leaves)) for node, leaves in zip(nodes, every, strict=True)}) > 1:
+                return None
+            slopes = list[int]()
+            for leaves in zip(*every, strict=True):
+                whole = all(type(each) is int for each in leaves)
+                slope = leaves[-1] - leaves[-2] if whole else 0
+                grown = (leaves[-1] + slope * (n - COMPARED + 1) if whole else leaves[-1] for n in range(COMPARED))
+                if not all(map(_same, leaves, grown)):
+                    return None
+                slopes.append(slope)
+            found.append(_Line(nodes[-1], every[-1], slopes, _moved(nodes[-2], nodes[-1])))
+        return found
+
+    # What is followed
+
+    def draws(self) -> bool:
+        """Whether the event that is expected draws random numbers."""
+        return self.loop is not None and self.loop.events[self.loop.at].draws
+
+    def expects(self, func: Any, args: Any, kwargs: Any, place_of: Callable[[Tensor], int]) -> bool:
+        """Whether an operation is the one that is expected. ``place_of``: the place of a tensor, -1 if it has none."""
+        loop = self.loop
+        if loop is None or (event := loop.events[loop.at]).func != func:
+            return False
+        kinds, leaves = list[Any](), list[Any]()
+        flat((args, kwargs), kinds, leaves)
+        if tuple(kinds) != event.kinds:
+            return False
+        slopes, run = loop.slopes[loop.at], loop.run
+        for at, kind in enumerate(kinds):
+            base, leaf = event.leaves[at], leaves[at]
+            if kind is _TENSOR:
+                slope = slopes[at]
+                coming = base + slope * run
+                if place_of(leaf) != coming or (slope not in (0, loop.size) and coming >= loop.start):
+                    return False
+            elif kind == (_NUMBER, int):
+                if leaf != base + slopes[at] * run:
+                    return False
+            elif leaf is not base and not _same(leaf, base):
+                return False
+        return True
+
+    def given(self, result: Any, is_known: Callable[[Tensor], bool]) -> list[tuple[Tensor, int]] | None:
+        """The tensors that the event which was expected has made, with their places; None where it gives others."""
+        loop = self.loop
+        assert loop is not None
+        event = loop.events[loop.at]
+        values = list(tensors_in(result))
+        if tuple(map(look_of, values)) != event.looks:
+            return None
+        if any(is_known(value) == (place >= 0) for value, place in zip(values, event.fresh, strict=True)):
+            return None
+        further = loop.run * loop.size
+        self.count += event.size
+        loop.at += 1
+        if loop.at == len(loop.events):
+            loop.run, loop.at = loop.run + 1, 0
+        return [(v, place + further) for v, place in zip(values, event.fresh, strict=True) if place >= 0]
+
+    def end(self) -> None:
+        """End the open loop: the last runs become nodes, and what was seen of the one that has begun."""
+        loop, self.loop = self.loop, None
+        if loop is None:
+            return
+        runs = loop.run - 1
+        loop.skipped = max((runs - KEPT) // WHOLE * WHOLE, 0)
+        if loop.skipped:
+            self.loops.append(loop)
+            number = len(self.loops)
+            loop.mark = self.graph.call_function(skipped_runs, (loop.skipped, number))
+            for place in range(loop.end - RECORDED * loop.size, loop.end):
+                self.placed[place].meta[SIDE] = number, False
+        for run in range(loop.skipped + 1, runs + 1):
+            self._write(loop, run, len(loop.lines))
+            if loop.skipped and run == loop.skipped + 1:
+                loop.behind = self.graph.call_function(run_ended, ())
+        begun = sum(event.size for event in loop.events[: loop.at])
+        self._write(loop, runs + 1, begun)
+        if loop.skipped:
+            self._forget()
+        else:
+            self._remember(loop, runs)
+
+    def _remember(self, loop: Loop, runs: int) -> None:
+        """Events that have become nodes count again, as a loop around them may repeat."""
+        for run in range(1, runs + 2):
+            begun = loop.at if run > runs else len(loop.events)
+            for event, slopes in zip(loop.events[:begun], loop.slopes, strict=False):
+                further = run * loop.size
+                grown = [x + slope * run if slope else x for x, slope in zip(event.leaves, slopes, strict=True)]
+                fresh = tuple(place + further if place >= 0 else -1 for place in event.fresh)
+                self.last[event.key].append(len(self.keys))
+                self.keys.append(event.key)
+                self.events.append(replace(event, leaves=grown, place=event.place + further, fresh=fresh))
+
+    # Nodes of runs
+
+    def _write(self, loop: Loop, run: int, count: int) -> None:
+        """Write the first ``count`` nodes of a run at the end of the graph."""
+        for at, line in enumerate(loop.lines[:count]):
+            place = loop.end + (run - 1) * loop.size + at
+            made = self.placed[place] = self._copy(line, run, lambda read: self._read(loop, read))
+            self.places[made] = place
+            if loop.mark is not None:
+                made.meta[SIDE] = loop.mark.args[1], True
+        loop.kept += count
+
+    def _read(self, loop: Loop, place: int) -> fx.Node:
+        """The node at a place, as the runs behind a mark read it: there the run before them is the last one written."""
+        return self.node(place - loop.skipped * loop.size if loop.holds(place) else place)
+
+    def _operands(self, line: _Line, run: int, read: Callable[[int], fx.Node]) -> list[Any]:
+        """The flat operands of a line's node, some runs later."""
+        grown = [x + slope * run if slope else x for x, slope in zip(line.leaves, line.slopes, strict=True)]
+        old = flatten(line.node)
+        return [read(x) if isinstance(before, fx.Node) else x for x, before in zip(grown, old, strict=True)]
+
+    def _copy(self, line: _Line, run: int, read: Callable[[int], fx.Node]) -> fx.Node:
+        """A node like one of the last run that was written, some runs later."""
+        like, old = line.node, flatten(line.node)
+        leaves = self._operands(line, run, read)
+        made = self.graph.create_node(like.op, like.target, *rebuild(like, leaves))
+        made.meta = dict(like.meta)
+        self.copied(like, made)
+        pairs = [(a, b) for a, b in zip(old, leaves, strict=True) if isinstance(a, fx.Node)]
+        pairs = [(a, b) for a, b in zip(old, leaves, strict=True) if isinstance(a, fx.Node)]
+        made.meta["example_value"] = self._example(line, run, pairs)
+        return made
+
+    def _example(self, line: _Line, run: int, operands: Sequence[tuple[fx.Node, fx.Node]] = ()) -> Any:
+        """An example of a line's node some runs later, in the memory of an operand where it lies there, else in memory
+        of its own. ``operands``: those of the line's node, each with the one that is read instead."""
+        memory = dict[int, Tensor]()
+        for before, now in operands:
+            for one, other in zip(_examples(before), _examples(now), strict=True):
+                memory[storage_id(one)] = other
+        moved = iter(line.moved)
+
+        def again(value: Any) -> Any:
+            if not isinstance(value, Tensor) or value.layout != torch.strided:
+                return value
+            number, offset = storage_id(value), next(moved)
+            if offset is not None:
+                memory.setdefault(number, value)
+            made = self.fakes.again(value, memory.get(number), int(value.storage_offset()) + (offset or 0) * run)
+            memory.setdefault(number, made)
+            return made
+
+        return map_aggregate(line.node.meta.get("example_value"), again)
+
+    def _row(self, place: int) -> fx.Node:
+        """The node that stands for one at a place that is none."""
+        loop = next(each for each in self.loops if each.holds(place))
+        runs, at = divmod(place - loop.end, loop.size)
+        line = loop.lines[at]
+        assert loop.mark is not None
+        with self.graph.inserting_before(loop.mark):
+            made = self.graph.call_function(row_of_run, (line.node, runs + 1))
+        made.meta = dict(line.node.meta)
+        made.meta["example_value"] = self._example(line, runs + 1)
+        self.placed[place], self.places[made] = made, place
+        self.copied(line.node, made)
+        return made
+
+    def unfold(self) -> None:
+        """Write out all runs."""
+        for loop in self.loops:
+            assert loop.mark is not None
+            with self.graph.inserting_before(loop.mark):
+                for run in range(1, loop.skipped + 1):
+                    self._write_out(loop, run)
+            first = loop.end + loop.skipped * loop.size
+            for place in range(first, first + loop.kept):
+                line, run = loop.lines[(place - first) % loop.size], (place - loop.end) // loop.size + 1
+                made = self.placed[place]
+                made.args, made.kwargs = rebuild(made, self._operands(line, run, self.node))
+            for mark in (loop.mark, loop.behind):
+                if mark is not None:
+                    self.graph.erase_node(mark)
+        self.loops = []
+
+    def _write_out(self, loop: Loop, run: int) -> None:
+        for at, line in enumerate(loop.lines):
+            place = loop.end + (run - 1) * loop.size + at
+            row = self.placed.get(place)
+            made = self.placed[place] = self._copy(line, run, self.node)
+            self.places[made] = place
+            if row is not None:
+                made.meta["example_value"] = row.meta["example_value"]
+                row.replace_all_uses_with(made)
+                self.graph.erase_node(row)
+
+
+def _moved(before: fx.Node, node: fx.Node) -> list[int | None]:
+    """By how much further what a node gives lies than what that of the run before gives, where it is one memory."""
+    found = list[int | None]()
+    for one, other in zip(_examples(before), _examples(node), strict=True):
+        same = storage_id(one) == storage_id(other)
+        found.append(int(other.storage_offset()) - int(one.storage_offset()) if same else None)
+    return found
+
+
+def _examples(node: fx.Node) -> list[Tensor]:
+    """The tensors among what a node gives."""
+    found = list[Any]()
+    map_aggregate(node.meta.get("example_value"), found.append)
+    return [each for each in found if isinstance(each, Tensor) and each.layout == torch.strided]
+
+
+def _columns(alike: Sequence[Event]) -> Iterator[tuple[Any, list[Any]]]:
+    """The kind and values of each operand of an event, over some runs."""
+    for at, kind in enumerate(alike[0].kinds):
+        yield kind, [each.leaves[at] for each in alike]
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether operands are the same, as -0.0 and 0.0 are not, nor 1 and 1.0."""
+    if one is other:
+        return True
+    if type(one) is not type(other) or one != other:
+        return False
+    return type(one) is not float or math.copysign(1, one) == math.copysign(1, other)
