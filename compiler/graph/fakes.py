@@ -77,6 +77,13 @@ class Fakes:
             fake._is_param = True  # which makes it one, as isinstance says
         return fake.requires_grad_() if value.requires_grad else fake
 
+    def adopt(self, value: torch.Tensor, fake: torch.Tensor) -> bool:
+        """Let a fake tensor stand for a tensor; whether it could, as nothing else stands for the tensor's memory."""
+        with unseen():
+            number, storage = storage_id(value), fake.untyped_storage()
+            known = self._memory.setdefault(number, (StorageWeakRef(value.untyped_storage()), storage))
+            return bool(known[1]._cdata == storage._cdata)
+
     def again(self, fake: torch.Tensor, beside: torch.Tensor | None = None, offset: int = 0) -> torch.Tensor:
         """Another fake tensor like one, in memory of its own, or ``offset`` entries into that of another one."""
         with unseen():

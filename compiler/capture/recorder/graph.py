@@ -33,7 +33,7 @@ from reroll.capture.recorder.watch import SizeWatch, States, Versions, unnoted
 from reroll.errors import CaptureError
 from reroll.graph.effects import draws, example
 from reroll.graph.fakes import Fakes
-from reroll.graph.folded import UNFOLD
+from reroll.graph.folded import UNFOLD, is_row
 from reroll.graph.inplace import STATISTICS, updated_places
 from reroll.graph.inplace import operand as operand_at
 from reroll.graph.lines import CHECKPOINTED, is_checkpointed, user_line, user_trace
@@ -133,10 +133,12 @@ class GraphRecorder(TorchFunctionMode):
         ``asked`` what the truth is of all entries of each of the further results, with the line that asks for it.
         """
         self.repeats.end()
+        given = self.operand(tuple(results))
+        if any(self.dependence.memory.get(row) in self.dependence.updated for row in self.repeats.rows()):
+            self.repeats.unfold()  # a row that is updated, or lies in what is, is what it was only where it stands
         if self.zeroed:
             self.refuse("a state of an earlier call is zeroed, and not cut off its history by detach_()")
         sizes = {index: self.numbers[node] for index, node in enumerate(self.inputs) if node in self.numbers}
-        given = self.operand(tuple(results))
         self.graph.output((*given, *map(self._stacked, self.asked.values())))
         read = [index for index, node in enumerate(self.inputs) if node.users]
         for node in self.inputs:
@@ -182,9 +184,11 @@ class GraphRecorder(TorchFunctionMode):
         repeats, modes = self.repeats, any_autocast() or torch.is_inference_mode_enabled() is not self.inference
         self.writing = True
         try:
-            if modes or not repeats.expects(func, args, kwargs, self._place_if_same):
+            operands = None if modes else repeats.expects(func, args, kwargs, self._place_if_same)
+            if operands is None:
                 repeats.end()
                 return False, NotImplemented
+            written = repeats.writes(operands)
             if draws := repeats.draws():
                 self._check_states()
             result = self._running(run, args, kwargs)
@@ -197,6 +201,7 @@ class GraphRecorder(TorchFunctionMode):
             for value, place in made:
                 self.known[id(value)] = weakref.ref(value), place
             self.versions.note(value for value, _ in made)
+            self.versions.updated({storage_id(value) for value in written})
             return True, result
         finally:
             self.writing = False
@@ -241,7 +246,11 @@ class GraphRecorder(TorchFunctionMode):
             return None
         node = self.repeats.node(place)
         if node not in self.dependence.memory:  # of a run that was not written down
-            self._show(node, value)
+            shown = None if is_row(node) else example(node)
+            if shown is not None and value.layout == torch.strided and self.fakes.adopt(value, shown):
+                self.dependence.memory[node] = storage_id(value)
+            else:
+                self._show(node, value)
         return node
 
     def _place_of(self, value: Tensor) -> int:
@@ -471,7 +480,7 @@ class GraphRecorder(TorchFunctionMode):
         if numbers and any(not value.dim() for value in tensors[func is Tensor.__getitem__ :]):
             return None
         places = [self._place_if_same(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        return Event(func, tuple(kinds), places, 0, 0, (), (), draws=False)
+        return Event(func, tuple(kinds), places)
 
     def _call(
         self, call: Spelled, run: Callable[[], Any], forward: Forward | None = None, seen: Event | None = None
@@ -516,10 +525,12 @@ class GraphRecorder(TorchFunctionMode):
         place = self.repeats.place(node)
         if result is not None or not (updated or call.target is set_grad_enabled):
             self._bind(result, node)
-        if seen is None or updated or is_of_users(call.target):
+        known = () if seen is None else seen.at(map(self.repeats.place, updated))
+        if seen is None or len(known) < len(updated) or is_of_users(call.target):
             self.repeats.barrier()
         else:
-            self._note(replace(seen, place=place, size=self.repeats.count - place, draws=drawn), node, result)
+            size = self.repeats.count - place
+            self._note(replace(seen, place=place, size=size, draws=drawn, writes=known), node, result)
         return result
 
     def _note(self, event: Event, node: fx.Node, result: Any) -> None:

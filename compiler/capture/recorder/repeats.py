@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -24,6 +24,7 @@ from torch import Tensor, fx, nn
 from reroll.graph.editing import flatten, rebuild
 from reroll.graph.fakes import Fakes
 from reroll.graph.folded import SIDE, row_of_run, run_ended, skipped_runs
+from reroll.graph.inplace import operand, updated_places
 from reroll.graph.private import map_aggregate, storage_id
 
 RECORDED = 8
@@ -46,18 +47,26 @@ class Event:
     """An operation that was written down: the function and its flat operands as Python gave them, tensors as places.
 
     place, size: the first of the places of its nodes, and how many they are. looks: what its tensors are like. fresh:
-    their places where it made them, or -1. key: a number that equal ones have in common; -1 for one that is like none.
+    their places where it made them, or -1. writes: the operands that it updates in place. key: a number that equal ones
+    have in common; -1 for one that is like none.
     """
 
     func: Any
     kinds: tuple[Any, ...]
     leaves: list[Any]
-    place: int
-    size: int
-    looks: tuple[Look, ...]
-    fresh: tuple[int, ...]
-    draws: bool
+    place: int = 0
+    size: int = 0
+    looks: tuple[Look, ...] = ()
+    fresh: tuple[int, ...] = ()
+    draws: bool = False
+    writes: tuple[int, ...] = ()
     key: int = -1
+
+    def at(self, places: Iterable[int]) -> tuple[int, ...]:
+        """The operands that are these places."""
+        tensors = [at for at, kind in enumerate(self.kinds) if kind is _TENSOR]
+        found = [next((at for at in tensors if self.leaves[at] == place), -1) for place in places]
+        return tuple(at for at in found if at >= 0)
 
 
 def flat(value: Any, kinds: list[Any], leaves: list[Any]) -> None:
@@ -122,7 +131,7 @@ class _Line:
 @dataclass(slots=True, eq=False)
 class Loop:
     """Runs that repeat. ``events`` of the last one that was written, ``slopes`` of their leaves from run to run, the
-    ``lines`` of all its nodes; ``start``: the first place that was compared; ``end``: that behind the written runs;
+    ``lines`` of all its nodes, those that write one row of a tensor from outside (``writes``); ``start``: the first place that was compared; ``end``: that behind the written runs;
     ``size``: places of a run. ``run``, ``at``: the run and event that come next; the first skipped run is number 1.
 
     ``skipped``: how many runs are no nodes, once it has ended, ``kept``: how many nodes stand behind these; ``mark``
@@ -132,6 +141,7 @@ class Loop:
     events: list[Event]
     slopes: list[list[int]]
     lines: list[_Line]
+    writes: list[int]
     start: int
     end: int
     size: int
@@ -205,7 +215,7 @@ class Repeats:
         if number >= self.wait:
             for other in reversed(before[-_CANDIDATES:]):
                 period = number - other
-                if self._repeats(period):
+                if self._repeats(period) and not self._splits(period):
                     if (loop := self._opened(period)) is not None:
                         self.loop = loop
                         break
@@ -224,7 +234,8 @@ class Repeats:
                 objects.append((type(leaf), leaf))
             else:
                 return -1
-        parts = (event.func, event.kinds, tuple(objects), looks, tuple(x >= 0 for x in event.fresh), event.size)
+        fresh = tuple(place >= 0 for place in event.fresh)
+        parts = (event.func, event.kinds, tuple(objects), looks, fresh, event.size, event.writes)
         return self._keys.setdefault((*parts, id(node.target)), len(self._keys))
 
     def _repeats(self, period: int) -> bool:
@@ -232,6 +243,12 @@ class Repeats:
         if period > LONGEST or len(keys) < back or keys[-2:] != keys[-2 - period : -period]:
             return False
         return keys[-back + period :] == keys[-back:-period]
+
+    def _splits(self, period: int) -> bool:
+        """Whether the last run begins between what makes a value and what updates it."""
+        run, before = self.events[-period:], self.events[-2 * period : -period]
+        updated = ((a.leaves[at], b.leaves[at]) for a, b in zip(before, run, strict=True) for at in b.writes)
+        return any(one != other < run[0].place for one, other in updated)
 
     def _opened(self, period: int) -> Loop | None:
         """The loop of the last runs; None where their operands or numbers do not grow evenly."""
@@ -251,7 +268,10 @@ class Repeats:
                 return None
             slopes.append(grows)  # type: ignore[arg-type]
         lines = self._lines(starts, size)
-        return None if lines is None else Loop(runs[-1], slopes, lines, start, stops[-1], size)
+        rows = None if lines is None else _row_writes(lines)
+        if lines is None or rows is None:
+            return None
+        return Loop(runs[-1], slopes, lines, rows, start, stops[-1], size)
 
     def _slope(self, kind: Any, values: Sequence[Any], start: int, size: int) -> int | None:
         """By how much an operand grows from run to run; None where it does not do so evenly."""
@@ -287,19 +307,24 @@ class Repeats:
 
     # What is followed
 
+    def writes(self, operands: Sequence[Any]) -> list[Tensor]:
+        """The operands that the event which is expected updates in place."""
+        return [] if self.loop is None else [operands[at] for at in self.loop.events[self.loop.at].writes]
+
     def draws(self) -> bool:
         """Whether the event that is expected draws random numbers."""
         return self.loop is not None and self.loop.events[self.loop.at].draws
 
-    def expects(self, func: Any, args: Any, kwargs: Any, place_of: Callable[[Tensor], int]) -> bool:
-        """Whether an operation is the one that is expected. ``place_of``: the place of a tensor, -1 if it has none."""
+    def expects(self, func: Any, args: Any, kwargs: Any, place_of: Callable[[Tensor], int]) -> list[Any] | None:
+        """The flat operands of an operation, if it is the one that is expected. ``place_of``: the place of a tensor, -1
+        if it has none."""
         loop = self.loop
         if loop is None or (event := loop.events[loop.at]).func != func:
-            return False
+            return None
         kinds, leaves = list[Any](), list[Any]()
         flat((args, kwargs), kinds, leaves)
         if tuple(kinds) != event.kinds:
-            return False
+            return None
         slopes, run = loop.slopes[loop.at], loop.run
         for at, kind in enumerate(kinds):
             base, leaf = event.leaves[at], leaves[at]
@@ -307,13 +332,13 @@ class Repeats:
                 slope = slopes[at]
                 coming = base + slope * run
                 if place_of(leaf) != coming or (slope not in (0, loop.size) and coming >= loop.start):
-                    return False
+                    return None
             elif kind == (_NUMBER, int):
                 if leaf != base + slopes[at] * run:
-                    return False
+                    return None
             elif leaf is not base and not _same(leaf, base):
-                return False
-        return True
+                return None
+        return leaves
 
     def given(self, result: Any, is_known: Callable[[Tensor], bool]) -> list[tuple[Tensor, int]] | None:
         """The tensors that the event which was expected has made, with their places; None where it gives others."""
@@ -345,6 +370,7 @@ class Repeats:
             loop.mark = self.graph.call_function(skipped_runs, (loop.skipped, number))
             for place in range(loop.end - RECORDED * loop.size, loop.end):
                 self.placed[place].meta[SIDE] = number, False
+            self._write_rows(loop)
         for run in range(loop.skipped + 1, runs + 1):
             self._write(loop, run, len(loop.lines))
             if loop.skipped and run == loop.skipped + 1:
@@ -379,6 +405,20 @@ class Repeats:
             if loop.mark is not None:
                 made.meta[SIDE] = loop.mark.args[1], True
         loop.kept += count
+
+    def _write_rows(self, loop: Loop) -> None:
+        """Write the nodes of skipped runs that write rows of a tensor from outside: that is one stack in the end."""
+        assert loop.mark is not None
+        with self.graph.inserting_before(loop.mark):
+            for run in range(1, loop.skipped + 1) if loop.writes else ():
+                for at in loop.writes:
+                    place = loop.end + (run - 1) * loop.size + at
+                    made = self.placed[place] = self._copy(loop.lines[at], run, self.node)
+                    self.places[made] = place
+
+    def rows(self) -> Iterator[fx.Node]:
+        """The nodes that stand for values of runs that are none."""
+        return (node for node in self.graph.find_nodes(op="call_function", target=row_of_run))
 
     def _read(self, loop: Loop, place: int) -> fx.Node:
         """The node at a place, as the runs behind a mark read it: there the run before them is the last one written."""
@@ -464,6 +504,39 @@ class Repeats:
                 made.meta["example_value"] = row.meta["example_value"]
                 row.replace_all_uses_with(made)
                 self.graph.erase_node(row)
+
+
+def _row_writes(lines: Sequence[_Line]) -> list[int] | None:
+    """The lines that write one row after another of a tensor from outside, which nobody reads meanwhile; None where
+    something else than values of the same run, or all of a tensor from outside, is updated in place."""
+    found, written = list[int](), set[int]()
+    own = {line.node for line in lines}
+    for at, line in enumerate(lines):
+        leaves = flatten(line.node)
+        moving = any(slope and not isinstance(leaf, fx.Node) for leaf, slope in zip(leaves, line.slopes, strict=True))
+        for node in (operand(line.node, place) for place in updated_places(line.node)):
+            fixed = not line.slopes[leaves.index(node)]
+            if not fixed and (node not in own or any(_lies_outside(each) for each in lines if each.node is node)):
+                return None
+            if fixed and moving:
+                found.append(at)
+                written |= {storage_id(each) for each in _examples(node)}
+    for at, line in enumerate(lines):
+        read = line.node.all_input_nodes if at not in found else _values(line.node)
+        if any(storage_id(each) in written for node in read for each in _examples(node)):
+            return None
+    return found
+
+
+def _values(write: fx.Node) -> list[fx.Node]:
+    """What a node reads but for what it updates."""
+    updated = [operand(write, place) for place in updated_places(write)]
+    return [node for node in write.all_input_nodes if node not in updated]
+
+
+def _lies_outside(line: _Line) -> bool:
+    """Whether what a node gives lies in one memory in all runs."""
+    return any(moved is not None for moved in line.moved)
 
 
 def _moved(before: fx.Node, node: fx.Node) -> list[int | None]:

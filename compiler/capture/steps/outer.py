@@ -110,9 +110,11 @@ class Outer:
                 return
         self.env[old] = self.graph.node_copy(old, self.value)
 
-    def run_of(self, olds: Iterable[fx.Node], steps: Sequence[int]) -> tuple[fx.Node, int, int] | None:
-        """(stacked outputs, start, stride) if the nodes, read at ``steps``, are outputs of steps that move evenly."""
+    def run_of(self, olds: Iterable[fx.Node], steps: Sequence[int] | None = None) -> tuple[fx.Node, int, int] | None:
+        """(stacked outputs, start, stride) if the nodes, read at ``steps`` or at all, are outputs of steps that move
+        evenly."""
         nodes = list(olds)
+        steps = range(len(nodes)) if steps is None else steps
         places = [self.emitted.get(old) for old in nodes]
         first, last = places[0], places[-1]
         if first is None or last is None or len(places) < 2:
