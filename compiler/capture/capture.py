@@ -18,13 +18,13 @@ from reroll.capture.steps.blocks import Blocks, with_blocks
 from reroll.capture.steps.colours import Likeness, Sequence
 from reroll.capture.steps.extract import extract
 from reroll.capture.steps.iterations import by_iterations, with_iterations
-from reroll.capture.steps.operands import MIN_STEPS, Gapped, Region, why_not
+from reroll.capture.steps.operands import MIN_STEPS, Region, why_not
 from reroll.capture.steps.outer import Outer
 from reroll.capture.steps.search import covered, find_steps, repeats, with_more, worthwhile
 from reroll.capture.steps.step import Step
 from reroll.errors import CaptureError
 from reroll.graph.effects import has_effect, in_transform, is_random
-from reroll.graph.folded import is_mark, is_row, unfolded
+from reroll.graph.folded import Gapped, is_mark, is_row, unfolded
 from reroll.graph.lines import where
 from reroll.graph.private import is_higher_order
 from reroll.recurrence import Capture, Recurrence
@@ -129,7 +129,7 @@ def _found(module: fx.GraphModule, normal: fx.Graph, maps: bool) -> tuple[Sequen
     """Steps in program order; numbers that change are looked for only where the plain search finds little."""
     sequence = Sequence(module, normal, maps=maps)
     steps = find_steps(sequence)
-    found, size = covered(steps), len(sequence.nodes)
+    found, size = covered(steps), sequence.size
     if size - found < MIN_STEPS * 2:
         return sequence, steps
     abstract = Sequence(module, normal, Likeness.NUMBERS, maps=maps)

@@ -20,6 +20,10 @@ SIDE = "side"
 moved."""
 
 
+class Gapped(Exception):
+    """What is looked for cannot be told while runs are missing."""
+
+
 def skipped_runs(runs: int, mark: int) -> None:
     """Stands for so many runs like those before it; ``mark``: its number."""
     raise AssertionError("a folded graph is not run")

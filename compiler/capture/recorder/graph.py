@@ -134,8 +134,11 @@ class GraphRecorder(TorchFunctionMode):
         """
         self.repeats.end()
         given = self.operand(tuple(results))
-        if any(self.dependence.memory.get(row) in self.dependence.updated for row in self.repeats.rows()):
-            self.repeats.unfold()  # a row that is updated, or lies in what is, is what it was only where it stands
+        # A row that is updated, or lies in what is, is what it was only where it stands.
+        updated = any(self.dependence.memory.get(row) in self.dependence.updated for row in self.repeats.rows())
+        if updated or self.repeats.nested:
+            self.repeats.unfold()
+            given = self.operand(tuple(results))
         if self.zeroed:
             self.refuse("a state of an earlier call is zeroed, and not cut off its history by detach_()")
         sizes = {index: self.numbers[node] for index, node in enumerate(self.inputs) if node in self.numbers}
@@ -498,26 +501,11 @@ class GraphRecorder(TorchFunctionMode):
         self._check_updates(updated, node)
         self._check_states()
         operands = list({id(each): each for each in tensors_of((call.args, call.kwargs))}.values())
-        before = [(value, version_of(value)) for value in operands if not value.is_inference()]
-        self.calling, self.settled = True, self.dependence.constant.issuperset(node.all_input_nodes)
-        try:
-            with unnoted() if is_of_users(call.target) else nullcontext():
-                result = run()
-        except BaseException:
-            self.graph.erase_node(node)
-            raise
-        finally:
-            self.calling = False
+        result = self._run(node, call, run, operands, {self.dependence.memory[leaf] for leaf in updated})
         names = isinstance(result, torch.device | torch.dtype) and not operands  # a device or type that no tensor has
         if names or result is NotImplemented:  # the latter of comparisons with what is no tensor
             self.graph.erase_node(node)
             return result
-        memory = {self.dependence.memory[leaf] for leaf in updated}
-        for value, version in before:
-            if version_of(value) != version and storage_id(value) not in memory:
-                self.refuse(f"{node.target} updates an operand in place, which cannot be seen from outside")
-        self.states.note()
-        self._updated(memory)
         if forward is not None:
             node.meta["forward"] = forward.ended(result)
         drawn = draws(getattr(node.target, "__name__", str(node.target)))
@@ -531,6 +519,27 @@ class GraphRecorder(TorchFunctionMode):
         else:
             size = self.repeats.count - place
             self._note(replace(seen, place=place, size=size, draws=drawn, writes=known), node, result)
+        return result
+
+    def _run(
+        self, node: fx.Node, call: Spelled, run: Callable[[], Any], operands: Sequence[Tensor], memory: set[Any]
+    ) -> Any:
+        """What an operation gives that updates some ``memory`` in place, and nothing else."""
+        before = [(value, version_of(value)) for value in operands if not value.is_inference()]
+        self.calling, self.settled = True, self.dependence.constant.issuperset(node.all_input_nodes)
+        try:
+            with unnoted() if is_of_users(call.target) else nullcontext():
+                result = run()
+        except BaseException:
+            self.graph.erase_node(node)
+            raise
+        finally:
+            self.calling = False
+        for value, version in before:
+            if version_of(value) != version and storage_id(value) not in memory:
+                self.refuse(f"{node.target} updates an operand in place, which cannot be seen from outside")
+        self.states.note()
+        self._updated(memory)
         return result
 
     def _note(self, event: Event, node: fx.Node, result: Any) -> None:

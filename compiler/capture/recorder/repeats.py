@@ -12,7 +12,7 @@ other: that of a value of the run before grows by the size of a run, that of a r
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -36,6 +36,7 @@ KEPT = 8
 WHOLE = 12
 """A multiple of this many runs is skipped, so that it is one of steps that are several runs."""
 LONGEST = 4_000
+_NESTED = 3
 _CANDIDATES = 48
 _TENSOR, _NUMBER = "tensor", "number"
 Look = tuple[Any, ...]
@@ -130,12 +131,13 @@ class _Line:
 
 @dataclass(slots=True, eq=False)
 class Loop:
-    """Runs that repeat. ``events`` of the last one that was written, ``slopes`` of their leaves from run to run, the
-    ``lines`` of all its nodes, those that write one row of a tensor from outside (``writes``); ``start``: the first place that was compared; ``end``: that behind the written runs;
-    ``size``: places of a run. ``run``, ``at``: the run and event that come next; the first skipped run is number 1.
+    """Runs that repeat: the ``events`` of the last one that was written, by how much their operands grow from run to
+    run (``slopes``), and the ``lines`` of all its nodes; ``writes``: those that write one row of a tensor from outside.
 
-    ``skipped``: how many runs are no nodes, once it has ended, ``kept``: how many nodes stand behind these; ``mark``
-    and ``behind``: what stands in their place, and where the first run behind them ends.
+    start: the first place that was compared. end: that behind the runs that were written. size: places of a run. run,
+    at: the run and event that come next; the first run that is not written is number 1. skipped: how many runs are no
+    nodes, once it has ended. kept: how many nodes stand behind these. mark, behind: what stands in their place, and
+    where the first run behind them ends.
     """
 
     events: list[Event]
@@ -172,13 +174,18 @@ class Repeats:
         self.loop: Loop | None = None
         self.loops = list[Loop]()
         self.copied: Callable[[fx.Node, fx.Node], None] = lambda like, made: None
-        self._keys = dict[Any, int]()
+        self._keys, self._alike = dict[Any, int](), Counter[tuple[int, ...]]()
         self._forget()
 
     def _forget(self) -> None:
         self.events, self.keys = list[Event](), list[int]()
         self.last = defaultdict[int, list[int]](list)
         self.wait = 0
+
+    @property
+    def nested(self) -> bool:
+        """Whether loops were like one another, as those in the step of a loop are: all of these have to be seen."""
+        return max(self._alike.values(), default=0) >= _NESTED
 
     def place(self, node: fx.Node) -> int:
         """The place of a node, the next one where it has none."""
@@ -363,8 +370,9 @@ class Repeats:
         if loop is None:
             return
         runs = loop.run - 1
-        loop.skipped = max((runs - KEPT) // WHOLE * WHOLE, 0)
+        loop.skipped = 0 if self.nested else max((runs - KEPT) // WHOLE * WHOLE, 0)
         if loop.skipped:
+            self._alike[tuple(sorted(event.key for event in loop.events))] += 1
             self.loops.append(loop)
             number = len(self.loops)
             loop.mark = self.graph.call_function(skipped_runs, (loop.skipped, number))

@@ -32,6 +32,8 @@ class Blocks:
 def with_blocks(module: fx.GraphModule, found: Sequence, steps: list[Step]) -> Blocks:
     """The steps over time that a sequence has, and blocks between them."""
     made = np.array([0 if value is None else value.nbytes for value in map(example, found.nodes)])
+    for gap in found.gaps:
+        made[gap.at - gap.period : gap.at] *= 1 + gap.runs
     if sum(_share(made, step) for step in steps) > 1 - _LEAST_SHARE:
         return Blocks(found, steps)
     small = ""

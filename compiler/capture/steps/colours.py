@@ -21,7 +21,7 @@ from torch import fx
 from reroll.capture.steps.rates import is_rate
 from reroll.graph.editing import content_of, flatten
 from reroll.graph.effects import attribute, example, is_weight, modes, operation, spelled
-from reroll.graph.folded import is_mark, is_row, run_ended, side_of, skipped_runs
+from reroll.graph.folded import Gapped, is_mark, is_row, run_ended, side_of, skipped_runs
 from reroll.graph.inplace import out_of_place
 from reroll.graph.private import is_operator, map_aggregate, set_grad_enabled
 
@@ -46,8 +46,8 @@ class Likeness(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gap:
-    """So many ``runs`` of ``period`` nodes are missing at node ``at``. ``behind``: which nodes come after these; not all
-    from ``at`` on do, as what reads an entry of a sequence stands beside its reader."""
+    """So many ``runs`` of ``period`` nodes are missing at node ``at``. ``behind``: which nodes come after these; not
+    all from ``at`` on do, as what reads an entry of a sequence stands beside its reader."""
 
     at: int
     period: int
@@ -80,6 +80,11 @@ class Sequence:
         self.colour = np.array([colours.setdefault(self._colour(node), len(colours)) for node in self.nodes], np.int32)
         self._tables()
 
+    @property
+    def size(self) -> int:
+        """How many nodes there are, also those that are missing."""
+        return len(self.nodes) + sum(gap.runs * gap.period for gap in self.gaps)
+
     def _gaps(self, calls: list[fx.Node]) -> Iterator[Gap]:
         """Where runs are missing; of how many nodes they are says the first one behind them."""
         at = 0
@@ -87,9 +92,12 @@ class Sequence:
             if node.target is skipped_runs:
                 start, mark = at, node
             elif node.target is run_ended:
-                sides = (side_of(each, mark) for each in self.nodes)
+                sides = [side_of(each, mark) for each in self.nodes]
                 behind = np.array([n >= start if side is None else side for n, side in enumerate(sides)])
-                yield Gap(start, at - start, mark.args[0], behind)  # type: ignore[arg-type]
+                if at > start:
+                    yield Gap(start, at - start, mark.args[0], behind)  # type: ignore[arg-type]
+                elif sides.count(None) < len(sides):  # else nothing of the runs is left
+                    raise Gapped
             at += not is_mark(node) and not is_row(node)
 
     def _tables(self) -> None:

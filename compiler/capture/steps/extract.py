@@ -12,13 +12,14 @@ from torch import fx
 
 from reroll.capture.steps.colours import FILLS, Likeness
 from reroll.capture.steps.modules import modules_of
-from reroll.capture.steps.operands import Carried, Gapped, Inner, ItemsOf, Moving, Operand
+from reroll.capture.steps.operands import Carried, Inner, ItemsOf, Moving, Operand
 from reroll.capture.steps.outer import Outer
 from reroll.capture.steps.rates import drawn, is_rate
 from reroll.capture.steps.step import SliceOf, Step, tensor_of
 from reroll.graph.editing import add_input, flatten, merge_duplicates, rebuild
 from reroll.graph.effects import attribute, autocasts, example, grad_enabled, has_effect, is_random
 from reroll.graph.fakes import contiguous, resized
+from reroll.graph.folded import Gapped
 from reroll.graph.lines import take_line, where_all
 from reroll.graph.names import names_of
 from reroll.recurrence import Items, Numbers, PerStep, Recurrence, Slices

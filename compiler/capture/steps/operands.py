@@ -16,15 +16,12 @@ import numpy.typing as npt
 from torch import fx
 
 from reroll.capture.steps.colours import OUTSIDE, Gap, Ints, Sequence
+from reroll.graph.folded import Gapped
 from reroll.graph.lines import where
 
 MIN_STEPS = 3
 _SEVERAL = 4  # runs that are one step
 _MAP_STEPS = 5
-
-
-class Gapped(Exception):
-    """What is looked for cannot be told while runs are missing."""
 
 
 @dataclass(frozen=True, slots=True)

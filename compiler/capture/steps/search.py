@@ -48,13 +48,13 @@ def with_more(steps: list[Step], sequence: Sequence) -> list[Step]:
 
 def worthwhile(steps: list[Step]) -> list[Step]:
     """Without repetitions that are both short and tiny beside the largest: they cost more to compile than they save."""
-    largest = max((step.region.size for step in steps), default=0)
-    return [s for s in steps if s.region.steps >= _FEW_STEPS or s.region.size * _TINY >= largest]
+    largest = max((step.size for step in steps), default=0)
+    return [s for s in steps if s.count >= _FEW_STEPS or s.size * _TINY >= largest]
 
 
 def covered(steps: list[Step]) -> int:
-    """How many nodes lie in the steps."""
-    return sum(step.region.size for step in steps)
+    """How many nodes lie in the steps, also those that are missing."""
+    return sum(step.size for step in steps)
 
 
 def _best(sequence: Sequence, low: int, high: int) -> Step | None:

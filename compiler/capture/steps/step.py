@@ -14,7 +14,6 @@ from reroll.capture.steps.operands import (
     MIN_STEPS,
     Carried,
     Constant,
-    Gapped,
     Index,
     Inner,
     ItemsOf,
@@ -26,7 +25,7 @@ from reroll.capture.steps.operands import (
     numbered,
 )
 from reroll.graph.effects import attribute, example, has_effect, in_transform, is_torchs, spelled
-from reroll.graph.folded import is_row
+from reroll.graph.folded import Gapped, is_row
 
 _TAIL = 3
 _HARDLY = 0.1  # of the bytes of all carries
@@ -71,6 +70,11 @@ class Step:
     def count(self) -> int:
         """How many steps there are, also those that are missing."""
         return self.region.steps + sum(missing for _, missing in gaps_in(self.sequence, self.region))
+
+    @property
+    def size(self) -> int:
+        """How many nodes all steps have."""
+        return self.region.period * self.count
 
     def rows(self, place: int) -> list[tuple[fx.Node, int]]:
         """Node ``place`` of all steps that are there, with the numbers of these."""
@@ -206,24 +210,13 @@ def _selectable(step: Step) -> bool:
 
 def _outside_uses(step: Step) -> int:
     """Fill ``finals`` and ``ys``; give how many last steps to peel instead, if only they are used outside."""
-    region, sequence = step.region, step.sequence
+    region = step.region
     register_of: dict[tuple[int, int], tuple[int, int]] = {}
     for index, register in enumerate(step.registers):
         for ago in range(len(register.initial)):
             register_of.setdefault((register.place, region.steps - 1 - ago), (index, ago))
-    wanted: dict[int, set[int]] = {}
-    for r in range(region.steps):
-        for place in range(region.period):
-            users = step.node(place, r).users
-            if place in step.invariant or all(_inside(sequence, region, user) or is_row(user) for user in users):
-                continue
-            if (place, r) in register_of:
-                step.finals[place, r] = register_of[place, r]
-            wanted.setdefault(place, set()).add(r)
-    for _, place, _ in step.missing():
-        if place not in step.invariant:
-            wanted.setdefault(place, set()).add(0)
-    tails = []
+    tails, wanted = list[int](), _wanted(step)
+    step.finals |= {(p, r): register_of[p, r] for p, steps in wanted.items() for r in steps if (p, r) in register_of}
     for place, steps in wanted.items():
         if all((place, r) in step.finals for r in steps) or _carried_along(step, place, steps):
             continue
@@ -231,6 +224,19 @@ def _outside_uses(step: Step) -> int:
             tails.append(region.steps - min(steps))
         step.ys.append(place)
     return max(tails, default=0)
+
+
+def _wanted(step: Step) -> dict[int, set[int]]:
+    """The places of which values are used outside, with the steps that are there; a missing one counts as the first."""
+    region, found = step.region, dict[int, set[int]]()
+    for r in range(region.steps):
+        for place in range(region.period):
+            users = step.node(place, r).users
+            if not all(_inside(step.sequence, region, user) or is_row(user) for user in users):
+                found.setdefault(place, set()).add(r)
+    for _, place, _ in step.missing():
+        found.setdefault(place, set()).add(0)
+    return {place: steps for place, steps in found.items() if place not in step.invariant}
 
 
 def _carried_along(step: Step, place: int, steps: set[int]) -> bool:

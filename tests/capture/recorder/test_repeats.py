@@ -1,0 +1,350 @@
+"""Runs that repeat are not written down: what is written says the same as a record of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+import reroll
+from networks_zoo import Net as ZooNet
+from networks_zoo import load
+from reroll.backends.front.calls.arguments import Time, find_time
+from reroll.backends.front.held.reach import Reach
+from reroll.backends.front.recorded import Recorded, Unrecordable
+from reroll.capture.capture import capture
+from reroll.capture.fusion.fuse import fuse
+from reroll.graph.editing import flatten
+from reroll.graph.folded import UNFOLD, Gapped, is_row, unfolded
+from reroll.graph.private import storage_id
+from reroll.recurrence import Capture
+
+pytestmark = pytest.mark.usefixtures("double_precision")
+B, N, H = 2, 3, 4
+T = 97
+ZOO = load()
+
+
+class Net(nn.Module):
+    """Cells, and what a body does with them."""
+
+    def __init__(self, body: Callable[[Any, Tensor], Any]) -> None:
+        super().__init__()
+        self.cell, self.other, self.body = nn.RNNCell(N, H), nn.RNNCell(H, H), body
+
+    def forward(self, x: Tensor) -> Any:
+        """What the body gives."""
+        return self.body(self, x)
+
+    def states(self, x: Tensor, change: Callable[[int, Tensor], Tensor] = lambda _, h: h) -> list[Tensor]:
+        """The states of all steps, each changed by its number."""
+        h, found = x.new_zeros(x.shape[1], H), []
+        for t in range(x.shape[0]):
+            h = change(t, self.cell(x[t], h))
+            found.append(h)
+        return found
+
+
+def of_the_middle(net: Net, x: Tensor) -> Any:
+    hs = net.states(x)
+    return hs[30] * hs[29], hs[3], hs[-2], hs[T // 2 :: 7]
+
+
+def reversed_rows(net: Net, x: Tensor) -> Any:
+    hs, g = net.states(x), x.new_zeros(B, H)
+    for h in reversed(hs):
+        g = net.other(h, g)
+    return g
+
+
+def every_other_row(net: Net, x: Tensor) -> Any:
+    hs, g = net.states(x), x.new_zeros(B, H)
+    for t in range(1, T, 2):
+        g = net.other(hs[t], g)
+    return g, torch.stack(hs[::3])
+
+
+def updated_in_its_run(net: Net, x: Tensor) -> Any:
+    def change(_: int, h: Tensor) -> Tensor:
+        v = h * 0.9
+        v += 0.1
+        return v.mul_(0.95)
+
+    return torch.stack(net.states(x, change))
+
+
+def updated_by_the_next_run(net: Net, x: Tensor) -> Any:
+    h, found, last = x.new_zeros(B, H), [], x.new_zeros(B, H)
+    for t in range(T):
+        h = net.cell(x[t], h)
+        last.mul_(0.5)
+        last = h * 2
+        found.append(last)
+    return found[5], found[30], torch.stack(found)
+
+
+def updated_afterwards(net: Net, x: Tensor) -> Any:
+    made = [h * 1.5 for h in net.states(x)]
+    made[30].add_(1.0)
+    return torch.stack(made), made[30] * 2
+
+
+def parts_updated_afterwards(net: Net, x: Tensor) -> Any:
+    made = [(row, row[0]) for row in (h * 1.5 for h in net.states(x))]
+    made[25][1].mul_(3.0)
+    return made[25][0].sum(), torch.stack([row for _, row in made])
+
+
+def in_place_functions(net: Net, x: Tensor) -> Any:
+    return torch.stack(net.states(x, lambda _, h: F.hardtanh(F.relu_(h + 0.2) * 1.1, inplace=True)))
+
+
+def rows_of_tensors(net: Net, x: Tensor) -> Any:
+    rows, columns, h = x.new_zeros(T, B, H), x.new_zeros(B, T), x.new_zeros(B, H)
+    for t in range(T):
+        h = net.cell(x[t], h)
+        rows[t] = h
+        columns[:, t] = h.sum(-1)
+    return rows, columns
+
+
+def read_back(net: Net, x: Tensor) -> Any:
+    rows = x.new_zeros(T + 1, B, H)
+    for t in range(T):
+        rows[t + 1] = net.cell(x[t], rows[t].clone())
+    return rows
+
+
+def a_buffer_of_states(net: Net, x: Tensor) -> Any:
+    held, h = x.new_zeros(3, B, H), x.new_zeros(B, H)
+    for t in range(T):
+        h = net.cell(x[t], h + held[t % 3])
+        held[t % 3] = h
+    return held
+
+
+def in_turn(net: Net, x: Tensor) -> Any:
+    return torch.stack(net.states(x, lambda t, h: h * 0.5 if t % 3 == 1 else h))
+
+
+def once(net: Net, x: Tensor) -> Any:
+    return torch.stack(net.states(x, lambda t, h: h.detach() if t == 37 else h))
+
+
+def a_loop_in_each_step(net: Net, x: Tensor) -> Any:
+    def change(_: int, h: Tensor) -> Tensor:
+        for _ in range(31):
+            h = h * 0.99 + 0.001
+        return h
+
+    return net.states(x[:12], change)[-1]
+
+
+def nobody_reads_it(net: Net, x: Tensor) -> Any:
+    net.states(x)
+    return net.states(x * 2)[-1]
+
+
+def numbers(net: Net, x: Tensor) -> Any:
+    return torch.stack(net.states(x, lambda t, h: h * t + torch.full((B, H), t) + torch.tensor(t)))
+
+
+def fading(net: Net, x: Tensor) -> Any:
+    return torch.stack(net.states(x, lambda t, h: h * 0.9**t))
+
+
+def of_long_ago(net: Net, x: Tensor) -> Any:
+    hs = [x.new_zeros(B, H)] * 6
+    for t in range(T):
+        hs.append(net.cell(x[t], hs[-1] + 0.3 * hs[-6]))
+    return torch.stack(hs)
+
+
+def drawn(net: Net, x: Tensor) -> Any:
+    return torch.stack(net.states(x, lambda _, h: F.dropout(h, 0.3) + torch.rand(B, H)))
+
+
+def given_as_they_are(net: Net, x: Tensor) -> Any:
+    return net.states(x), [row * 2 for row in x]
+
+
+def windows(net: Net, x: Tensor) -> Any:
+    h = x.new_zeros(B, H)
+    for t in range(T - 2):
+        h = net.cell(x[t : t + 3].mean(0), h)
+    return h
+
+
+def without_gradients(net: Net, x: Tensor) -> Any:
+    with torch.no_grad():
+        hs = net.states(x)
+    return torch.stack([h + x[0].mean() for h in hs])
+
+
+FOLDED = (
+    of_the_middle,
+    reversed_rows,
+    every_other_row,
+    updated_in_its_run,
+    updated_by_the_next_run,
+    in_place_functions,
+    rows_of_tensors,
+    in_turn,
+    once,
+    numbers,
+    of_long_ago,
+    drawn,
+    windows,
+    nobody_reads_it,
+)
+"""Rolled without all runs."""
+WRITTEN = (
+    updated_afterwards,
+    parts_updated_afterwards,
+    read_back,
+    a_buffer_of_states,
+    a_loop_in_each_step,
+    fading,
+    given_as_they_are,
+    without_gradients,
+)
+"""All runs are written out for some or all loops."""
+
+
+def recorded(model: nn.Module, args: tuple[Any, ...], *, folds: bool) -> fx.GraphModule:
+    torch.manual_seed(0)
+    call = find_time(model, None, Time(None), args, {})
+    module, _ = Recorded(model, folds=folds).record(call, Reach().ran)
+    return module
+
+
+def operands(node: fx.Node, places: dict[fx.Node, int]) -> list[Any]:
+    return [places[x] if isinstance(x, fx.Node) else x for x in flatten(node)]
+
+
+def look(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return None
+    return value.shape, value.stride(), value.storage_offset(), value.dtype, value.requires_grad
+
+
+def differs(one: fx.GraphModule, other: fx.GraphModule) -> str:
+    """The first node of two graphs that differ; a function that applies another is known by it."""
+    places: dict[fx.Node, int] = {}
+    if len(one.graph.nodes) != len(other.graph.nodes):
+        return f"{len(one.graph.nodes)} nodes, not {len(other.graph.nodes)}"
+    for at, (a, b) in enumerate(zip(one.graph.nodes, other.graph.nodes, strict=True)):
+        places[a] = places[b] = at
+        targets = [getattr(x.target, "reroll_application", x.target) for x in (a, b)]
+        looks = [look(x.meta.get("example_value")) for x in (a, b)]
+        if a.op != b.op or targets[0] != targets[1] or repr(operands(a, places)) != repr(operands(b, places)):
+            return f"{a.format_node()} {b.format_node()}"
+        if looks[0] != looks[1]:
+            return f"{a.format_node()} {looks}"
+    return ""
+
+
+def said(found: Capture) -> Any:
+    """What a capture says, without names."""
+    places = {node: at for at, node in enumerate(found.outer.nodes)}
+    outer = [
+        ("" if x.op == "placeholder" else str(x.target), repr(operands(x, places)), look(x.meta.get("example_value")))
+        for x in found.outer.nodes
+    ]
+    loops = []
+    for each in found.recurrences:
+        own = {node: at for at, node in enumerate(each.step.graph.nodes)}
+        step = [(x.op, x.op == "placeholder" or str(x.target).split(" at ")[0], repr(operands(x, own))) for x in own]
+        loops.append((each.steps, each.xs, each.constants, len(each.ys), list(map(look, each.examples)), step))
+    return loops, [(target.split(" at ")[0], *rest) for target, *rest in outer]
+
+
+def compare(model: nn.Module, args: tuple[Any, ...]) -> str:
+    """Compare what records with and without all runs say; what became of the folded one."""
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    plain = recorded(model, args, folds=False)
+    model.load_state_dict(state)
+    folded = recorded(model, args, folds=True)
+    became = "written"
+    if UNFOLD in folded.meta:
+        assert said(fuse(capture(folded, depth=True))) == said(fuse(capture(plain, depth=True)))
+        became = "folded" if UNFOLD in folded.meta else "unfolded"
+    assert not differs(unfolded(folded), plain)
+    assert UNFOLD not in folded.meta
+    return became
+
+
+@pytest.mark.parametrize("body", [*FOLDED, *WRITTEN])
+def test_a_record_says_what_one_of_all_runs_does(body: Callable[..., Any]) -> None:
+    torch.manual_seed(0)
+    became = compare(Net(body), (torch.randn(T, B, N, requires_grad=True),))
+    assert became == "folded" if body in FOLDED else became in ("unfolded", "written")
+
+
+@pytest.mark.variants(4)
+@pytest.mark.parametrize("name", [*ZOO])
+def test_all_networks(name: str) -> None:
+    torch.manual_seed(0)
+    net = ZooNet(ZOO[name])
+    leaf = ZOO[name].leaf
+    args = tree_map_only(Tensor, lambda v: v.requires_grad_(leaf) if v.is_floating_point() else v, ZOO[name].inputs(40))
+    try:
+        compare(net, tuple(args))
+    except Unrecordable:
+        pytest.skip("a record does not tell what it does")
+
+
+@pytest.mark.parametrize("body", [*FOLDED, *WRITTEN])
+def test_values_and_gradients_are_those_of_the_plain_model(body: Callable[..., Any]) -> None:
+    torch.manual_seed(0)
+    net, x = Net(body), torch.randn(T, B, N, requires_grad=True)
+    compiled = reroll.compile(net, lowering="eager")
+    results = []
+    for run in (net, compiled):
+        torch.manual_seed(1)
+        made = tree_leaves(run(x))
+        loss = sum((each * torch.linspace(-1, 1, each.numel()).view(each.shape)).sin().sum() for each in made[::2])
+        grads = torch.autograd.grad(loss, [x, *net.parameters()], allow_unused=True)  # type: ignore[arg-type]
+        results.append([*made, *grads])
+    for one, other in zip(*results, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other)
+
+
+def test_a_record_is_as_large_for_any_number_of_runs() -> None:
+    net = Net(lambda net, x: net.states(x)[-1])
+    sizes = {len(recorded(net, (torch.randn(steps, B, N),), folds=True).graph.nodes) for steps in (100, 1_000, 4_000)}
+    assert max(sizes) - min(sizes) <= 12 * 2
+    assert max(sizes) < 100
+
+
+def test_rows_share_memory_with_their_tensors_alone() -> None:
+    module = recorded(Net(of_the_middle), (torch.randn(T, B, N),), folds=True)
+    rows = [node for node in module.graph.nodes if is_row(node)]
+    assert len({storage_id(node.meta["example_value"]) for node in rows}) == len(rows) > 2
+
+
+def test_a_folded_graph_is_not_run() -> None:
+    module = recorded(Net(of_the_middle), (x := torch.randn(T, B, N),), folds=True)
+    read = [{"argument_0": x}.get(node.name) for node in module.graph.find_nodes(op="placeholder")]
+    with pytest.raises(AssertionError, match="not run"):
+        module(
+            *(
+                torch.zeros(node.meta["example_value"].shape) if r is None else r
+                for r, node in zip(read, module.graph.find_nodes(op="placeholder"), strict=True)
+            )
+        )
+
+
+def test_runs_that_are_in_no_step_are_refused_by_the_search() -> None:
+    module = recorded(Net(lambda net, x: [row * 2 for row in x]), (torch.randn(T, B, N),), folds=True)
+    assert UNFOLD in module.meta
+    assert not capture(module).recurrences
+    assert UNFOLD not in module.meta
+    assert issubclass(Gapped, Exception)
