@@ -42,11 +42,13 @@ from reroll.graph.private import (
     another_of,
     any_autocast,
     applied_functions,
+    dispatch_modes,
     is_higher_order,
     is_of_users,
     map_aggregate,
     set_grad_enabled,
     storage_id,
+    unseen,
     version_of,
 )
 
@@ -210,10 +212,11 @@ class GraphRecorder(TorchFunctionMode):
             self.writing = False
 
     def _running(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What an operation gives that is not written down."""
+        """What an operation gives that is not written down; one like it was watched."""
         self.calling, self.writing = True, False
         try:
-            return run(*args, **kwargs)
+            with nullcontext() if dispatch_modes() > 1 else unseen():
+                return run(*args, **kwargs)
         finally:
             self.calling, self.writing = False, True
 
