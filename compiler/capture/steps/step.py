@@ -216,7 +216,8 @@ def _outside_uses(step: Step) -> int:
         for ago in range(len(register.initial)):
             register_of.setdefault((register.place, region.steps - 1 - ago), (index, ago))
     tails, wanted = list[int](), _wanted(step)
-    step.finals |= {(p, r): register_of[p, r] for p, steps in wanted.items() for r in steps if (p, r) in register_of}
+    used = ((place, r) for place, steps in wanted.items() for r in sorted(steps))
+    step.finals |= {each: register_of[each] for each in used if each in register_of}
     for place, steps in wanted.items():
         if all((place, r) in step.finals for r in steps) or _carried_along(step, place, steps):
             continue
