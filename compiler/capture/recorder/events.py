@@ -324,9 +324,11 @@ class History:
     """Cuts tensors that were made a while ago off their history; they stay non-leaves that require gradients.
 
     Only tensors that the run made itself are cut, and none of which there are views: those look at its history.
+    ``changed`` is told of those that were.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, changed: Callable[[list[Tensor]], None] = lambda _: None) -> None:
+        self.changed = changed
         self.recent: list[weakref.ref[Tensor]] = []
         self.views: dict[int, list[weakref.ref[Tensor]]] = {}
         self.foreign: set[int] = set()
@@ -352,11 +354,13 @@ class History:
         self.recent.clear()
         views = {base: [known for known in found if known() is not None] for base, found in self.views.items()}
         self.views = {base: found for base, found in views.items() if found}
+        kept = self.views.keys() | self.foreign
+        cut = [value for value in alive if id(value) not in kept and _has_history(value)]
         with torch.enable_grad():
-            for value in alive:
-                if id(value) not in self.views and id(value) not in self.foreign and _has_history(value):
-                    value.detach_()
-                    value.as_strided((0,), (1,)).copy_(self.leaf)  # a new history: that of nothing
+            for value in cut:
+                value.detach_()
+                value.as_strided((0,), (1,)).copy_(self.leaf)  # a new history: that of nothing
+        self.changed(cut)
 
 
 def _has_history(value: Tensor) -> bool:

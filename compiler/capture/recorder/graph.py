@@ -23,7 +23,7 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
 from reroll.capture.recorder.dependence import Dependence
-from reroll.capture.recorder.events import SCAN, step_by_step
+from reroll.capture.recorder.events import SCAN, History, step_by_step
 from reroll.capture.recorder.identity import Same, holds_tensors, may_change_unseen
 from reroll.capture.recorder.packing import Packing
 from reroll.capture.recorder.repeats import Event, Repeats, flat, look_of, tensors_in
@@ -97,6 +97,7 @@ class GraphRecorder(TorchFunctionMode):
         self.numbers = dict[fx.Node, int]()
         self.packing = Packing(self)
         self.versions, self.states = Versions(), States()
+        self.history = History(self.versions.note)
         self.asked = dict[tuple[str, bool], list[fx.Node]]()
         self.zeroed, self.cleared, self.cut = dict[int, fx.Node](), list[int](), set[Any]()
         self.inference = torch.is_inference_mode_enabled()
@@ -109,6 +110,7 @@ class GraphRecorder(TorchFunctionMode):
             if value.requires_grad and not value.is_leaf:
                 node.meta["example_value"] = another_of(node.meta["example_value"])
             self.know(value, node)
+            self.history.keep(value)
         self.inputs = list(self.graph.nodes)
         self.memory = {storage_id(value) for value in outside if value.layout == torch.strided}
 
@@ -203,9 +205,10 @@ class GraphRecorder(TorchFunctionMode):
                 return False, result
             if draws:
                 self.states.note()
-            for value, place in made:
-                self.known[id(value)] = weakref.ref(value), place
             self.versions.note(value for value, _ in made)
+            for value, place in made:
+                known = self.known[id(value)] = weakref.ref(value), place
+                self.history.made(value, known[0])
             self.versions.updated({storage_id(value) for value in written})
             return True, result
         finally:
@@ -562,6 +565,8 @@ class GraphRecorder(TorchFunctionMode):
             if self._node_of(result) is None:
                 self.know(result, node)
             self.versions.note([result])
+            if self.repeats.folds:
+                self.history.made(result, self.known[id(result)][0])
         elif isinstance(result, tuple | list):
             self._show(node, tuple(result))
             for index, item in enumerate(result):
