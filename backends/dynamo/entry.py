@@ -34,7 +34,7 @@ from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, Guar
 from reroll.backends.construct.kernels import Results, check_policy
 from reroll.backends.construct.plan import Built
 from reroll.backends.construct.replan import Plans
-from reroll.backends.construct.share import build_all, compile_usual
+from reroll.backends.construct.share import Known, Outside, build_all, compile_usual
 from reroll.backends.construct.stages.proof import Proof, eager, shown_by
 from reroll.backends.construct.stages.takeover import Spent, Takeover, is_aside
 from reroll.backends.dynamo.around import Outside, bytes_around, outside_of
@@ -233,19 +233,27 @@ def _compile(
 
 
 def rolled(
-    gm: fx.GraphModule, found: Capture, parsed: Options, ended: str = "", *, others: Others | None = None
+    gm: fx.GraphModule,
+    found: Capture,
+    parsed: Options,
+    ended: str = "",
+    *,
+    others: Others | None = None,
+    outside: Outside | None = None,
 ) -> Program:
     """The program of a graph, with the recurrences that were found in it. ``ended`` says where and why it ends;
-    ``others``: of the same model, at other lengths."""
+    ``others``: of the same model, at other lengths; ``outside``: what their kernels depend on beside their steps."""
     keep_apart(found.outer, gm.graph)
     detach_behind(found.outer, found.recurrences, parsed.truncate)
     check_policy(found.recurrences, parsed)
     check_together(found.recurrences, parsed)
     every, lengths = found.recurrences, SegmentLengths() if others is None else others.lengths
+    loose = [replace(each, any_length=not each.blocks) for each in every]
+    known = None if others is None else others.known
 
     def loops(way: Options) -> Sequence[Recurrence]:
         fixed = partial(lengths.fixed, options=way)
-        return every if others is None else [each if each.blocks else fixed(_kind(each), each) for each in every]
+        return every if others is None else [each if each.blocks else fixed(_kind(each), each) for each in loose]
 
     def ahead() -> None:
         with lengths.kept():
@@ -255,7 +263,7 @@ def rolled(
         return bytes_around(assemble(gm, found.outer, {name: nn.Identity() for name in results}), results)
 
     def placed(way: Options, told: bool = True) -> tuple[Plans, fx.GraphModule]:
-        plans = Plans(build_all(loops(way), way, held), told=told)
+        plans = Plans(build_all(loops(way), way, held, known, outside), told=told)
         return plans, assemble(gm, found.outer, plans.modules)
 
     peak = functools.cache(partial(plain_peak, gm))
@@ -276,8 +284,10 @@ def rolled(
 
 @dataclass(frozen=True, slots=True)
 class Others:
-    """What programs of one model at several lengths share: the ``lengths`` of segments, and what they have spent."""
+    """What programs of one model at several lengths share: kernels that are ``known``, the ``lengths`` of segments, and
+    what they have spent."""
 
+    known: Known = field(default_factory=Known)
     lengths: SegmentLengths = field(default_factory=SegmentLengths)
     spent: Spent = field(default_factory=Spent)
 

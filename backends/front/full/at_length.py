@@ -9,11 +9,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import fx
 
+from reroll.backends.cache.settings import flags
 from reroll.backends.construct.kernels import check_policy
+from reroll.backends.construct.share import Known, Outside
 from reroll.backends.construct.stages.takeover import is_aside
 from reroll.backends.dynamo.entry import Others, Program, changed_inputs, refuse_shared, rolled
 from reroll.backends.dynamo.garbage import SELDOM_FULL
@@ -55,7 +58,7 @@ class AtLength:
     def __init__(self, model: Callable[..., Any], options: Options, *, named: bool = True) -> None:
         self.model, self.options, self.named = model, options, named
         self.recorded, self.reach, self.again = self._anew(), Reach(), Again()
-        self.others = dict[Any, Others]()  # by the sizes of states
+        self.known, self.others = Known(), dict[Any, Others]()  # by the sizes of states
         self.told: Told | None = None  # what was done in the run before the last record
         self.nothing = self.raised = False
 
@@ -114,9 +117,10 @@ class AtLength:
             return recording.replay(state)
 
     def _recording(self, call: Call) -> Found:
-        return self.recorded.recording(self.reach, call.args, call.kwargs, lambda: call, self._made)
+        made = partial(self._made, call)
+        return self.recorded.recording(self.reach, call.args, call.kwargs, lambda: call, made)
 
-    def _made(self, module: fx.GraphModule, _: Sequence[Any]) -> _Program | _Nothing:
+    def _made(self, call: Call, module: fx.GraphModule, _: Sequence[Any]) -> _Program | _Nothing:
         """The program of a record, in place of those that came longest ago where all are more than are held."""
         held = self.recorded.recordings
         left = HELD - len(module.graph.nodes)
@@ -130,10 +134,17 @@ class AtLength:
                 return _Nothing(reason, found.refused)
             check_policy(found.recurrences, self.options)
             check_together(found.recurrences, self.options)
-            program = rolled(module, found, self.options, others=self.others.setdefault(_states(found), Others()))
+            others = self.others.setdefault(_states(found), Others(self.known))
+            program = rolled(module, found, self.options, others=others, outside=self._outside(call))
             made = _Program(program, len(module.graph.nodes), self.told)
             say_more(made.graph.more_than_plain())
         return made
+
+    def _outside(self, call: Call) -> Outside:
+        """What kernels of a call's record depend on beside the steps that they are made of: a function of the user's
+        own may read whatever the model's code names, which is known once it has run."""
+        key = self.reach.noted(self.model, call.args, call.kwargs)[1]
+        return Outside((key.modes, repr(flags())), (key.held, self.recorded.applied()))
 
     def _captured(self, module: fx.GraphModule) -> Capture:
         """The recurrences of a record; none where only blocks are, and gradients are to be cut over time."""
