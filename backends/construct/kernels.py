@@ -259,7 +259,7 @@ def kind(recurrence: Recurrence, steps: int) -> Any:
     with apart_from_dynamo(mode), recurrence.modes():
         inputs = tuple(map(_layout, trace_inputs(recurrence, mode, steps)))
     return (
-        _content(recurrence.step),
+        content(recurrence.step),
         steps,
         inputs,
         tuple(map(way_of_reading, recurrence.xs)),
@@ -287,7 +287,7 @@ def _layout(value: Tensor) -> tuple[Any, ...]:
     return tuple(value.shape), value.stride(), value.dtype, value.device, value.requires_grad
 
 
-def _content(module: fx.GraphModule) -> tuple[Any, ...]:
+def content(module: fx.GraphModule) -> tuple[Any, ...]:
     """What a graph does, equal where another one does the same: numbers and texts by value, functions and other objects
     by identity, and kept alive."""
     places, found = dict[fx.Node, int](), list[Any]()
@@ -295,7 +295,7 @@ def _content(module: fx.GraphModule) -> tuple[Any, ...]:
         places[node] = place
         what: Any = None
         if node.op in ("get_attr", "call_module"):
-            what = _held(attribute(module, node))
+            what = held(attribute(module, node))
         elif node.op != "placeholder":
             what = _said(node.target, places)
         operands = () if node.op == "placeholder" else (_said(node.args, places), _said(node.kwargs, places))
@@ -303,10 +303,10 @@ def _content(module: fx.GraphModule) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _held(value: Any) -> Any:
+def held(value: Any) -> Any:
     """What a graph holds."""
     if isinstance(value, fx.GraphModule):
-        return _content(value)
+        return content(value)
     small = type(value) is Tensor and value.numel() <= _SMALL and not value.requires_grad
     return content_of(value) if small else Same(value)
 

@@ -21,6 +21,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,7 +35,7 @@ from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, Guar
 from reroll.backends.construct.kernels import Results, check_policy
 from reroll.backends.construct.plan import Built
 from reroll.backends.construct.replan import Plans
-from reroll.backends.construct.share import Known, Outside, build_all, compile_usual
+from reroll.backends.construct.share import Known, Outside, UnknownError, build_all, compile_usual
 from reroll.backends.construct.stages.proof import Proof, eager, shown_by
 from reroll.backends.construct.stages.takeover import Spent, Takeover, is_aside
 from reroll.backends.dynamo.around import Outside, bytes_around, outside_of
@@ -266,12 +267,14 @@ def rolled(
         plans = Plans(build_all(loops(way), way, held, known, outside), told=told)
         return plans, assemble(gm, found.outer, plans.modules)
 
-    peak = functools.cache(partial(plain_peak, gm))
+    peak, first = functools.cache(partial(plain_peak, gm)), others is None or not others.count
+    if others is not None:
+        others.count += 1
 
     def made(way: Options) -> Graph:
         plans, module = placed(way)
         by_inductor = way.lowering == "inductor"
-        surrounded = by_inductor and way.start == "compiled"  # else a call would wait for it
+        surrounded = by_inductor and way.start == "compiled" and first  # else a call would wait for it
         run = compile_surroundings(module, found.recurrences) if surrounded else module
         apart = functools.cache(partial(placed, eager(way), told=False)) if by_inductor else (lambda: (plans, run))
         proof = Proof.of(plans.built, way, apart, speaks=speaks(gm))
@@ -279,17 +282,31 @@ def rolled(
 
     takeover = Takeover.of(parsed, None if others is None else others.spent)
     takeover.prepare = ahead
-    return Program(staged(takeover, made), takeover, made)
+    graph = None if others is None else _goes_on(takeover, made, others)
+    return Program(graph or staged(takeover, made), takeover, made)
 
 
-@dataclass(frozen=True, slots=True)
+def _goes_on(takeover: Takeover, made: Callable[[Options], Graph], others: Others) -> Graph | None:
+    """The graph of compiled segments, where all of them have taken over in programs of other lengths: nothing is
+    compiled for it. None where some have not."""
+    if takeover.compiled or takeover.only_lent or is_aside() or not others.spent.taken:
+        return None
+    with suppress(UnknownError), others.known.alone():
+        graph = made(takeover.at_once)
+        takeover.compiled = all(each.kernels in others.spent.taken for each in graph.built)
+        return graph if takeover.compiled else None
+    return None
+
+
+@dataclass(slots=True)
 class Others:
     """What programs of one model at several lengths share: kernels that are ``known``, the ``lengths`` of segments, and
-    what they have spent."""
+    what they have spent. ``count``: how many there have been; what is around the loops of the first one is compiled."""
 
     known: Known = field(default_factory=Known)
     lengths: SegmentLengths = field(default_factory=SegmentLengths)
     spent: Spent = field(default_factory=Spent)
+    count: int = 0
 
 
 def _kind(recurrence: Recurrence) -> Any:

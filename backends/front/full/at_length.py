@@ -24,6 +24,7 @@ from reroll.backends.dynamo.plain import say_more
 from reroll.backends.front.beside import ANEW, prove_beside, say_departed
 from reroll.backends.front.calls.arguments import Call
 from reroll.backends.front.calls.turns import between_turns
+from reroll.backends.front.full.alike import LIKE, Alike, Outline
 from reroll.backends.front.held.again import Again
 from reroll.backends.front.held.reach import Reach
 from reroll.backends.front.held.state import State
@@ -59,6 +60,7 @@ class AtLength:
         self.model, self.options, self.named = model, options, named
         self.recorded, self.reach, self.again = self._anew(), Reach(), Again()
         self.known, self.others = Known(), dict[Any, Others]()  # by the sizes of states
+        self.alike = Alike()
         self.told: Told | None = None  # what was done in the run before the last record
         self.nothing = self.raised = False
 
@@ -110,7 +112,7 @@ class AtLength:
             raise AnotherAnswerError(departed)
         if departed:
             graph.proof.renew(graph.plans, graph.run, departed)
-        if (departed or graph.proof.due) and not is_aside():
+        if not is_aside() and (departed or (graph.proof.due and self._proves(recording))):
             self._prove(call, recording, departed)
         self.again.note(call.length, key, looked=program.calls == 1)
         with between_turns():
@@ -174,6 +176,18 @@ class AtLength:
             return ""
         return departed
 
+    def _proves(self, recording: Recording) -> bool:
+        """Whether a program whose proof is due is proved: not where programs like it were, at other lengths."""
+        program: _Program = recording.run  # type: ignore[assignment]
+        proof = program.graph.proof
+        if proof.how == "always" or program.likened:
+            return True
+        program.likened = True
+        proves = self.alike.due(program.graph, Outline.of(program.graph, recording))
+        if not proves:
+            proof.leave(LIKE)
+        return proves
+
     def _prove(self, call: Call, recording: Recording, departed: str) -> None:
         """Prove the program of a call, before it runs. Raises ProofError."""
         program: _Program = recording.run  # type: ignore[assignment]
@@ -190,6 +204,8 @@ class AtLength:
             if departed:  # what is known of the model is of what it was: a later call looks at it anew
                 self.recorded, self.reach = self._anew(), Reach()
             raise
+        if not departed and program.graph.proof.whole:
+            self.alike.note(program.graph, Outline.of(program.graph, recording))
         say_departed(departed, program.graph.proof)
 
 
@@ -213,12 +229,13 @@ class _Nothing:
 
 
 class _Program(Program):
-    """The program of a record of so many ``operations``. ``calls`` that it had; ``told``: what it did at first."""
+    """The program of a record of so many ``operations``. ``calls`` that it had; ``told``: what it did at first;
+    ``likened``: whether it was compared with others that were proved."""
 
     def __init__(self, program: Program, operations: int, told: Told | None) -> None:
         super().__init__(program.graph, program.takeover, program.make)
         self.written, self.calls, self.operations = changed_inputs(program.graph.module.graph), 0, operations
-        self.told = told
+        self.told, self.likened = told, False
 
     def __call__(self, *args: Any) -> Any:
         """Run the call that has come next."""
