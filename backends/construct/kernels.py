@@ -273,7 +273,9 @@ def kind(recurrence: Recurrence, steps: int) -> Any:
 def made_by(options: Options) -> Any:
     """What segments depend on of some options."""
     passes, asked = passes_of(options), options.policy("")
-    rules = (tuple(each if isinstance(each, str) else Same(each) for each in some) for some in (asked.keep, asked.recompute))
+    rules = (
+        tuple(each if isinstance(each, str) else Same(each) for each in some) for some in (asked.keep, asked.recompute)
+    )
     return (
         (options.lowering, options.start, options.codec, options.schedule, options.replay),
         (options.cuda_graphs, options.may_be_thin, *rules),

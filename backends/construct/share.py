@@ -50,8 +50,7 @@ KernelsOf = Callable[[int, Options], Kernels]
 class Known:
     """Kernels that were made before, by what they depend on (``kind``, ``made_by``), the last ones.
 
-    Those of one graph share them, and those of one model at several lengths: then what is around, ``outside`` of their
-    steps, is told too: settings of torch, and, for steps with functions of the user's own, what these may read.
+    Those of one graph share them, and those of one model at several lengths: then the ``Conditions`` are told, too.
     """
 
     def __init__(self) -> None:
@@ -90,7 +89,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Outside:
+class Conditions:
     """What kernels depend on beside steps and options: ``settings`` of torch; ``held``: all that functions of the
     user's own may read, such as a slope that a gradient has."""
 
@@ -111,14 +110,14 @@ def build_all(
     options: Options,
     around: BytesAround,
     known: Known | None = None,
-    outside: Outside | None = None,
+    conditions: Conditions | None = None,
 ) -> list[Built]:
     """Compile recurrences as the options say, each kind of kernel once; none that is ``known``."""
     find, loops = (Known() if known is None else known).kernels, len(recurrences)
 
     @cache
     def depends(recurrence: Recurrence, steps: int) -> Any:
-        return kind(recurrence, steps), (Outside() if outside is None else outside).of(recurrence)
+        return kind(recurrence, steps), (Conditions() if conditions is None else conditions).of(recurrence)
 
     def kernels(recurrence: Recurrence, length: int, way: Options) -> Kernels:
         lengths = lengths_of(recurrence, length, way)

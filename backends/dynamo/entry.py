@@ -35,7 +35,7 @@ from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, Guar
 from reroll.backends.construct.kernels import Results, check_policy
 from reroll.backends.construct.plan import Built
 from reroll.backends.construct.replan import Plans
-from reroll.backends.construct.share import Known, Outside, UnknownError, build_all, compile_usual
+from reroll.backends.construct.share import Conditions, Known, UnknownError, build_all, compile_usual
 from reroll.backends.construct.stages.proof import Proof, eager, shown_by
 from reroll.backends.construct.stages.takeover import Spent, Takeover, is_aside
 from reroll.backends.dynamo.around import Outside, bytes_around, outside_of
@@ -240,10 +240,10 @@ def rolled(
     ended: str = "",
     *,
     others: Others | None = None,
-    outside: Outside | None = None,
+    conditions: Conditions | None = None,
 ) -> Program:
     """The program of a graph, with the recurrences that were found in it. ``ended`` says where and why it ends;
-    ``others``: of the same model, at other lengths; ``outside``: what their kernels depend on beside their steps."""
+    ``others``: of the same model, at other lengths; ``conditions``: of its kernels."""
     keep_apart(found.outer, gm.graph)
     detach_behind(found.outer, found.recurrences, parsed.truncate)
     check_policy(found.recurrences, parsed)
@@ -264,7 +264,7 @@ def rolled(
         return bytes_around(assemble(gm, found.outer, {name: nn.Identity() for name in results}), results)
 
     def placed(way: Options, told: bool = True) -> tuple[Plans, fx.GraphModule]:
-        plans = Plans(build_all(loops(way), way, held, known, outside), told=told)
+        plans = Plans(build_all(loops(way), way, held, known, conditions), told=told)
         return plans, assemble(gm, found.outer, plans.modules)
 
     peak, first = functools.cache(partial(plain_peak, gm)), others is None or not others.count

@@ -122,7 +122,8 @@ class _Writer:
                 what = Same(object()) if isinstance(what, Same) else what  # nothing is kept alive, and is like no other
             elif node.op != "placeholder":
                 what = node.target if isinstance(node.target, str) else Same(node.target)
-            operands = () if node.op == "placeholder" else (self.said(node.args, places), self.said(node.kwargs, places))
+            given = () if node.op == "placeholder" else (node.args, dict(node.kwargs))
+            operands = self.said(given, places)
             text.append((node.op, what, operands, self.said(node.meta.get("example_value"))))
         return text
 

@@ -16,7 +16,7 @@ from torch import fx
 
 from reroll.backends.cache.settings import flags
 from reroll.backends.construct.kernels import check_policy
-from reroll.backends.construct.share import Known, Outside
+from reroll.backends.construct.share import Conditions, Known
 from reroll.backends.construct.stages.takeover import is_aside
 from reroll.backends.dynamo.entry import Others, Program, changed_inputs, refuse_shared, rolled
 from reroll.backends.dynamo.garbage import SELDOM_FULL
@@ -137,16 +137,16 @@ class AtLength:
             check_policy(found.recurrences, self.options)
             check_together(found.recurrences, self.options)
             others = self.others.setdefault(_states(found), Others(self.known))
-            program = rolled(module, found, self.options, others=others, outside=self._outside(call))
+            program = rolled(module, found, self.options, others=others, conditions=self._conditions(call))
             made = _Program(program, len(module.graph.nodes), self.told)
             say_more(made.graph.more_than_plain())
         return made
 
-    def _outside(self, call: Call) -> Outside:
+    def _conditions(self, call: Call) -> Conditions:
         """What kernels of a call's record depend on beside the steps that they are made of: a function of the user's
         own may read whatever the model's code names, which is known once it has run."""
         key = self.reach.noted(self.model, call.args, call.kwargs)[1]
-        return Outside((key.modes, repr(flags())), (key.held, self.recorded.applied()))
+        return Conditions((key.modes, repr(flags())), (key.held, self.recorded.applied()))
 
     def _captured(self, module: fx.GraphModule) -> Capture:
         """The recurrences of a record; none where only blocks are, and gradients are to be cut over time."""
