@@ -27,7 +27,6 @@ from reroll.backends.tiers.device import background_of, home_of
 from reroll.capture.recorder.identity import PLAIN, Same
 from reroll.graph.editing import content_of
 from reroll.graph.effects import attribute
-from reroll.graph.fakes import apart_from_dynamo
 from reroll.graph.names import names_of, show_names
 from reroll.graph.work import work
 from reroll.passes import DEFAULT_PASSES
@@ -44,7 +43,7 @@ from reroll.segment.cut.partition import Cut
 from reroll.segment.cut.policy import Policy, check_texts, forward_values
 from reroll.segment.invariants import Once
 from reroll.segment.linear.steps import LINEAR
-from reroll.segment.trace import Traced, constant_names, trace, trace_inputs, trace_mode
+from reroll.segment.trace import Traced, constant_names, input_layouts, trace
 
 PACKING = "pack-weights"
 _SMALL = 256  # elements of a tensor that is known by its values
@@ -255,13 +254,10 @@ def store_all_root(recurrence: Recurrence, segment: int) -> Interval:
 def kind(recurrence: Recurrence, steps: int) -> Any:
     """What segments of so many steps, and shorter ones, depend on beside options: all that a segment sees, and how it
     takes that. How many steps the recurrence has, and where its operands lie, is no part of it."""
-    mode = trace_mode()
-    with apart_from_dynamo(mode), recurrence.modes():
-        inputs = tuple(map(_layout, trace_inputs(recurrence, mode, steps)))
     return (
         content(recurrence.step),
         steps,
-        inputs,
+        input_layouts(recurrence, steps),
         tuple(map(way_of_reading, recurrence.xs)),
         (len(recurrence.carries), len(recurrence.constants), len(recurrence.ys)),
         (recurrence.autocast, recurrence.grad_enabled, recurrence.numbers_on),
@@ -282,11 +278,6 @@ def made_by(options: Options) -> Any:
         tuple((name, Same(find_pass(name).target)) for name in passes),
         code_settings() if options.lowering == "inductor" else None,
     )
-
-
-def _layout(value: Tensor) -> tuple[Any, ...]:
-    """All of a fake tensor."""
-    return tuple(value.shape), value.stride(), value.dtype, value.device, value.requires_grad
 
 
 def content(module: fx.GraphModule) -> tuple[Any, ...]:

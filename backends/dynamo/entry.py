@@ -42,7 +42,7 @@ from reroll.backends.dynamo.around import Outside, bytes_around, outside_of
 from reroll.backends.dynamo.drawn import as_handed_over
 from reroll.backends.dynamo.garbage import SELDOM_FULL
 from reroll.backends.dynamo.pieces import broken, pieces
-from reroll.backends.dynamo.plain import more_than_plain, plain_peak, say_more
+from reroll.backends.dynamo.plain import matters, more_than_plain, plain_peak, say_more
 from reroll.backends.dynamo.surroundings import compile_surroundings, run_by_torch
 from reroll.backends.dynamo.unguarded import Read, refuse_unguarded
 from reroll.backends.inductor.whole import compile_whole, refused_by_inductor
@@ -57,7 +57,7 @@ from reroll.capture.given.regions import without_regions
 from reroll.errors import OptionError, RerollError, UnsupportedError, warn
 from reroll.graph.inplace import extent, overlapping
 from reroll.graph.layouts import laid_in
-from reroll.graph.nested import leaves_of, with_leaves
+from reroll.graph.nested import leaves_of, tensors_of, with_leaves
 from reroll.planning.options import Options
 from reroll.planning.segments import SegmentLengths
 from reroll.planning.truncation import detach_behind
@@ -67,6 +67,7 @@ from reroll.recurrence import Capture, Recurrence
 Compiled = Callable[..., Any]
 _ByRows = defaultdict[fx.Node | None, set[Any]]
 _LONG = 512
+_AROUND = 8  # times the bytes of the values around loops is more than is ever held there
 LOG = logging.getLogger(__name__)
 HandedOn = ShortenTraceback
 ON_META = (
@@ -145,12 +146,22 @@ class Graph:
         as nothing is kept then, nor of little where it is ``unasked`` for."""
         if not self.built or not torch.is_grad_enabled():
             return ""
+        if unasked and self._at_most() < matters(self.built, unasked=True):
+            return ""
         outside = self.outside()
         return more_than_plain(
             self.plans.placed({each.name: outside.around(each.name) for each in self.built}),
             self.plain,
             unasked=unasked,
         )
+
+
+    def _at_most(self) -> int:
+        """Bytes that its plans hold at most, with what is around them, which is not run for this: all that the graph
+        is given and makes, with gradients and what autograd saves."""
+        values = (node.meta.get("example_value") for node in self.module.graph.nodes)
+        around = sum(each.nbytes for value in values for each in tensors_of(value))
+        return sum(each.needed for each in self.built) + self.before + _AROUND * around
 
 
 class Reached(BaseException):
@@ -304,7 +315,7 @@ class Others:
     what they have spent. ``count``: how many there have been; what is around the loops of the first one is compiled."""
 
     known: Known = field(default_factory=Known)
-    lengths: SegmentLengths = field(default_factory=SegmentLengths)
+    lengths: SegmentLengths = field(default_factory=partial(SegmentLengths, whole=True))
     spent: Spent = field(default_factory=Spent)
     count: int = 0
 
