@@ -155,7 +155,6 @@ class Graph:
             unasked=unasked,
         )
 
-
     def _at_most(self) -> int:
         """Bytes that its plans hold at most, with what is around them, which is not run for this: all that the graph
         is given and makes, with gradients and what autograd saves."""

@@ -1,7 +1,8 @@
 """A model recorded at the length of a call, and rolled as it stands: for what no short run of it tells.
 
 A branch at the middle step, ``y[T // 2:]`` or a table with an entry for each step are what they are at that length, and
-nothing is said of any other one. So each new length is recorded, captured and traced anew, as every new shape is.
+nothing is said of any other one. So each new length is recorded and captured anew, as every new shape is. What was
+traced, compiled and proved at other lengths is taken where it is the same (``construct.share.Known``, ``alike``).
 """
 
 from __future__ import annotations

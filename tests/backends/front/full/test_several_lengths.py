@@ -18,7 +18,9 @@ from reroll.backends.construct.stages import takeover
 from reroll.backends.construct.stages.proof import Proof
 from reroll.backends.construct.stages.takeover import CALL
 from reroll.backends.front.full.alike import Outline
+from reroll.backends.inductor.half import compile_half
 from reroll.backends.inductor.sizes import family
+from reroll.segment.trace import trace
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 EAGER: dict[str, Any] = {"lowering": "eager"}
@@ -110,7 +112,7 @@ def trained_alike(run: Any, net: Net, steps: int) -> None:
 @contextmanager
 def made() -> Iterator[list[str]]:
     """What is traced and compiled inside."""
-    found, trace, compile_half = list[str](), kernels.trace, family.compile_half
+    found = list[str]()
 
     def traced(recurrence: Any, steps: int, **how: Any) -> Any:
         found.append(f"trace {steps}")
