@@ -117,13 +117,7 @@ def compile_kernels(
     """Segments of the given lengths, longest first, of one of so many ``loops`` that share a budget. They serve any
     number of steps; whether they replay products is decided by that of the recurrence (``suited``). ``known``: traces
     of such segments."""
-    context = Context(
-        store_all_root(recurrence, lengths[0]),
-        recurrence,
-        codec=options.codec,
-        lowering=options.lowering,
-        vectors=has_vectors(options.lowering, home_of(recurrence.examples)),
-    )
+    context = _context(recurrence, options, lengths[0])
     recordable = options.cuda_graphs and not groups_of(recurrence.step)  # collectives are launched one by one
     device = background_of(recurrence.examples) if recordable else None
     if device is not None and options.lowering == "inductor":  # eager would round them to the type of the step
@@ -156,6 +150,13 @@ def compile_kernels(
         segments = {k: lowered(each) for k, each in traced.items()}
     compiled = Compiled(segments, watch, once, Graphs(device, recurrence.where, traced[lengths[0]].random))
     return Kernels(traced[lengths[0]], compiled, context, captured, recurrence.step, replay, replaying)
+
+
+def _context(recurrence: Recurrence, options: Options, segment: int) -> Context:
+    """What passes are told before anything is traced."""
+    vectors = has_vectors(options.lowering, home_of(recurrence.examples))
+    root = store_all_root(recurrence, segment)
+    return Context(root, recurrence, codec=options.codec, lowering=options.lowering, vectors=vectors)
 
 
 def build_kernels(executables: Sequence[Executable]) -> None:

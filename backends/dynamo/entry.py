@@ -54,7 +54,7 @@ from reroll.backends.runtime.unused import APART, one_by_one
 from reroll.capture.capture import capture
 from reroll.capture.fusion.fuse import fuse
 from reroll.capture.given.regions import without_regions
-from reroll.errors import OptionError, RerollError, UnsupportedError, warn
+from reroll.errors import BudgetError, OptionError, RerollError, UnsupportedError, warn
 from reroll.graph.inplace import extent, overlapping
 from reroll.graph.layouts import laid_in
 from reroll.graph.nested import leaves_of, tensors_of, with_leaves
@@ -258,28 +258,25 @@ def rolled(
     detach_behind(found.outer, found.recurrences, parsed.truncate)
     check_policy(found.recurrences, parsed)
     check_together(found.recurrences, parsed)
-    every, lengths = found.recurrences, SegmentLengths() if others is None else others.lengths
+    every, shared = found.recurrences, Others() if others is None else others
     loose = [replace(each, any_length=not each.blocks) for each in every]
-    known = None if others is None else others.known
+    peak, first = functools.cache(partial(plain_peak, gm)), not shared.count
+    shared.count += 1
 
     def loops(way: Options) -> Sequence[Recurrence]:
-        fixed = partial(lengths.fixed, options=way)
+        fixed = partial(shared.lengths.fixed, options=way)
         return every if others is None else [each if each.blocks else fixed(_kind(each), each) for each in loose]
 
     def ahead() -> None:
-        with lengths.kept():
+        with shared.lengths.kept():
             compile_usual(loops(parsed), parsed, len(every))
 
     def held(results: Mapping[str, Results]) -> Mapping[str, Around]:
         return bytes_around(assemble(gm, found.outer, {name: nn.Identity() for name in results}), results)
 
     def placed(way: Options, told: bool = True) -> tuple[Plans, fx.GraphModule]:
-        plans = Plans(build_all(loops(way), way, held, known, conditions), told=told)
+        plans = Plans(build_all(loops(way), way, held, shared.known, conditions), told=told)
         return plans, assemble(gm, found.outer, plans.modules)
-
-    peak, first = functools.cache(partial(plain_peak, gm)), others is None or not others.count
-    if others is not None:
-        others.count += 1
 
     def made(way: Options) -> Graph:
         plans, module = placed(way)
@@ -290,10 +287,9 @@ def rolled(
         proof = Proof.of(plans.built, way, apart, speaks=speaks(gm))
         return Graph(run, module, plans, "", ended, found.notes, plain=peak, proof=proof)
 
-    takeover = Takeover.of(parsed, None if others is None else others.spent)
+    takeover = Takeover.of(parsed, shared.spent)
     takeover.prepare = ahead
-    graph = None if others is None else _goes_on(takeover, made, others)
-    return Program(graph or staged(takeover, made), takeover, made)
+    return Program(_goes_on(takeover, made, shared) or staged(takeover, made), takeover, made)
 
 
 def _goes_on(takeover: Takeover, made: Callable[[Options], Graph], others: Others) -> Graph | None:
@@ -301,7 +297,7 @@ def _goes_on(takeover: Takeover, made: Callable[[Options], Graph], others: Other
     compiled for it. None where some have not."""
     if takeover.compiled or takeover.only_lent or is_aside() or not others.spent.taken:
         return None
-    with suppress(UnknownError), others.known.alone():
+    with suppress(UnknownError, BudgetError), others.known.alone():
         graph = made(takeover.at_once)
         takeover.compiled = all(each.kernels in others.spent.taken for each in graph.built)
         return graph if takeover.compiled else None
