@@ -35,7 +35,7 @@ def _key(recurrence: Recurrence, steps: int) -> str:
     mode = trace_mode()
     with apart_from_dynamo(mode), recurrence.modes():
         inputs = [tensor_text(value) for value in trace_inputs(recurrence, mode, steps)]
-    reads = [_read(x) for x in recurrence.xs]
+    reads = [way_of_reading(x) for x in recurrence.xs]
     sizes = (steps, len(recurrence.carries), len(recurrence.constants), len(recurrence.ys))
     names = constant_names(recurrence)
     modes = (recurrence.autocast, recurrence.grad_enabled, bool(recurrence.step.meta.get(LINEAR)))
@@ -43,7 +43,7 @@ def _key(recurrence: Recurrence, steps: int) -> str:
     return "\n".join([step_text(recurrence.step), repr((sizes, reads, names, inputs, modes)), settings(devices)])
 
 
-def _read(x: Slices | Items | Numbers) -> tuple[Any, ...]:
+def way_of_reading(x: Slices | Items | Numbers) -> tuple[Any, ...]:
     """How a step reads an input out of those of its segment."""
     if isinstance(x, Slices):
         return "slices", x.dim, x.stride > 0

@@ -5,7 +5,7 @@ Whether what ``keep`` and ``recompute`` name is there is looked for in all loops
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from reroll.backends.cache.traces import recall, remember, trace_key
+from reroll.backends.cache.traces import recall, remember, trace_key, way_of_reading
 from reroll.backends.inductor.event_counts import Watch
 from reroll.backends.inductor.lower import Segment, cut_both_ways, has_vectors, lower, prepare
+from reroll.backends.inductor.sizes.family import code_settings
 from reroll.backends.inductor.whole import refused_by_inductor
 from reroll.backends.processes.together import groups_of
 from reroll.backends.progress import progress
@@ -23,13 +24,16 @@ from reroll.backends.runtime.executable import Compiled, Executable
 from reroll.backends.runtime.recordings import Graphs
 from reroll.backends.runtime.run import as_traced
 from reroll.backends.tiers.device import background_of, home_of
-from reroll.graph.editing import module_content
+from reroll.capture.recorder.identity import PLAIN, Same
+from reroll.graph.editing import content_of
+from reroll.graph.effects import attribute
 from reroll.graph.names import names_of, show_names
 from reroll.graph.work import work
 from reroll.passes import DEFAULT_PASSES
 from reroll.planning.options import Options
 from reroll.planning.replaying import Replaying
 from reroll.program.context import Context
+from reroll.program.registry import find as find_pass
 from reroll.program.registry import pass_names, run_on_half, run_on_step
 from reroll.recurrence import Recurrence
 from reroll.schedules.interval import Interval
@@ -38,9 +42,11 @@ from reroll.schedules.problem import Problem
 from reroll.segment.cut.partition import Cut
 from reroll.segment.cut.policy import Policy, check_texts, forward_values
 from reroll.segment.invariants import Once
-from reroll.segment.trace import Traced, constant_names, trace
+from reroll.segment.linear.steps import LINEAR
+from reroll.segment.trace import Traced, constant_names, input_layouts, trace
 
 PACKING = "pack-weights"
+_SMALL = 256  # elements of a tensor that is known by its values
 
 
 def check_policy(recurrences: Sequence[Recurrence], options: Options) -> None:
@@ -73,7 +79,7 @@ def results_of(segment: Segment, recurrence: Recurrence) -> Results:
     return Results(made[:carries], made[carries:])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Kernels:
     """The compiled segments of a recurrence, and what their passes were told, with what was proved of its carry.
 
@@ -101,16 +107,17 @@ class Kernels:
         return self.context.recurrence.numbers_on
 
 
-def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[int], loops: int = 1) -> Kernels:
+def compile_kernels(
+    recurrence: Recurrence,
+    options: Options,
+    lengths: Sequence[int],
+    loops: int = 1,
+    known: Mapping[int, Traced] | None = None,
+) -> Kernels:
     """Segments of the given lengths, longest first, of one of so many ``loops`` that share a budget. They serve any
-    number of steps; whether they replay products is decided by that of the recurrence (``suited``)."""
-    context = Context(
-        store_all_root(recurrence, lengths[0]),
-        recurrence,
-        codec=options.codec,
-        lowering=options.lowering,
-        vectors=has_vectors(options.lowering, home_of(recurrence.examples)),
-    )
+    number of steps; whether they replay products is decided by that of the recurrence (``suited``). ``known``: traces
+    of such segments."""
+    context = _context(recurrence, options, lengths[0])
     recordable = options.cuda_graphs and not groups_of(recurrence.step)  # collectives are launched one by one
     device = background_of(recurrence.examples) if recordable else None
     if device is not None and options.lowering == "inductor":  # eager would round them to the type of the step
@@ -118,7 +125,7 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
     policy, captured = options.policy(recurrence.where), _copied(recurrence.step)
     recurrence = replace(recurrence, step=run_on_step(passes_of(options), recurrence.step, context))
     shown = replace(recurrence, step=show_names(recurrence.step)) if policy else recurrence
-    traced = {k: prepared(shown, k, options.lowering) for k in lengths}
+    traced = {k: known[k] if known and k in known else prepared(shown, k, options.lowering) for k in lengths}
     facts = traced[lengths[0]].facts if options.codec != "none" else ()
     replaying, watch = _replaying(traced[lengths[0]], recurrence, options, policy), Watch()
     replay = _replays(replaying, recurrence.steps, options, loops)
@@ -143,6 +150,13 @@ def compile_kernels(recurrence: Recurrence, options: Options, lengths: Sequence[
         segments = {k: lowered(each) for k, each in traced.items()}
     compiled = Compiled(segments, watch, once, Graphs(device, recurrence.where, traced[lengths[0]].random))
     return Kernels(traced[lengths[0]], compiled, context, captured, recurrence.step, replay, replaying)
+
+
+def _context(recurrence: Recurrence, options: Options, segment: int) -> Context:
+    """What passes are told before anything is traced."""
+    vectors = has_vectors(options.lowering, home_of(recurrence.examples))
+    root = store_all_root(recurrence, segment)
+    return Context(root, recurrence, codec=options.codec, lowering=options.lowering, vectors=vectors)
 
 
 def build_kernels(executables: Sequence[Executable]) -> None:
@@ -238,19 +252,68 @@ def store_all_root(recurrence: Recurrence, segment: int) -> Interval:
     return tree("store_all", Problem(recurrence.steps, segment))
 
 
-def kind(recurrence: Recurrence) -> Any:
-    """What the kernels of a recurrence depend on: its step, its inputs, the layout of its operands, its modes."""
-    examples = (
-        (tuple(each.shape), each.stride(), each.dtype, each.device, each.requires_grad) for each in recurrence.examples
+def kind(recurrence: Recurrence, steps: int) -> Any:
+    """What segments of so many steps, and shorter ones, depend on beside options: all that a segment sees, and how it
+    takes that. How many steps the recurrence has, and where its operands lie, is no part of it."""
+    return (
+        content(recurrence.step),
+        steps,
+        input_layouts(recurrence, steps),
+        tuple(map(way_of_reading, recurrence.xs)),
+        (len(recurrence.carries), len(recurrence.constants), len(recurrence.ys)),
+        (recurrence.autocast, recurrence.grad_enabled, recurrence.numbers_on),
+        (recurrence.any_length, recurrence.blocks, recurrence.random),
+        bool(recurrence.step.meta.get(LINEAR)),
+    )
+
+
+def made_by(options: Options) -> Any:
+    """What segments depend on of some options."""
+    passes, asked = passes_of(options), options.policy("")
+    rules = (
+        tuple(each if isinstance(each, str) else Same(each) for each in some) for some in (asked.keep, asked.recompute)
     )
     return (
-        module_content(recurrence.step),
-        tuple(map(names_of, recurrence.step.graph.nodes)),
-        len(recurrence.carries),
-        recurrence.xs,
-        recurrence.constants,
-        len(recurrence.ys),
-        tuple(examples),
-        recurrence.autocast,
-        recurrence.grad_enabled,
+        (options.lowering, options.start, options.codec, options.schedule, options.replay),
+        (options.cuda_graphs, options.may_be_thin, *rules),
+        tuple((name, Same(find_pass(name).target)) for name in passes),
+        code_settings() if options.lowering == "inductor" else None,
     )
+
+
+def content(module: fx.GraphModule) -> tuple[Any, ...]:
+    """What a graph does, equal where another one does the same: numbers and texts by value, functions and other objects
+    by identity, and kept alive."""
+    places, found = dict[fx.Node, int](), list[Any]()
+    for place, node in enumerate(module.graph.nodes):
+        places[node] = place
+        what: Any = None
+        if node.op in ("get_attr", "call_module"):
+            what = held(attribute(module, node))
+        elif node.op != "placeholder":
+            what = _said(node.target, places)
+        operands = () if node.op == "placeholder" else (_said(node.args, places), _said(node.kwargs, places))
+        found.append((node.op, what, operands, names_of(node)))
+    return tuple(found)
+
+
+def held(value: Any) -> Any:
+    """What a graph holds."""
+    if isinstance(value, fx.GraphModule):
+        return content(value)
+    small = type(value) is Tensor and value.numel() <= _SMALL and not value.requires_grad
+    return content_of(value) if small else Same(value)
+
+
+def _said(value: Any, places: Mapping[fx.Node, int]) -> Any:
+    """An operand, equal where it is the same: 1, 1.0 and True are not."""
+    if isinstance(value, fx.Node):
+        return fx.Node, places[value]
+    if isinstance(value, tuple | list):
+        return "tuple" if isinstance(value, tuple) else "list", tuple(_said(each, places) for each in value)
+    if isinstance(value, dict):
+        return "dict", tuple((_said(key, places), _said(each, places)) for key, each in value.items())
+    if isinstance(value, slice):
+        return slice, tuple(_said(each, places) for each in (value.start, value.stop, value.step))
+    plain = type(value) in (*PLAIN, type(...), torch.layout, torch.memory_format)
+    return (type(value), repr(value)) if plain else Same(value)

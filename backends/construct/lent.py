@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from reroll.backends.cache.settings import flags
+from reroll.backends.cache.traces import way_of_reading
 from reroll.backends.construct import kernels as compiling
 from reroll.backends.construct.kernels import Kernels, passes_of, store_all_root
 from reroll.backends.inductor.lower import Boxed, Segment
@@ -27,8 +28,8 @@ from reroll.graph.effects import attribute
 from reroll.graph.private import map_aggregate
 from reroll.operations import of
 from reroll.planning.options import Options
-from reroll.recurrence import Items, PerStep, Recurrence, Slices
-from reroll.segment.trace import trace
+from reroll.recurrence import Recurrence
+from reroll.segment.trace import Traced, trace
 
 LOG = logging.getLogger(__name__)
 _MOST = 16
@@ -99,13 +100,20 @@ class Lenders:
 LENDERS = Lenders()
 
 
-def kernels_for(recurrence: Recurrence, options: Options, lengths: Sequence[int], loops: int) -> Kernels:
-    """Segments of a recurrence: compiled now, or with ``start="eager"`` those that training has.
+def kernels_for(
+    recurrence: Recurrence,
+    options: Options,
+    lengths: Sequence[int],
+    loops: int,
+    known: Mapping[int, Traced] | None = None,
+) -> Kernels:
+    """Segments of a recurrence: compiled now, or with ``start="eager"`` those that training has. ``known``: traces of
+    such segments.
 
     Raises NotLentError.
     """
     if options.start == "compiled" or options.lowering == "eager":
-        return compiling.compile_kernels(recurrence, options, lengths, loops)
+        return compiling.compile_kernels(recurrence, options, lengths, loops, known)
     kernels = LENDERS.find(recurrence, options, lengths)
     compiled, traced = kernels.compiled, kernels.traced
     segments = {k: _untaped(compiled.segments[k]) for k in sorted(lengths, reverse=True)}
@@ -150,15 +158,8 @@ def _content(recurrence: Recurrence) -> str | None:
         return None
     results: Any = traced.graph.graph.output_node().args[0]
     texts = _texts(traced.graph)
-    made, reads = [texts[each] for each in results[: traced.outputs]], [_read(x) for x in recurrence.xs]
+    made, reads = [texts[each] for each in results[: traced.outputs]], [way_of_reading(x) for x in recurrence.xs]
     return repr((made, reads, traced.carries, traced.inputs_total, recurrence.any_length, recurrence.autocast))
-
-
-def _read(x: PerStep) -> tuple[Any, ...]:
-    """How a segment takes what is read at each step."""
-    if isinstance(x, Slices):
-        return "slices", x.dim, x.stride > 0
-    return ("items",) if isinstance(x, Items) else ("numbers", x.dtype)
 
 
 def _texts(module: fx.GraphModule) -> Mapping[Any, str]:

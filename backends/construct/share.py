@@ -8,18 +8,21 @@ has.
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
 
 from reroll.backends.construct import kernels as compiling
-from reroll.backends.construct.kernels import PACKING, Kernels, Results, kind, packs, results_of
+from reroll.backends.construct.kernels import PACKING, Kernels, Results, kind, made_by, packs, results_of
 from reroll.backends.construct.lent import kernels_for
 from reroll.backends.construct.plan import Built, plan
 from reroll.backends.construct.several import Share, share_out
+from reroll.backends.runtime.unused import own_functions
 from reroll.backends.tiers.available import free_bytes, total_bytes
 from reroll.backends.tiers.device import home_of
 from reroll.errors import BudgetError, OptionError, warn
@@ -36,6 +39,7 @@ BytesAround = Callable[[Mapping[str, Results]], Mapping[str, Around]]
 """From what recurrences give, by their names, to the bytes that their graph holds around each of them."""
 SHARE = 0.8  # of what is free, for an automatic budget: gradients and the optimizer's state come later
 _WORTHWHILE = 0.9  # of the steps that are run now: shorter segments are compiled if they may come below
+_KNOWN = 64  # kinds of kernels that are held, those used last
 _UNPACKED = 1.2  # times the steps that are run, where products read weights as they lie
 Made = TypeVar("Made")
 LOG = logging.getLogger(__name__)
@@ -43,19 +47,82 @@ KernelsOf = Callable[[int, Options], Kernels]
 """Segments of which most have a length, by the passes of some options."""
 
 
-def build_all(recurrences: Sequence[Recurrence], options: Options, around: BytesAround) -> list[Built]:
-    """Compile recurrences as the options say, each kind of kernel once."""
-    known: dict[Any, Kernels] = {}
+class Known:
+    """Kernels that were made before, by what they depend on (``kind``, ``made_by``), the last ones.
 
-    def compiled(recurrence: Recurrence, lengths: Sequence[int], way: Options) -> Kernels:
-        key = (kind(recurrence), lengths, way.passes, way.replay)
-        if key not in known:
-            known[key] = kernels_for(recurrence, way, lengths, len(recurrences))
-        return known[key]
+    Those of one graph share them, and those of one model at several lengths: then the ``Conditions`` are told, too.
+    """
+
+    def __init__(self) -> None:
+        self._made = OrderedDict[Any, list[Kernels]]()
+        self._closed = False
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Inside, nothing is made: what is not known is an UnknownError."""
+        self._closed = True
+        try:
+            yield
+        finally:
+            self._closed = False
+
+    def kernels(
+        self, what: Any, recurrence: Recurrence, lengths: Sequence[int], loops: int, options: Options
+    ) -> Kernels:
+        """Segments of some lengths, longest first, of one of so many loops. ``what``: all that they depend on beside
+        options. Raises NotLentError, UnknownError."""
+        key = what, made_by(options)
+        made = self._made.get(key, [])
+        for each in made:
+            if set(lengths) <= set(each.compiled.segments):
+                self._made.move_to_end(key)
+                return each
+        if self._closed:
+            raise UnknownError
+        traced = {each.traced.steps: each.traced for each in made if each.traced.tangents}  # others are cut in place
+        found = kernels_for(recurrence, options, lengths, loops, traced)
+        self._made[key] = [found, *made]
+        self._made.move_to_end(key)
+        if len(self._made) > _KNOWN:
+            self._made.popitem(last=False)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What kernels depend on beside steps and options: ``settings`` of torch; ``held``: all that functions of the
+    user's own may read, such as a slope that a gradient has."""
+
+    settings: Any = None
+    held: Any = None
+
+    def of(self, recurrence: Recurrence) -> Any:
+        """What those of a recurrence depend on."""
+        return self.settings, self.held if own_functions(recurrence.step) else None
+
+
+class UnknownError(Exception):
+    """No kernels are known for a loop."""
+
+
+def build_all(
+    recurrences: Sequence[Recurrence],
+    options: Options,
+    around: BytesAround,
+    known: Known | None = None,
+    conditions: Conditions | None = None,
+) -> list[Built]:
+    """Compile recurrences as the options say, each kind of kernel once; none that is ``known``."""
+    find, loops = (Known() if known is None else known).kernels, len(recurrences)
+
+    @cache
+    def depends(recurrence: Recurrence, steps: int) -> Any:
+        return kind(recurrence, steps), (Conditions() if conditions is None else conditions).of(recurrence)
 
     def kernels(recurrence: Recurrence, length: int, way: Options) -> Kernels:
         lengths = lengths_of(recurrence, length, way)
-        return compiling.suited(partial(compiled, recurrence, lengths), recurrence.steps, way, len(recurrences))
+        compiled = partial(find, depends(recurrence, lengths[0]), recurrence, lengths, loops)
+        return compiling.suited(compiled, recurrence.steps, way, loops)
 
     return fitting_all([partial(kernels, each) for each in recurrences], recurrences, options, around)
 

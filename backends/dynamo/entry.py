@@ -21,6 +21,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,14 +35,14 @@ from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, Guar
 from reroll.backends.construct.kernels import Results, check_policy
 from reroll.backends.construct.plan import Built
 from reroll.backends.construct.replan import Plans
-from reroll.backends.construct.share import build_all, compile_usual
+from reroll.backends.construct.share import Conditions, Known, UnknownError, build_all, compile_usual
 from reroll.backends.construct.stages.proof import Proof, eager, shown_by
 from reroll.backends.construct.stages.takeover import Spent, Takeover, is_aside
 from reroll.backends.dynamo.around import Outside, bytes_around, outside_of
 from reroll.backends.dynamo.drawn import as_handed_over
 from reroll.backends.dynamo.garbage import SELDOM_FULL
 from reroll.backends.dynamo.pieces import broken, pieces
-from reroll.backends.dynamo.plain import more_than_plain, plain_peak, say_more
+from reroll.backends.dynamo.plain import matters, more_than_plain, plain_peak, say_more
 from reroll.backends.dynamo.surroundings import compile_surroundings, run_by_torch
 from reroll.backends.dynamo.unguarded import Read, refuse_unguarded
 from reroll.backends.inductor.whole import compile_whole, refused_by_inductor
@@ -53,11 +54,11 @@ from reroll.backends.runtime.unused import APART, one_by_one
 from reroll.capture.capture import capture
 from reroll.capture.fusion.fuse import fuse
 from reroll.capture.given.regions import without_regions
-from reroll.errors import OptionError, RerollError, UnsupportedError, warn
+from reroll.errors import BudgetError, OptionError, RerollError, UnsupportedError, warn
 from reroll.graph.folded import unfolded
 from reroll.graph.inplace import extent, overlapping
 from reroll.graph.layouts import laid_in
-from reroll.graph.nested import leaves_of, with_leaves
+from reroll.graph.nested import leaves_of, tensors_of, with_leaves
 from reroll.planning.options import Options
 from reroll.planning.segments import SegmentLengths
 from reroll.planning.truncation import detach_behind
@@ -67,6 +68,7 @@ from reroll.recurrence import Capture, Recurrence
 Compiled = Callable[..., Any]
 _ByRows = defaultdict[fx.Node | None, set[Any]]
 _LONG = 512
+_AROUND = 8  # times the bytes of the values around loops is more than is ever held there
 LOG = logging.getLogger(__name__)
 HandedOn = ShortenTraceback
 ON_META = (
@@ -145,12 +147,21 @@ class Graph:
         as nothing is kept then, nor of little where it is ``unasked`` for."""
         if not self.built or not torch.is_grad_enabled():
             return ""
+        if unasked and self._at_most() < matters(self.built, unasked=True):
+            return ""
         outside = self.outside()
         return more_than_plain(
             self.plans.placed({each.name: outside.around(each.name) for each in self.built}),
             self.plain,
             unasked=unasked,
         )
+
+    def _at_most(self) -> int:
+        """Bytes that its plans hold at most, with what is around them, which is not run for this: all that the graph
+        is given and makes, with gradients and what autograd saves."""
+        values = (node.meta.get("example_value") for node in self.module.graph.nodes)
+        around = sum(each.nbytes for value in values for each in tensors_of(value))
+        return sum(each.needed for each in self.built) + self.before + _AROUND * around
 
 
 class Reached(BaseException):
@@ -234,53 +245,75 @@ def _compile(
 
 
 def rolled(
-    gm: fx.GraphModule, found: Capture, parsed: Options, ended: str = "", *, others: Others | None = None
+    gm: fx.GraphModule,
+    found: Capture,
+    parsed: Options,
+    ended: str = "",
+    *,
+    others: Others | None = None,
+    conditions: Conditions | None = None,
 ) -> Program:
     """The program of a graph, with the recurrences that were found in it. ``ended`` says where and why it ends;
-    ``others``: of the same model, at other lengths."""
+    ``others``: of the same model, at other lengths; ``conditions``: of its kernels."""
     keep_apart(found.outer, gm.graph)
     detach_behind(found.outer, found.recurrences, parsed.truncate)
     check_policy(found.recurrences, parsed)
     check_together(found.recurrences, parsed)
-    every, lengths = found.recurrences, SegmentLengths() if others is None else others.lengths
+    every, shared = found.recurrences, Others() if others is None else others
+    loose = [replace(each, any_length=not each.blocks) for each in every]
+    peak, first = functools.cache(lambda: plain_peak(unfolded(gm))), not shared.count
+    shared.count += 1
 
     def loops(way: Options) -> Sequence[Recurrence]:
-        fixed = partial(lengths.fixed, options=way)
-        return every if others is None else [each if each.blocks else fixed(_kind(each), each) for each in every]
+        fixed = partial(shared.lengths.fixed, options=way)
+        return every if others is None else [each if each.blocks else fixed(_kind(each), each) for each in loose]
 
     def ahead() -> None:
-        with lengths.kept():
+        with shared.lengths.kept():
             compile_usual(loops(parsed), parsed, len(every))
 
     def held(results: Mapping[str, Results]) -> Mapping[str, Around]:
         return bytes_around(assemble(gm, found.outer, {name: nn.Identity() for name in results}), results)
 
     def placed(way: Options, told: bool = True) -> tuple[Plans, fx.GraphModule]:
-        plans = Plans(build_all(loops(way), way, held), told=told)
+        plans = Plans(build_all(loops(way), way, held, shared.known, conditions), told=told)
         return plans, assemble(gm, found.outer, plans.modules)
-
-    peak = functools.cache(lambda: plain_peak(unfolded(gm)))
 
     def made(way: Options) -> Graph:
         plans, module = placed(way)
         by_inductor = way.lowering == "inductor"
-        surrounded = by_inductor and way.start == "compiled"  # else a call would wait for it
+        surrounded = by_inductor and way.start == "compiled" and first  # else a call would wait for it
         run = compile_surroundings(module, found.recurrences) if surrounded else module
         apart = functools.cache(partial(placed, eager(way), told=False)) if by_inductor else (lambda: (plans, run))
         proof = Proof.of(plans.built, way, apart, speaks=speaks(gm))
         return Graph(run, module, plans, "", ended, found.notes, plain=peak, proof=proof)
 
-    takeover = Takeover.of(parsed, None if others is None else others.spent)
+    takeover = Takeover.of(parsed, shared.spent)
     takeover.prepare = ahead
-    return Program(staged(takeover, made), takeover, made)
+    return Program(_goes_on(takeover, made, shared) or staged(takeover, made), takeover, made)
 
 
-@dataclass(frozen=True, slots=True)
+def _goes_on(takeover: Takeover, made: Callable[[Options], Graph], others: Others) -> Graph | None:
+    """The graph of compiled segments, where all of them have taken over in programs of other lengths: nothing is
+    compiled for it. None where some have not."""
+    if takeover.compiled or takeover.only_lent or is_aside() or not others.spent.taken:
+        return None
+    with suppress(UnknownError, BudgetError), others.known.alone():
+        graph = made(takeover.at_once)
+        takeover.compiled = all(each.kernels in others.spent.taken for each in graph.built)
+        return graph if takeover.compiled else None
+    return None
+
+
+@dataclass(slots=True)
 class Others:
-    """What programs of one model at several lengths share: the ``lengths`` of segments, and what they have spent."""
+    """What programs of one model at several lengths share: kernels that are ``known``, the ``lengths`` of segments, and
+    what they have spent. ``count``: how many there have been; what is around the loops of the first one is compiled."""
 
-    lengths: SegmentLengths = field(default_factory=SegmentLengths)
+    known: Known = field(default_factory=Known)
+    lengths: SegmentLengths = field(default_factory=partial(SegmentLengths, whole=True))
     spent: Spent = field(default_factory=Spent)
+    count: int = 0
 
 
 def _kind(recurrence: Recurrence) -> Any:

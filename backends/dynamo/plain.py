@@ -138,8 +138,7 @@ def more_than_plain(placed: Sequence[Built], plain: Callable[[], int | None], *,
     """What is said of the plans of a graph where they are predicted to hold more than ``plain`` PyTorch would, which is
     only found out where they hold much; else nothing. ``unasked``: nobody has asked for a report."""
     needed = max(each.needed for each in placed)
-    memory = total_bytes(home_of(placed[0].executable.recurrence.examples)) if unasked else 0
-    least = plain() if needed >= max(_MATTERS, (memory or 0) // _PART) else None
+    least = plain() if needed >= matters(placed, unasked=unasked) else None
     if least is None or needed < _MORE * least:
         return ""
     remedy = (
@@ -151,6 +150,12 @@ def more_than_plain(placed: Sequence[Built], plain: Callable[[], int | None], *,
         f"More memory than plain PyTorch: a training step is predicted to hold {nbytes_text(needed)} at its peak, and "
         f"{nbytes_text(least)} in plain PyTorch. {remedy}"
     )
+
+
+def matters(built: Sequence[Built], *, unasked: bool) -> int:
+    """Bytes from which on something is said of plans."""
+    memory = total_bytes(home_of(built[0].executable.recurrence.examples)) if unasked else 0
+    return max(_MATTERS, (memory or 0) // _PART)
 
 
 def say_more(text: str) -> None:

@@ -168,7 +168,7 @@ class Recorded:
         """The recording of the model for its arguments, their state and its key. Where there is none yet, it is made of
         a ``call`` that is run, by what ``backend`` gives for its graph. Raises Unrecordable."""
         state, key = reach.noted(self.model, args, kwargs)
-        if key not in self.recordings or not self.recordings[key].holds(state, self._applied()):
+        if key not in self.recordings or not self.recordings[key].holds(state, self.applied()):
             self._tell_of_numbers([leaf for leaf in leaves_of((args, kwargs)) if type(leaf) is int])
             module, made = self.record(call(), reach.ran)
             recording = made((backend or new_backend())(module, []))
@@ -239,7 +239,7 @@ class Recorded:
             read=read,
             skeleton=skeleton,
             changed=changed,
-            applied=self._applied(),
+            applied=self.applied(),
             sizes=sizes,
             cleared=recorder.cleared,
             asked=tuple(recorder.asked),
@@ -266,7 +266,7 @@ class Recorded:
             "compute it from the arguments."
         )
 
-    def _applied(self) -> tuple[Any, ...]:
+    def applied(self) -> tuple[Any, ...]:
         """What the ``autograd.Function``s that were applied do: a slope in one of them may be set between calls."""
         return tuple(
             (fingerprint(function), tuple((place, by_value(object_.value)) for place, object_ in objects))

@@ -89,18 +89,18 @@ def _operations(call: fx.Node) -> int:
     return 12 if getattr(call.target, "__name__", "").endswith("_cell") else 1
 
 
-def segment_length(recurrence: Recurrence, options: Options) -> int:
+def segment_length(recurrence: Recurrence, options: Options, *, whole: bool = False) -> int:
     """Steps compiled together: as asked for, else a length near the usual one that leaves the shortest last segment.
 
     Where the segments serve any number of steps it is what the first number asked for (``Recurrence.segment``), or what
     the user asked for, but for steps that are not there. A loop that reads a list has as many steps as that has items,
-    at any length.
+    at any length. ``whole``: a length that leaves no rest is looked for where nothing is compiled, too.
     """
     steps, usual = recurrence.steps, usual_segment(recurrence, options)
     if recurrence.any_length:
         items = [len(x.operands) for x in recurrence.xs if isinstance(x, Items)]
         asked = options.segment and min(options.segment, max(steps, usual))
-        length = asked or recurrence.segment or _without_rest(recurrence, usual, options)
+        length = asked or recurrence.segment or _without_rest(recurrence, usual, options, whole)
         return min(length, *items) if items else length
     if options.segment is not None:
         return min(options.segment, steps)
@@ -114,14 +114,15 @@ def segment_length(recurrence: Recurrence, options: Options) -> int:
     return min(lengths, key=lambda k: (steps % k, abs(k - usual)))
 
 
-def _without_rest(recurrence: Recurrence, usual: int, options: Options) -> int:
+def _without_rest(recurrence: Recurrence, usual: int, options: Options, whole: bool) -> int:
     """A length near the usual one that leaves no steps for shorter segments, which would have to be compiled too; the
-    usual one where there is none, of a few steps, which say little of others, and where nothing is compiled."""
+    usual one where there is none, of a few steps, which say little of others, and where nothing is compiled, unless a
+    ``whole`` number of segments is asked for."""
     if options.truncate is not None:
         return _dividing(options.truncate, usual)
-    near = range(usual - usual // 3, usual + usual // 2 + 1) if options.lowering == "inductor" else ()
-    whole = [length for length in near if recurrence.steps % length == 0 and recurrence.steps > 2 * usual]
-    return min(whole, key=lambda length: (abs(length - usual), -length), default=usual)
+    near = range(usual - usual // 3, usual + usual // 2 + 1) if whole or options.lowering == "inductor" else ()
+    fitting = [length for length in near if recurrence.steps % length == 0 and recurrence.steps > 2 * usual]
+    return min(fitting, key=lambda length: (abs(length - usual), -length), default=usual)
 
 
 def _dividing(every: int, usual: int) -> int:
@@ -152,10 +153,13 @@ def any_lengths(length: int, options: Options) -> tuple[int, ...]:
 
 
 class SegmentLengths:
-    """The lengths of the segments of a model's loops: what is compiled for one number of steps serves the others."""
+    """The lengths of the segments of a model's loops: what is compiled for one number of steps serves the others.
 
-    def __init__(self) -> None:
-        self.known = dict[Any, int]()
+    whole: the first one has no rest, where that can be, which would have to be traced before its first call.
+    """
+
+    def __init__(self, *, whole: bool = False) -> None:
+        self.known, self.whole = dict[Any, int](), whole
 
     def fixed(self, kind: Any, recurrence: Recurrence, options: Options) -> Recurrence:
         """A loop, of all that are of one ``kind``, whose segments are as long as for the first number of steps, of
@@ -163,7 +167,7 @@ class SegmentLengths:
         key = kind, usual_segment(recurrence, options), options.lowering
         length = self.known.get(key, 0)
         if not length and recurrence.steps:
-            length = self.known[key] = segment_length(recurrence, options)
+            length = self.known[key] = segment_length(recurrence, options, whole=self.whole)
         return replace(recurrence, segment=length)
 
     @contextmanager

@@ -168,6 +168,32 @@ def trace_inputs(recurrence: Recurrence, mode: FakeTensorMode, steps: int) -> li
     return [fake_of(mode, value) for value in [*contiguous, *inputs]]
 
 
+def input_layouts(recurrence: Recurrence, steps: int) -> tuple[Any, ...]:
+    """What ``trace_inputs`` are, without making them: equal where these are alike, but for which memory they lie in."""
+    examples, carried = recurrence.examples, len(recurrence.carries)
+    found: list[Any] = [(_layout(each), each.is_contiguous()) for each in examples[:carried]]
+    for x in recurrence.xs:
+        if isinstance(x, Numbers):
+            found.append((x.dtype, recurrence.numbers_on))
+        elif isinstance(x, Items):
+            found.append(tuple(_layout(examples[i]) for i in x.operands[:steps]))
+        else:
+            sizes, strides = [*examples[x.operand].shape], [*examples[x.operand].stride()]
+            sizes[x.dim] = steps
+            if recurrence.any_length:
+                strides = dense(sizes, strides)
+            else:
+                strides[x.dim] *= abs(x.stride)
+            found.append((tuple(sizes), tuple(strides), *_layout(examples[x.operand])[2:]))
+    return (*found, *(_layout(examples[i]) for i in recurrence.constants))
+
+
+def _layout(value: torch.Tensor) -> tuple[Any, ...]:
+    """All of an example but its memory."""
+    kind = value.dtype, value.device, value.layout, value.requires_grad, value.is_conj(), value.is_neg()
+    return tuple(value.shape), value.stride(), *kind
+
+
 def step_examples(recurrence: Recurrence, mode: FakeTensorMode) -> list[Any]:
     """What one step takes, without memory."""
     fakes, slots = trace_inputs(recurrence, mode, 1), recurrence.slots(1)

@@ -59,6 +59,7 @@ OTHERWISE = (
     "The model does something else than when its program was made, and nothing that is compared between calls says so."
 )
 _TRIES = 8
+_NONE_TAKEN = "no gradients are taken"
 _NO_ROOM = "there is no room for what torch saves for them"
 _REMEDY = (
     "Use lowering='eager' for this model until it is mended; proof='never' lets the compiled ones run all the same."
@@ -161,6 +162,11 @@ class Proof:
         without = f"gradients were not compared, as {found.why}" if found.why else found.shorter
         return "; ".join(filter(None, (told, without, found.segments)))
 
+    @property
+    def whole(self) -> bool:
+        """Whether all was compared that can be: gradients too, unless they are not to be those of torch."""
+        return self.proved is not None and self.proved.why in ("", self.other, _NONE_TAKEN)
+
     def renew(self, plans: Plans, run: Run, departed: str) -> None:
         """Have a program proved once more, as the model does something else than when it was made."""
         self.how = "first" if self.how == "never" else self.how
@@ -174,19 +180,19 @@ class Proof:
         except ProofError:
             raise
         except BudgetError:
-            self._leave("eager segments, which are what is proved, do not meet the budget")
+            self.leave("eager segments, which are what is proved, do not meet the budget")
         except Exception as error:  # noqa: BLE001  # of runs beside the call
             if is_shortage(error):
-                self._leave("memory ran out in the run of the plain model beside it")
+                self.leave("memory ran out in the run of the plain model beside it")
             else:
                 self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         """A run beside the call raised an error."""
         LOG.debug("nothing is proved", exc_info=True)
-        self._leave(f"{type(error).__name__}: {error}")
+        self.leave(f"{type(error).__name__}: {error}")
 
-    def _leave(self, why: str) -> None:
+    def leave(self, why: str) -> None:
         """Nothing is proved, at this call or, with ``proof="first"``, at any."""
         self.missed = why
         LOG.info("not proved at %s: %s", self.where, why)
@@ -295,7 +301,7 @@ class Proof:
     def _why_values(self) -> str:
         """Why gradients cannot be compared; empty if they are plain autograd's, and what torch saves has room."""
         if not torch.is_grad_enabled():
-            return "no gradients are taken"
+            return _NONE_TAKEN
         room = not self.spills or (self.plain < _SPILLED and free_disk(spill_folder(self.folder)) > 2 * self.plain)
         return self.other or ("" if room else _NO_ROOM)
 

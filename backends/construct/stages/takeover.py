@@ -9,6 +9,7 @@ what eager ones give, those stay.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -74,10 +75,12 @@ Made = TypeVar("Made", bound=Program)
 
 @dataclass(slots=True)
 class Spent:
-    """Training ``calls`` that have begun, and the ``seconds`` that their eager segments take, about, by the graphs."""
+    """Training ``calls`` that have begun, and the ``seconds`` that their eager segments take, about, by the graphs.
+    ``taken``: the compiled segments that took over."""
 
     calls: int = 0
     seconds: float = 0.0
+    taken: weakref.WeakSet[Kernels] = field(default_factory=weakref.WeakSet)
 
 
 @dataclass(slots=True, eq=False)
@@ -161,6 +164,8 @@ class Takeover:
             self.lasting.clear()  # which holds eager segments
             for each in following.built:
                 LENDERS.add(each.kernels, each.options)
+                if not is_aside():
+                    self.spent.taken.add(each.kernels)
             return following
         running = present if present is not None else self._made_first(make)
         if following is not None:

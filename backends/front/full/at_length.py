@@ -1,7 +1,8 @@
 """A model recorded at the length of a call, and rolled as it stands: for what no short run of it tells.
 
 A branch at the middle step, ``y[T // 2:]`` or a table with an entry for each step are what they are at that length, and
-nothing is said of any other one. So each new length is recorded, captured and traced anew, as every new shape is.
+nothing is said of any other one. So each new length is recorded and captured anew, as every new shape is. What was
+traced, compiled and proved at other lengths is taken where it is the same (``construct.share.Known``, ``alike``).
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import fx
 
+from reroll.backends.cache.settings import flags
 from reroll.backends.construct.kernels import check_policy
+from reroll.backends.construct.share import Conditions, Known
 from reroll.backends.construct.stages.takeover import is_aside
 from reroll.backends.dynamo.entry import Others, Program, changed_inputs, refuse_shared, rolled
 from reroll.backends.dynamo.garbage import SELDOM_FULL
@@ -21,6 +25,7 @@ from reroll.backends.dynamo.plain import say_more
 from reroll.backends.front.beside import ANEW, prove_beside, say_departed
 from reroll.backends.front.calls.arguments import Call
 from reroll.backends.front.calls.turns import between_turns
+from reroll.backends.front.full.alike import LIKE, Alike, Outline
 from reroll.backends.front.held.again import Again
 from reroll.backends.front.held.reach import Reach
 from reroll.backends.front.held.state import State
@@ -55,7 +60,8 @@ class AtLength:
     def __init__(self, model: Callable[..., Any], options: Options, *, named: bool = True) -> None:
         self.model, self.options, self.named = model, options, named
         self.recorded, self.reach, self.again = self._anew(), Reach(), Again()
-        self.others = dict[Any, Others]()  # by the sizes of states
+        self.known, self.others = Known(), dict[Any, Others]()  # by the sizes of states
+        self.alike = Alike()
         self.told: Told | None = None  # what was done in the run before the last record
         self.nothing = self.raised = False
 
@@ -108,16 +114,17 @@ class AtLength:
             raise AnotherAnswerError(departed)
         if departed:
             graph.proof.renew(graph.plans, graph.run, departed)
-        if (departed or graph.proof.due) and not is_aside():
+        if not is_aside() and (departed or (graph.proof.due and self._proves(recording))):
             self._prove(call, recording, departed)
         self.again.note(call.length, key, looked=program.calls == 1)
         with between_turns():
             return recording.replay(state)
 
     def _recording(self, call: Call) -> Found:
-        return self.recorded.recording(self.reach, call.args, call.kwargs, lambda: call, self._made)
+        made = partial(self._made, call)
+        return self.recorded.recording(self.reach, call.args, call.kwargs, lambda: call, made)
 
-    def _made(self, module: fx.GraphModule, _: Sequence[Any]) -> _Program | _Nothing:
+    def _made(self, call: Call, module: fx.GraphModule, _: Sequence[Any]) -> _Program | _Nothing:
         """The program of a record, in place of those that came longest ago where all are more than are held."""
         held = self.recorded.recordings
         left = HELD - len(module.graph.nodes)
@@ -131,10 +138,17 @@ class AtLength:
                 return _Nothing(reason, found.refused)
             check_policy(found.recurrences, self.options)
             check_together(found.recurrences, self.options)
-            program = rolled(module, found, self.options, others=self.others.setdefault(_states(found), Others()))
+            others = self.others.setdefault(_states(found), Others(self.known))
+            program = rolled(module, found, self.options, others=others, conditions=self._conditions(call))
             made = _Program(program, len(module.graph.nodes), self.told)
             say_more(made.graph.more_than_plain())
         return made
+
+    def _conditions(self, call: Call) -> Conditions:
+        """What kernels of a call's record depend on beside the steps that they are made of: a function of the user's
+        own may read whatever the model's code names, which is known once it has run."""
+        key = self.reach.noted(self.model, call.args, call.kwargs)[1]
+        return Conditions((key.modes, repr(flags())), (key.held, self.recorded.applied()))
 
     def _captured(self, module: fx.GraphModule) -> Capture:
         """The recurrences of a record; none where only blocks are, and gradients are to be cut over time."""
@@ -164,6 +178,18 @@ class AtLength:
             return ""
         return departed
 
+    def _proves(self, recording: Recording) -> bool:
+        """Whether a program whose proof is due is proved: not where programs like it were, at other lengths."""
+        program: _Program = recording.run  # type: ignore[assignment]
+        proof = program.graph.proof
+        if proof.how == "always" or program.likened:
+            return True
+        program.likened = True
+        proves = self.alike.due(program.graph, Outline.of(program.graph, recording))
+        if not proves:
+            proof.leave(LIKE)
+        return proves
+
     def _prove(self, call: Call, recording: Recording, departed: str) -> None:
         """Prove the program of a call, before it runs. Raises ProofError."""
         program: _Program = recording.run  # type: ignore[assignment]
@@ -180,6 +206,8 @@ class AtLength:
             if departed:  # what is known of the model is of what it was: a later call looks at it anew
                 self.recorded, self.reach = self._anew(), Reach()
             raise
+        if not departed and program.graph.proof.whole:
+            self.alike.note(program.graph, Outline.of(program.graph, recording))
         say_departed(departed, program.graph.proof)
 
 
@@ -203,12 +231,13 @@ class _Nothing:
 
 
 class _Program(Program):
-    """The program of a record of so many ``operations``. ``calls`` that it had; ``told``: what it did at first."""
+    """The program of a record of so many ``operations``. ``calls`` that it had; ``told``: what it did at first;
+    ``likened``: whether it was compared with others that were proved."""
 
     def __init__(self, program: Program, operations: int, told: Told | None) -> None:
         super().__init__(program.graph, program.takeover, program.make)
         self.written, self.calls, self.operations = changed_inputs(program.graph.module.graph), 0, operations
-        self.told = told
+        self.told, self.likened = told, False
 
     def __call__(self, *args: Any) -> Any:
         """Run the call that has come next."""

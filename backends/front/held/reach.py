@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from operator import attrgetter, is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ class Reach:
         self.ran = Ran()
         self._stayed = dict[int, weakref.ref[Any]]()
 
-    def noted(self, model: Any, args: Any, kwargs: Any) -> tuple[State, Any]:
+    def noted(self, model: Any, args: Any, kwargs: Any) -> tuple[State, Key]:
         """The state of a model, its positional and its keyword arguments, and its key.
 
         The key is equal for two states in which the same operations have the same operands at the same positions.
@@ -60,7 +60,7 @@ class Reach:
         roots = words(model), tuple(map(words, args)), words.items(kwargs)
         tensors = tensors_in_words([value for value, *_ in state.tensors])
         asked = named.answers()
-        return state, (roots, own.key, words.held(given), named.described(words), tensors, modes(), asked)
+        return state, Key(roots, own.key, words.held(given), named.described(words), tensors, modes(), asked)
 
     def _model(self, model: Any) -> _Own:
         if self._own is not None and self._own.holds(model):
@@ -81,6 +81,24 @@ class Reach:
     def _stay(self, values: Iterable[Any]) -> bool:
         """Whether values were there at the call before, too. What is new at each call would be kept too long."""
         return all(self._stayed.get(id(value), lambda: None)() is value for value in values)
+
+
+class Key(NamedTuple):
+    """A state in words: which arguments there are, what the model holds, what its arguments hold besides, what code of
+    both names, tensors, modes of torch, and what Python and torch say of the process."""
+
+    roots: Any
+    own: Any
+    given: Any
+    named: Any
+    tensors: Any
+    modes: Any
+    asked: Any
+
+    @property
+    def held(self) -> Any:
+        """All that code of the model may read but the arguments of a call, and sizes."""
+        return self.own, self.named, self.modes, self.asked
 
 
 class _Own:

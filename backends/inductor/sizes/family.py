@@ -120,7 +120,7 @@ def sampling() -> AbstractContextManager[None]:
 
     def note(_: fx.GraphModule, found: Numbered | None, backward: bool) -> None:
         if found is not None:
-            _family((found.structure, backward, _settings())).note(found.numbers)
+            _family((found.structure, backward, code_settings())).note(found.numbers)
 
     return _looking(note)
 
@@ -132,7 +132,7 @@ def collecting() -> Iterator[list[tuple[fx.GraphModule, bool]]]:
     halves: list[tuple[fx.GraphModule, bool]] = []
 
     def collect(graph: fx.GraphModule, found: Numbered | None, backward: bool) -> None:
-        family = None if found is None else FAMILIES.get((found.structure, backward, _settings()))
+        family = None if found is None else FAMILIES.get((found.structure, backward, code_settings()))
         if found is None or family is None or found.numbers not in family.made:
             halves.append((graph, backward))
 
@@ -150,7 +150,7 @@ def compiled(graph: fx.GraphModule, mode: FakeTensorMode, *, backward: bool) -> 
             return Code(_uncallable, "", {})
         if found is None:
             return compile_half(graph, mode, backward=backward)
-        family = _family((found.structure, backward, _settings()))
+        family = _family((found.structure, backward, code_settings()))
         there = family.find(found.numbers) or _share(family, graph, found, backward=backward)
         if there is None:
             there = compile_half(graph, mode, backward=backward)
@@ -172,8 +172,10 @@ def _on_cpu(graph: fx.GraphModule) -> bool:
     return all(isinstance(value, torch.Tensor) and value.device.type == "cpu" for value in values)
 
 
-def _settings() -> Hashable:
+def code_settings() -> Hashable:
     """What inductor's code depends on beside the graph."""
+    import torch._inductor.config
+
     config: Any = torch._inductor.config
     told = sorted((name, repr(value)) for name, value in config.save_config_portable().items())
     return tuple(told), kernel_threads(), torch.are_deterministic_algorithms_enabled()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import reroll
 from networks import Spike
-from reroll.backends.dynamo import plain
+from reroll.backends.dynamo import entry, plain
 from reroll.errors import RerollWarning
 
 MORE = "More memory than plain PyTorch"
@@ -32,6 +32,8 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
         return ""
 
     monkeypatch.setattr("reroll.backends.dynamo.entry.more_than_plain", asked)
+    monkeypatch.setattr(plain, "_MATTERS", 0)
+    monkeypatch.setattr(plain, "_PART", 1 << 60)
     return peaks
 
 
@@ -123,6 +125,29 @@ def test_plain_is_predicted_as_measured(name: str, door: str, found: list[int | 
     model, x = make(), torch.randn(shape)
     WAYS[door](model)(x)
     assert found[0] == pytest.approx(held(model, x), rel=0.03)
+
+
+@pytest.mark.parametrize("door", WAYS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_what_is_held_at_most_is_known_without_a_run(name: str, door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, shape = NETWORKS[name]
+    monkeypatch.setattr(plain, "_MATTERS", 0)
+    monkeypatch.setattr(plain, "_PART", 1 << 60)
+    most, needed, at_most = list[int](), list[int](), entry.Graph._at_most
+
+    def asked(placed: Any, *_: object, **_how: object) -> str:
+        needed.append(max(each.needed for each in placed))
+        return ""
+
+    def noted(graph: entry.Graph) -> int:
+        most.append(at_most(graph))
+        return most[-1]
+
+    monkeypatch.setattr(entry, "more_than_plain", asked)
+    monkeypatch.setattr(entry.Graph, "_at_most", noted)
+    WAYS[door](make())(torch.randn(shape))
+    assert most
+    assert needed <= most <= [20 * each for each in needed]
 
 
 @pytest.mark.parametrize("door", WAYS)
