@@ -52,10 +52,10 @@ from reroll.backends.runtime.node import Rolled
 from reroll.backends.runtime.shown import shown_results, unbound_results
 from reroll.backends.runtime.unused import APART, one_by_one
 from reroll.capture.capture import capture
+from reroll.capture.folded import unfolded
 from reroll.capture.fusion.fuse import fuse
 from reroll.capture.given.regions import without_regions
 from reroll.errors import BudgetError, OptionError, RerollError, UnsupportedError, warn
-from reroll.graph.folded import unfolded
 from reroll.graph.inplace import extent, overlapping
 from reroll.graph.layouts import laid_in
 from reroll.graph.nested import leaves_of, tensors_of, with_leaves

@@ -194,8 +194,8 @@ def compile(  # noqa: A001  # as torch.compile
 
     Nobody needs to name time. The first call of each shape then records what the model does in it, while Python runs
     it, and rolls the loops over time in that record, or else equal blocks over depth. Steps that repeat are followed
-    and not written down; of others 100,000 operations at most. Where it cannot tell what the model does, this is ``torch.compile(
-    model, backend="reroll", options=options)``, and so it is among several processes.
+    and not written down; of others 100,000 operations at most. Where it cannot tell what the model does, this is
+    ``torch.compile(model, backend="reroll", options=options)``, and so it is among several processes.
 
     With ``time_dim`` or ``steps`` a new length is not recorded. The first call runs the model without gradients on a
     few short pieces of its sequence, records its operations at three short lengths, and compiles one segment. The first

@@ -10,6 +10,7 @@ from torch import fx
 
 from reroll.capture.carry_layouts import keep_layouts
 from reroll.capture.ends import even_ends
+from reroll.capture.folded import Gapped, is_mark, is_row, unfolded
 from reroll.capture.given.regions import take_given
 from reroll.capture.normal.normal import normalise
 from reroll.capture.normal.selects import read_before
@@ -24,7 +25,6 @@ from reroll.capture.steps.search import covered, find_steps, repeats, with_more,
 from reroll.capture.steps.step import Step
 from reroll.errors import CaptureError
 from reroll.graph.effects import has_effect, in_transform, is_random
-from reroll.graph.folded import Gapped, is_mark, is_row, unfolded
 from reroll.graph.lines import where
 from reroll.graph.private import is_higher_order
 from reroll.recurrence import Capture, Recurrence
@@ -40,7 +40,7 @@ def capture(module: fx.GraphModule, *, maps: bool = False, depth: bool = False, 
     weights of their own count as steps too, where nothing repeats over time and they hold enough to pay. iterations:
     steps begin where the iterations of the user's loop do, where that is known.
 
-    Runs that are missing in a folded graph (``graph.folded``) are never written out, where each of them is one of a
+    Runs that are missing in a folded graph (``capture.folded``) are never written out, where each of them is one of a
     step that is found; else all of them are, in the graph itself.
     """
     search = partial(_capture, maps=maps, depth=depth, iterations=iterations)

@@ -3,7 +3,7 @@
 Private torch API, tried on 2.11 and 2.13: ``FakeTensor``, which is made without an operation (``Fakes``; ``_is_param``
 makes a parameter of it), and ``FakeTensorMode``; ``TracingContext`` and ``tracing`` (torch takes the mode of Dynamo's
 tensors while that traces, unless it is told another one); ``_DisableTorchDispatch``, under which modes do not see
-operations; ``StorageWeakRef``, by which a memory's identity is no other one's even once it is gone.
+operations; ``StorageWeakRef``, by which a memory's identity (``_cdata``) is no other one's even once it is gone.
 """
 
 from __future__ import annotations

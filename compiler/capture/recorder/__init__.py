@@ -5,7 +5,7 @@ Out: a list of events; or an fx graph spelled as Dynamo spells it, for `reroll.c
 Nouns: Recorder, GraphRecorder, event, Same (two things are the same to a model), Loop (runs that repeat), place
 Mind: Runs that repeat are followed, not written down (`repeats.py`): an operation is compared with the one that is
     expected, and the first other one ends that. Nothing is inferred, so `unfold` gives what a record of all runs does.
-    What makes a folded graph wrong to read (a row whose memory is updated later, a loop in the step of a loop) unfolds it.
+    What makes a folded graph wrong to read (a row that is updated later, a loop in the step of a loop) unfolds it.
     What an operation does inside is no event: custom operations apply autograd.Functions inside.
     Functions are compared by identity (`identity.py`), so that two runs of one model can be told apart.
     Autograd's history of a run that is only looked at is cut short (`events.py`): kept whole it grows with the run.

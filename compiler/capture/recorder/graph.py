@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
+from reroll.capture.folded import UNFOLD, is_row
 from reroll.capture.recorder.dependence import Dependence
 from reroll.capture.recorder.events import SCAN, History, step_by_step
 from reroll.capture.recorder.identity import Same, holds_tensors, may_change_unseen
@@ -33,7 +34,6 @@ from reroll.capture.recorder.watch import SizeWatch, States, Versions, unnoted
 from reroll.errors import CaptureError
 from reroll.graph.effects import draws, example
 from reroll.graph.fakes import Fakes
-from reroll.graph.folded import UNFOLD, is_row
 from reroll.graph.inplace import STATISTICS, updated_places
 from reroll.graph.inplace import operand as operand_at
 from reroll.graph.lines import CHECKPOINTED, is_checkpointed, user_line, user_trace

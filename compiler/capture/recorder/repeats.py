@@ -3,7 +3,7 @@
 After some equal runs of a few operations, of which all numbers grow evenly, the next operations are known: function,
 operands and numbers. Each that comes is compared with the one that is expected, runs, and is only counted. The first
 other one ends that. Then the last runs are written as nodes, like those before, and a mark stands for the others
-(``reroll.graph.folded``): nothing is inferred, as every operation has been seen.
+(``reroll.capture.folded``): nothing is inferred, as every operation has been seen.
 
 Each node has a *place*, a number that counts those that are not written down, too. So an operand is a number like any
 other: that of a value of the run before grows by the size of a run, that of a row of an earlier loop by that loop's.
@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from reroll.capture.folded import SIDE, row_of_run, run_ended, skipped_runs
 from reroll.graph.editing import flatten, rebuild
 from reroll.graph.fakes import Fakes
-from reroll.graph.folded import SIDE, row_of_run, run_ended, skipped_runs
 from reroll.graph.inplace import operand, updated_places
 from reroll.graph.private import map_aggregate, storage_id
 

@@ -18,10 +18,10 @@ import numpy.typing as npt
 import torch
 from torch import fx
 
+from reroll.capture.folded import Gapped, is_mark, is_row, run_ended, side_of, skipped_runs
 from reroll.capture.steps.rates import is_rate
 from reroll.graph.editing import content_of, flatten
 from reroll.graph.effects import attribute, example, is_weight, modes, operation, spelled
-from reroll.graph.folded import Gapped, is_mark, is_row, run_ended, side_of, skipped_runs
 from reroll.graph.inplace import out_of_place
 from reroll.graph.private import is_operator, map_aggregate, set_grad_enabled
 

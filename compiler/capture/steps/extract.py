@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from reroll.capture.folded import Gapped
 from reroll.capture.steps.colours import FILLS, Likeness
 from reroll.capture.steps.modules import modules_of
 from reroll.capture.steps.operands import Carried, Inner, ItemsOf, Moving, Operand
@@ -19,7 +20,6 @@ from reroll.capture.steps.step import SliceOf, Step, tensor_of
 from reroll.graph.editing import add_input, flatten, merge_duplicates, rebuild
 from reroll.graph.effects import attribute, autocasts, example, grad_enabled, has_effect, is_random
 from reroll.graph.fakes import contiguous, resized
-from reroll.graph.folded import Gapped
 from reroll.graph.lines import take_line, where_all
 from reroll.graph.names import names_of
 from reroll.recurrence import Items, Numbers, PerStep, Recurrence, Slices

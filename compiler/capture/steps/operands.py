@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import fx
 
+from reroll.capture.folded import Gapped, is_row, written_for
 from reroll.capture.steps.colours import OUTSIDE, Gap, Ints, Sequence
-from reroll.graph.folded import Gapped
 from reroll.graph.lines import where
 
 MIN_STEPS = 3
@@ -164,11 +164,12 @@ def _reader_breaks(sequence: Sequence, region: Region) -> Iterator[tuple[int, in
 def _around(sequence: Sequence, at: int, start: int, stop: int) -> tuple[frozenset[int], frozenset[int]]:
     """The colours of the operations that read a node, and of those that it reads, but for those of its step."""
     node = sequence.nodes[at]
-    return _colours(sequence, node.users, start, stop), _colours(sequence, node.all_input_nodes, start, stop)
+    readers = [reader for user in node.users for reader in (user.users if is_row(user) else (user,))]
+    return _colours(sequence, readers, start, stop), _colours(sequence, node.all_input_nodes, start, stop)
 
 
 def _colours(sequence: Sequence, nodes: Iterable[fx.Node], start: int, stop: int) -> frozenset[int]:
-    places = {sequence.position.get(node, -1) for node in nodes}
+    places = {sequence.position.get(written_for(node), -1) for node in nodes}
     return frozenset(-1 if place < 0 else int(sequence.colour[place]) for place in places if not start <= place < stop)
 
 

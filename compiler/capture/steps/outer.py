@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
+from reroll.capture.folded import Gapped
 from reroll.capture.steps.runs import Item, longest, slopes
 from reroll.graph.effects import example
 from reroll.graph.fakes import contiguous
-from reroll.graph.folded import Gapped
 from reroll.graph.layouts import is_plain, lay_out, memory_order, shows
 from reroll.graph.lines import take_line
 

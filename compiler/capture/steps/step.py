@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
+from reroll.capture.folded import Gapped, is_row
 from reroll.capture.steps.colours import Sequence, alike, kept_nbytes
 from reroll.capture.steps.operands import (
     MIN_STEPS,
@@ -25,7 +26,6 @@ from reroll.capture.steps.operands import (
     numbered,
 )
 from reroll.graph.effects import attribute, example, has_effect, in_transform, is_torchs, spelled
-from reroll.graph.folded import Gapped, is_row
 
 _TAIL = 3
 _HARDLY = 0.1  # of the bytes of all carries

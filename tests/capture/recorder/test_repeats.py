@@ -16,11 +16,12 @@ from networks_zoo import Net as ZooNet
 from networks_zoo import load
 from reroll.backends.front.calls.arguments import Time, find_time
 from reroll.backends.front.held.reach import Reach
-from reroll.backends.front.recorded import Recorded, Unrecordable
+from reroll.backends.front.recorded import Recorded
 from reroll.capture.capture import capture
+from reroll.capture.folded import UNFOLD, Gapped, is_row, unfolded
 from reroll.capture.fusion.fuse import fuse
+from reroll.capture.recorder.graph import Unrecordable
 from reroll.graph.editing import flatten
-from reroll.graph.folded import UNFOLD, Gapped, is_row, unfolded
 from reroll.graph.private import storage_id
 from reroll.recurrence import Capture
 
@@ -309,7 +310,7 @@ def test_values_and_gradients_are_those_of_the_plain_model(body: Callable[..., A
         torch.manual_seed(1)
         made = tree_leaves(run(x))
         loss = sum((each * torch.linspace(-1, 1, each.numel()).view(each.shape)).sin().sum() for each in made[::2])
-        grads = torch.autograd.grad(loss, [x, *net.parameters()], allow_unused=True)  # type: ignore[arg-type]
+        grads = torch.autograd.grad(loss, [x, *net.parameters()], allow_unused=True)
         results.append([*made, *grads])
     for one, other in zip(*results, strict=True):
         assert (one is None) == (other is None)

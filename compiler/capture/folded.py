@@ -55,6 +55,13 @@ def is_row(node: fx.Node) -> bool:
     return node.target is row_of_run
 
 
+def written_for(node: fx.Node) -> fx.Node:
+    """The node that is written down for one: of a value of a missing run that of the run before these, else itself."""
+    like = node.args[0] if is_row(node) else node
+    assert isinstance(like, fx.Node)
+    return like
+
+
 def unfolded(module: fx.GraphModule) -> fx.GraphModule:
     """The module with all runs written out, in its own graph; as it is where none is missing."""
     unfold: Callable[[], None] | None = module.meta.pop(UNFOLD, None)
