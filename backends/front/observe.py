@@ -73,6 +73,10 @@ class DrawnError(UnsupportedError):
     """The model draws from numpy's random numbers."""
 
 
+class UpdatedError(UnsupportedError):
+    """The model changes a parameter in place."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Observed:
     """A pattern that a run of the model at one length followed, and what that run returned, without its tensors."""
@@ -127,10 +131,10 @@ class Told:
     serves: bool
 
     @classmethod
-    def of(cls, model: Callable[..., Any], call: Call) -> Told:
-        """What it does in a run with values."""
+    def of(cls, model: Callable[..., Any], call: Call, *, parameters: bool = False) -> Told:
+        """What it does in a run with values. ``parameters`` that it changes are put back: it may have never been run."""
         colours = set[Any]()
-        found = _operations(model, call, colours.add, valueless=False)
+        found = _operations(model, call, colours.add, valueless=False, parameters=parameters)
         return cls(found, serves(colours))
 
     def departure(self, model: Callable[..., Any], call: Call) -> str:
@@ -152,16 +156,21 @@ class Told:
 
 
 def _operations(
-    model: Callable[..., Any], call: Call, note: Callable[[tuple[Any, ...]], object], *, valueless: bool
+    model: Callable[..., Any],
+    call: Call,
+    note: Callable[[tuple[Any, ...]], object],
+    *,
+    valueless: bool,
+    parameters: bool = False,
 ) -> list[int]:
-    """A number for each operation of a run; ``note`` is told of each."""
+    """A number for each operation of a run; ``note`` is told of each. ``parameters`` that it changes are put back."""
     found = list[int]()
 
     def see(colour: tuple[Any, ...], numbers: Numbers) -> None:
         note(colour)
         found.append(hash((colour, numbers)))
 
-    with looked_at(model, call, frozenset(), parameters=False) as state:
+    with looked_at(model, call, frozenset(), parameters=parameters) as state:
         without = _without_values(state, call) if valueless else None
         _run(model, call, see, state, valueless=without)
         if without is not None and without.asked:
@@ -626,7 +635,7 @@ def looked_at(
         with random_numbers_kept(), in_silence(), parametrized_anew():
             yield state
         if state.changed_parameter():
-            raise UnsupportedError(
+            raise UpdatedError(
                 "reroll.compile: the model changes a parameter in place in its forward. Use "
                 "torch.compile(backend='reroll') for it."
             )

@@ -65,7 +65,7 @@ class AtLength:
 
     def _look(self, call: Call) -> None:
         self.told = None
-        self.told = Told.of(self.model, call)
+        self.told = Told.of(self.model, call, parameters=True)
 
     def found(self, call: Call) -> Found | None:
         """The recording of a call; None where it cannot be recorded, or has no loop. Raises LengthError, with why its

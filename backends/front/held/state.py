@@ -311,7 +311,10 @@ class State:
 
     def changed_parameter(self) -> bool:
         """Whether a parameter was changed in place."""
-        return any(version_of(t) != version for t, version, _ in self.tensors if isinstance(t, nn.Parameter))
+        held = ((value, version, kept) for value, version, kept in self.tensors if isinstance(value, nn.Parameter))
+        return any(
+            version_of(value) != version or (kept is not None and not _equal(value, kept)) for value, version, kept in held
+        )
 
 
 def _copy(tensor: Tensor) -> Tensor:
