@@ -65,6 +65,7 @@ from reroll.backends.front.observe import (
     DrawnError,
     Observed,
     OtherTimeError,
+    departure,
     looked_at,
     observe,
     other_size,
@@ -203,11 +204,11 @@ def compile(  # noqa: A001  # as torch.compile
     there what the short records say; nothing is recorded or compiled again.
 
     After a call that looks at the model it is as if it had not been run: attributes, buffers and random numbers are put
-    back. What hooks and the model itself do outside of Python objects that can be reached from it (files, prints)
-    happens in those runs too. At every call the arguments (but for T where it is named), what can be reached from the
+    back. What hooks print happens in those runs too. A model that takes from an iterator which its code names, or that
+    reads or writes files, is refused there; where nobody names time Dynamo reads it. At every call the arguments (but for T where it is named), what can be reached from the
     model, what its code names, and torch's modes are compared, and the model is recorded anew where they differ, such
-    as for another batch size, dtype or mode of training. Files, the clock and what no Python object shows must stay the
-    same. A sequence so short that its first and last steps, which differ from the others, meet (most often below three)
+    as for another batch size, dtype or mode of training. The clock and what no Python object shows must stay the same;
+    a proof that finds that they do not says so. A sequence so short that its first and last steps, which differ from the others, meet (most often below three)
     is run by torch as it is. Calls in several threads wait for one another while a model is looked at or compiled, not
     while it runs.
 
@@ -553,9 +554,12 @@ class Caller(InTurn):
                 raise UnsupportedError(ANEW)
             return _result(alike)
 
+        def another() -> str:
+            return "" if running.departed else departure(self.model, running.call, observed)
+
         writes = observed.pattern.changes_inputs
         try:
-            prove_beside(self.model, running.call, graph.proof, replay, writes=writes)
+            prove_beside(self.model, running.call, graph.proof, replay, another, writes=writes)
         except ProofError:
             if running.departed:  # what is known of the model is of what it was: a later call looks at it anew
                 self.front = self._anew(running.front)

@@ -27,6 +27,7 @@ from reroll.backends.front.entries import RUNNING, Running, new_backend
 from reroll.backends.front.families import forget
 from reroll.backends.front.held.keys import plain
 from reroll.backends.front.held.names import Assigned, Flag
+from reroll.backends.front.held.outside import TakenError
 from reroll.backends.front.held.ran import Ran
 from reroll.backends.front.held.reach import Reach
 from reroll.backends.front.held.state import Change, State
@@ -214,7 +215,8 @@ class Recorded:
         self.ended = False
         for run in filter(None, (self.look, self._run_alone)):
             silent = contextlib.redirect_stdout(io.StringIO())
-            with _other_than((DrawnError, UpdatedError)), silent, _complaints(self.hears), ran.noting(), Unnoted():
+            refused, hears = _other_than((DrawnError, UpdatedError, TakenError)), _complaints(self.hears)
+            with refused, silent, hears, ran.noting(), Unnoted():
                 run(call)
                 self.ended = True
                 break

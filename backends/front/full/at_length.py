@@ -22,6 +22,7 @@ from reroll.backends.front.beside import ANEW, prove_beside, say_departed
 from reroll.backends.front.calls.arguments import Call
 from reroll.backends.front.calls.turns import between_turns
 from reroll.backends.front.held.again import Again
+from reroll.backends.front.held.outside import TakenError
 from reroll.backends.front.held.reach import Reach
 from reroll.backends.front.held.state import State
 from reroll.backends.front.observe import DrawnError, Told
@@ -77,7 +78,7 @@ class AtLength:
             if self.named:
                 return None
             raise UnsupportedError(f"{reason} {NAME_TIME}") from None
-        except Unrecordable as reason:
+        except (Unrecordable, TakenError) as reason:
             LOG.info("not recorded at its full length: %s", reason)
             self.raised = isinstance(reason, RaisedError)
             return None
@@ -173,8 +174,11 @@ class AtLength:
                 raise UnsupportedError(ANEW)
             return same.replay(state, run)
 
+        def another() -> str:
+            return "" if departed or program.told is None else program.told.departure(self.model, call)
+
         try:
-            prove_beside(self.model, call, program.graph.proof, again, writes=bool(program.written))
+            prove_beside(self.model, call, program.graph.proof, again, another, writes=bool(program.written))
         except ProofError:
             if departed:  # what is known of the model is of what it was: a later call looks at it anew
                 self.recorded, self.reach = self._anew(), Reach()

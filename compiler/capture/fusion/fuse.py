@@ -169,9 +169,7 @@ def _check_modes(
             raise Illegal(f"the second draws random numbers, and so does {where(node)} before it")
 
 
-def _check_values(
-    before: fx.Node, after: fx.Node, first: Recurrence, rows: Mapping[fx.Node, Rows | str]
-) -> None:
+def _check_values(before: fx.Node, after: fx.Node, first: Recurrence, rows: Mapping[fx.Node, Rows | str]) -> None:
     """Who reads one row of what the program has as one value gives all that is in it a gradient, if only of zeros. One
     loop gives none to the items that later steps of the first read."""
     items = {operand for x in first.xs if isinstance(x, Items) for operand in x.operands}
