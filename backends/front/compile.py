@@ -90,6 +90,8 @@ R = TypeVar("R")
 Loss = Callable[[Any, Any], Any]  # of what the model gives, and of a target
 _Make = Callable[[Callable[..., Any]], Any]  # of a model: what calls it
 LOG = logging.getLogger(__name__)
+_ON_VALUES = "Could not guard on data-dependent expression"
+"""In what Dynamo says where it depends on a value."""
 _NO_NAME = "failed to find name"  # what torch says of a global that is not there
 _FEW = 16  # steps of a sequence that runs as it is where nothing repeats in it
 _LEAST = 40  # as three times so many steps are the first few attempts at a pattern
@@ -641,7 +643,14 @@ class Caller(InTurn):
 
 
 def _noted(refusal: Exception, reason: Exception, cause: str = "") -> Exception:
-    """Dynamo's refusal, with why nothing else can be done."""
+    """Dynamo's refusal, with why nothing else can be done; in other words where it says nothing of the model."""
+    if _ON_VALUES in str(refusal):
+        expression = str(refusal).partition(_ON_VALUES)[2].partition(" (")[0].strip()
+        return UnsupportedError(
+            f"reroll.compile: the model reads the value of a tensor as a number of Python's, and torch has to know it "
+            f"({expression}). {reason}{cause} Compute with the tensor itself (BatchNorm: give it a momentum). Or name "
+            "no time: reroll.compile(model) reads around that line, and runs a loop with it as plain PyTorch."
+        )
     refusal.add_note(f"reroll.compile cannot record the model's operations either: {reason}{cause}")
     return refusal
 
