@@ -310,6 +310,20 @@ def rounded(grad):
     return torch.zeros_like(grad) if tiny else grad
 
 
+def reaches(value, leaves):
+    """Whether a gradient goes on from a result: a view that is taken under no_grad says so of itself, and none does."""
+    todo, seen = [value.grad_fn] if value.requires_grad else [], set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        if id(getattr(node, "variable", None)) in leaves:
+            return True
+        seen.add(node)
+        todo += [each for each, _ in node.next_functions]
+    return value.requires_grad and id(value) in leaves
+
+
 def calls(compiled, moves=None):
     """All that can be seen of the calls of a new model: tensors, and everything else as text, by name."""
     torch.manual_seed(SEED)
@@ -336,9 +350,9 @@ def calls(compiled, moves=None):
         found = {}
         state(made, "result", found)
         flat = torch.utils._pytree.tree_leaves(made)
-        found["requires_grad"] = str([each.requires_grad for each in flat])
-        made = [each for each in flat if each.requires_grad]
         leaves = {name: each for name, each in given.items() if each.requires_grad}
+        made = [each for each in flat if reaches(each, [*map(id, leaves.values())])]
+        found["requires_grad"] = str([any(each is some for some in made) for each in flat])
         for part, each in enumerate(made if APART else ()):
             loss = (each * torch.linspace(-1, 1, each.numel()).view(each.shape)).sin().sum()
             grads = torch.autograd.grad(loss, list(leaves.values()), retain_graph=True, allow_unused=True)
