@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from idioms import IDIOMS
-from turns import TURNS
+from idioms import IDIOMS, idioms_of
+from turns import OUTSIDE, TURNS
 
 HEAD = """import collections
 import contextlib
@@ -585,6 +585,9 @@ def model(seed: int, door: str = "compile", *, draws: bool = True, turns: bool =
     kinds = _turned(draw) if turns else _picked(draw)
     drawn = (idiom for kind in kinds for idiom in _drawn(draw, {**IDIOMS, **TURNS}[kind], draws))
     idioms = [each for each in drawn if states or not STATES.search(each)]
+    if turns and seed >= _LATER and seed // 4 % 4 == 1:
+        drawn_apart = random.Random(f"outside {seed}").choice(idioms_of(OUTSIDE))
+        idioms += [drawn_apart] if states or not STATES.search(drawn_apart) else []
     idioms += [f"step: {{n}} = {draw.choice(PLAIN)}" for _ in range(draw.choice((0, 0, 1, 1, 2)))]
     draw.shuffle(idioms)
     gathered = draw.choice(GATHERED)
@@ -627,6 +630,8 @@ def _begun(draw: random.Random, writer: _Writer) -> str:
     return header
 
 
+_LATER = 480
+"""The first seed of turns of which four in sixteen have an idiom of ``OUTSIDE``."""
 DRAWS = re.compile(r"drop|torch\.rand|bernoulli|rand_like|randn|gumbel|rrelu|normal_|uniform_")
 
 STATES = re.compile(r"self\.\{q\}|Net\.|CONFIG|random|environ|net\.")
