@@ -62,24 +62,24 @@ def inplace_flag(x: Tensor, y: Tensor) -> Any:
     return F.relu_(v * 3), v
 
 
-@torch.no_grad()
 def several_views(x: Tensor, y: Tensor) -> Any:
     """What gives several views at once is read after their memory was updated, or updates it."""
-    v = x * 2
-    rows, (left, right), (first, *_) = v.unbind(0), v.split(2, 1), torch.chunk(v.t(), 2)
-    v[0].mul_(0.5)
-    seen = rows[0] + 1, left.sum(), first.clone()
-    right.add_(1)
-    rows[1].zero_()
-    return *seen, rows[1], right * 2, v
+    with torch.no_grad():
+        v = x * 2
+        rows, (left, right), (first, *_) = v.unbind(0), v.split(2, 1), torch.chunk(v.t(), 2)
+        v[0].mul_(0.5)
+        seen = rows[0] + 1, left.sum(), first.clone()
+        right.add_(1)
+        rows[1].zero_()
+        return *seen, rows[1], right * 2, v
 
 
-@torch.no_grad()
 def several_views_of_an_input(x: Tensor, y: Tensor) -> Any:
-    rows = y.unbind(0)
-    y.add_(x)
-    rows[0].mul_(2)
-    return rows[0] + rows[1]
+    with torch.no_grad():
+        rows = y.unbind(0)
+        y.add_(x)
+        rows[0].mul_(2)
+        return rows[0] + rows[1]
 
 
 def input_updated(x: Tensor, y: Tensor) -> Any:
