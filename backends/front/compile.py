@@ -207,12 +207,12 @@ def compile(  # noqa: A001  # as torch.compile
 
     After a call that looks at the model it is as if it had not been run: attributes, buffers and random numbers are put
     back. What hooks print happens in those runs too. A model that takes from an iterator which its code names, or that
-    reads or writes files, is refused there; where nobody names time Dynamo reads it. At every call the arguments (but for T where it is named), what can be reached from the
-    model, what its code names, and torch's modes are compared, and the model is recorded anew where they differ, such
-    as for another batch size, dtype or mode of training. The clock and what no Python object shows must stay the same;
-    a proof that finds that they do not says so. A sequence so short that its first and last steps, which differ from the others, meet (most often below three)
-    is run by torch as it is. Calls in several threads wait for one another while a model is looked at or compiled, not
-    while it runs.
+    reads or writes files, is refused there; where nobody names time Dynamo reads it. At every call the arguments (but
+    for T where it is named), what can be reached from the model, what its code names, and torch's modes are compared,
+    and the model is recorded anew where they differ, such as for another batch size, dtype or mode of training. The
+    clock and what no Python object shows must stay the same; a proof that finds that they do not says so. A sequence so
+    short that its first and last steps, which differ from the others, meet (most often below three) is run by torch as
+    it is. Calls in several threads wait for one another while a model is looked at or compiled, not while it runs.
 
     Where a record cannot tell what the model does (it prints, counts in an attribute, or reads the values of tensors),
     Dynamo reads the Python code of the model instead, as under ``torch.compile(fullgraph=True, dynamic=False)``, and

@@ -182,6 +182,8 @@ def collected(as_rows: bool, name: str, *args: Any) -> Tensor:
     ends = [*itertools.accumulate(map(math.prod, sizes), initial=0)]
     numbers = [np.arange(*span).reshape(size) for span, size in zip(pairwise(ends), sizes, strict=True)]
     places = _GATHERS[name][1](*(numbers if isinstance(args[0], Tensor) else [numbers]), *args[1:])
+    if places.shape != made.shape[: places.ndim]:
+        return made
     gathered = _Gathered(places.shape)
     if as_rows:
         node.metadata[_GATHERED] = gathered
@@ -193,6 +195,7 @@ def collected(as_rows: bool, name: str, *args: Any) -> Tensor:
 _GATHERS: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "narrow": (torch.narrow, lambda rows, _, start, count: rows[start : start + count]),
     "getitem": (operator.getitem, operator.getitem),
+    "select": (torch.select, lambda rows, _, at: np.asarray(rows[at])),
     "flip": (torch.flip, lambda rows, _: rows[::-1]),
     "unsqueeze": (torch.unsqueeze, np.expand_dims),
     "flatten": (torch.flatten, lambda rows, *_: rows.reshape(-1)),
@@ -248,6 +251,8 @@ def as_collected(outer: fx.Graph, loops: Mapping[str, object]) -> None:
         kind = node.meta.get(COLLECTED)
         if kind is not None and name in _GATHERS and node.target is _GATHERS[name][0] and _of_first(name, node.args):
             node.target, node.args = collected, (kind == ROWS, name, *node.args)
+        if node.target is torch.unbind and node.args[0].meta.get(COLLECTED) == ROWS and node.args[1:] == (0,):
+            node.target, node.args = rows, (node.args[0],)
         if node.op == "call_module" and node.target in loops:
             node.args = tuple(_own(node, each) for each in node.args)
 

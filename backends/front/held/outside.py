@@ -114,8 +114,8 @@ class Outside:
         if _takes(function) and (caller := _caller(frame)) is not None:
             self.refused = TakenError(
                 f"reroll.compile: the model reads or writes outside of Python ({function.__qualname__}), at "
-                f"{line_of(caller)}, which a record of its operations does not do. Do that before the model is called, and "
-                "pass a tensor of what comes of it, or keep that in an attribute of the model."
+                f"{line_of(caller)}, which a record of its operations does not do. Do that before the model is called, "
+                "and pass a tensor of what comes of it, or keep that in an attribute of the model."
             )
             raise self.refused
 
@@ -148,7 +148,7 @@ def _takes(function: Any) -> bool:
 
 
 def _caller(frame: types.FrameType | None) -> types.FrameType | None:
-    """Where the model makes a call, by Python's libraries perhaps; None for one of Python's, torch's or reroll's own."""
+    """Where the model makes a call, by Python's libraries perhaps; None for what Python, torch or reroll call."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__"))
         root = name.partition(".")[0]

@@ -1,8 +1,9 @@
 """In-place code becomes values: every update makes a new node, and later uses read that node.
 
 Aliases are read off Dynamo's example values: two nodes alias when their fake tensors share a storage. A *root* is the
-first node of a storage; the others are *views* of it, and so is what gives several of these at once. An update of a view becomes an update of the root, after which
-stale views are taken again from the new root. Graph inputs that were updated are written back once, at the end.
+first node of a storage; the others are *views* of it, and so is what gives several of these at once. An update of a
+view becomes an update of the root, after which stale views are taken again from the new root. Graph inputs that were
+updated are written back once, at the end.
 """
 
 from __future__ import annotations
@@ -174,8 +175,9 @@ class _Rewriter:
 
     def _memory(self, node: fx.Node) -> int | None:
         """The memory of a node; of one that gives several views of what it reads (rows, pieces), that of these."""
-        if node.meta.get("example_value") is None or (storage := storage_of(node)) is not None:
-            return storage_of(node)
+        own = storage_of(node)
+        if own is not None or node.meta.get("example_value") is None:
+            return own
         read = {each for base in node.all_input_nodes if (each := storage_of(base)) in self.touched}
         return next((each for each in read if each is not None and _holds(node, each)), None)
 

@@ -33,6 +33,19 @@ class Own(nn.Module):
         return self.reads(rows, first)
 
 
+class Turned(Own):
+    """From behind, with other first steps, and a sum of what every other row gives."""
+
+    def forward(self, x_TBH: Tensor, h_BH: Tensor) -> Results:
+        rows, first = [], h_BH
+        for t in reversed(range(x_TBH.shape[0])):
+            read_BH = 2 * x_TBH[t] if t < 2 else x_TBH[t] @ self.layers[0].weight
+            h_BH = torch.tanh(read_BH.clamp(-0.7, 0.8) + self.layers[t % len(self.layers)](h_BH))
+            rows.append(h_BH)
+        made = [torch.tanh(each @ self.layers[0].weight) for each in rows]
+        return (*self.reads(rows, first), *[each.sin() for each in rows], sum(made[1::2]))
+
+
 def strided(rows: list[Tensor], _: Tensor) -> Results:
     return torch.stack(rows[::2]), torch.stack(rows[1::2]), rows[-1]
 
@@ -128,7 +141,20 @@ def test_each_result_by_itself(reads: Callable[..., Results], door: str, weights
 
 
 @pytest.mark.usefixtures("double_precision")
-@pytest.mark.parametrize("reads", [strided, mapped, one_value])
+@pytest.mark.parametrize("weights", [STEPS, 2])
+@pytest.mark.parametrize("door", ["compile", "time", "backend"])
+@pytest.mark.parametrize("reads", [strided, mapped])
+@pytest.mark.filterwarnings("ignore")
+def test_steps_that_are_taken_off_a_loop(reads: Callable[..., Results], door: str, weights: int) -> None:
+    torch.manual_seed(0)
+    model = Turned(reads, weights)
+    for found, expected in zip(gradients(model, both(model, door)), gradients(model, model), strict=True):
+        assert [each is None for each in found] == [each is None for each in expected]
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.usefixtures("double_precision")
+@pytest.mark.parametrize("reads", [strided, parts, one_value])
 def test_it_is_the_told_rows_that_do_it(reads: Callable[..., Results], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reroll.backends.dynamo.entry.as_collected", lambda *_: None)
     model = Own(reads)

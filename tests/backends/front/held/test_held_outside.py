@@ -1,4 +1,4 @@
-"""What a model takes from where nothing can be put back: iterators, files, the clock; and parameters that it changes."""
+"""What a model takes from where nothing can be put back (iterators, files, the clock), and parameters it changes."""
 
 from __future__ import annotations
 
