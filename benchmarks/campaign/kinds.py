@@ -585,9 +585,7 @@ def model(seed: int, door: str = "compile", *, draws: bool = True, turns: bool =
     kinds = _turned(draw) if turns else _picked(draw)
     drawn = (idiom for kind in kinds for idiom in _drawn(draw, {**IDIOMS, **TURNS}[kind], draws))
     idioms = [each for each in drawn if states or not STATES.search(each)]
-    if turns and seed >= _LATER and seed // 4 % 4 == 1:
-        drawn_apart = random.Random(f"outside {seed}").choice(idioms_of(OUTSIDE))
-        idioms += [drawn_apart] if states or not STATES.search(drawn_apart) else []
+    idioms += _from_outside(seed, states) if turns else []
     idioms += [f"step: {{n}} = {draw.choice(PLAIN)}" for _ in range(draw.choice((0, 0, 1, 1, 2)))]
     draw.shuffle(idioms)
     gathered = draw.choice(GATHERED)
@@ -636,6 +634,14 @@ DRAWS = re.compile(r"drop|torch\.rand|bernoulli|rand_like|randn|gumbel|rrelu|nor
 
 STATES = re.compile(r"self\.\{q\}|Net\.|CONFIG|random|environ|net\.")
 """Of idioms that keep something between calls, or may."""
+
+
+def _from_outside(seed: int, states: bool) -> list[str]:
+    """An idiom of ``OUTSIDE`` for some seeds, that leaves all else of theirs as it is."""
+    if seed < _LATER or seed // 4 % 4 != 1:
+        return []
+    drawn = random.Random(f"outside {seed}").choice(idioms_of(OUTSIDE))
+    return [drawn] if states or not STATES.search(drawn) else []
 
 
 def _picked(draw: random.Random) -> list[str]:
