@@ -181,12 +181,14 @@ def collected(as_rows: bool, name: str, *args: Any) -> Tensor:
     sizes = [() if name == "unsqueeze" else _sizes(source) for source in sources]
     ends = [*itertools.accumulate(map(math.prod, sizes), initial=0)]
     numbers = [np.arange(*span).reshape(size) for span, size in zip(pairwise(ends), sizes, strict=True)]
-    places = _GATHERS[name][1](*(numbers if isinstance(args[0], Tensor) else [numbers]), *args[1:])
+    given: list[Any] = numbers if isinstance(args[0], Tensor) else [numbers]
+    places = _GATHERS[name][1](*given, *args[1:])
     if places.shape != made.shape[: places.ndim]:
         return made
     gathered = _Gathered(places.shape)
     if as_rows:
-        node.metadata[_GATHERED] = gathered
+        metadata: Any = node.metadata  # which is a property
+        metadata[_GATHERED] = gathered
     told = [_told(source) for source in sources]
     node.register_hook(partial(_hand_on, gathered.told, places.ravel(), ends, told))
     return made

@@ -3,7 +3,7 @@
 A look would take from there, too, and a record gives again what was taken once. So a look stops before it happens. Of
 iterators others stand for the names. What C functions a model calls is known where they are noted (``Ran.noting``):
 those that open or read files, list directories, speak, or ask the system for random bytes. The clock is none of them,
-as logging asks for it.
+as logging asks for it, nor is the working directory, which is compared at each call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from reroll.graph.lines import line_of, user_line
 
 _OF_SYSTEM = frozenset(
     {
-        *("open", "read", "write", "stat", "lstat", "fstat", "listdir", "scandir", "access", "readlink", "getcwd"),
+        *("open", "read", "write", "stat", "lstat", "fstat", "listdir", "scandir", "access", "readlink"),
         *("urandom", "getrandom", "system", "fork", "forkpty", "posix_spawn", "posix_spawnp", "mkdir", "remove"),
         *("unlink", "rename", "replace", "rmdir", "symlink", "link", "truncate", "utime", "chmod", "startfile"),
     }

@@ -36,14 +36,18 @@ class Own(nn.Module):
 class Turned(Own):
     """From behind, with other first steps, and a sum of what every other row gives."""
 
+    def __init__(self, reads: Callable[[list[Tensor], Tensor], Results], weights: int = STEPS) -> None:
+        super().__init__(reads, weights)
+        self.weight = nn.Parameter(torch.randn(3, 3))
+
     def forward(self, x_TBH: Tensor, h_BH: Tensor) -> Results:
-        rows, first = [], h_BH
+        rows, first = list[Tensor](), h_BH
         for t in reversed(range(x_TBH.shape[0])):
-            read_BH = 2 * x_TBH[t] if t < 2 else x_TBH[t] @ self.layers[0].weight
+            read_BH = 2 * x_TBH[t] if t < 2 else x_TBH[t] @ self.weight
             h_BH = torch.tanh(read_BH.clamp(-0.7, 0.8) + self.layers[t % len(self.layers)](h_BH))
             rows.append(h_BH)
-        made = [torch.tanh(each @ self.layers[0].weight) for each in rows]
-        return (*self.reads(rows, first), *[each.sin() for each in rows], sum(made[1::2]))
+        made = [torch.tanh(each @ self.weight) for each in rows]
+        return (*self.reads(rows, first), *[each.sin() for each in rows], sum(made[1::2], first * 0))
 
 
 def strided(rows: list[Tensor], _: Tensor) -> Results:
@@ -118,11 +122,12 @@ def gradients(model: nn.Module, run: Callable[..., Any]) -> list[tuple[Tensor | 
     return [torch.autograd.grad(each, leaves, allow_unused=True, retain_graph=True) for each in losses]
 
 
-def both(model: nn.Module, door: str) -> Callable[..., Any]:
-    how = {"lowering": "eager", "proof": "never"}
+def both(model: nn.Module, door: str) -> Any:
+    how: dict[str, Any] = {"lowering": "eager", "proof": "never"}
     if door == "backend":
         return torch.compile(model, backend="reroll", options=how)
-    return reroll.compile(model, **({"time_dim": {"x_TBH": 0}} if door == "time" else {}), **how)
+    named: dict[str, Any] = {"time_dim": {"x_TBH": 0}} if door == "time" else {}
+    return reroll.compile(model, **named, **how)
 
 
 @pytest.mark.usefixtures("double_precision")
@@ -165,7 +170,12 @@ def test_it_is_the_told_rows_that_do_it(reads: Callable[..., Results], monkeypat
 def test_rows_that_reach_all_are_gathered_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop whose rows all reach the same is not told of them: what gathers them is torch's own."""
     seen, original = list[bool](), unused.tells_rows
-    monkeypatch.setattr("reroll.backends.runtime.node.tells_rows", lambda each: seen.append(original(each)) or seen[-1])
+
+    def noted(recurrence: Any) -> bool:
+        seen.append(original(recurrence))
+        return seen[-1]
+
+    monkeypatch.setattr("reroll.backends.runtime.node.tells_rows", noted)
     monkeypatch.setattr(unused, "collected", lambda *_: pytest.fail("it is told"))
     model = Own(strided, 1)
     gradients(model, both(model, "compile"))

@@ -23,6 +23,7 @@ from reroll.errors import UnsupportedError
 COUNT: Iterator[Any] = itertools.count(1)
 FILE = Path("nowhere")
 LOG = logging.getLogger(__name__)
+GIVEN: tuple[dict[str, Any], ...] = ({}, {"time_dim": 0})
 
 
 class Scaled(nn.Module):
@@ -45,12 +46,12 @@ class Scaled(nn.Module):
 
 class Counted(Scaled):
     def scale(self) -> float:
-        return 0.1 * next(COUNT)
+        return 0.1 * float(next(COUNT))
 
 
 class Zipped(Scaled):
     def scale(self) -> float:
-        return sum(0.1 * each for each, _ in zip(COUNT, range(2), strict=False))
+        return sum(0.1 * float(each) for each, _ in zip(COUNT, range(2), strict=False))
 
 
 class InClass(Scaled):
@@ -72,7 +73,7 @@ class Kept(Scaled):
 class Careless(Scaled):
     def scale(self) -> float:
         try:
-            return 0.1 * next(COUNT)
+            return 0.1 * float(next(COUNT))
         except Exception:  # noqa: BLE001
             return 0.1
 
@@ -194,7 +195,7 @@ def test_an_iterator_that_a_call_does_not_take_from_is_no_matter(monkeypatch: py
             self.name = next(COUNT)
 
     model, x = seeded(Named), torch.randn(9, 2, 3)
-    for given in ({}, {"time_dim": 0}):
+    for given in GIVEN:
         torch.testing.assert_close(reroll.compile(model, **given)(x), model(x))
     assert next(COUNT) == model.name + 1  # type: ignore[operator]
 
@@ -211,7 +212,7 @@ def test_what_python_opens_by_itself_is_none_of_the_models(tmp_path: Path) -> No
     LOG.addHandler(handler)
     try:
         model, x = seeded(Importing), torch.randn(9, 2, 3)
-        for given in ({}, {"time_dim": 0}):
+        for given in GIVEN:
             torch.testing.assert_close(reroll.compile(model, **given)(x), model(x))
     finally:
         LOG.removeHandler(handler)
