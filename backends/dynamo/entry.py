@@ -50,7 +50,7 @@ from reroll.backends.processes.apart import in_silence, refuse_pieces
 from reroll.backends.processes.together import check_together, refuse_in_place, speaks
 from reroll.backends.runtime.node import Rolled
 from reroll.backends.runtime.shown import shown_results, unbound_results
-from reroll.backends.runtime.unused import APART, one_by_one
+from reroll.backends.runtime.unused import APART, as_collected, one_by_one
 from reroll.capture.capture import capture
 from reroll.capture.folded import unfolded
 from reroll.capture.fusion.fuse import fuse
@@ -476,6 +476,7 @@ def assemble(gm: fx.GraphModule, outer: fx.Graph, modules: Mapping[str, nn.Modul
         root.add_module(name, module)
         if isinstance(module, Rolled):
             module.shown, module.unbound = shown_results(outer, name), unbound_results(outer, name)
+    as_collected(outer, modules)
     return fx.GraphModule(root, outer)
 
 

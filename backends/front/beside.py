@@ -10,7 +10,7 @@ from typing import Any
 from reroll.backends.construct.stages.proof import OTHERWISE, Proof
 from reroll.backends.front.calls.arguments import Call
 from reroll.backends.front.observe import holds_history, shown_by
-from reroll.errors import warn
+from reroll.errors import ProofError, UnsupportedError, warn
 
 LOG = logging.getLogger(__name__)
 Run = Callable[..., Any]
@@ -18,12 +18,23 @@ ANEW = "The model is looked at anew for copies of the inputs, such as of expande
 """Why there is no proof, where the program of a call is not that of its copies."""
 
 
+class UnsteadyError(UnsupportedError):
+    """The model does something else each time it is run."""
+
+
 def prove_beside(
-    model: Callable[..., Any], call: Call, proof: Proof, replay: Callable[[Call, Run], Any], *, writes: bool
+    model: Callable[..., Any],
+    call: Call,
+    proof: Proof,
+    replay: Callable[[Call, Run], Any],
+    departure: Callable[[], str],
+    *,
+    writes: bool,
 ) -> None:
     """Prove the program of a call, before it runs, unless the model holds what has a history, such as a state that an
     earlier call has left: a gradient would go on into that call. ``replay`` makes a call with what runs in place of the
-    program; ``writes``: whether that changes inputs. Raises ProofError."""
+    program; ``departure`` says what the model does otherwise in another run of the same call; ``writes``: whether the
+    program changes inputs. Raises ProofError, and UnsteadyError where no program could be right."""
     if holds_history(model):
         proof.missed = "the model holds a tensor with a history"
         LOG.info("not proved at this call: %s", proof.missed)
@@ -31,7 +42,16 @@ def prove_beside(
     apart, leaves = call.apart()
     untouched = frozenset[int]() if writes else frozenset(apart.dims)
     shown = partial(shown_by, model, apart, untouched, proof, apart=leaves)
-    proof.prove(lambda: shown(apart.run, plainly=True), lambda run: shown(lambda _: replay(apart, run)))
+    try:
+        proof.prove(lambda: shown(apart.run, plainly=True), lambda run: shown(lambda _: replay(apart, run)))
+    except ProofError as error:
+        if not (departed := departure()):
+            raise
+        raise UnsteadyError(
+            "The model does something else each time that it is run, though nothing tells these runs apart. "
+            f"{departed} A compiled program does what one run did. Take what is another each time (the clock, what a "
+            "library counts) before the model is called, and pass a tensor of it."
+        ) from error
 
 
 def say_departed(departed: str, proof: Proof) -> None:

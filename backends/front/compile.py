@@ -65,6 +65,7 @@ from reroll.backends.front.observe import (
     DrawnError,
     Observed,
     OtherTimeError,
+    departure,
     looked_at,
     observe,
     other_size,
@@ -89,6 +90,8 @@ R = TypeVar("R")
 Loss = Callable[[Any, Any], Any]  # of what the model gives, and of a target
 _Make = Callable[[Callable[..., Any]], Any]  # of a model: what calls it
 LOG = logging.getLogger(__name__)
+_ON_VALUES = "Could not guard on data-dependent expression"
+"""In what Dynamo says where it depends on a value."""
 _NO_NAME = "failed to find name"  # what torch says of a global that is not there
 _FEW = 16  # steps of a sequence that runs as it is where nothing repeats in it
 _LEAST = 40  # as three times so many steps are the first few attempts at a pattern
@@ -203,13 +206,13 @@ def compile(  # noqa: A001  # as torch.compile
     there what the short records say; nothing is recorded or compiled again.
 
     After a call that looks at the model it is as if it had not been run: attributes, buffers and random numbers are put
-    back. What hooks and the model itself do outside of Python objects that can be reached from it (files, prints)
-    happens in those runs too. At every call the arguments (but for T where it is named), what can be reached from the
-    model, what its code names, and torch's modes are compared, and the model is recorded anew where they differ, such
-    as for another batch size, dtype or mode of training. Files, the clock and what no Python object shows must stay the
-    same. A sequence so short that its first and last steps, which differ from the others, meet (most often below three)
-    is run by torch as it is. Calls in several threads wait for one another while a model is looked at or compiled, not
-    while it runs.
+    back. What hooks print happens in those runs too. A model that takes from an iterator which its code names, or that
+    reads or writes files, is refused there; where nobody names time Dynamo reads it. At every call the arguments (but
+    for T where it is named), what can be reached from the model, what its code names, and torch's modes are compared,
+    and the model is recorded anew where they differ, such as for another batch size, dtype or mode of training. The
+    clock and what no Python object shows must stay the same; a proof that finds that they do not says so. A sequence so
+    short that its first and last steps, which differ from the others, meet (most often below three) is run by torch as
+    it is. Calls in several threads wait for one another while a model is looked at or compiled, not while it runs.
 
     Where a record cannot tell what the model does (it prints, counts in an attribute, or reads the values of tensors),
     Dynamo reads the Python code of the model instead, as under ``torch.compile(fullgraph=True, dynamic=False)``, and
@@ -553,9 +556,12 @@ class Caller(InTurn):
                 raise UnsupportedError(ANEW)
             return _result(alike)
 
+        def another() -> str:
+            return "" if running.departed else departure(self.model, running.call, observed)
+
         writes = observed.pattern.changes_inputs
         try:
-            prove_beside(self.model, running.call, graph.proof, replay, writes=writes)
+            prove_beside(self.model, running.call, graph.proof, replay, another, writes=writes)
         except ProofError:
             if running.departed:  # what is known of the model is of what it was: a later call looks at it anew
                 self.front = self._anew(running.front)
@@ -637,7 +643,14 @@ class Caller(InTurn):
 
 
 def _noted(refusal: Exception, reason: Exception, cause: str = "") -> Exception:
-    """Dynamo's refusal, with why nothing else can be done."""
+    """Dynamo's refusal, with why nothing else can be done; in other words where it says nothing of the model."""
+    if _ON_VALUES in str(refusal):
+        expression = str(refusal).partition(_ON_VALUES)[2].partition(" (")[0].strip()
+        return UnsupportedError(
+            f"reroll.compile: the model reads the value of a tensor as a number of Python's, and torch has to know it "
+            f"({expression}). {reason}{cause} Compute with the tensor itself (BatchNorm: give it a momentum). Or name "
+            "no time: reroll.compile(model) reads around that line, and runs a loop with it as plain PyTorch."
+        )
     refusal.add_note(f"reroll.compile cannot record the model's operations either: {reason}{cause}")
     return refusal
 

@@ -23,6 +23,7 @@ from reroll.backends.dynamo.entry import ON_META
 from reroll.backends.front.calls.arguments import Call, first_steps, has_history
 from reroll.backends.front.calls.counter import told
 from reroll.backends.front.held.keys import sharing
+from reroll.backends.front.held.outside import lent, nothing_taken
 from reroll.backends.front.held.state import Change, State
 from reroll.backends.processes.apart import in_silence
 from reroll.backends.runtime.randomness import numpy_state, random_numbers_kept
@@ -71,6 +72,10 @@ class OtherTimeError(LengthError):
 
 class DrawnError(UnsupportedError):
     """The model draws from numpy's random numbers."""
+
+
+class UpdatedError(UnsupportedError):
+    """The model changes a parameter in place."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,10 +132,10 @@ class Told:
     serves: bool
 
     @classmethod
-    def of(cls, model: Callable[..., Any], call: Call) -> Told:
-        """What it does in a run with values."""
+    def of(cls, model: Callable[..., Any], call: Call, *, parameters: bool = False) -> Told:
+        """What it does in a run with values. ``parameters`` that it changes are put back."""
         colours = set[Any]()
-        found = _operations(model, call, colours.add, valueless=False)
+        found = _operations(model, call, colours.add, valueless=False, parameters=parameters)
         return cls(found, serves(colours))
 
     def departure(self, model: Callable[..., Any], call: Call) -> str:
@@ -152,16 +157,21 @@ class Told:
 
 
 def _operations(
-    model: Callable[..., Any], call: Call, note: Callable[[tuple[Any, ...]], object], *, valueless: bool
+    model: Callable[..., Any],
+    call: Call,
+    note: Callable[[tuple[Any, ...]], object],
+    *,
+    valueless: bool,
+    parameters: bool = False,
 ) -> list[int]:
-    """A number for each operation of a run; ``note`` is told of each."""
+    """A number for each operation of a run; ``note`` is told of each. ``parameters`` that it changes are put back."""
     found = list[int]()
 
     def see(colour: tuple[Any, ...], numbers: Numbers) -> None:
         note(colour)
         found.append(hash((colour, numbers)))
 
-    with looked_at(model, call, frozenset(), parameters=False) as state:
+    with looked_at(model, call, frozenset(), parameters=parameters) as state:
         without = _without_values(state, call) if valueless else None
         _run(model, call, see, state, valueless=without)
         if without is not None and without.asked:
@@ -368,7 +378,7 @@ def _traced(model: Callable[..., Any], call: Call, length: int, palette: dict[An
 
     sequences = [value for value in tensors_of((short.args, short.kwargs)) if id(value) in short.dims]
     versions = [version_of(value) for value in sequences]
-    with looked_at(model, short, frozenset(), parameters=True) as state:
+    with looked_at(model, short, frozenset(), parameters=True) as state, nothing_taken():
         given, recorder = _run(model, short, note, state, short=True)[1:]
         trace.given.update(given)
         trace.sizes.extend(recorder.sizes)
@@ -619,14 +629,15 @@ def looked_at(
     """Put back what the model changes; ``untouched`` are tensors that it is known not to change, ``ran`` functions of
     which is known that they run in it.
 
-    Raises UnsupportedError if it changes a parameter, or speaks with other processes.
+    Raises UnsupportedError if it changes a parameter, takes from an iterator that its code names, or speaks with other
+    processes.
     """
     state = State.of(model, call.args, call.kwargs, parameters=parameters, untouched=untouched, ran=ran)
     try:
-        with random_numbers_kept(), in_silence(), parametrized_anew():
+        with random_numbers_kept(), in_silence(), parametrized_anew(), lent(state.iterators):
             yield state
         if state.changed_parameter():
-            raise UnsupportedError(
+            raise UpdatedError(
                 "reroll.compile: the model changes a parameter in place in its forward. Use "
                 "torch.compile(backend='reroll') for it."
             )

@@ -27,10 +27,18 @@ from reroll.backends.front.entries import RUNNING, Running, new_backend
 from reroll.backends.front.families import forget
 from reroll.backends.front.held.keys import plain
 from reroll.backends.front.held.names import Assigned, Flag
+from reroll.backends.front.held.outside import TakenError
 from reroll.backends.front.held.ran import Ran
 from reroll.backends.front.held.reach import Reach
 from reroll.backends.front.held.state import Change, State
-from reroll.backends.front.observe import NOT_AN_OPERAND, DrawnError, line_that_leaves, looked_at, refuse_sparse
+from reroll.backends.front.observe import (
+    NOT_AN_OPERAND,
+    DrawnError,
+    UpdatedError,
+    line_that_leaves,
+    looked_at,
+    refuse_sparse,
+)
 from reroll.backends.runtime.randomness import numpy_state
 from reroll.capture.recorder.graph import GraphRecorder, Unrecordable
 from reroll.capture.recorder.identity import by_value, fingerprint, is_a
@@ -208,7 +216,8 @@ class Recorded:
         self.ended = False
         for run in filter(None, (self.look, self._run_alone)):
             silent = contextlib.redirect_stdout(io.StringIO())
-            with _other_than(DrawnError), silent, _complaints(self.hears), ran.noting(), Unnoted():
+            refused, hears = _other_than((DrawnError, UpdatedError, TakenError)), _complaints(self.hears)
+            with refused, silent, hears, ran.noting(), Unnoted():
                 run(call)
                 self.ended = True
                 break
@@ -249,7 +258,7 @@ class Recorded:
     def _run_alone(self, call: Call) -> None:
         no_tape = torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: None)  # type: ignore[arg-type, return-value]
         eager = torch.compiler.set_stance("force_eager")
-        with looked_at(self.model, call, frozenset(), parameters=False), eager, no_tape:
+        with looked_at(self.model, call, frozenset(), parameters=True), eager, no_tape:
             call.run(self.model)
 
     def _paths(self) -> dict[int, str]:
@@ -328,13 +337,13 @@ def _complaints(hears: bool) -> Iterator[_Complaints]:
 
 
 @contextlib.contextmanager
-def _other_than(refusal: type[Exception]) -> Iterator[None]:
+def _other_than(refusals: tuple[type[Exception], ...]) -> Iterator[None]:
     """Suppress what a model raises in a run before its record; what is refused there is no record either."""
     refused: Exception | None = None
     with contextlib.suppress(Exception):
         try:
             yield
-        except refusal as reason:
+        except refusals as reason:
             refused = reason
     if refused is not None:
         raise Unrecordable(str(refused)) from refused

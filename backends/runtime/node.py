@@ -18,7 +18,7 @@ from reroll.backends.runtime.executable import Executable
 from reroll.backends.runtime.reach import Classes, Parts, classes_of, spare_hooks
 from reroll.backends.runtime.run import Run, Start, again, as_traced
 from reroll.backends.runtime.shown import Links, joined
-from reroll.backends.runtime.unused import Unused, differentiable_inputs, needing, used_of
+from reroll.backends.runtime.unused import Unused, differentiable_inputs, needing, tells_rows, used_of
 from reroll.errors import ShortageError, UnsupportedError, is_shortage
 from reroll.recurrence import Items, Recurrence
 
@@ -41,7 +41,9 @@ class Rolled(nn.Module):
         self.cheaper = cheaper
         self.shown: Mapping[int, bool] = {}  # as ``shown_results`` has them
         self.unbound: frozenset[int] = frozenset()  # results that are taken one by one
-        self.unused = Unused(own_functions, any(isinstance(x, Items) for x in executable.recurrence.xs))
+        recurrence = executable.recurrence
+        self.tells_rows = own_functions or tells_rows(recurrence)
+        self.unused = Unused(own_functions, any(isinstance(x, Items) for x in recurrence.xs), self.tells_rows)
 
     def forward(self, *operands: Tensor) -> tuple[Tensor, ...]:
         """Run it. Raises UnsupportedError under ``torch.func`` transforms, and where processes do not play together."""

@@ -27,7 +27,7 @@ from reroll.backends.runtime.executable import Executable
 from reroll.backends.runtime.randomness import OwnNumbers, device_states, set_device_states
 from reroll.backends.runtime.reach import Parts, backward_running, goes_to
 from reroll.backends.runtime.run import Start, as_traced, border
-from reroll.backends.runtime.unused import rows
+from reroll.backends.runtime.unused import note, rows, used_of
 from reroll.errors import UnsupportedError, is_shortage, warn
 from reroll.graph.fakes import apart_from_dynamo
 from reroll.recurrence import Recurrence
@@ -277,15 +277,18 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, shares: Shares, node: Any, number: int, value: Tensor, *behind: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.shares, ctx.node, ctx.number, ctx.used_rows, ctx.asks = shares, node, number, node.used_rows, node.asks
-        ctx.reached, ctx.behind = True, len(behind)
+        ctx.shares, ctx.node, ctx.number, ctx.used_rows, ctx.asks = shares, node, number, {}, node.asks
+        ctx.behind = len(behind)
         ctx.states = dict(zip(shares.links.through.get(number, ()), behind, strict=False))
         return value.detach()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
-        found: Mapping[int, Tensor] = {}
-        if grad is not None and ctx.states and ctx.reached:
+        found, rows = dict[int, Tensor](), used_of(ctx.used_rows, {ctx.number: grad}).get(ctx.number)
+        ctx.used_rows.clear()
+        if rows is not None:
+            note(ctx.node.used_rows, ctx.number, rows, grad)
+        if grad is not None and ctx.states and (rows is None or rows[-1]):
             watched = [n for n, each in ctx.states.items() if each.retains_grad or each._backward_hooks]
             asked = watched if _goes_to_all(ctx.node) else list(ctx.states)
             tickets = ctx.next_functions[1 + len(ctx.states) :]

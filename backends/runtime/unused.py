@@ -12,17 +12,24 @@ add something to them.
 from __future__ import annotations
 
 import functools
+import itertools
+import math
+import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, fx
 
 from reroll.backends.runtime.executable import Executable
 from reroll.backends.runtime.randomness import OwnNumbers, device_states, random_state, set_device_states
+from reroll.capture.steps.outer import COLLECTED, ROWS, STACK
 from reroll.errors import UnsupportedError, is_shortage, warn
 from reroll.graph.effects import is_torchs
 from reroll.graph.nested import tensors_of
@@ -48,7 +55,7 @@ class Told:
         return torch.equal(functools.reduce(torch.add, self.grads), grad)
 
 
-def used_of(told: Mapping[int, Told], grads: Sequence[Tensor | None]) -> Rows:
+def used_of(told: Mapping[int, Told], grads: Sequence[Tensor | None] | Mapping[int, Tensor | None]) -> Rows:
     """The rows that are used of outputs with these gradients, where that is known."""
     return {number: each.rows for number, each in told.items() if each.is_all_of(grads[number])}
 
@@ -71,15 +78,13 @@ def rows(
     found: tuple[Tensor, ...] = source.unbind(0)
     own = {id(row) for part in apart for row in _rows_of(found, part)}
     results = tuple(row.clone() if id(row) in own else row for row in found)
-    used, number = _told(stacked)
+    used, number = _told(source)
     if not found or found[0].grad_fn is None:
         return results
-    if getattr(source.grad_fn, "states", None) and (alone or source is not stacked):
-        found[0].grad_fn.register_prehook(partial(_tell_last, source.grad_fn))
     if used is not None:
 
         def tell(given: Sequence[Tensor | None], came: Sequence[Tensor | None]) -> None:
-            _note(used, number, [grad is not None for grad in came], given[0])
+            note(used, number, [grad is not None for grad in came], given[0])
 
         found[0].grad_fn.register_hook(tell)
     rolled = getattr(getattr(stacked.grad_fn, "node", stacked.grad_fn), "rolled", None)
@@ -92,11 +97,6 @@ def rows(
 
 def _rows_of(found: Sequence[Tensor], part: int | slice) -> Sequence[Tensor]:
     return found[part] if isinstance(part, slice) else (found[part],)
-
-
-def _tell_last(joined: Any, grads: Sequence[Tensor | None]) -> None:
-    """Tell what hands the last states a share of the last row's gradient whether that row has one."""
-    joined.reached = grads[-1] is not None
 
 
 def _refuse_looked_at(states: Sequence[weakref.ref[Tensor]], where: str, _: Sequence[Tensor | None]) -> None:
@@ -112,17 +112,21 @@ def _refuse_looked_at(states: Sequence[weakref.ref[Tensor]], where: str, _: Sequ
 
 
 def _told(stacked: Tensor) -> tuple[dict[int, Told] | None, int]:
-    """Where the loop that made a value is told which of its rows are used, and which of its results it is."""
+    """Where what made a value, a loop or ``collected``, is told which of its rows are used, and which of its results
+    it is."""
     node = stacked.grad_fn
+    if (gathered := _gathered(node)) is not None:
+        return gathered.told, 0
     return getattr(node, "used_rows", None), getattr(node, "number", stacked.output_nr)
 
 
 def _asks(operand: Tensor) -> bool:
-    """Whether the loop that made a value wants to be told."""
-    return bool(getattr(operand.grad_fn, "asks", False))
+    """Whether what made a value wants to be told."""
+    return bool(getattr(operand.grad_fn, "asks", False)) or _gathered(operand.grad_fn) is not None
 
 
-def _note(used: dict[int, Told], number: int, also: Sequence[bool], grad: Tensor | None) -> None:
+def note(used: dict[int, Told], number: int, also: Sequence[bool], grad: Tensor | None) -> None:
+    """Note rows that are used of a result, by someone from whom a gradient of it comes."""
     told = used.setdefault(number, Told([False] * len(also)))
     told.rows = [a or b for a, b in zip(told.rows, also, strict=True)]
     if grad is not None and all(grad is not each for each in told.grads):  # one of a loop that reads it twice
@@ -148,6 +152,161 @@ def _given(node: fx.Node, source: fx.Node) -> tuple[tuple[Any, ...], bool]:
     return (slice(None),) if node in results else given, sum(len(pick.users) for pick in picks) == 1
 
 
+@dataclass(slots=True, eq=False)
+class _Gathered:
+    """What a node of torch's that gathers rows is told of these, which lie in its first dimensions, of ``sizes``."""
+
+    sizes: tuple[int, ...]
+    told: dict[int, Told] = field(default_factory=dict)
+
+
+_GATHERED = "reroll rows"
+
+
+def _gathered(node: Any) -> _Gathered | None:
+    found: _Gathered | None = getattr(node, "metadata", {}).get(_GATHERED)
+    return found
+
+
+def collected(as_rows: bool, name: str, *args: Any) -> Tensor:
+    """What one of ``_GATHERS`` makes of stacks of rows, or of single values.
+
+    Its node of autograd tells the loops which of their rows it took, and hands on nothing to what it took no row of.
+    as_rows: who reads the rows says which of them are used; else all are, as they are one value of the program's.
+    """
+    made: Tensor = _GATHERS[name][0](*args)
+    node, sources = made.grad_fn, tensors_of(args)
+    if node is None or [each for each, _ in node.next_functions] != [_end(source) for source in sources]:
+        return made
+    sizes = [() if name == "unsqueeze" else _sizes(source) for source in sources]
+    ends = [*itertools.accumulate(map(math.prod, sizes), initial=0)]
+    numbers = [np.arange(*span).reshape(size) for span, size in zip(pairwise(ends), sizes, strict=True)]
+    given: list[Any] = numbers if isinstance(args[0], Tensor) else [numbers]
+    places = _GATHERS[name][1](*given, *args[1:])
+    if places.shape != made.shape[: places.ndim]:
+        return made
+    gathered = _Gathered(places.shape)
+    if as_rows:
+        metadata: Any = node.metadata  # which is a property
+        metadata[_GATHERED] = gathered
+    told = [_told(source) for source in sources]
+    node.register_hook(partial(_hand_on, gathered.told, places.ravel(), ends, told))
+    return made
+
+
+_GATHERS: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "narrow": (torch.narrow, lambda rows, _, start, count: rows[start : start + count]),
+    "getitem": (operator.getitem, operator.getitem),
+    "select": (torch.select, lambda rows, _, at: np.asarray(rows[at])),
+    "flip": (torch.flip, lambda rows, _: rows[::-1]),
+    "unsqueeze": (torch.unsqueeze, np.expand_dims),
+    "flatten": (torch.flatten, lambda rows, *_: rows.reshape(-1)),
+    "stack": (torch.stack, np.stack),
+    "cat": (torch.cat, np.concatenate),
+}
+"""By their names, and the same of the numbers of rows."""
+
+
+def _end(source: Tensor) -> Any:
+    """The node that a gradient of a value goes to."""
+    return torch.autograd.graph.get_gradient_edge(source).node if source.requires_grad else None
+
+
+def _sizes(source: Tensor) -> tuple[int, ...]:
+    """The sizes of the dimensions in which the rows of a value lie."""
+    gathered = _gathered(source.grad_fn)
+    return (source.shape[0],) if gathered is None else gathered.sizes
+
+
+def _hand_on(
+    told: dict[int, Told],
+    places: npt.NDArray[np.int64],
+    ends: Sequence[int],
+    sources: Sequence[tuple[dict[int, Told] | None, int]],
+    given: Sequence[Tensor | None],
+    came: Sequence[Tensor | None],
+) -> tuple[Tensor | None, ...]:
+    """Tell what was gathered which of its rows are used, and give the gradients of what has such rows."""
+    rows = used_of(told, came).get(0)
+    told.clear()
+    used, results = np.zeros(ends[-1], bool), list[Tensor | None]()
+    used[places if rows is None else places[rows]] = True
+    for span, (whose, number), grad in zip(pairwise(ends), sources, given, strict=True):
+        also = used[slice(*span)]
+        if grad is not None and whose is not None and also.any():
+            note(whose, number, also.tolist(), grad)
+        results.append(grad if also.any() else None)
+    return tuple(results)
+
+
+def value_of_its_own(stack: Tensor) -> Tensor:
+    """What the program has as one value: a loop that reads some of its rows reads it, not the rows of other loops."""
+    return stack.view_as(stack)
+
+
+def as_collected(outer: fx.Graph, loops: Mapping[str, object]) -> None:
+    """Let what was gathered of rows tell which of them are used, around loops of which that decides what is reached."""
+    if not any(getattr(each, "tells_rows", False) for each in loops.values()):
+        return
+    for node in [*outer.nodes]:
+        name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+        kind = node.meta.get(COLLECTED)
+        if kind is not None and name in _GATHERS and node.target is _GATHERS[name][0] and _of_first(name, node.args):
+            node.target, node.args = collected, (kind == ROWS, name, *node.args)
+        if node.target is torch.unbind and node.args[0].meta.get(COLLECTED) == ROWS and node.args[1:] == (0,):
+            node.target, node.args = rows, (node.args[0],)
+        if node.op == "call_module" and node.target in loops:
+            node.args = tuple(_own(node, each) for each in node.args)
+
+
+def _of_first(name: str, args: Sequence[Any]) -> bool:
+    """Whether rows are gathered in the first dimension."""
+    return name in ("narrow", "getitem", "flip") or args[1] == (1 if name == "stack" else 0)
+
+
+def _own(call: fx.Node, operand: Any) -> Any:
+    """An operand of a loop; of a value of the program's that may be the stack of another loop, one of its own."""
+    if not isinstance(operand, fx.Node) or operand.meta.get(COLLECTED) != STACK:
+        return operand
+    with call.graph.inserting_before(call):
+        made = call.graph.call_function(value_of_its_own, (operand,))
+    made.meta = {key: value for key, value in operand.meta.items() if key != COLLECTED}
+    return made
+
+
+def tells_rows(recurrence: Recurrence) -> bool:
+    """Whether a row of an output may reach less than what the output reaches over all steps: what a step reads of its
+    own, or what comes by carries alone."""
+    if any(isinstance(x, Items) for x in recurrence.xs) or own_functions(recurrence.step):
+        return True
+    inputs = recurrence.step.graph.find_nodes(op="placeholder")
+    results: Any = recurrence.step.graph.output_node().args[0]
+    reached = [_reached_in(each, inputs) for each in results]
+    carried = len(recurrence.carries)
+    for here in reached[carried:]:
+        found, todo = set(here), [*here]
+        while todo:
+            at = todo.pop()
+            fresh = reached[at] - found if at < carried else set()
+            found |= fresh
+            todo += fresh
+        if found != here:
+            return True
+    return False
+
+
+def _reached_in(result: Any, inputs: Sequence[fx.Node]) -> set[int]:
+    """The inputs of a step that a result of it is made of, with a gradient."""
+    seen, todo = set[fx.Node](), [result] if isinstance(result, fx.Node) else []
+    while todo:
+        node = todo.pop()
+        value = node.meta.get("example_value")
+        if node not in seen and not (isinstance(value, Tensor) and not value.requires_grad):
+            seen.add(node)
+            todo += node.all_input_nodes
+    return {number for number, each in enumerate(inputs) if each in seen}
+
+
 def have_own_functions(executables: Sequence[Executable]) -> bool:
     """Whether a step of one of these has functions of the user's own."""
     return any(own_functions(each.recurrence.step) for each in executables)
@@ -157,17 +316,18 @@ def have_own_functions(executables: Sequence[Executable]) -> bool:
 class Unused:
     """What is known of a loop, by the outputs of a step that matter. It matters where loops of the graph have functions
     of the user's ``own``, where steps read ``items`` of their own (the weights of a block), and where a loss uses some
-    rows: what only unused outputs need has no gradient in eager, not zeros.
+    rows: what only unused outputs need has no gradient in eager, not zeros. ``uneven``: a row may reach less than all.
     """
 
     own: bool
     items: bool
+    uneven: bool = False
     known: dict[frozenset[int], Trial] = field(default_factory=dict)
 
     @property
     def asked(self) -> bool:
         """Whether loops that read its outputs tell it which rows are used there."""
-        return self.own or self.items
+        return self.own or self.items or self.uneven
 
     def check(
         self,
@@ -274,7 +434,7 @@ def _telling(operand: Tensor, x: Slices, number: int, reached: Sequence[frozense
     also = [False] * operand.shape[0]
     for step, inputs in enumerate(reached):
         also[x.start + x.stride * step] = number in inputs
-    yield x.operand, partial(_note, used, result, also)
+    yield x.operand, partial(note, used, result, also)
 
 
 def _look(executable: Executable, plain: Sequence[Tensor], live: frozenset[int]) -> Trial | None:

@@ -599,6 +599,58 @@ IN_PLACE = r"""
   result: {a}[1:]
 """
 
+OUTSIDE = r"""
+- init: type(self).{q} = itertools.count(1)
+  before: {a} = next(self.{q})
+  step: {n} = {m} * (0.5 / {a})
+- init: type(self).{q} = (0.5 ** each for each in itertools.count())
+  step: {n} = {m} * next(Net.{q})
+- init: self.{q} = iter(range(1, 10000))
+  before: h = h * (1 / next(self.{q}))
+- init: type(self).{q} = itertools.cycle([0.5, 0.7, 0.9])
+  after: r = r * next(self.{q})
+- init: self.{q} = os.path.join(os.path.dirname(__file__), f"{{SEED}}.txt")
+  init: open(self.{q}, "w").write("0.9")
+  before: {a} = float(open(self.{q}).read())
+  before: open(self.{q}, "w").write(str({a} * 0.7))
+  step: {n} = {m} * {a}
+- init: self.{q} = os.path.join(os.path.dirname(__file__), f"{{SEED}}.log")
+  init: open(self.{q}, "w").close()
+  before: open(self.{q}, "a").write("x")
+  after: r = r * (1 + os.path.getsize(self.{q}))
+- init: self.{q} = nn.Linear(H_, H_).requires_grad_(False)
+  before: self.{q}.weight.data.clamp_(-0.2, 0.2).mul_(0.9)
+  step: {n} = {m} + 0.3 * self.{q}(h)
+- init: self.{q} = nn.Parameter(torch.rand(H_))
+  after: with torch.no_grad():
+  after:     self.{q}.mul_(0.9)
+  step: {n} = {m} * self.{q}.detach().clone()
+- init: self.{q} = nn.ParameterList(torch.rand(H_) + 0.5 for _ in range(64))
+  before: {a} = []
+  step: {a}.append({m} * self.{q}[t])
+  result: torch.stack({a}[::2])
+  result: torch.stack({a}[1::2])
+- init: self.{q} = nn.ParameterList(torch.rand(H_) + 0.5 for _ in range(64))
+  step: h = h * self.{q}[t]
+  result: torch.stack(out[:3])
+  result: torch.stack(out[::-1])[:2]
+- init: self.{q} = nn.ParameterList(torch.rand(H_) + 0.5 for _ in range(64))
+  step: h = h * self.{q}[t]
+  result: [each.sin() for each in torch.stack(out)]
+  result: [each[0] for each in out]
+- init: self.{q} = nn.ParameterList(torch.rand(H_) + 0.5 for _ in range(2))
+  step: h = h * self.{q}[t % 2]
+  result: [each.sin() for each in out]
+  result: torch.stack(out[1:4])
+- init: self.{q} = nn.BatchNorm1d(H_, momentum=None)
+  step: {n} = self.{q}({m})
+- before: {a} = []
+  step: if t % 12 == 11:
+  step:     {a}.append(h)
+  result: {a}
+"""
+"""What looks at a model must not take or change, and rows of lists beside what each step reads of its own."""
+
 TURNS = {
     name: idioms_of(text)
     for name, text in {

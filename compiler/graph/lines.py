@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -84,7 +85,16 @@ def user_trace() -> str:
 
 def user_line() -> str:
     """The innermost one of these, in one line."""
-    return ": ".join(map(str.strip, next(_running(), "the model").split("\n")))
+    return _in_one(next(_running(), "the model"))
+
+
+def line_of(frame: FrameType) -> str:
+    """The line at which a frame is, in one line."""
+    return _in_one(_shown(frame))
+
+
+def _in_one(shown: str) -> str:
+    return ": ".join(map(str.strip, shown.split("\n")))
 
 
 def is_checkpointed() -> bool:
@@ -130,7 +140,7 @@ def line_that_changes(is_changed: Callable[[], bool], run: Callable[[], object])
             raise _Found
         shown = frame.f_back if event == "return" else frame
         if shown is not None and not _is_others(shown):
-            last = ": ".join(map(str.strip, _shown(shown).split("\n")))
+            last = line_of(shown)
         return trace
 
     def begin(frame: Any, event: str, argument: Any) -> Any:

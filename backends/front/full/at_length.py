@@ -27,6 +27,7 @@ from reroll.backends.front.calls.arguments import Call
 from reroll.backends.front.calls.turns import between_turns
 from reroll.backends.front.full.alike import LIKE, Alike, Outline
 from reroll.backends.front.held.again import Again
+from reroll.backends.front.held.outside import TakenError
 from reroll.backends.front.held.reach import Reach
 from reroll.backends.front.held.state import State
 from reroll.backends.front.observe import DrawnError, Told
@@ -72,7 +73,7 @@ class AtLength:
 
     def _look(self, call: Call) -> None:
         self.told = None
-        self.told = Told.of(self.model, call)
+        self.told = Told.of(self.model, call, parameters=True)
 
     def found(self, call: Call) -> Found | None:
         """The recording of a call; None where it cannot be recorded, or has no loop. Raises LengthError, with why its
@@ -84,7 +85,7 @@ class AtLength:
             if self.named:
                 return None
             raise UnsupportedError(f"{reason} {NAME_TIME}") from None
-        except Unrecordable as reason:
+        except (Unrecordable, TakenError) as reason:
             LOG.info("not recorded at its full length: %s", reason)
             self.raised = isinstance(reason, RaisedError)
             return None
@@ -200,8 +201,11 @@ class AtLength:
                 raise UnsupportedError(ANEW)
             return same.replay(state, run)
 
+        def another() -> str:
+            return "" if departed or program.told is None else program.told.departure(self.model, call)
+
         try:
-            prove_beside(self.model, call, program.graph.proof, again, writes=bool(program.written))
+            prove_beside(self.model, call, program.graph.proof, again, another, writes=bool(program.written))
         except ProofError:
             if departed:  # what is known of the model is of what it was: a later call looks at it anew
                 self.recorded, self.reach = self._anew(), Reach()

@@ -1,7 +1,7 @@
 """Models whose time nobody has named: rolled by a record of each call, or else as Dynamo reads them.
 
 A call is recorded at its own length (``at_length``), and blocks over depth count as steps too. What a record does not
-tell (it prints, asks for values, speaks with other processes), and what has no loop, is what
+tell (it prints, asks for values, reads files, speaks with other processes), and what has no loop, is what
 ``torch.compile(model, backend="reroll")`` makes of it, which may cut it into several graphs. A call in which the model
 raises is the plain model's, and the next one is recorded as before.
 """
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from reroll.backends.dynamo.entry import uncut
+from reroll.backends.front.beside import UnsteadyError
 from reroll.backends.front.calls.arguments import Call, Time, find_time
 from reroll.backends.front.calls.plainly import InTurn
 from reroll.backends.front.full.at_length import AtLength, Found
@@ -65,6 +66,10 @@ class Unnamed(InTurn):
         self._say_asked()
         try:
             result = self.at_length(call, found)
+        except UnsteadyError as error:
+            self.is_read = True
+            warn(f"{error} Dynamo reads the model from now on.")
+            return []
         except AnotherAnswerError as error:
             set_random_state(drawn)
             self.is_read = True

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from reroll.backends.front.held.origin import reads_settings
+from reroll.backends.front.held.outside import Outside
 
 
 class Ran:
@@ -33,13 +34,16 @@ class Ran:
     @contextmanager
     def noting(self) -> Iterator[None]:
         """Note what runs inside, in this thread; not what is called whenever Python collects, which is nothing of the
-        model's."""
+        model's. Raises TakenError where it takes something from outside."""
         found: dict[tuple[types.CodeType, int], dict[str, Any]] = {}
+        outside = Outside()
 
-        def note(frame: types.FrameType, event: str, _: object) -> None:
+        def note(frame: types.FrameType, event: str, of: object) -> None:
             if event == "call":
                 space = frame.f_globals
                 found[frame.f_code, id(space)] = space
+            elif event == "c_call":
+                outside.refuse(frame, of)
 
         before: Any = sys.getprofile()
         if before is not None and not callable(before) and not hasattr(before, "enable"):
@@ -58,6 +62,8 @@ class Ran:
                 before.enable()  # cProfile's
             for (code, number), space in found.items():
                 self._note(code, number, space)
+        if outside.refused is not None:
+            raise outside.refused
 
     def _note(self, code: types.CodeType, number: int, space: dict[str, Any]) -> None:
         if not self._given_up and (code, number) not in self._known and reads_settings(space.get("__name__")):

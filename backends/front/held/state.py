@@ -42,8 +42,8 @@ from reroll.backends.front.held.links import (
 )
 from reroll.backends.front.held.names import Assigned, Named, Spaces
 from reroll.backends.front.held.origin import Code, is_installed, is_users_code
+from reroll.backends.front.held.outside import Names, TakenError, is_iterator
 from reroll.capture.recorder.identity import PLAIN, Same, content_of, is_a
-from reroll.errors import UnsupportedError
 from reroll.graph.private import version_of
 
 _FOLLOWED = (*WRAPPERS, *CONTAINERS, nn.Module, tuple, np.ndarray, memoryview)
@@ -100,6 +100,7 @@ class State:
     hidden: list[Hidden] = field(default_factory=list)
     code: list[Code] = field(default_factory=list)
     classes: set[type] = field(default_factory=set)
+    iterators: list[Names] = field(default_factory=list)
     spaces: Spaces = field(default_factory=Spaces)
     assigned: Assigned | None = None
     by_ran: bool = False
@@ -157,7 +158,7 @@ class State:
     def joined(self, part: State) -> State:
         """What both states hold, this one's first."""
         held = ("objects", "containers", "cells", "tensors", "arrays", "plain", "roots")
-        names = (*held, "pointed", "bare", "called", "hidden", "code")
+        names = (*held, "pointed", "bare", "called", "hidden", "code", "iterators")
         both: dict[str, Any] = {name: [*getattr(self, name), *getattr(part, name)] for name in names}
         return State(self.parameters, self.values, **both, classes=self.classes | part.classes, spaces=part.spaces)
 
@@ -181,7 +182,7 @@ class State:
         elif any("__next__" in vars(kind) for kind in type(value).__mro__) and not is_a(value, io.IOBase):
             if self.by_ran:
                 return ()  # a library's, such as one that counts what was made: known by which object it is
-            raise UnsupportedError(
+            raise TakenError(
                 f"reroll.compile: the model keeps an iterator ({type(value).__name__}), whose state cannot be put back "
                 "after a look at the model. Keep a number or a list instead."
             )
@@ -233,6 +234,8 @@ class State:
         """Note the numbers, texts and callables that stand for names, and give what else leads further."""
         for owner, name, named in found:
             value = named.__func__ if isinstance(named, staticmethod | classmethod) else named
+            if self.values and is_iterator(value) and not is_installed(owner):
+                self.iterators.append((_space(owner), name, value))
             if (text := written(value)) is not None:
                 self.plain.append((name, text))
             elif _leads_further(owner, value):
@@ -311,7 +314,11 @@ class State:
 
     def changed_parameter(self) -> bool:
         """Whether a parameter was changed in place."""
-        return any(version_of(t) != version for t, version, _ in self.tensors if isinstance(t, nn.Parameter))
+        held = ((value, version, kept) for value, version, kept in self.tensors if isinstance(value, nn.Parameter))
+        return any(
+            version_of(value) != version or (kept is not None and not _equal(value, kept))
+            for value, version, kept in held
+        )
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -356,6 +363,13 @@ def _leads_further(owner: Code, value: Any) -> bool:
         read_at_calls = value is os.environ or is_a(value, list)  # sys.argv, warnings.filters
         return read_at_calls or (is_a(value, types.FunctionType) and is_users_code(value))
     return value is not sys.modules and (is_a(value, _FOLLOWED) or has_attributes(value))
+
+
+def _space(owner: Code) -> dict[str, Any] | type:
+    """Where the names stand that code reads."""
+    if isinstance(owner, type):
+        return owner
+    return owner.__globals__ if isinstance(owner, types.FunctionType) else vars(owner)
 
 
 def _by_key(content: Any) -> dict[Any, Any]:

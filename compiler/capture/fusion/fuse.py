@@ -7,9 +7,10 @@ off by a step or two, those steps are taken off first. Otherwise the loops stay,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+import torch
 from torch import fx
 
 from reroll.capture.fusion.behind.add_up import add_up
@@ -22,10 +23,11 @@ from reroll.capture.fusion.peel import outer_emitter, peel
 from reroll.capture.fusion.row_analysis import Illegal, rows_of, timed
 from reroll.capture.fusion.row_rules import Rows
 from reroll.capture.fusion.step_builder import merge, prune
+from reroll.capture.steps.outer import COLLECTED, STACK
 from reroll.graph.editing import ancestors
 from reroll.graph.effects import has_effect, is_random, modes
 from reroll.graph.lines import where
-from reroll.recurrence import Capture, Recurrence, Slices
+from reroll.recurrence import Capture, Items, Recurrence, Slices
 
 _PEELED = 2
 Refused = dict[tuple[Recurrence, Recurrence], str]  # pairs that cannot be fused, and why
@@ -98,6 +100,7 @@ def _legal(
     after = next(node for node in found.outer.nodes if node.target == second.name)
     lag = _lag(after, second, rows, first.steps)
     _check_modes(found.outer, before, after, first, second, found)
+    _check_values(before, after, first, rows)
     return lag
 
 
@@ -164,6 +167,17 @@ def _check_modes(
         between = order[before] < order[node] < order[after]
         if between and second.random and (is_random(node) or node.target in random):
             raise Illegal(f"the second draws random numbers, and so does {where(node)} before it")
+
+
+def _check_values(before: fx.Node, after: fx.Node, first: Recurrence, rows: Mapping[fx.Node, Rows | str]) -> None:
+    """Who reads one row of what the program has as one value gives all that is in it a gradient, if only of zeros. One
+    loop gives none to the items that later steps of the first read."""
+    items = {operand for x in first.xs if isinstance(x, Items) for operand in x.operands}
+    needing = any(first.examples[operand].requires_grad for operand in items)
+    singly = any(user.target is torch.unbind for pick in after.users for user in pick.users)
+    between = ancestors(after.all_input_nodes, [before]).intersection(rows) if needing and singly else ()
+    if any(node.meta.get(COLLECTED) == STACK for node in between):
+        raise Illegal("the second reads a stack of what the first makes of values of each step, and gives its own rows")
 
 
 def _forward(graph: fx.Graph, rows: dict[fx.Node, Rows | str]) -> None:

@@ -12,6 +12,7 @@ from torch import fx
 
 from reroll.capture.fusion.row_analysis import Illegal
 from reroll.capture.fusion.row_rules import Rows
+from reroll.capture.steps.outer import COLLECTED, ROWS
 from reroll.graph.effects import example, operation
 from reroll.graph.fakes import resized
 from reroll.graph.inplace import out_of_place
@@ -164,8 +165,11 @@ def _x(graph: fx.Graph, x: PerStep, operands: list[Any], t: int) -> fx.Node:
         return operands[x.operands[t]]  # type: ignore[no-any-return]
     if isinstance(x, Numbers):
         return graph.call_function(torch.tensor, (x.values[t],), {"dtype": x.dtype})
-    made = graph.call_function(torch.select, (operands[x.operand], x.dim, x.start + x.stride * t))
-    value = example(operands[x.operand])
+    source = operands[x.operand]
+    made = graph.call_function(torch.select, (source, x.dim, x.start + x.stride * t))
+    if isinstance(source, fx.Node) and (source.meta.get(COLLECTED) == ROWS or _is_result(source)):
+        made.meta[COLLECTED] = ROWS
+    value = example(source)
     if value is not None:
         made.meta["example_value"] = _without(value, x.dim)
     return made
@@ -188,11 +192,17 @@ def _joined(graph: fx.Graph, old: fx.Node, stacked: fx.Node, index: int, head: l
     stacked.meta["example_value"] = resized(whole, (whole.shape[0] - len(head) - len(tail), *whole.shape[1:]))
     pieces = [_row(graph, ys[index], whole) for ys in head] + [stacked] + [_row(graph, ys[index], whole) for ys in tail]
     made = graph.call_function(torch.cat, (pieces, 0))
-    made.meta = dict(old.meta)
+    made.meta = {**old.meta, COLLECTED: ROWS}
     return made
+
+
+def _is_result(node: fx.Node) -> bool:
+    """Whether a node is a result of a loop as it is."""
+    call: Any = node.args[0] if node.target is operator.getitem else None
+    return isinstance(call, fx.Node) and call.op == "call_module"
 
 
 def _row(graph: fx.Graph, node: fx.Node, whole: torch.Tensor) -> fx.Node:
     made = graph.call_function(torch.unsqueeze, (node, 0))
-    made.meta["example_value"] = resized(whole, (1, *whole.shape[1:]))
+    made.meta |= {"example_value": resized(whole, (1, *whole.shape[1:])), COLLECTED: ROWS}
     return made

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import fx
 
 from reroll.capture.lengths.align import row_of
@@ -14,6 +15,7 @@ from reroll.capture.lengths.check import Check, Literals
 from reroll.capture.lengths.forms import Affine
 from reroll.capture.lengths.sized import with_sizes
 from reroll.capture.lengths.template import ADVICE, LoopTemplate, Progression, RowRun, Sized, Template, Varies
+from reroll.capture.steps.outer import COLLECTED
 from reroll.errors import LengthError
 from reroll.graph.lines import where
 from reroll.recurrence import Numbers, PerStep, Recurrence, Slices
@@ -102,7 +104,9 @@ class _Builder:
         made = self.copy(node, args, kwargs)
         if (row := row_of(node)) is not None:
             index: Any = made.args[1]
-            self._check_rows(row[0], (index,), where(node))
+            self._check_rows(row[0].args[0], (index,), (row[1],), where(node))
+        elif COLLECTED in node.meta and node.target in (torch.narrow, operator.getitem):
+            self._check_rows(node.args[0], _taken(made.args), _taken(node.args), where(node))
 
     def copy(self, node: fx.Node, args: Any, kwargs: Any) -> fx.Node:
         """A node with its operands at this length."""
@@ -143,17 +147,18 @@ class _Builder:
     def _rows(self, run: RowRun, node: fx.Node) -> slice:
         start, stride, count = (self.whole(x, where(node)) for x in (run.start, run.stride, run.count))
         stop = start + stride * count
-        self._check_rows(run.rows, range(start, stop, stride), where(node))
+        self._check_rows(run.rows.args[0], range(start, stop, stride), self._old(run), where(node))
         return slice(start, stop if stop >= 0 else None, stride)
 
-    def _check_rows(self, unbound: fx.Node, rows: Sequence[int], line: str) -> None:
-        """Raise TooShortError where a loop does not have the steps whose outputs are read."""
-        loop = _loop_behind(unbound, self.loops)
+    def _check_rows(self, stacked: Any, rows: Sequence[int], old: Sequence[int], line: str) -> None:
+        """Raise TooShortError where a loop does not have the steps whose outputs are read: rows from the first one on
+        that were counted from there, ``old`` ones of the template, are not counted from the last one on."""
+        loop = _loop_behind(stacked, self.loops)
         if loop is None or not rows:
             return
-        steps, stacked = self.whole(loop.steps, line), unbound.args[0]
-        kept = loop.recurrence.rows_of(stacked.args[1]).rows(steps)  # type: ignore[union-attr,arg-type]
-        if min(rows) < -kept or max(rows) >= kept:
+        steps = self.whole(loop.steps, line)
+        kept = loop.recurrence.rows_of(stacked.args[1]).rows(steps)
+        if min(rows) < (0 if min(old) >= 0 else -kept) or max(rows) >= kept:
             raise TooShortError(
                 f"{self.check.length} steps leave {steps} for the loop at {loop.recurrence.where}, of which {line} "
                 "reads more."
@@ -190,9 +195,15 @@ class _Builder:
         return tuple(found)
 
 
-def _loop_behind(unbound: fx.Node, loops: Mapping[str, LoopTemplate]) -> LoopTemplate | None:
-    """The loop whose output was unbound, if it is one."""
-    stacked: Any = unbound.args[0]
+def _taken(args: Sequence[Any]) -> range:
+    """The rows of a stack that capture takes."""
+    if isinstance(args[1], slice):
+        return range(args[1].start, args[1].stop, args[1].step)
+    return range(args[2], args[2] + args[3])
+
+
+def _loop_behind(stacked: fx.Node, loops: Mapping[str, LoopTemplate]) -> LoopTemplate | None:
+    """The loop whose output this is, if it is one."""
     call: Any = stacked.args[0] if stacked.target is operator.getitem else None
     return loops.get(str(call.target)) if isinstance(call, fx.Node) and call.op == "call_module" else None
 

@@ -1,8 +1,9 @@
 """In-place code becomes values: every update makes a new node, and later uses read that node.
 
 Aliases are read off Dynamo's example values: two nodes alias when their fake tensors share a storage. A *root* is the
-first node of a storage; the others are *views* of it. An update of a view becomes an update of the root, after which
-stale views are taken again from the new root. Graph inputs that were updated are written back once, at the end.
+first node of a storage; the others are *views* of it, and so is what gives several of these at once. An update of a
+view becomes an update of the root, after which stale views are taken again from the new root. Graph inputs that were
+updated are written back once, at the end.
 """
 
 from __future__ import annotations
@@ -143,14 +144,14 @@ class _Rewriter:
 
     def _copy(self, node: fx.Node) -> None:
         self.env[node] = self.new.node_copy(node, self._current)
-        storage = storage_of(node)
+        storage = self._memory(node)
         if storage is None or storage not in self.touched:
             return
         if storage not in self.roots:
             self.roots[storage], self.versions[storage] = node, 0
             self.first[storage] = self.env[node]
             return
-        bases = [base for base in node.all_input_nodes if storage_of(base) == storage]
+        bases = [base for base in node.all_input_nodes if self._memory(base) == storage]
         bases = bases or [base for base in node.all_input_nodes if _holds(base, storage)]
         if not bases:
             raise CaptureError(
@@ -163,7 +164,7 @@ class _Rewriter:
 
     def _current(self, old: fx.Node) -> fx.Node:
         """The new node that holds the present value of an old one."""
-        storage = storage_of(old)
+        storage = self._memory(old)
         if storage not in self.touched or storage is None or self.roots.get(storage) is old:
             return self.env[old]
         if self.taken[old] != self.versions[storage]:
@@ -171,6 +172,14 @@ class _Rewriter:
             self.env[old] = self._current(base) if same else self.new.node_copy(old, self._current)
             self.taken[old] = self.versions[storage]
         return self.env[old]
+
+    def _memory(self, node: fx.Node) -> int | None:
+        """The memory of a node; of one that gives several views of what it reads (rows, pieces), that of these."""
+        own = storage_of(node)
+        if own is not None or node.meta.get("example_value") is None:
+            return own
+        read = {each for base in node.all_input_nodes if (each := storage_of(base)) in self.touched}
+        return next((each for each in read if each is not None and _holds(node, each)), None)
 
     def _update(self, node: fx.Node, places: tuple[Place, ...]) -> None:
         values = [operand(node, place) for place in places]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx
@@ -16,6 +17,10 @@ from reroll.graph.fakes import contiguous
 from reroll.graph.layouts import is_plain, lay_out, memory_order, shows
 from reroll.graph.lines import take_line
 
+COLLECTED = "collected"
+"""Where a node made of rows of loops says how they are read: as ``ROWS``, each a value of the program's, so that a
+gradient of one is none of another, or as a ``STACK``, one value there, too."""
+ROWS, STACK = "rows", "stack"
 Group = list[list[fx.Node]]
 """Columns of items, to be read row by row; several rows only where all follow each other evenly."""
 
@@ -106,7 +111,7 @@ class Outer:
             gathered = self._gather(old)
             if gathered is not None:
                 self.env[old] = gathered
-                gathered.meta = dict(old.meta)
+                gathered.meta = {**old.meta, COLLECTED: STACK}
                 return
         self.env[old] = self.graph.node_copy(old, self.value)
 
@@ -162,7 +167,7 @@ class Outer:
         for old in (group[0][0] for group in groups if _single(group)):
             self.hoist(old)
         pieces = [self._piece(group, 0, True) for group in groups]
-        made = pieces[0] if len(pieces) == 1 else self.graph.call_function(torch.cat, (pieces, 0))
+        made = pieces[0] if len(pieces) == 1 else self._call(torch.cat, pieces, 0)
         row, count = example(nodes[0]), len(nodes)
         if row is not None:
             needs = any(map(_needs, nodes))
@@ -191,28 +196,35 @@ class Outer:
 
     def _piece(self, group: Group, dim: int, stack: bool) -> fx.Node:
         """A group stacked along ``dim``, or concatenated there."""
-        call = self.graph.call_function
+        call = self._call
         if _single(group):
             node = self.value(group[0][0])
-            return call(torch.unsqueeze, (node, dim)) if stack else node
+            return call(torch.unsqueeze, node, dim) if stack else node
         columns = [self._column(rows, dim) for rows in group]
         if len(columns) == 1:
-            return columns[0] if stack else call(torch.flatten, (columns[0], dim, dim + 1))
-        return call(torch.flatten, (call(torch.stack, (columns, dim + 1)), dim, dim + (1 if stack else 2)))
+            return columns[0] if stack else call(torch.flatten, columns[0], dim, dim + 1)
+        return call(torch.flatten, call(torch.stack, columns, dim + 1), dim, dim + (1 if stack else 2))
+
+    def _call(self, function: Callable[..., object], *args: Any) -> fx.Node:
+        """A call that gathers rows."""
+        made = self.graph.call_function(function, args)
+        made.meta[COLLECTED] = ROWS
+        return made
 
     def _column(self, group: list[fx.Node], dim: int) -> fx.Node:
         """Rows of one stacked output stacked along ``dim``."""
-        call = self.graph.call_function
-        stacked, first = self._holding(group), self.emitted[group[0]][1]
-        step = self.emitted[group[1]][1] - first
-        if step < 0:
-            stacked, first = call(torch.flip, (stacked, [0])), example(stacked).shape[0] - 1 - first  # type: ignore[union-attr]
-        rows = example(self.emitted[group[0]][0])
+        call, where = self._call, self.emitted
+        (whole, first), last = where[group[0]], where[group[-1]][1]
+        step, stacked = where[group[1]][1] - first, self._holding(group)
+        rows = example(whole)
         if abs(step) > 1:
-            stacked = call(operator.getitem, (stacked, slice(first, first + abs(step) * len(group), abs(step))))
+            low = min(first, last)
+            stacked = call(operator.getitem, stacked, slice(low, low + abs(step) * len(group), abs(step)))
         elif rows is None or rows.shape[0] != len(group):
-            stacked = call(torch.narrow, (stacked, 0, first, len(group)))
-        return call(torch.movedim, (stacked, 0, dim)) if dim else stacked
+            stacked = call(torch.narrow, stacked, 0, min(first, last), len(group))
+        if step < 0:
+            stacked = call(torch.flip, stacked, [0])
+        return call(torch.movedim, stacked, 0, dim) if dim else stacked
 
 
 def _needs(node: fx.Node) -> bool:

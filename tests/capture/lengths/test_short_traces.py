@@ -290,3 +290,29 @@ def test_an_index_that_is_a_tensor(before: bool) -> None:
     agree(model, fast, x)
     assert fast.reroll_caller.alone == (set() if before else {12})
     assert sum(loop.recurrence.steps for loop in reroll.explain(fast, x).loops) >= 10
+
+
+class Marked(nn.Module):
+    """From behind, the state before every twelfth step: at 12 steps that is the one before the first."""
+
+    def __init__(self, stacked: bool) -> None:
+        super().__init__()
+        self.cell, self.stacked = nn.GRUCell(4, 4), stacked
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        h, found = x.new_zeros(x.shape[1], 4), list[Tensor]()
+        for t in reversed(range(x.shape[0])):
+            if t % 12 == 11:
+                found.append(h)
+            h = self.cell(x[t], h)
+        return [h, torch.stack(found)] if self.stacked and found else [h, *found]
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("order", [(12, 13, 24, 11, 25), (13, 14, 12, 24, 36, 10)])
+@pytest.mark.filterwarnings("ignore")
+def test_a_row_before_the_first_is_not_the_last_one(order: tuple[int, ...], stacked: bool) -> None:
+    model = Marked(stacked)
+    fast = compiled(model, time_dim=0, proof="never")
+    for steps in order:
+        agree(model, fast, rows(steps, 2, 4))

@@ -62,6 +62,26 @@ def inplace_flag(x: Tensor, y: Tensor) -> Any:
     return F.relu_(v * 3), v
 
 
+def several_views(x: Tensor, y: Tensor) -> Any:
+    """What gives several views at once is read after their memory was updated, or updates it."""
+    with torch.no_grad():
+        v = x * 2
+        rows, (left, right), (first, *_) = v.unbind(0), v.split(2, 1), torch.chunk(v.t(), 2)
+        v[0].mul_(0.5)
+        seen = rows[0] + 1, left.sum(), first.clone()
+        right.add_(1)
+        rows[1].zero_()
+        return *seen, rows[1], right * 2, v
+
+
+def several_views_of_an_input(x: Tensor, y: Tensor) -> Any:
+    with torch.no_grad():
+        rows = y.unbind(0)
+        y.add_(x)
+        rows[0].mul_(2)
+        return rows[0] + rows[1]
+
+
 def input_updated(x: Tensor, y: Tensor) -> Any:
     y.mul_(2)
     z = y + x
@@ -98,6 +118,8 @@ NETWORKS = (
     masks,
     out_argument,
     inplace_flag,
+    several_views,
+    several_views_of_an_input,
     input_updated,
     data_only,
     statistics,
@@ -229,3 +251,33 @@ def test_an_array_that_a_model_writes_is_written_or_refused() -> None:
     assert (model.calls == plain.calls).all()
     with pytest.raises(reroll.LengthError, match="register_buffer"):
         reroll.compile(Counts(), time_dim=0, lowering="eager")(torch.randn(20, 2))
+
+
+ROWS: dict[str, Callable[[Tensor], Any]] = {
+    "iterated": lambda x: x,
+    "unbind": lambda x: x.unbind(0),
+    "split": lambda x: [each[0] for each in x.split(1)],
+    "chunk": lambda x: [each[0] for each in x.chunk(x.shape[0])],
+    "list": list,
+}
+
+
+@pytest.mark.parametrize("door", ["compile", "time", "backend"])
+@pytest.mark.parametrize("form", ROWS)
+def test_rows_that_are_taken_before_their_memory_is_updated(form: str, door: str) -> None:
+    """They were read as they had been, in silence."""
+
+    def network(x: Tensor) -> Tensor:
+        h, x = x[0] * 0, x * 1.0
+        for t, row in enumerate(ROWS[form](x)):
+            x[t].mul_(0.5)
+            h = 0.8 * h + torch.sin(row)
+        return h
+
+    x = torch.randn(12, 3, 4, dtype=torch.float64)
+    options: dict[str, Any] = {"lowering": "eager", "proof": "never"}
+    if door == "backend":
+        compiled = torch.compile(network, backend="reroll", options=options)
+    else:
+        compiled = reroll.compile(network, **({"time_dim": 0} if door == "time" else {}), **options)
+    torch.testing.assert_close(compiled(x), network(x))

@@ -61,7 +61,7 @@ STACKED: tuple[tuple[str, int, str], ...] = (
     ("y4 y5", 0, "narrow(y, 0, 4, 2)"),
     ("y0 y2 y4", 0, "contiguous(getitem(y, 0:6:2))"),
     ("y5 y4 y3 y2 y1 y0", 0, "flip(y, [0])"),
-    ("y3 y2 y1", 0, "narrow(flip(y, [0]), 0, 2, 3)"),
+    ("y3 y2 y1", 0, "flip(narrow(y, 0, 1, 3), [0])"),
     ("y0 y1 y2 y3 y4 y5", 1, "contiguous(movedim(y, 0, 1))"),
     ("a y0 y1 y2 y3 y4 y5", 0, "cat([unsqueeze(a, 0), y], 0)"),
     ("y0 y1 y2 a a", 0, "cat([narrow(y, 0, 0, 3), unsqueeze(a, 0), unsqueeze(a, 0)], 0)"),
@@ -160,7 +160,7 @@ def without_gradient(outer: Outer, olds: dict[str, fx.Node], names: str) -> None
     ("names", "expected"),
     [
         ("y0 y1 y2", "narrow(detach(y), 0, 0, 3)"),
-        ("y2 y1", "narrow(flip(detach(y), [0]), 0, 3, 2)"),
+        ("y2 y1", "flip(narrow(detach(y), 0, 1, 2), [0])"),
         ("y0 y2", "stack([getitem(unbind(detach(y), 0), 0), getitem(unbind(detach(y), 0), 2)], 0)"),
         ("y1 y2 y3", "narrow(y, 0, 1, 3)"),
         ("y0 y3", "stack([getitem(unbind(detach(y), 0), 0), getitem(unbind(y, 0), 3)], 0)"),

@@ -23,13 +23,13 @@ sys.path.append(str(ROOT / "benchmarks" / "campaign"))
 
 from blame import blame, without  # noqa: E402
 from campaign import JUDGES, subject  # noqa: E402
-from idioms import IDIOMS  # noqa: E402
+from idioms import IDIOMS, idioms_of  # noqa: E402
 from judge import DEFECTS, Text, Verdict, Way, first_line, judge, judge_calls, limited, outcome  # noqa: E402
 from kinds import Model, model  # noqa: E402
 from programs import Program, generate  # noqa: E402
 from shrink import shrink  # noqa: E402
 from stacks import ODD, stack  # noqa: E402
-from turns import TURNS  # noqa: E402
+from turns import OUTSIDE, TURNS  # noqa: E402
 
 KINDS = {
     "several carries": "c2 = ",
@@ -267,7 +267,7 @@ def test_a_seed_makes_one_model_and_every_idiom_comes(turns: bool) -> None:
     assert texts[:20] == [model(seed, turns=turns).source() for seed in range(20)]
     for text in texts:
         compile(text, "model", "exec")
-    listed = TURNS if turns else IDIOMS
+    listed = {**TURNS, "outside": idioms_of(OUTSIDE)} if turns else IDIOMS
     made = [pattern(line) for idioms in listed.values() for each in idioms for line in each.split("\n")]
     whole = "\n".join(texts)
     assert [each.pattern for each in made if not each.search(whole)] == []

@@ -15,6 +15,7 @@ from torch._dynamo.exc import Unsupported
 import reroll
 from length_networks import EAGER, H, I
 from recorded_networks import Stateful
+from reroll.errors import UnsupportedError
 
 UNKNOWN = torch.ones(H, dtype=torch.float64)
 
@@ -139,3 +140,30 @@ def test_what_dynamo_itself_refuses_keeps_its_line(update: Callable[..., Any]) -
     run = reroll.compile(Read(update), time_dim=0, **EAGER)
     with pytest.raises(Unsupported, match=rf"(?s)recorded_networks\.py.*in {update.__name__}"):
         run(torch.randn(16, 2, I))
+
+
+class Averaged(torch.nn.Module):
+    """A loop with a BatchNorm that counts its calls, and divides by that number."""
+
+    def __init__(self, momentum: float | None) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(H, momentum=momentum)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.new_zeros(x.shape[1], H)
+        for x_t in x:
+            h = torch.tanh(x_t + self.norm(h + x_t))
+        return h
+
+
+def test_a_number_that_torch_has_to_know_is_refused_with_what_helps() -> None:
+    """Dynamo's own error says neither what the model did nor where."""
+    x = torch.randn(9, 3, H)
+    with pytest.raises(UnsupportedError, match=r"value of a tensor as a number .*test_refusals.*momentum.*no time:"):
+        reroll.compile(Averaged(None), time_dim=0, lowering="eager")(x)
+    for momentum, given in ((0.1, {"time_dim": 0}), (None, {})):
+        model, plain = Averaged(momentum), Averaged(momentum)
+        compiled = reroll.compile(model, lowering="eager", **given)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), plain(x))
+        torch.testing.assert_close(model.state_dict(), plain.state_dict())
