@@ -279,5 +279,6 @@ def test_rows_that_are_taken_before_their_memory_is_updated(form: str, door: str
     if door == "backend":
         compiled = torch.compile(network, backend="reroll", options=options)
     else:
-        compiled = reroll.compile(network, **({"time_dim": 0} if door == "time" else {}), **options)
+        options |= {"time_dim": 0} if door == "time" else {}
+        compiled = reroll.compile(network, **options)
     torch.testing.assert_close(compiled(x), network(x))

@@ -161,7 +161,8 @@ def test_a_number_that_torch_has_to_know_is_refused_with_what_helps() -> None:
     x = torch.randn(9, 3, H)
     with pytest.raises(UnsupportedError, match=r"value of a tensor as a number .*test_refusals.*momentum.*no time:"):
         reroll.compile(Averaged(None), time_dim=0, lowering="eager")(x)
-    for momentum, given in ((0.1, {"time_dim": 0}), (None, {})):
+    ways: tuple[tuple[float | None, dict[str, Any]], ...] = ((0.1, {"time_dim": 0}), (None, {}))
+    for momentum, given in ways:
         model, plain = Averaged(momentum), Averaged(momentum)
         compiled = reroll.compile(model, lowering="eager", **given)
         for _ in range(2):
