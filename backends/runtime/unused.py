@@ -181,8 +181,7 @@ def collected(as_rows: bool, name: str, *args: Any) -> Tensor:
     sizes = [() if name == "unsqueeze" else _sizes(source) for source in sources]
     ends = [*itertools.accumulate(map(math.prod, sizes), initial=0)]
     numbers = [np.arange(*span).reshape(size) for span, size in zip(pairwise(ends), sizes, strict=True)]
-    given: Any = numbers if isinstance(args[0], Tensor) else [numbers]
-    places = _GATHERS[name][1](*given, *args[1:])
+    places = _GATHERS[name][1](*(numbers if isinstance(args[0], Tensor) else (numbers,)), *args[1:])
     if places.shape != made.shape[: places.ndim]:
         return made
     gathered = _Gathered(places.shape)
