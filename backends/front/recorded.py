@@ -144,7 +144,8 @@ class Recorded:
     """A model whose graphs are recorded, once for everything that ``key_of`` tells apart.
 
     asks: also where it asks whether values are true. hears: not where it writes to ``sys.stderr``. look: what runs the
-    model before each record, in place of a run with nothing around it. folds: runs that repeat are left out of graphs.
+    model before each record, in place of a run with nothing around it. alone: nobody else
+    looks at the model. folds: runs that repeat are left out of graphs.
     """
 
     def __init__(
@@ -154,9 +155,11 @@ class Recorded:
         asks: bool = True,
         hears: bool = False,
         look: Callable[[Call], None] | None = None,
+        alone: bool = False,
         folds: bool = False,
     ) -> None:
-        self.model, self.asks, self.hears, self.look, self.folds = model, asks, hears, look, folds
+        self.model, self.asks, self.hears, self.look, self.alone = model, asks, hears, look, alone
+        self.folds = folds
         self.recordings: OrderedDict[Any, Recording] = OrderedDict()
         self.functions: dict[Any, Callable[..., Any]] = {}
         self.numbers: list[int] | None = None
@@ -232,6 +235,8 @@ class Recorded:
             for value, node in zip(outside, recorder.inputs, strict=True):
                 node.meta[PATH] = paths.get(id(value), "")
             result = self._run(recorder, call)
+            if self.alone and (moved := state.moved_on()):
+                raise Unrecordable(f"The model draws or reads from an object that it holds ({moved}).")
             _check_names(state.assigned)
             flags = tuple(state.assigned.flags()) if state.assigned is not None else ()
             changes = tuple(change for change in state.changes() if not _same(change))

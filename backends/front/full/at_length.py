@@ -69,7 +69,7 @@ class AtLength:
     def _anew(self) -> Recorded:
         look = None if self.options.proof == "never" else self._look
         folds = self.options.truncate is None  # which asks for the lines of all runs
-        return Recorded(self.model, asks=not self.named, hears=not self.named, look=look, folds=folds)
+        return Recorded(self.model, asks=not self.named, hears=not self.named, look=look, alone=True, folds=folds)
 
     def _look(self, call: Call) -> None:
         self.told = None

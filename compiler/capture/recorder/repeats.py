@@ -39,6 +39,8 @@ LONGEST = 4_000
 _NESTED = 3
 _CANDIDATES = 48
 _TENSOR, _NUMBER = "tensor", "number"
+Read = Callable[[int, int, int], fx.Node]
+"""Gives the node at a place, for one that grows from a base by a slope."""
 Look = tuple[Any, ...]
 """What a result is like: sizes, strides, dtype, device, whether it needs a gradient."""
 
@@ -408,7 +410,7 @@ class Repeats:
         """Write the first ``count`` nodes of a run at the end of the graph."""
         for at, line in enumerate(loop.lines[:count]):
             place = loop.end + (run - 1) * loop.size + at
-            made = self.placed[place] = self._copy(line, run, lambda read: self._read(loop, read))
+            made = self.placed[place] = self._copy(line, run, self._read_around(loop))
             self.places[made] = place
             if loop.mark is not None:
                 made.meta[SIDE] = loop.mark.args[1], True
@@ -421,24 +423,34 @@ class Repeats:
             for run in range(1, loop.skipped + 1) if loop.writes else ():
                 for at in loop.writes:
                     place = loop.end + (run - 1) * loop.size + at
-                    made = self.placed[place] = self._copy(loop.lines[at], run, self.node)
+                    made = self.placed[place] = self._copy(loop.lines[at], run, self._read)
                     self.places[made] = place
 
     def rows(self) -> Iterator[fx.Node]:
         """The nodes that stand for values of runs that are none."""
         return (node for node in self.graph.find_nodes(op="call_function", target=row_of_run))
 
-    def _read(self, loop: Loop, place: int) -> fx.Node:
-        """The node at a place, as the runs behind a mark read it: there the run before them is the last one written."""
-        return self.node(place - loop.skipped * loop.size if loop.holds(place) else place)
+    def _read_around(self, loop: Loop) -> Read:
+        """Reads a place as the runs behind a mark do: there the runs before them are the last that were written, as
+        far back as these go."""
+        first, written = loop.end + loop.skipped * loop.size, loop.end - RECORDED * loop.size
 
-    def _operands(self, line: _Line, run: int, read: Callable[[int], fx.Node]) -> list[Any]:
+        def read(base: int, slope: int, place: int) -> fx.Node:
+            own = slope == loop.size and base >= written and place < first
+            return self.node(place - loop.skipped * loop.size if own else place)
+
+        return read
+
+    def _read(self, base: int, slope: int, place: int) -> fx.Node:
+        return self.node(place)
+
+    def _operands(self, line: _Line, run: int, read: Read) -> list[Any]:
         """The flat operands of a line's node, some runs later."""
-        grown = [x + slope * run if slope else x for x, slope in zip(line.leaves, line.slopes, strict=True)]
+        grown = ((x, slope, x + slope * run if slope else x) for x, slope in zip(line.leaves, line.slopes, strict=True))
         old = flatten(line.node)
-        return [read(x) if isinstance(before, fx.Node) else x for x, before in zip(grown, old, strict=True)]
+        return [read(*x) if isinstance(before, fx.Node) else x[2] for x, before in zip(grown, old, strict=True)]
 
-    def _copy(self, line: _Line, run: int, read: Callable[[int], fx.Node]) -> fx.Node:
+    def _copy(self, line: _Line, run: int, read: Read) -> fx.Node:
         """A node like one of the last run that was written, some runs later."""
         like, old = line.node, flatten(line.node)
         leaves = self._operands(line, run, read)
@@ -496,7 +508,7 @@ class Repeats:
             for place in range(first, first + loop.kept):
                 line, run = loop.lines[(place - first) % loop.size], (place - loop.end) // loop.size + 1
                 made = self.placed[place]
-                made.args, made.kwargs = rebuild(made, self._operands(line, run, self.node))
+                made.args, made.kwargs = rebuild(made, self._operands(line, run, self._read))
             for mark in (loop.mark, loop.behind):
                 if mark is not None:
                     self.graph.erase_node(mark)
@@ -506,7 +518,7 @@ class Repeats:
         for at, line in enumerate(loop.lines):
             place = loop.end + (run - 1) * loop.size + at
             row = self.placed.get(place)
-            made = self.placed[place] = self._copy(line, run, self.node)
+            made = self.placed[place] = self._copy(line, run, self._read)
             self.places[made] = place
             if row is not None:
                 made.meta["example_value"] = row.meta["example_value"]

@@ -58,11 +58,12 @@ def columns(sequence: Sequence, region: Region) -> tuple[Ints, npt.NDArray[np.fl
 
 def gaps_in(sequence: Sequence, region: Region) -> Iterator[tuple[Gap, int]]:
     """The gaps inside of a region, with the number of its steps that are missing there. Raises Gapped where steps are
-    none of the runs that are missing."""
+    none of the runs that are missing, or the first two or the last one are not whole before and behind it."""
     for gap in sequence.gaps:
         if region.start < gap.at < region.stop:
             several, rest = divmod(region.period, gap.period)
-            if rest or several > _SEVERAL or gap.runs % several or gap.at - region.start < 2 * region.period:
+            first, last = gap.behind[region.start :][: 2 * region.period], gap.behind[: region.stop][-region.period :]
+            if rest or several > _SEVERAL or gap.runs % several or first.any() or not last.all():
                 raise Gapped
             yield gap, gap.runs // several
 

@@ -110,13 +110,15 @@ class Step:
 
 def analyse(sequence: Sequence, region: Region) -> Step | None:
     """The analysis of a region, shortened at its end where only the last steps' values are used; None if it fails."""
-    if not _uniform(sequence, region):
+    try:
+        return _analysed(sequence, region) if _uniform(sequence, region) else None
+    except Gapped:
         return None
+
+
+def _analysed(sequence: Sequence, region: Region) -> Step | None:
     for _ in range(_TAIL + 1):
-        try:
-            operands = classify(sequence, region)
-        except Gapped:
-            return None
+        operands = classify(sequence, region)
         if operands is None:
             return None
         step = Step(sequence, region, operands)
@@ -218,6 +220,8 @@ def _outside_uses(step: Step) -> int:
     tails, wanted = list[int](), _wanted(step)
     used = ((place, r) for place, steps in wanted.items() for r in sorted(steps))
     step.finals |= {each: register_of[each] for each in used if each in register_of}
+    if any(step.count - step.rows(place)[r][1] != region.steps - r for place, r in step.finals):
+        raise Gapped  # a value so long ago is none of those that are there
     for place, steps in wanted.items():
         if all((place, r) in step.finals for r in steps) or _carried_along(step, place, steps):
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from reroll.backends.front.recorded import Recorded
 from reroll.capture.capture import capture
 from reroll.capture.folded import UNFOLD, Gapped, is_row, unfolded
 from reroll.capture.fusion.fuse import fuse
+from reroll.capture.recorder import repeats
 from reroll.capture.recorder.graph import Unrecordable
 from reroll.graph.editing import flatten
 from reroll.graph.private import storage_id
@@ -53,7 +55,7 @@ class Net(nn.Module):
 
 def of_the_middle(net: Net, x: Tensor) -> Any:
     hs = net.states(x)
-    return hs[30] * hs[29], hs[3], hs[-2], hs[T // 2 :: 7]
+    return hs[T // 3] * hs[T // 3 - 1], hs[3], hs[-2], hs[T // 2 :: 7]
 
 
 def reversed_rows(net: Net, x: Tensor) -> Any:
@@ -86,19 +88,19 @@ def updated_by_the_next_run(net: Net, x: Tensor) -> Any:
         last.mul_(0.5)
         last = h * 2
         found.append(last)
-    return found[5], found[30], torch.stack(found)
+    return found[5], found[T // 3], torch.stack(found)
 
 
 def updated_afterwards(net: Net, x: Tensor) -> Any:
     made = [h * 1.5 for h in net.states(x)]
-    made[30].add_(1.0)
-    return torch.stack(made), made[30] * 2
+    made[T // 2].add_(1.0)
+    return torch.stack(made), made[T // 2] * 2
 
 
 def parts_updated_afterwards(net: Net, x: Tensor) -> Any:
     made = [(row, row[0]) for row in (h * 1.5 for h in net.states(x))]
-    made[25][1].mul_(3.0)
-    return made[25][0].sum(), torch.stack([row for _, row in made])
+    made[T // 2][1].mul_(3.0)
+    return made[T // 2][0].sum(), torch.stack([row for _, row in made])
 
 
 def in_place_functions(net: Net, x: Tensor) -> Any:
@@ -134,7 +136,7 @@ def in_turn(net: Net, x: Tensor) -> Any:
 
 
 def once(net: Net, x: Tensor) -> Any:
-    return torch.stack(net.states(x, lambda t, h: h.detach() if t == 37 else h))
+    return torch.stack(net.states(x, lambda t, h: h.detach() if t == T // 3 else h))
 
 
 def a_loop_in_each_step(net: Net, x: Tensor) -> Any:
@@ -316,6 +318,20 @@ def test_values_and_gradients_are_those_of_the_plain_model(body: Callable[..., A
         assert (one is None) == (other is None)
         if one is not None:
             torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("body", [*FOLDED, *WRITTEN])
+def test_few_missing_runs_are_told_apart_from_those_that_are_there(
+    body: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that reads what was made longer ago than runs are missing, or are there behind these."""
+    monkeypatch.setattr(repeats, "KEPT", 2)
+    monkeypatch.setattr(repeats, "WHOLE", 2)
+    monkeypatch.setattr(sys.modules[__name__], "T", 15)
+    torch.manual_seed(0)
+    folded = recorded(Net(body), (x := torch.randn(15, B, N),), folds=True)
+    plain = recorded(Net(body), (x,), folds=False)
+    assert said(fuse(capture(folded, depth=True))) == said(fuse(capture(plain, depth=True)))
 
 
 def test_a_record_is_as_large_for_any_number_of_runs() -> None:

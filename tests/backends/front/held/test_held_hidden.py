@@ -271,3 +271,12 @@ def test_other_lengths_are_no_reason_to_say_so(recwarn: pytest.WarningsRecorder)
     for steps in (9, 10, 11, 12, 13, 9, 10):
         run(torch.randn(steps, 3, 4))
     assert not [each for each in recwarn.list if each.category is RerollWarning]
+
+
+@pytest.mark.parametrize("name", ["numpy", "legacy", "text", "bytes", "torch"])
+def test_nobody_repeats_what_a_model_without_time_draws_and_no_proof_looks_at(name: str) -> None:
+    make, read = DRAWN[name]
+    plain, model = (Gained(lambda each: read(each.held), make()) for _ in range(2))
+    run, x = reroll.compile(model, lowering="eager", proof="never"), torch.randn(12, 3, 4)
+    for _ in range(4):
+        torch.testing.assert_close(run(x), plain(x))
