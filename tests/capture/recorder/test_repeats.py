@@ -168,6 +168,17 @@ def of_long_ago(net: Net, x: Tensor) -> Any:
     return torch.stack(hs)
 
 
+def queues(net: Net, x: Tensor) -> Any:
+    h, found = x.new_zeros(B, H), []
+    first, second = ([x.new_zeros(B, N), x[0] * 0.5, x[1]] for _ in range(2))
+    for t in reversed(range(T)):
+        first = [*first[1:], 0.8 * x[t] + 0.3 * first[0]]
+        second = [*second[1:], 0.8 * first[-1] + 0.3 * second[0]]
+        h = net.cell(second[-1], h + h.detach().mean(0))
+        found.append(h)
+    return torch.stack(found), first[1], second[1]
+
+
 def drawn(net: Net, x: Tensor) -> Any:
     return torch.stack(net.states(x, lambda _, h: F.dropout(h, 0.3) + torch.rand(B, H)))
 
@@ -201,6 +212,7 @@ FOLDED = (
     once,
     numbers,
     of_long_ago,
+    queues,
     drawn,
     windows,
     nobody_reads_it,
@@ -320,12 +332,13 @@ def test_values_and_gradients_are_those_of_the_plain_model(body: Callable[..., A
             torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("kept", [0, 1, 3])
 @pytest.mark.parametrize("body", [*FOLDED, *WRITTEN])
 def test_few_missing_runs_are_told_apart_from_those_that_are_there(
-    body: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    body: Callable[..., Any], kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step that reads what was made longer ago than runs are missing, or are there behind these."""
-    monkeypatch.setattr(repeats, "KEPT", 2)
+    monkeypatch.setattr(repeats, "KEPT", kept)
     monkeypatch.setattr(repeats, "WHOLE", 2)
     monkeypatch.setattr(sys.modules[__name__], "T", 15)
     torch.manual_seed(0)
