@@ -10,6 +10,7 @@
     python benchmarks/campaign/campaign.py --of kinds             # held containers, hooks, sizes inside, layouts, ...
     python benchmarks/campaign/campaign.py --of "kinds lowered"   # the same by inductor
     python benchmarks/campaign/campaign.py --of turns             # steps by number, no_grad, maps, states, views, ...
+    python benchmarks/campaign/campaign.py --of long              # of turns and kinds, records of which leave runs out
     python benchmarks/campaign/campaign.py --of "at once"         # the same without states, called by two threads
     python benchmarks/campaign/campaign.py --of truncated         # with truncate=k, beside states that are detached
     python benchmarks/campaign/campaign.py --seed 1234            # one program: its text, and what becomes of it
@@ -123,9 +124,9 @@ JUDGES: dict[str, Callable[[Any, Way], Verdict]] = dict.fromkeys(
     ("programs", "lowered", "stacks", "losses", "wholes"), judge
 )
 JUDGES |= {"mutants": judge_mutant, "sizes": judge_sizes, "truncated": judge_truncated}
-JUDGES |= dict.fromkeys(("kinds", "kinds lowered", "turns"), judge_calls)
+JUDGES |= dict.fromkeys(("kinds", "kinds lowered", "turns", "long"), judge_calls)
 JUDGES["at once"] = judge_at_once
-_OF_CALLS = ("kinds", "kinds lowered", "turns")
+_OF_CALLS = ("kinds", "kinds lowered", "turns", "long")
 
 
 def subject(of: str, seed: int) -> tuple[Subject, Way]:
@@ -138,6 +139,9 @@ def subject(of: str, seed: int) -> tuple[Subject, Way]:
     if of == "at once":
         way = way_unproved(seed, way_of_kinds(seed, "eager"))
         return replace(model(seed, way.door, draws=False, turns=True, states=False), way=way.text()), way
+    if of == "long":
+        way = Way("any", way_unproved(seed, way_of_kinds(seed, "eager")).options)
+        return replace(model(seed, way.door, turns=seed % 2 == 0, long=True), way=way.text()), way
     if of in _OF_CALLS:
         way = way_of_kinds(seed, "inductor" if of == "kinds lowered" else "eager")
         way = way_unproved(seed, way) if of == "turns" else way

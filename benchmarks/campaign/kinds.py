@@ -576,9 +576,18 @@ class _Writer:
         return f"self.{name}({names})"
 
 
-def model(seed: int, door: str = "compile", *, draws: bool = True, turns: bool = False, states: bool = True) -> Model:
+def model(
+    seed: int,
+    door: str = "compile",
+    *,
+    draws: bool = True,
+    turns: bool = False,
+    states: bool = True,
+    long: bool = False,
+) -> Model:
     """The program of a seed, and calls for a door. draws: torch's random numbers may be drawn. turns: most idioms are
-    of ``turns.py``. states: a model may write to its attributes."""
+    of ``turns.py``. states: a model may write to its attributes. long: calls have as many steps as states have room
+    for, of which a record leaves some out (``recorder/repeats.py``)."""
     draw = random.Random(f"{'turns' if turns else 'kinds'} {seed}")
     writer = _Writer(draw, draws=draws)
     header = _begun(draw, writer)
@@ -606,7 +615,7 @@ def model(seed: int, door: str = "compile", *, draws: bool = True, turns: bool =
         parts,
         header,
         (draw.choice(returned), *writer.results),
-        _lengths(draw) if turns else _calls(draw, door, dear="torch.cond" in text),
+        _long(_lengths(draw)) if long else _lengths(draw) if turns else _calls(draw, door, dear="torch.cond" in text),
         hidden=draw.choice((4, 4, 6)),
         used=draw.choice(USED),
         inputs=draw.random() < 0.8,
@@ -651,6 +660,8 @@ def _picked(draw: random.Random) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+ROOM = 32
+"""Steps for which lists and tables of states have room."""
 TURNED: dict[str, float] = {"times": 4, "modes": 3, "maps": 3, "draws": 1, "views": 1, "states": 2, "in place": 2}
 BESIDE = ("functions", "containers", "numbers", "sizes", "layouts", "norms", "delays", "tensors")
 """Kinds of ``idioms.py`` that come beside those of ``turns.py``."""
@@ -685,6 +696,10 @@ def _calls(draw: random.Random, door: str, *, dear: bool) -> tuple[tuple[int, in
     batches = [batch if draw.random() < 0.92 else batch + 1 for _ in order]
     modes = [draw.choice(("train",) * 18 + ("eval", "no_grad")) for _ in order]
     return tuple((steps[which], size, mode) for which, size, mode in zip(order, batches, modes, strict=True))
+
+
+def _long(calls: tuple[tuple[int, int, str], ...]) -> tuple[tuple[int, int, str], ...]:
+    return tuple((ROOM - steps % 3, batch, mode) for steps, batch, mode in calls)
 
 
 def _lengths(draw: random.Random) -> tuple[tuple[int, int, str], ...]:

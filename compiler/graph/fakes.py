@@ -44,6 +44,13 @@ def fake_like(
     return found
 
 
+def bytes_of(value: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor as bytes, as ``fake_like`` holds it."""
+    with value.fake_mode if isinstance(value, FakeTensor) else FakeTensorMode(), torch.no_grad():
+        entries = value.untyped_storage().nbytes() // value.element_size()
+        return value.detach().as_strided((entries,), (1,), 0).view(torch.uint8)
+
+
 def is_leaf(value: torch.Tensor) -> bool:
     """Whether a value has no history. Of a view that was made under ``no_grad``, and whose memory was updated since,
     torch does not say it."""

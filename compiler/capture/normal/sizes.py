@@ -14,9 +14,9 @@ from torch import fx
 from torch.fx.node import Argument
 
 from reroll.errors import CaptureError
-from reroll.graph.fakes import fake_like
+from reroll.graph.fakes import bytes_of, fake_like
 from reroll.graph.lines import where
-from reroll.graph.private import hint, map_aggregate
+from reroll.graph.private import hint, map_aggregate, storage_id
 
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -85,9 +85,12 @@ def _hint(value: Any, node: fx.Node) -> Any:
 
 
 def _concrete_value(node: fx.Node, bases: dict[Any, torch.Tensor], value: Any) -> Any:
-    """A tensor of the same layout with plain numbers; tensors that shared memory share it again."""
+    """A tensor of the same layout with plain numbers; tensors that shared memory share it again, also with a parameter,
+    which stays as it is."""
     if isinstance(value, _NUMBERS):
         return _hint(value, node)
+    if isinstance(value, torch.nn.Parameter) and value.layout == torch.strided:
+        bases.setdefault(storage_id(value), bytes_of(value))
     if not isinstance(value, torch.Tensor) or isinstance(value, torch.nn.Parameter):
         return value
     layout = [

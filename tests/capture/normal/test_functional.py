@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 import reroll
 from reroll.capture.normal.functional import functionalise
@@ -282,3 +282,40 @@ def test_rows_that_are_taken_before_their_memory_is_updated(form: str, door: str
         options |= {"time_dim": 0} if door == "time" else {}
         compiled = reroll.compile(network, **options)
     torch.testing.assert_close(compiled(x), network(x))
+
+
+def clamped(net: nn.Linear) -> None:
+    net.weight.data.clamp_(-0.2, 0.2).mul_(0.9)
+
+
+def decayed(net: nn.Linear) -> None:
+    with torch.no_grad():
+        net.weight[1].mul_(0.5)
+
+
+def averaged(net: nn.Linear) -> None:
+    with torch.no_grad():
+        net.bias.view(2, 2).lerp_(net.weight[:2, :2], 0.1)
+
+
+@pytest.mark.parametrize("update", [clamped, decayed, averaged])
+def test_a_parameter_is_updated_at_sizes_that_dynamo_does_not_know(update: Callable[[nn.Linear], None]) -> None:
+    """From the second length on, at which sizes are symbols, the update was left out, in silence."""
+    torch.manual_seed(0)
+    plain, net = (nn.Linear(4, 4).double().requires_grad_(False) for _ in range(2))
+    net.load_state_dict(plain.state_dict())
+
+    def network(net: nn.Linear, x: Tensor) -> Tensor:
+        update(net)
+        h = x[0] * 0
+        for t in range(x.shape[0]):
+            h = torch.tanh(net(h) + x[t])
+        return h
+
+    torch._dynamo.reset()
+    options: dict[str, Any] = {"lowering": "eager", "proof": "never"}
+    compiled = torch.compile(network, backend="reroll", options=options)
+    for steps in (13, 7, 9):
+        x = torch.randn(steps, 3, 4, dtype=torch.float64)
+        torch.testing.assert_close(compiled(net, x), network(plain, x))
+        torch.testing.assert_close(net.state_dict(), plain.state_dict())
