@@ -220,11 +220,11 @@ def compiled_once() -> Iterator[list[Capture]]:
             made.append(graphs[gm])
         return graphs[gm]
 
-    def compile_kernels(recurrence: Any, options: Any, lengths: Any, loops: int = 1) -> Any:
+    def compile_kernels(recurrence: Any, options: Any, lengths: Any, loops: int = 1, known: Any = None) -> Any:
         key = (recurrence, tuple(lengths), options.replay, loops)
         if key not in kernels:
             with mock.patch.object(build, "trace", partial(trace, recurrence)):
-                kernels[key] = inner_compile(recurrence, options, lengths, loops)
+                kernels[key] = inner_compile(recurrence, options, lengths, loops, known)
         return kernels[key]
 
     def trace(original: Any, recurrence: Any, steps: int, **how: Any) -> Any:
