@@ -156,11 +156,6 @@ class Loop:
     mark: fx.Node | None = None
     behind: fx.Node | None = None
 
-    def expected(self, at: int) -> int | float:
-        """Leaf ``at`` of the event that comes next."""
-        base: int = self.events[self.at].leaves[at]
-        return base + self.slopes[self.at][at] * self.run
-
     def holds(self, place: int) -> bool:
         """Whether a place is one of a run that is no node."""
         return self.end <= place < self.end + self.skipped * self.size
@@ -457,7 +452,6 @@ class Repeats:
         made = self.graph.create_node(like.op, like.target, *rebuild(like, leaves))
         made.meta = dict(like.meta)
         self.copied(like, made)
-        pairs = [(a, b) for a, b in zip(old, leaves, strict=True) if isinstance(a, fx.Node)]
         pairs = [(a, b) for a, b in zip(old, leaves, strict=True) if isinstance(a, fx.Node)]
         made.meta["example_value"] = self._example(line, run, pairs)
         return made

@@ -51,7 +51,7 @@ def columns(sequence: Sequence, region: Region) -> tuple[Ints, npt.NDArray[np.fl
     for gap, missing in gaps_in(sequence, region):
         leaves = np.diff(sequence.offset[region.start : region.stop + 1])
         behind = np.repeat(gap.behind[region.start : region.stop], leaves).reshape(region.steps, -1)
-        before = (gap.at - region.start) // region.period - 1  # a whole step before the gap, as is the one before it
+        before = max((gap.at - region.start) // region.period - 1, 1)  # a whole step before the gap, as that before it
         number = number - behind * missing * (number[before] - number[before - 1])
     return code, number
 
