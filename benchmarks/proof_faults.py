@@ -191,10 +191,12 @@ FAULTS: Mapping[str, Fault] = {
         "capture.steps.step:_find_invariants", "and is_torchs(node, module)", ""
     ),
     "a list of rows is taken from its second on": Fault(
-        "capture.steps.outer:Outer._column", "self.emitted[group[0]][1]\n", "min(self.emitted[group[0]][1] + 1, 1)\n"
+        "capture.steps.outer:Outer._column",
+        "last = where[group[0]], where",
+        "last = (where[group[0]][0], min(where[group[0]][1] + 1, 1)), where",
     ),
     "rows that were taken in falling order rise": Fault(
-        "capture.steps.outer:Outer._column", "call(torch.flip, (stacked, [0]))", "stacked"
+        "capture.steps.outer:Outer._column", "call(torch.flip, stacked, [0])", "stacked"
     ),
     "a stale view is read": Fault(
         "capture.normal.functional:_Rewriter._current", "if self.taken[old] != self.versions[storage]:", "if False:"

@@ -43,7 +43,7 @@ from at_once import judge_at_once
 from blame import blame
 from changed_networks import Mutant, mutant
 from judge import DEFECTS, Text, Verdict, Way, judge, judge_calls, judge_mutant, judge_sizes
-from kinds import Model, model
+from kinds import Model, at_length, model
 from programs import Program, generate
 from record import RESULT, Section, environment, read, write
 from rich.console import Console
@@ -141,7 +141,7 @@ def subject(of: str, seed: int) -> tuple[Subject, Way]:
         return replace(model(seed, way.door, draws=False, turns=True, states=False), way=way.text()), way
     if of == "long":
         way = Way("any", way_unproved(seed, way_of_kinds(seed, "eager")).options)
-        return replace(model(seed, way.door, turns=seed % 2 == 0, long=True), way=way.text()), way
+        return replace(at_length(model(seed, way.door, turns=seed % 2 == 0)), way=way.text()), way
     if of in _OF_CALLS:
         way = way_of_kinds(seed, "inductor" if of == "kinds lowered" else "eager")
         way = way_unproved(seed, way) if of == "turns" else way

@@ -576,18 +576,9 @@ class _Writer:
         return f"self.{name}({names})"
 
 
-def model(
-    seed: int,
-    door: str = "compile",
-    *,
-    draws: bool = True,
-    turns: bool = False,
-    states: bool = True,
-    long: bool = False,
-) -> Model:
+def model(seed: int, door: str = "compile", *, draws: bool = True, turns: bool = False, states: bool = True) -> Model:
     """The program of a seed, and calls for a door. draws: torch's random numbers may be drawn. turns: most idioms are
-    of ``turns.py``. states: a model may write to its attributes. long: calls have as many steps as states have room
-    for, of which a record leaves some out (``recorder/repeats.py``)."""
+    of ``turns.py``. states: a model may write to its attributes."""
     draw = random.Random(f"{'turns' if turns else 'kinds'} {seed}")
     writer = _Writer(draw, draws=draws)
     header = _begun(draw, writer)
@@ -615,7 +606,7 @@ def model(
         parts,
         header,
         (draw.choice(returned), *writer.results),
-        _long(_lengths(draw)) if long else _lengths(draw) if turns else _calls(draw, door, dear="torch.cond" in text),
+        _lengths(draw) if turns else _calls(draw, door, dear="torch.cond" in text),
         hidden=draw.choice((4, 4, 6)),
         used=draw.choice(USED),
         inputs=draw.random() < 0.8,
@@ -698,8 +689,10 @@ def _calls(draw: random.Random, door: str, *, dear: bool) -> tuple[tuple[int, in
     return tuple((steps[which], size, mode) for which, size, mode in zip(order, batches, modes, strict=True))
 
 
-def _long(calls: tuple[tuple[int, int, str], ...]) -> tuple[tuple[int, int, str], ...]:
-    return tuple((ROOM - steps % 3, batch, mode) for steps, batch, mode in calls)
+def at_length(made: Model) -> Model:
+    """The model with calls of as many steps as its states have room for, of which a record leaves some out
+    (``recorder/repeats.py``)."""
+    return replace(made, calls=tuple((ROOM - steps % 3, batch, mode) for steps, batch, mode in made.calls))
 
 
 def _lengths(draw: random.Random) -> tuple[tuple[int, int, str], ...]:

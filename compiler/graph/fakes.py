@@ -29,12 +29,13 @@ def fake_like(
     """
     key, width = storage_id(value), value.element_size()
     last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if 0 not in size else offset
-    nbytes = -(-(last + 1) * width // 16) * 16
+    nbytes = (last + 1) * width
     mode = value.fake_mode if isinstance(value, FakeTensor) else FakeTensorMode()
     with mode, torch.no_grad():
-        base = bases.setdefault(key, torch.empty(nbytes, dtype=torch.uint8, device=value.device))
+        whole = -(-nbytes // 16) * 16
+        base = bases.setdefault(key, torch.empty(whole, dtype=torch.uint8, device=value.device))
         if base.untyped_storage().nbytes() < nbytes:
-            base.untyped_storage().resize_(nbytes)
+            base.untyped_storage().resize_(whole)
         flat = torch.as_strided(base, (nbytes,), (1,), 0).view(value.dtype)
         found = torch.as_strided(flat, size, stride, offset)
     found.requires_grad_(value.requires_grad)
@@ -42,6 +43,11 @@ def fake_like(
         with mode, torch.enable_grad():
             return found.view_as(found)
     return found
+
+
+def is_plain(value: torch.Tensor) -> bool:
+    """Whether a tensor, or the one that a fake one stands for, has one memory of its own, with strides."""
+    return type(value) in (torch.Tensor, torch.nn.Parameter, FakeTensor) and value.layout == torch.strided
 
 
 def bytes_of(value: torch.Tensor) -> torch.Tensor:

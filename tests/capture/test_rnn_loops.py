@@ -140,7 +140,7 @@ def test_equal_chunks_share_their_kernels() -> None:
     with mock.patch.object(build, "compile_kernels", count):
         check(Model(chunks, nn.GRU(I, H)), sequence(10))  # the last chunk has one step, and is no loop
         check(Model(chunks, nn.GRU(I, H)), sequence(11))
-    assert len(made) == 4
+    assert len(made) == 3  # a chunk of two steps has the segments of those of three
 
 
 class Cells(nn.Module):
