@@ -144,8 +144,8 @@ class Recorded:
     """A model whose graphs are recorded, once for everything that ``key_of`` tells apart.
 
     asks: also where it asks whether values are true. hears: not where it writes to ``sys.stderr``. look: what runs the
-    model before each record, in place of a run with nothing around it. alone: nobody else
-    looks at the model. folds: runs that repeat are left out of graphs.
+    model before each record, in place of a run with nothing around it. alone: nobody else looks at the model. folds:
+    runs that repeat are left out of graphs.
     """
 
     def __init__(

@@ -64,15 +64,14 @@ def _capture(module: fx.GraphModule, *, maps: bool, depth: bool, iterations: boo
     sequence, steps = _steps(module, normal, maps)
     blocks = with_blocks(module, sequence, steps) if depth else Blocks(sequence, steps)
     steps = [by_iterations(each, blocks.steps) for each in blocks.steps] if iterations else blocks.steps
-    if not steps and not given:
-        _refuse_gaps(blocks.sequence, steps)
-        return Capture(normal, (), blocks.small or _explain(blocks.sequence))
-    inside = {node for step in steps for node in step.sequence.nodes[step.region.start : step.region.stop]}
     _refuse_gaps(blocks.sequence, steps)
+    if not steps and not given:
+        return Capture(normal, (), blocks.small or _explain(blocks.sequence))
     pin(module.graph)
     outer = Outer()
     recurrences = list(given)
     starts = {step.node(0, 0): step for step in steps}
+    inside = {node for step in steps for node in step.sequence.nodes[step.region.start : step.region.stop]}
     for node in normal.nodes:
         if node in starts:
             made = extract(outer, starts[node], f"recurrence_{len(recurrences)}")

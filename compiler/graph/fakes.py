@@ -45,7 +45,7 @@ def fake_like(
     return found
 
 
-def is_plain(value: torch.Tensor) -> bool:
+def has_one_memory(value: torch.Tensor) -> bool:
     """Whether a tensor, or the one that a fake one stands for, has one memory of its own, with strides."""
     return type(value) in (torch.Tensor, torch.nn.Parameter, FakeTensor) and value.layout == torch.strided
 
@@ -83,12 +83,16 @@ class Fakes:
             if number not in self._memory:
                 made = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta").untyped_storage()
                 self._memory[number] = StorageWeakRef(storage), made
-            flat = torch.empty(0, dtype=value.dtype, device="meta")
-            laid_out = flat.set_(self._memory[number][1], value.storage_offset(), value.shape, value.stride())
-            fake: torch.Tensor = FakeTensor(self.mode, laid_out, value.device)
+            fake = self._laid_out(value, self._memory[number][1], int(value.storage_offset()))
         if isinstance(value, torch.nn.Parameter):
             fake._is_param = True  # which makes it one, as isinstance says
         return fake.requires_grad_() if value.requires_grad else fake
+
+    def _laid_out(self, like: torch.Tensor, memory: torch.UntypedStorage, offset: int) -> torch.Tensor:
+        """A fake tensor like another one, in a memory."""
+        flat = torch.empty(0, dtype=like.dtype, device="meta").set_(memory, offset, like.shape, like.stride())
+        made: torch.Tensor = FakeTensor(self.mode, flat, like.device)
+        return made
 
     def adopt(self, value: torch.Tensor, fake: torch.Tensor) -> bool:
         """Let a fake tensor stand for a tensor; whether it could, as nothing else stands for the tensor's memory."""
@@ -100,13 +104,10 @@ class Fakes:
     def again(self, fake: torch.Tensor, beside: torch.Tensor | None = None, offset: int = 0) -> torch.Tensor:
         """Another fake tensor like one, in memory of its own, or ``offset`` entries into that of another one."""
         with unseen():
-            made = torch.empty(0, dtype=fake.dtype, device="meta")
             if beside is None:
-                held = torch.empty(fake.untyped_storage().nbytes(), dtype=torch.uint8, device="meta").untyped_storage()
+                beside = torch.empty(fake.untyped_storage().nbytes(), dtype=torch.uint8, device="meta")
                 offset = int(fake.storage_offset())
-            else:
-                held = beside.untyped_storage()
-            found: torch.Tensor = FakeTensor(self.mode, made.set_(held, offset, fake.shape, fake.stride()), fake.device)
+            found = self._laid_out(fake, beside.untyped_storage(), offset)
         return found.requires_grad_() if fake.requires_grad else found
 
 

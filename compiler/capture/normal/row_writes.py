@@ -164,9 +164,9 @@ def put_rows(base: torch.Tensor, dim: int, indices: tuple[int, ...], rows: torch
 
 
 def collect_rows(graph: fx.Graph, node: fx.Node) -> None:
-    """A chain of row writes becomes one stack of the rows."""
+    """A chain of row writes becomes one stack of the rows. From its end on: what nobody reads any more goes."""
     last = _row_write(node)
-    if last is None:
+    if last is None or _is_gone(graph, node):
         return
     rows: dict[int, Any] = {}
     base: Any = node
@@ -187,6 +187,14 @@ def collect_rows(graph: fx.Graph, node: fx.Node) -> None:
             stacked = _stacked(graph, shaped, dim, value)
     stacked.meta["example_value"] = value
     replace(node, stacked)
+
+
+def _is_gone(graph: fx.Graph, node: fx.Node) -> bool:
+    """Whether nobody reads a node, which goes then."""
+    if not node.users:
+        graph.erase_node(node)
+        return True
+    return False
 
 
 def _stacked(graph: fx.Graph, rows: list[fx.Node], dim: int, value: torch.Tensor) -> fx.Node:
@@ -228,9 +236,9 @@ def _shaped(graph: fx.Graph, written: Any, slot: torch.Tensor, write: fx.Node) -
 
 
 def collect_cat(graph: fx.Graph, node: fx.Node) -> None:
-    """A tensor that grows by ``torch.cat`` becomes one ``torch.cat`` of all pieces."""
+    """A tensor that grows by ``torch.cat`` becomes one ``torch.cat`` of all pieces. From its end on, as above."""
     pieces, dim = _cat(node)
-    if not pieces:
+    if not pieces or _is_gone(graph, node):
         return
     while (inner := _cat(pieces[0]))[0] and inner[1] == dim and len(pieces[0].users) == 1:
         pieces = [*inner[0], *pieces[1:]]

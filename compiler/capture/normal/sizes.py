@@ -14,7 +14,7 @@ from torch import fx
 from torch.fx.node import Argument
 
 from reroll.errors import CaptureError
-from reroll.graph.fakes import bytes_of, fake_like, is_plain
+from reroll.graph.fakes import bytes_of, fake_like, has_one_memory
 from reroll.graph.lines import where
 from reroll.graph.private import hint, map_aggregate, storage_id
 
@@ -89,7 +89,7 @@ def _concrete_value(node: fx.Node, bases: dict[Any, torch.Tensor], value: Any) -
     which stays as it is."""
     if isinstance(value, _NUMBERS):
         return _hint(value, node)
-    if isinstance(value, torch.nn.Parameter) and is_plain(value):
+    if isinstance(value, torch.nn.Parameter) and has_one_memory(value):
         bases.setdefault(storage_id(value), bytes_of(value))
     if not isinstance(value, torch.Tensor) or isinstance(value, torch.nn.Parameter):
         return value

@@ -27,7 +27,7 @@ from reroll.capture.recorder.dependence import Dependence
 from reroll.capture.recorder.events import SCAN, History, step_by_step
 from reroll.capture.recorder.identity import Same, holds_tensors, may_change_unseen
 from reroll.capture.recorder.packing import Packing
-from reroll.capture.recorder.repeats import Event, Repeats, flat, look_of, tensors_in
+from reroll.capture.recorder.repeats import Event, Repeats, flat, look_of
 from reroll.capture.recorder.spelling import METADATA, Spelled, spelled
 from reroll.capture.recorder.standins import Forward, application, filled, fresh_leaf
 from reroll.capture.recorder.watch import SizeWatch, States, Versions, unnoted
@@ -550,7 +550,7 @@ class GraphRecorder(TorchFunctionMode):
 
     def _note(self, event: Event, node: fx.Node, result: Any) -> None:
         """Note an operation that was written down, and what it gave."""
-        values = list(tensors_in(result))
+        values = tensors_of(result)
         places = map(self._place_of, values)
         fresh = tuple(place if place >= event.place else -1 for place in places)
         looks = tuple(map(look_of, values))

@@ -25,6 +25,7 @@ from reroll.capture.folded import SIDE, row_of_run, run_ended, skipped_runs
 from reroll.graph.editing import flatten, rebuild
 from reroll.graph.fakes import Fakes
 from reroll.graph.inplace import operand, updated_places
+from reroll.graph.nested import tensors_of
 from reroll.graph.private import map_aggregate, storage_id
 
 RECORDED = 8
@@ -104,15 +105,6 @@ def flat(value: Any, kinds: list[Any], leaves: list[Any]) -> None:
 def look_of(value: Tensor) -> Look:
     """What a tensor is like."""
     return value.shape, value.stride(), value.dtype, value.device, value.requires_grad
-
-
-def tensors_in(result: Any) -> Iterator[Tensor]:
-    """The tensors that an operation gives."""
-    if isinstance(result, Tensor):
-        yield result
-    elif isinstance(result, tuple | list):
-        for each in result:
-            yield from tensors_in(each)
 
 
 _OBJECTS = (bool, str, type(None), type(...), complex, torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -267,7 +259,8 @@ class Repeats:
             return None
         slopes = list[list[int]]()
         for alike in zip(*runs, strict=True):
-            grows = [self._slope(kind, values, start, size) for kind, values in _columns(alike)]
+            columns = zip(*(event.leaves for event in alike), strict=True)
+            grows = [self._slope(*each, start, size) for each in zip(alike[0].kinds, columns, strict=True)]
             if None in grows or any(each.place != alike[0].place + size * n for n, each in enumerate(alike)):
                 return None
             slopes.append(grows)  # type: ignore[arg-type]
@@ -349,7 +342,7 @@ class Repeats:
         loop = self.loop
         assert loop is not None
         event = loop.events[loop.at]
-        values = list(tensors_in(result))
+        values = [result] if isinstance(result, Tensor) else tensors_of(result)
         if tuple(map(look_of, values)) != event.looks:
             return None
         if any(is_known(value) == (place >= 0) for value, place in zip(values, event.fresh, strict=True)):
@@ -564,15 +557,7 @@ def _moved(before: fx.Node, node: fx.Node) -> list[int | None]:
 
 def _examples(node: fx.Node) -> list[Tensor]:
     """The tensors among what a node gives."""
-    found = list[Any]()
-    map_aggregate(node.meta.get("example_value"), found.append)
-    return [each for each in found if isinstance(each, Tensor) and each.layout == torch.strided]
-
-
-def _columns(alike: Sequence[Event]) -> Iterator[tuple[Any, list[Any]]]:
-    """The kind and values of each operand of an event, over some runs."""
-    for at, kind in enumerate(alike[0].kinds):
-        yield kind, [each.leaves[at] for each in alike]
+    return [each for each in tensors_of(node.meta.get("example_value")) if each.layout == torch.strided]
 
 
 def _same(one: Any, other: Any) -> bool:

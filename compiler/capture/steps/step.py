@@ -220,7 +220,8 @@ def _outside_uses(step: Step) -> int:
     tails, wanted = list[int](), _wanted(step)
     used = ((place, r) for place, steps in wanted.items() for r in sorted(steps))
     step.finals |= {each: register_of[each] for each in used if each in register_of}
-    if any(step.count - step.rows(place)[r][1] != region.steps - r for place, r in step.finals):
+    numbers = {place: numbered(step.sequence, region, place) for place, _ in step.finals}
+    if any(step.count - numbers[place][r] != region.steps - r for place, r in step.finals):
         raise Gapped  # a value so long ago is none of those that are there
     for place, steps in wanted.items():
         if all((place, r) in step.finals for r in steps) or _carried_along(step, place, steps):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -21,11 +22,16 @@ from reroll.backends.front.recorded import Recorded
 from reroll.capture.capture import capture
 from reroll.capture.folded import UNFOLD, Gapped, is_row, unfolded
 from reroll.capture.fusion.fuse import fuse
+from reroll.capture.normal import row_writes
+from reroll.capture.normal.normal import normalise
 from reroll.capture.recorder import repeats
 from reroll.capture.recorder.graph import Unrecordable
+from reroll.capture.steps.colours import Sequence
+from reroll.capture.steps.operands import Region, gaps_in
 from reroll.graph.editing import flatten
 from reroll.graph.private import storage_id
 from reroll.recurrence import Capture
+from rnns import Bodied
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 B, N, H = 2, 3, 4
@@ -33,24 +39,12 @@ T = 97
 ZOO = load()
 
 
-class Net(nn.Module):
-    """Cells, and what a body does with them."""
+class Net(Bodied):
+    """That, and a second cell."""
 
     def __init__(self, body: Callable[[Any, Tensor], Any]) -> None:
-        super().__init__()
-        self.cell, self.other, self.body = nn.RNNCell(N, H), nn.RNNCell(H, H), body
-
-    def forward(self, x: Tensor) -> Any:
-        """What the body gives."""
-        return self.body(self, x)
-
-    def states(self, x: Tensor, change: Callable[[int, Tensor], Tensor] = lambda _, h: h) -> list[Tensor]:
-        """The states of all steps, each changed by its number."""
-        h, found = x.new_zeros(x.shape[1], H), []
-        for t in range(x.shape[0]):
-            h = change(t, self.cell(x[t], h))
-            found.append(h)
-        return found
+        super().__init__(body)
+        self.other = nn.RNNCell(H, H)
 
 
 def of_the_middle(net: Net, x: Tensor) -> Any:
@@ -345,6 +339,25 @@ def test_few_missing_runs_are_told_apart_from_those_that_are_there(
     folded = recorded(Net(body), (x := torch.randn(15, B, N),), folds=True)
     plain = recorded(Net(body), (x,), folds=False)
     assert said(fuse(capture(folded, depth=True))) == said(fuse(capture(plain, depth=True)))
+
+
+def test_a_step_is_whole_on_each_side_of_missing_runs() -> None:
+    """Else some of its values would be of another step than others."""
+    module = recorded(Net(queues), (torch.randn(T, B, N),), folds=True)
+    sequence = Sequence(module, normalise(module, module.graph))
+    (gap,) = sequence.gaps
+    first = gap.at - 4 * gap.period
+    assert [missing for _, missing in gaps_in(sequence, Region(first, gap.period, 8))] == [gap.runs]
+    for start, steps in ((first + 1, 4), (gap.at - gap.period - 1, 4), (gap.at - gap.period + 1, 3)):
+        with pytest.raises(Gapped):
+            list(gaps_in(sequence, Region(start, gap.period, steps)))
+
+
+def test_rows_that_are_written_one_by_one_are_collected_once() -> None:
+    """Each write of a chain was collected by itself, with those before it, and nobody read that."""
+    with mock.patch.object(row_writes, "_shaped", wraps=row_writes._shaped) as shaped:
+        capture(recorded(Net(rows_of_tensors), (torch.randn(T, B, N),), folds=True))
+    assert shaped.call_count == 2 * T
 
 
 def test_a_record_is_as_large_for_any_number_of_runs() -> None:

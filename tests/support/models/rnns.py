@@ -53,3 +53,23 @@ def state(rows: int, size: int = H) -> Tensor:
 
 def whole(s: Model, x: Tensor, *states: Tensor) -> Any:
     return s.rnn(x, *((states,) if len(states) > 1 else states))
+
+
+class Bodied(nn.Module):
+    """A recurrent cell, and what a body does with it."""
+
+    def __init__(self, body: Callable[[Any, Tensor], Any]) -> None:
+        super().__init__()
+        self.cell, self.body = nn.RNNCell(3, 4), body
+
+    def forward(self, x: Tensor) -> Any:
+        """What the body gives."""
+        return self.body(self, x)
+
+    def states(self, x: Tensor, change: Callable[[int, Tensor], Tensor] = lambda _, h: h) -> list[Tensor]:
+        """The states of all steps, each changed by its number."""
+        h, found = x.new_zeros(x.shape[1], 4), []
+        for t in range(x.shape[0]):
+            h = change(t, self.cell(x[t], h))
+            found.append(h)
+        return found

@@ -17,6 +17,7 @@ import reroll
 from reroll.backends.front.full import at_length
 from reroll.capture.recorder.graph import GraphRecorder
 from reroll.errors import LengthError, ProofError, RerollWarning
+from rnns import Bodied
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 B, N, H = 2, 3, 4
@@ -25,24 +26,12 @@ EAGER: dict[str, Any] = {"lowering": "eager"}
 Body = Callable[["Net", Tensor], Any]
 
 
-class Net(nn.Module):
-    """A recurrent cell, and what a body does with it."""
+class Net(Bodied):
+    """That, and a state."""
 
     def __init__(self, body: Body) -> None:
-        super().__init__()
-        self.cell, self.body, self.seen = nn.RNNCell(N, H), body, torch.zeros(())
-
-    def forward(self, x: Tensor) -> Any:
-        """What the body gives."""
-        return self.body(self, x)
-
-    def states(self, x: Tensor, change: Callable[[int, Tensor], Tensor] = lambda _, h: h) -> list[Tensor]:
-        """The states of all steps, each changed by its number."""
-        h, found = x.new_zeros(x.shape[1], H), []
-        for t in range(x.shape[0]):
-            h = change(t, self.cell(x[t], h))
-            found.append(h)
-        return found
+        super().__init__(body)
+        self.seen = torch.zeros(())
 
 
 def halves(net: Net, x: Tensor) -> Tensor:
