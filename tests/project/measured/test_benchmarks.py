@@ -81,6 +81,25 @@ def test_costs_over_lengths_at_a_small_size(tmp_path: Path, monkeypatch: pytest.
     assert written["long"]["step_cpu_s"] > 0
 
 
+def test_records_at_a_small_size_and_what_is_said_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    records, out = importlib.import_module("records"), tmp_path / "records.json"
+    small = ["--lengths", "40", "88", "--batch", "2", "--neurons", "4", "--rounds", "1"]
+    records.main([*small, "--out", str(out)])
+    nodes = [each["nodes"] for each in json.loads(out.read_text())["rows"].values()]
+    assert nodes[0]["folded"] == nodes[1]["folded"] < nodes[0]["written"] < nodes[1]["written"]
+    kept = json.loads(records.RESULT.read_text())["rows"]
+    seconds = kept["1000"]["seconds"]
+    assert kept["1000"]["nodes"]["folded"] == kept["100"]["nodes"]["folded"]
+    said = (FOLDER.parent / "docs" / "options.md").read_text()
+    assert round(seconds["folded"] / seconds["eager"]) == 3
+    assert "about three times as long as the model's own forward" in said
+    changes = (FOLDER.parent / "CHANGELOG.md").read_text()
+    assert round(seconds["written"] / seconds["folded"]) == 6
+    assert seconds["search, written"] / seconds["search, folded"] > 30
+    assert "takes a sixth of the time, its loop is found in a thirtieth" in changes
+
+
 def peaks(key: str, sizes: dict[int, int]) -> list[dict[str, Any]]:
     """Rows in which one contender has a local peak at each size."""
     return [{key: size, "contenders": {"double": {"local_peak_bytes": held}}} for size, held in sizes.items()]

@@ -367,7 +367,7 @@ SECTIONS = (
 )
 
 
-@pytest.mark.parametrize("section", [*SECTIONS, "turns", "at once"])
+@pytest.mark.parametrize("section", [*SECTIONS, "turns", "at once", "long"])
 def test_what_is_kept_of_programs_adds_up_and_no_defect_is_open(section: str) -> None:
     found = kept(section)
     runs = found["runs"]
