@@ -123,62 +123,6 @@ def departure(model: Callable[..., Any], call: Call, observed: Observed) -> str:
     return "" if again.check.values == observed.check.values else "A number of the model's is another one."
 
 
-@dataclass(slots=True, eq=False)
-class Told:
-    """What a model does in a call: a number for each of its ``operations``. serves: whether another run
-    can do without values."""
-
-    operations: list[int]
-    serves: bool
-
-    @classmethod
-    def of(cls, model: Callable[..., Any], call: Call, *, parameters: bool = False) -> Told:
-        """What it does in a run with values. ``parameters`` that it changes are put back."""
-        colours = set[Any]()
-        found = _operations(model, call, colours.add, valueless=False, parameters=parameters)
-        return cls(found, serves(colours))
-
-    def departure(self, model: Callable[..., Any], call: Call) -> str:
-        """Where it does something else in the same call; empty where it does not."""
-        again = self._again(model, call)
-        at = next((at for at, pair in enumerate(zip(self.operations, again, strict=False)) if pair[0] != pair[1]), -1)
-        if at < 0 and len(again) == len(self.operations):
-            return ""
-        lines = list[str]()
-        with suppress(Exception):
-            _operations(model, call, lambda _: lines.append(user_line()), valueless=False)
-        return f"It does something else at {lines[at] if at < len(lines) else 'another line'}."
-
-    def _again(self, model: Callable[..., Any], call: Call) -> list[int]:
-        if self.serves:
-            with suppress(Exception, NeedsValues):
-                return _operations(model, call, lambda _: None, valueless=True)
-        return _operations(model, call, lambda _: None, valueless=False)
-
-
-def _operations(
-    model: Callable[..., Any],
-    call: Call,
-    note: Callable[[tuple[Any, ...]], object],
-    *,
-    valueless: bool,
-    parameters: bool = False,
-) -> list[int]:
-    """A number for each operation of a run; ``note`` is told of each. ``parameters`` that it changes are put back."""
-    found = list[int]()
-
-    def see(colour: tuple[Any, ...], numbers: Numbers) -> None:
-        note(colour)
-        found.append(hash((colour, numbers)))
-
-    with looked_at(model, call, frozenset(), parameters=parameters) as state:
-        without = _without_values(state, call) if valueless else None
-        _run(model, call, see, state, valueless=without)
-        if without is not None and without.asked:
-            raise NeedsValues
-    return found
-
-
 def _shared(model: Callable[..., Any], call: Call) -> list[torch.Tensor]:
     """Sequences that share memory with other tensors or with numpy's arrays, and those tensors.
 

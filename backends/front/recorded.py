@@ -33,7 +33,6 @@ from reroll.backends.front.held.reach import Reach
 from reroll.backends.front.held.state import Change, State
 from reroll.backends.front.observe import (
     NOT_AN_OPERAND,
-    DrawnError,
     UpdatedError,
     line_that_leaves,
     looked_at,
@@ -143,9 +142,8 @@ class Given:
 class Recorded:
     """A model whose graphs are recorded, once for everything that ``key_of`` tells apart.
 
-    asks: also where it asks whether values are true. hears: not where it writes to ``sys.stderr``. look: what runs the
-    model before each record, in place of a run with nothing around it. alone: nobody else looks at the model. folds:
-    runs that repeat are left out of graphs.
+    asks: also where it asks whether values are true. hears: not where it writes to ``sys.stderr``. alone: nobody else
+    looks at the model. folds: runs that repeat are left out of graphs.
     """
 
     def __init__(
@@ -154,17 +152,15 @@ class Recorded:
         *,
         asks: bool = True,
         hears: bool = False,
-        look: Callable[[Call], None] | None = None,
         alone: bool = False,
         folds: bool = False,
     ) -> None:
-        self.model, self.asks, self.hears, self.look, self.alone = model, asks, hears, look, alone
+        self.model, self.asks, self.hears, self.alone = model, asks, hears, alone
         self.folds = folds
         self.recordings: OrderedDict[Any, Recording] = OrderedDict()
         self.functions: dict[Any, Callable[..., Any]] = {}
         self.numbers: list[int] | None = None
         self.told = False
-        self.ended = False  # whether the run before the last record did
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result for tokens, as ``outputs.outputs`` takes it. Raises Unrecordable."""
@@ -212,21 +208,46 @@ class Recorded:
         )
 
     def record(self, call: Call, ran: Ran) -> tuple[fx.GraphModule, Callable[..., Recording]]:
-        """The graph of a run of the model, and what makes a recording of what the backend gives for it. It runs once
-        before, for what code runs: what that code names has places among the operands, too. Raises RaisedError where it
-        raises in each of these runs."""
+        """The graph of a run of the model, and what makes a recording of what the backend gives for it. What the code
+        that runs names has places among the operands, too. So the model runs once before its first record, and where
+        other code ran in a record than before it is recorded again. Raises RaisedError where it raises in all runs.
+        """
         refuse_sparse(self.model, call)
-        self.ended = False
-        for run in filter(None, (self.look, self._run_alone)):
-            silent = contextlib.redirect_stdout(io.StringIO())
-            refused, hears = _other_than((DrawnError, UpdatedError, TakenError)), _complaints(self.hears)
-            with refused, silent, hears, ran.noting(), Unnoted():
-                run(call)
-                self.ended = True
-                break
+        if not ran.functions:
+            self._ends(call, ran)
+        known = len(ran.functions)
+        try:
+            made = self._recorded(call, ran)
+        except Unrecordable:
+            if len(ran.functions) == known:
+                raise
+        else:
+            if len(ran.functions) == known:
+                return made
         return self._recorded(call, ran)
 
+    def _ends(self, call: Call, ran: Ran) -> bool:
+        """Run the model with nothing around it, for what code runs: whether it raises nothing."""
+        with contextlib.redirect_stdout(io.StringIO()), _complaints(self.hears), _refused():
+            try:
+                with ran.noting(), Unnoted():
+                    self._run_alone(call)
+            except (UpdatedError, TakenError):
+                raise
+            except Exception:  # noqa: BLE001  # the model's own
+                return False
+        return True
+
     def _recorded(self, call: Call, ran: Ran) -> tuple[fx.GraphModule, Callable[..., Recording]]:
+        try:
+            with _refused():
+                return self._written(call, ran)
+        except RaisedError as error:
+            if self._ends(call, ran):
+                raise Unrecordable(str(error)) from error.__cause__
+            raise
+
+    def _written(self, call: Call, ran: Ran) -> tuple[fx.GraphModule, Callable[..., Recording]]:
         with looked_at(self.model, call, frozenset(), parameters=True, ran=ran.functions) as state:
             outside = [value for value, _, _ in state.tensors]
             paths = self._paths()
@@ -234,7 +255,7 @@ class Recorded:
             recorder = GraphRecorder(outside, self.functions, names, asks=self.asks, folds=self.folds)
             for value, node in zip(outside, recorder.inputs, strict=True):
                 node.meta[PATH] = paths.get(id(value), "")
-            result = self._run(recorder, call)
+            result = self._run(recorder, call, ran)
             if self.alone and (moved := state.moved_on()):
                 raise Unrecordable(f"The model draws or reads from an object that it holds ({moved}).")
             _check_names(state.assigned)
@@ -287,19 +308,19 @@ class Recorded:
             for function, objects in self.functions
         )
 
-    def _run(self, recorder: GraphRecorder, call: Call) -> Any:
+    def _run(self, recorder: GraphRecorder, call: Call, ran: Ran) -> Any:
         drawn, console = _drawn(), io.StringIO()
         try:
             silent = contextlib.redirect_stdout(console)
-            with saved_as_it_is(), recorder.recording(), silent, _complaints(self.hears) as complaints:
+            with ran.noting(), saved_as_it_is(), recorder.recording(), silent, _complaints(self.hears) as complaints:
                 result = call.run(self.model)
-        except Unrecordable:
+        except (Unrecordable, TakenError):
             raise
         except Exception as error:
             if is_shortage(error):
                 raise  # the next call may have more memory
-            kind = Unrecordable if self.ended else RaisedError
-            raise kind(f"The model raised {type(error).__name__} in a run that records it: {error}") from error
+            text = f"The model raised {type(error).__name__} in a run that records it: {error}"
+            raise RaisedError(text) from error
         if console.getvalue() or complaints.heard:
             raise Unrecordable("The model prints, which a record of its operations does not tell.")
         if _drawn() != drawn:
@@ -342,15 +363,11 @@ def _complaints(hears: bool) -> Iterator[_Complaints]:
 
 
 @contextlib.contextmanager
-def _other_than(refusals: tuple[type[Exception], ...]) -> Iterator[None]:
-    """Suppress what a model raises in a run before its record; what is refused there is no record either."""
-    refused: Exception | None = None
-    with contextlib.suppress(Exception):
-        try:
-            yield
-        except refusals as reason:
-            refused = reason
-    if refused is not None:
+def _refused() -> Iterator[None]:
+    """Raise what is refused in any run of the model as Unrecordable."""
+    try:
+        yield
+    except (UpdatedError, TakenError) as refused:
         raise Unrecordable(str(refused)) from refused
 
 

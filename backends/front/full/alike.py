@@ -46,8 +46,7 @@ class Outline:
         """That of a graph, and where the operands and results of a record belong."""
         writer = _Writer({each.name: each for each in graph.built})
         text = [writer.graph(graph.module), *map(writer.loop, graph.built)]
-        text += map(writer.said, (recording.skeleton, recording.changed, [*recording.sizes.items()], recording.asked))
-        text += [tuple(recording.cleared), [(Same(space), name, value) for space, name, value in recording.flags]]
+        text += writer.recording(recording)
         numbers, tables = tuple(writer.numbers), tuple(writer.tables)
         return cls(_hashable(text), numbers, tables, graph.built[0].executable.recurrence.steps)
 
@@ -127,6 +126,12 @@ class _Writer:
             text.append((node.op, what, operands, self.said(node.meta.get("example_value"))))
         return text
 
+    def recording(self, recording: Recording) -> list[Any]:
+        """Where operands and results of a record belong, and what it asks and sets."""
+        found = (recording.skeleton, recording.changed, [*recording.sizes.items()], recording.asked)
+        flags = [(Same(space), name, value) for space, name, value in recording.flags]
+        return [*map(self.said, found), tuple(recording.cleared), flags]
+
     def loop(self, built: Built) -> Any:
         """What a loop reads and gives, and its step."""
         loop = built.executable.recurrence
@@ -162,6 +167,12 @@ class _Writer:
         if isinstance(inside, tuple | list):
             return type(value), [self.said(each, places) for each in inside]
         return (type(value), repr(value)) if type(value) in PLAIN else Same(value)
+
+
+def in_words(recording: Recording) -> Any:
+    """Where operands and results of a record belong, and what it asks and sets; equal for two that do the same."""
+    writer = _Writer({})
+    return _hashable(writer.recording(recording)), tuple(writer.numbers)
 
 
 def _hashable(value: Any) -> Any:

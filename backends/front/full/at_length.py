@@ -25,12 +25,12 @@ from reroll.backends.dynamo.plain import say_more
 from reroll.backends.front.beside import ANEW, prove_beside, say_departed
 from reroll.backends.front.calls.arguments import Call
 from reroll.backends.front.calls.turns import between_turns
-from reroll.backends.front.full.alike import LIKE, Alike, Outline
+from reroll.backends.front.full.alike import LIKE, Alike, Outline, in_words
+from reroll.backends.front.full.digest import Digest
 from reroll.backends.front.held.again import Again
 from reroll.backends.front.held.outside import TakenError
 from reroll.backends.front.held.reach import Reach
 from reroll.backends.front.held.state import State
-from reroll.backends.front.observe import DrawnError, Told
 from reroll.backends.front.recorded import AnotherAnswerError, RaisedError, Recorded, Recording
 from reroll.backends.processes.together import check_together
 from reroll.capture.capture import capture
@@ -63,17 +63,11 @@ class AtLength:
         self.recorded, self.reach, self.again = self._anew(), Reach(), Again()
         self.known, self.others = Known(), dict[Any, Others]()  # by the sizes of states
         self.alike = Alike()
-        self.told: Told | None = None  # what was done in the run before the last record
         self.nothing = self.raised = False
 
     def _anew(self) -> Recorded:
-        look = None if self.options.proof == "never" else self._look
         folds = self.options.truncate is None  # which asks for the lines of all runs
-        return Recorded(self.model, asks=not self.named, hears=not self.named, look=look, alone=True, folds=folds)
-
-    def _look(self, call: Call) -> None:
-        self.told = None
-        self.told = Told.of(self.model, call, parameters=True)
+        return Recorded(self.model, asks=not self.named, hears=not self.named, alone=True, folds=folds)
 
     def found(self, call: Call) -> Found | None:
         """The recording of a call; None where it cannot be recorded, or has no loop. Raises LengthError, with why its
@@ -128,7 +122,8 @@ class AtLength:
     def _made(self, call: Call, module: fx.GraphModule, _: Sequence[Any]) -> _Program | _Nothing:
         """The program of a record, in place of those that came longest ago where all are more than are held."""
         held = self.recorded.recordings
-        left = HELD - len(module.graph.nodes)
+        digest = Digest.of(module.graph)
+        left = HELD - len(digest.numbers)
         while held and sum(each.run.operations for each in held.values()) > left:  # type: ignore[attr-defined]
             held.popitem(last=False)
         with SELDOM_FULL:
@@ -141,7 +136,7 @@ class AtLength:
             check_together(found.recurrences, self.options)
             others = self.others.setdefault(_states(found), Others(self.known))
             program = rolled(module, found, self.options, others=others, conditions=self._conditions(call))
-            made = _Program(program, len(module.graph.nodes), self.told)
+            made = _Program(program, digest)
             say_more(made.graph.more_than_plain())
         return made
 
@@ -162,21 +157,29 @@ class AtLength:
         return found
 
     def _departure(self, call: Call, recording: Recording) -> str:
-        """Where the model does something else than at the first call of a program; empty where it does not, and where
-        what it asks refuses to be looked at, as the answers are compared at every call."""
+        """Where the model does something else than at the first call of a program; empty where it does not."""
         program: _Program = recording.run  # type: ignore[assignment]
-        if is_aside() or program.calls == 1:
-            return ""
+        return "" if is_aside() or program.calls == 1 else self._another(call, recording)
+
+    def _another(self, call: Call, recording: Recording) -> str:
+        """Where another record of a call says something else; empty where it does not. Raises what the model does."""
+        program: _Program = recording.run  # type: ignore[assignment]
         try:
-            departed = "" if program.told is None else program.told.departure(self.model, call)
-            if departed or program.told is None:
-                program.told = Told.of(self.model, call)
+            module, made = self.recorded.record(call, self.reach.ran)
+        except RaisedError as error:
+            raise error.__cause__ or error from None
+        except Unrecordable as reason:
+            return str(reason)
         except Exception as error:
-            asked = recording.asked and isinstance(error, UnsupportedError) and not isinstance(error, DrawnError)
-            if not (is_shortage(error) or asked):
+            if not is_shortage(error):
                 raise
             LOG.info("not looked at: %s", error)
             return ""
+        again, digest = made(recording.run), Digest.of(module.graph)
+        departed = program.digest.departure(digest, module.graph)
+        if not departed and (recording.read, in_words(recording)) != (again.read, in_words(again)):
+            departed = "It gives or changes something else."
+        program.digest = digest
         return departed
 
     def _proves(self, recording: Recording) -> bool:
@@ -202,7 +205,7 @@ class AtLength:
             return same.replay(state, run)
 
         def another() -> str:
-            return "" if departed or program.told is None else program.told.departure(self.model, call)
+            return "" if departed else self._another(call, recording)
 
         try:
             prove_beside(self.model, call, program.graph.proof, again, another, writes=bool(program.written))
@@ -235,13 +238,13 @@ class _Nothing:
 
 
 class _Program(Program):
-    """The program of a record of so many ``operations``. ``calls`` that it had; ``told``: what it did at first;
-    ``likened``: whether it was compared with others that were proved."""
+    """The program of a record. ``digest``: of the last record that the program was found to be of, or not; ``calls``
+    that it had; ``likened``: whether it was compared with others that were proved."""
 
-    def __init__(self, program: Program, operations: int, told: Told | None) -> None:
+    def __init__(self, program: Program, digest: Digest) -> None:
         super().__init__(program.graph, program.takeover, program.make)
-        self.written, self.calls, self.operations = changed_inputs(program.graph.module.graph), 0, operations
-        self.told, self.likened = told, False
+        self.written, self.calls, self.digest = changed_inputs(program.graph.module.graph), 0, digest
+        self.operations, self.likened = len(digest.numbers), False
 
     def __call__(self, *args: Any) -> Any:
         """Run the call that has come next."""

@@ -38,6 +38,7 @@ _OF_STREAMS = frozenset({"read", "read1", "readall", "readinto", "readline", "re
 _OF_SOCKETS = frozenset(
     {"connect", "connect_ex", "accept", "recv", "recv_into", "recvfrom", "send", "sendall", "sendto"}
 )
+_NAMES = frozenset[str]().union(_OF_STREAMS, _OF_SOCKETS, *_OF_MODULES.values())
 _BY_THEMSELVES = frozenset({"importlib", "linecache", "warnings", "tokenize", "inspect", "traceback", "logging", "gc"})
 """Modules of Python's that read files which are none of the model's."""
 _QUIET = frozenset({"torch", "reroll", "triton", "sympy"})
@@ -111,7 +112,7 @@ class Outside:
 
     def refuse(self, frame: types.FrameType, function: Any) -> None:
         """Raise TakenError where the model makes such a call."""
-        if _takes(function) and (caller := _caller(frame)) is not None:
+        if function.__name__ in _NAMES and _takes(function) and (caller := _caller(frame)) is not None:
             self.refused = TakenError(
                 f"reroll.compile: the model reads or writes outside of Python ({function.__qualname__}), at "
                 f"{line_of(caller)}, which a record of its operations does not do. Do that before the model is called, "

@@ -129,7 +129,7 @@ class Recorder(TorchFunctionMode):
             return inner(*args, **kwargs)
         self._tell(*self._operands(fingerprint(function), args, kwargs))
         result = inner(*args, **kwargs)
-        noted = self._muted(_noted, (result,), {})
+        noted = self._muted(noted_for_backward, (result,), {})
         self._tell(*self._operands("noted for backward", (noted,), {}))
         return self._muted(self._made, (result,), {})
 
@@ -262,7 +262,7 @@ def markers(colour: tuple[Any, ...]) -> list[str]:
     return found
 
 
-def _noted(result: Any) -> dict[str, Any]:
+def noted_for_backward(result: Any) -> dict[str, Any]:
     """What an ``autograd.Function`` has noted for its backward."""
     return next((vars(t.grad_fn) for t in _tensors(result) if hasattr(t.grad_fn, "__dict__")), {})
 

@@ -11,10 +11,12 @@ may be asked whether it is true: the graph gives it beside its results, to be co
 from __future__ import annotations
 
 import operator
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -24,20 +26,20 @@ from torch.overrides import TorchFunctionMode
 
 from reroll.capture.folded import UNFOLD, is_row
 from reroll.capture.recorder.dependence import Dependence
-from reroll.capture.recorder.events import SCAN, History, step_by_step
+from reroll.capture.recorder.events import SCAN, History, noted_for_backward, step_by_step
 from reroll.capture.recorder.identity import Same, holds_tensors, may_change_unseen
 from reroll.capture.recorder.packing import Packing
 from reroll.capture.recorder.repeats import Event, Repeats, flat, look_of
 from reroll.capture.recorder.spelling import METADATA, Spelled, spelled
 from reroll.capture.recorder.standins import Forward, application, filled, fresh_leaf
-from reroll.capture.recorder.watch import SizeWatch, States, Versions, unnoted
+from reroll.capture.recorder.watch import SizeWatch, States, Versions, noted, silently
 from reroll.errors import CaptureError
 from reroll.graph.effects import draws, example
 from reroll.graph.fakes import Fakes
 from reroll.graph.inplace import STATISTICS, updated_places
 from reroll.graph.inplace import operand as operand_at
 from reroll.graph.lines import CHECKPOINTED, is_checkpointed, user_line, user_trace
-from reroll.graph.nested import tensors_of
+from reroll.graph.nested import leaves_of, tensors_of
 from reroll.graph.private import (
     another_of,
     any_autocast,
@@ -58,6 +60,9 @@ _MAKERS = ("zeros", "ones", "empty", "full", "rand", "randn", "new_zeros", "new_
 _NUMBERS_OF = (Tensor.item, Tensor.tolist, Tensor.__int__, Tensor.__float__, Tensor.__index__)
 _NEEDS_GRADIENT = Tensor.requires_grad
 _MOST = 100_000
+NOTED = "noted"
+"""What the application of an ``autograd.Function`` has in ``meta``: what its forward leaves for the backward, in words,
+but for tensors."""
 _REFUSED = ("detach_", "set_", "resize_", "resize_as_", "as_strided_", "register_hook", "retain_grad", "backward")
 
 
@@ -104,6 +109,7 @@ class GraphRecorder(TorchFunctionMode):
         self.calling = self.writing = self.settled = False
         self.refusal: Unrecordable | None = None
         self.forward: Forward | None = None
+        self.noting: Any = None  # who is told which code of the model runs
         for index, value in enumerate(outside):
             node = _input_of(self.graph, (names or {}).get(id(value), f"outside_{index}"))
             self._show(node, value)
@@ -119,6 +125,8 @@ class GraphRecorder(TorchFunctionMode):
         """Record what runs inside. Raises Unrecordable, also if the model has caught it. That is not held afterwards:
         its frames hold tensors, and what torch saves for these holds the recorder."""
         watch = SizeWatch(lambda: self.calling and not self.settled, self.refuse)
+        profile: Any = sys.getprofile()
+        self.noting = profile if callable(profile) else None
         self.states.note()
         eager = torch.compiler.set_stance("force_eager")
         no_tape = torch.autograd.graph.saved_tensors_hooks(lambda _: None, self._no_backward)
@@ -159,11 +167,13 @@ class GraphRecorder(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        return silently(self._operation, func, args, kwargs or {})
+
+    def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.writing:
             return func(*args, **kwargs)
         if func is SCAN:
-            with self:
+            with self, noted(self.noting):
                 return step_by_step(*args)
         if self.calling:
             return self._inside(Spelled("call_function", func, args, kwargs))
@@ -198,7 +208,7 @@ class GraphRecorder(TorchFunctionMode):
             written = repeats.writes(operands)
             if draws := repeats.draws():
                 self._check_states()
-            result = self._running(run, args, kwargs)
+            result = self._running(func, run, args, kwargs)
             made = repeats.given(result, lambda value: self._place_of(value) >= 0)
             if made is None:
                 repeats.end()
@@ -214,14 +224,18 @@ class GraphRecorder(TorchFunctionMode):
         finally:
             self.writing = False
 
-    def _running(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _running(self, func: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What an operation gives that is not written down; one like it was watched."""
         self.calling, self.writing = True, False
         try:
-            with nullcontext() if dispatch_modes() > 1 else unseen():
+            with nullcontext() if dispatch_modes() > 1 else unseen(), self._noted(func):
                 return run(*args, **kwargs)
         finally:
             self.calling, self.writing = False, True
+
+    def _noted(self, func: Any) -> AbstractContextManager[None]:
+        """The Python code that an operation is made of is noted while it runs, but for that of operators of users'."""
+        return noted(self.noting) if self.noting and isinstance(func, FunctionType | type) else nullcontext()
 
     def _place_if_same(self, value: Tensor) -> int:
         """The place of a tensor that was not changed unseen; -1 for any other."""
@@ -444,6 +458,9 @@ class GraphRecorder(TorchFunctionMode):
     def _apply(self, function: Any, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.calling:
             return inner(*args, **kwargs)
+        return silently(self._applied, function, inner, args, kwargs)
+
+    def _applied(self, function: Any, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         ran: Any = NotImplemented
         if self.repeats.loop is not None:
             expected, ran = self._followed(function, args, kwargs, inner)
@@ -513,7 +530,7 @@ class GraphRecorder(TorchFunctionMode):
             self.graph.erase_node(node)
             return result
         if forward is not None:
-            node.meta["forward"] = forward.ended(result)
+            node.meta |= {"forward": forward.ended(result), NOTED: _in_words(noted_for_backward(result))}
         drawn = draws(getattr(node.target, "__name__", str(node.target)))
         self.dependence.note(node, updated, drawn or forward is not None)
         place = self.repeats.place(node)
@@ -534,7 +551,7 @@ class GraphRecorder(TorchFunctionMode):
         before = [(value, version_of(value)) for value in operands if not value.is_inference()]
         self.calling, self.settled = True, self.dependence.constant.issuperset(node.all_input_nodes)
         try:
-            with unnoted() if is_of_users(call.target) else nullcontext():
+            with self._noted(call.target):
                 result = run()
         except BaseException:
             self.graph.erase_node(node)
@@ -624,6 +641,11 @@ def _input_of(graph: fx.Graph, name: str) -> fx.Node:
     node = graph.placeholder("self_" if name == "self" else name)
     node.target = node.name
     return node
+
+
+def _in_words(value: Any) -> list[str]:
+    """The leaves of a value in words, but for tensors."""
+    return [repr(leaf) if isinstance(leaf, _LITERALS) else type(leaf).__name__ for leaf in leaves_of(value)]
 
 
 def _is_object(value: Any) -> bool:
