@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, repeat, zip_longest
 from typing import Any
 
 from torch import fx
 
-from reroll.capture.folded import run_ended, skipped_runs
+from reroll.capture.folded import is_row, run_ended, skipped_runs
 from reroll.capture.recorder.graph import NOTED
 from reroll.capture.recorder.repeats import look_of
 from reroll.graph.lines import where
@@ -17,31 +17,35 @@ from reroll.graph.nested import tensors_of
 from reroll.graph.private import map_aggregate
 
 _Runs = tuple[int, int]
-"""How many runs are missing, and of how many nodes each is."""
+"""How many runs are missing, and of how many operations each is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """A graph that was recorded: a number for each node, and how many runs are ``missing`` at a mark.
+    """A graph that was recorded, in ``numbers`` that are equal for nodes that do the same.
 
-    The numbers are equal for operations that are the same, on operands that were made as many nodes before.
+    To find the line where two differ, ``kinds`` are those of operations alone, equal also where whole numbers in them
+    differ, each with its node's place; ``missing``: how many runs are, behind so many operations.
     """
 
     numbers: tuple[int, ...]
+    kinds: tuple[tuple[int, int], ...]
     missing: dict[int, _Runs]
 
     @classmethod
     def of(cls, graph: fx.Graph) -> Digest:
         """That of a graph."""
-        nodes = list(graph.nodes)
-        places = {node: place for place, node in enumerate(nodes)}
-        ends = [place for place, node in enumerate(nodes) if node.target is run_ended]
-        missing = dict[int, _Runs]()
-        for place, node in enumerate(nodes):
+        places, missing, open_ = dict[fx.Node, int](), dict[int, _Runs](), (0, 0)
+        for node in graph.nodes:
             if node.target is skipped_runs:
-                end = next(end for end in ends if end > place)
-                missing[place] = node.args[0], end - place - 1
-        return cls(tuple(_number(node, places) for node in nodes), missing)
+                open_ = len(places), node.args[0]
+            elif node.target is run_ended:
+                missing[open_[0]] = open_[1], len(places) - open_[0]
+            elif not is_row(node):
+                places[node] = len(places)
+        numbers = tuple(_number(node, places, whole=True) for node in graph.nodes)
+        operations = [(node, place) for place, node in enumerate(graph.nodes) if node in places]
+        return cls(numbers, tuple((_number(node, places, whole=False), place) for node, place in operations), missing)
 
     def departure(self, again: Digest, graph: fx.Graph) -> str:
         """Where another record, of a ``graph``, does something else; empty where it does not."""
@@ -49,39 +53,33 @@ class Digest:
             return ""
         pairs = zip_longest(self._all(), again._all(), fillvalue=(0, -1))
         place = next((there for (one, _), (other, there) in pairs if one != other), None)
-        if place is None:  # numbers that grow from run to run
-            pairs = zip(self.numbers, again.numbers, strict=False)  # type: ignore[assignment]
-            place = next(at for at, (one, other) in enumerate(pairs) if one != other)
+        if place is None:
+            numbers = zip_longest(self.numbers, again.numbers)
+            place = min(next(at for at, pair in enumerate(numbers) if pair[0] != pair[1]), len(graph.nodes) - 1)
         return f"It does something else at {where(list(graph.nodes)[place])}."
 
     def _all(self) -> Iterator[tuple[int, int]]:
-        """The numbers of all runs, with the places of nodes for them; a number tells an operand of a run before from
-        others by its distance alone."""
-        for place, number in enumerate(self.numbers):
-            if place not in self.missing:
-                yield number, place
-                continue
-            runs, size = self.missing[place]
-            run = [(self.numbers[at], at) for at in range(place - size, place)]
-            for _ in range(runs):
-                yield from run
+        """The kinds of all runs, with the places of nodes for them."""
+        for at, kind in enumerate(self.kinds):
+            runs, size = self.missing.get(at, (0, 0))
+            yield from chain.from_iterable(repeat(self.kinds[at - size : at], runs))
+            yield kind
 
 
-def _number(node: fx.Node, places: dict[fx.Node, int]) -> int:
-    """The number of a node: what it does, to which operands, and what comes of it."""
-    here = places[node]
+def _number(node: fx.Node, places: dict[fx.Node, int], *, whole: bool) -> int:
+    """The number of a node: what it does, to values that were made how many operations before, and what comes of it;
+    ``whole``: whole numbers, too."""
+    here = places.get(node, 0)
 
     def said(value: Any) -> Any:
         if not isinstance(value, fx.Node):
-            return value
-        outside = value.op == "placeholder"
-        return f"{'input' if outside else 'made'} {places[value] if outside else here - places[value]}"
+            return value if whole or type(value) is not int else "a whole number"
+        if is_row(value):
+            return "row of", *map(said, value.args)
+        return f"input {places[value]}" if value.op == "placeholder" else f"made {here - places.get(value, 0)}"
 
-    if node.op == "placeholder":
-        given: tuple[Any, ...] = ()
-    else:
+    given: tuple[Any, ...] = ()
+    if node.op != "placeholder":
         given = node.target, repr(map_aggregate((node.args, dict(node.kwargs)), said)), *node.meta.get(NOTED, ())
     looks = tuple(map(look_of, tensors_of(node.meta.get("example_value"))))
-    return hash(
-        (node.op, "" if node.op == "placeholder" else node.target, given, looks, tuple(node.meta.get(NOTED, ())))
-    )
+    return hash((node.op, given, looks))

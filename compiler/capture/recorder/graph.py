@@ -287,9 +287,9 @@ class GraphRecorder(TorchFunctionMode):
             if like in known:
                 known.add(made)
 
-    def _show(self, node: fx.Node, value: Any) -> None:
+    def _show(self, node: fx.Node, value: Any, shown: Any = None) -> None:
         """Note what a node gives, as an example without values: what nobody holds is gone."""
-        node.meta["example_value"] = map_aggregate(value, self._example)
+        node.meta["example_value"] = map_aggregate(value, self._example) if shown is None else shown
         if isinstance(value, Tensor) and value.layout == torch.strided:
             self.dependence.memory[node] = storage_id(value)
 
@@ -573,12 +573,13 @@ class GraphRecorder(TorchFunctionMode):
         looks = tuple(map(look_of, values))
         self.repeats.note(replace(event, looks=looks, fresh=fresh, key=self.repeats.key(event, node, looks)))
 
-    def _bind(self, result: Any, node: fx.Node) -> None:
-        """Remember what a node gave. A tensor that is known already stays what it was."""
+    def _bind(self, result: Any, node: fx.Node, shown: Any = None) -> None:
+        """Remember what a node gave, with an example of it if there is one. A tensor that is known already stays what
+        it was."""
         if isinstance(result, Tensor):
             if result.layout != torch.strided or type(result) not in (Tensor, nn.Parameter):
                 self.refuse(f"{type(result).__name__} ({result.layout}) is no plain tensor")
-            self._show(node, result)
+            self._show(node, result, shown)
             if self._node_of(result) is None:
                 self.know(result, node)
             self.versions.note([result])
@@ -592,7 +593,7 @@ class GraphRecorder(TorchFunctionMode):
                     self.repeats.place(picked)
                     picked.meta["stack_trace"] = node.meta["stack_trace"]
                     self.dependence.note(picked, ())
-                    self._bind(item, picked)
+                    self._bind(item, picked, node.meta["example_value"][index])
         else:
             self.refuse(f"{node.target} shows Python the values of a tensor ({type(result).__name__})")
 
