@@ -45,6 +45,7 @@ from reroll.backends.dynamo.pieces import broken, pieces
 from reroll.backends.dynamo.plain import matters, more_than_plain, plain_peak, say_more
 from reroll.backends.dynamo.surroundings import compile_surroundings, run_by_torch
 from reroll.backends.dynamo.unguarded import Read, refuse_unguarded
+from reroll.backends.inductor.sizes.family import sampling
 from reroll.backends.inductor.whole import compile_whole, refused_by_inductor
 from reroll.backends.processes.apart import in_silence, refuse_pieces
 from reroll.backends.processes.together import check_together, refuse_in_place, speaks
@@ -314,6 +315,15 @@ class Others:
     lengths: SegmentLengths = field(default_factory=partial(SegmentLengths, whole=True))
     spent: Spent = field(default_factory=Spent)
     count: int = 0
+
+
+def sample(found: Capture, options: Options, others: Others) -> None:
+    """Note the sizes of some loops, for code that serves any: nothing is compiled."""
+    with sampling(), others.lengths.kept():
+        loops = [
+            others.lengths.fixed(_kind(each), replace(each, any_length=True), options) for each in found.recurrences
+        ]
+        compile_usual(loops, options, len(loops))
 
 
 def _kind(recurrence: Recurrence) -> Any:

@@ -53,7 +53,7 @@ from reroll.backends.front.entries import (
     Untraced,
     new_backend,
 )
-from reroll.backends.front.full.at_length import AtLength
+from reroll.backends.front.full.at_length import ONE_SIZE, AtLength, only_here
 from reroll.backends.front.full.unnamed import Unnamed
 from reroll.backends.front.held.again import Again
 from reroll.backends.front.held.names import missing_globals
@@ -82,7 +82,6 @@ from reroll.capture.lengths.instantiate import TooShortError
 from reroll.capture.lengths.template import ADVICE
 from reroll.capture.recorder.graph import Unrecordable
 from reroll.errors import LengthError, OptionError, ProofError, UnsupportedError, warn
-from reroll.graph.nested import tensors_of
 from reroll.planning.options import Options, OptionsDict
 
 M = TypeVar("M", bound=Callable[..., Any])  # a module, a function or a method
@@ -230,10 +229,10 @@ def compile(  # noqa: A001  # as torch.compile
         return _with_loss(model, loss, how)
     _refuse_what_is_no_model(model)
     if time_dim is None and steps is None:
-        _refuse_dynamic(dynamic)
         if not alone():
+            _refuse_dynamic(dynamic)
             return _together(model, options)
-        make: _Make = partial(Unnamed, options=options)
+        make: _Make = partial(Unnamed, options=options, dynamic=dynamic)
     else:
         _check_time(time_dim, steps, options)
         make = partial(Caller, time=Time(time_dim, steps), options=parsed, dynamic=dynamic)
@@ -287,8 +286,8 @@ def _refuse_what_is_no_model(model: Any) -> None:
 def _refuse_dynamic(dynamic: Any) -> None:
     if dynamic:
         raise OptionError(
-            f"reroll.compile: dynamic={dynamic!r} is for loops over time, with time_dim or steps. Leave it out over "
-            "depth."
+            f"reroll.compile: dynamic={dynamic!r} is not for models that several processes train together, whose time "
+            "nobody has named. Leave it out: each size is compiled when it comes."
         )
 
 
@@ -424,16 +423,14 @@ class Caller(InTurn):
         self.sampled = True
         if self.options.lowering == "eager":
             return  # which serves any size
-        devices = {value.device.type for value in tensors_of((call.args, call.kwargs))}
-        reason = f"code for any size is made for CPUs, and here is {', '.join(sorted(devices))}"
-        if devices == {"cpu"}:
-            other = other_size(self.model, call)
-            reason = "the model runs at no other size that was tried (half of each dimension beside time, of 3 or more)"
+        reason = only_here(call)
+        if not reason:
+            other, reason = other_size(self.model, call), ONE_SIZE
             with suppress(Exception):  # of a size that it is not made for later in the sequence
                 if other is not None:
                     self._settle(Running(self.front, other, steps=self.steps, sampling=True))
                     return
-        warn(f"dynamic=True: {reason}. Each size is compiled when it comes.")
+        warn(f"dynamic=True: {reason}")
 
     def _settled(self, running: Running) -> bool:
         """Run the call; whether its sequence is long enough. One that is not is remembered, and looked at no more."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,7 +20,7 @@ from reroll.backends.cache.settings import flags
 from reroll.backends.construct.kernels import check_policy
 from reroll.backends.construct.share import Conditions, Known
 from reroll.backends.construct.stages.takeover import is_aside
-from reroll.backends.dynamo.entry import Others, Program, changed_inputs, refuse_shared, rolled
+from reroll.backends.dynamo.entry import Others, Program, changed_inputs, refuse_shared, rolled, sample
 from reroll.backends.dynamo.garbage import SELDOM_FULL
 from reroll.backends.dynamo.plain import say_more
 from reroll.backends.front.beside import ANEW, prove_beside, say_departed
@@ -36,7 +37,8 @@ from reroll.backends.processes.together import check_together
 from reroll.capture.capture import capture
 from reroll.capture.fusion.fuse import fuse
 from reroll.capture.recorder.graph import TooManyError, Unrecordable
-from reroll.errors import LengthError, ProofError, UnsupportedError, is_shortage
+from reroll.errors import LengthError, ProofError, UnsupportedError, is_shortage, warn
+from reroll.graph.nested import tensors_of
 from reroll.planning.options import Options
 from reroll.recurrence import Capture
 
@@ -47,6 +49,8 @@ NAME_TIME = (
     "Say where time is, reroll.compile(model, time_dim=...) or steps=...: then a few steps are recorded, however many "
     "there are."
 )
+_WHEN_IT_COMES = "Each size is compiled when it comes."
+ONE_SIZE = f"the model runs at no other size that was tried (half of a dimension of 3 or more). {_WHEN_IT_COMES}"
 Found = tuple[Recording, State, Any]
 """A recording, the state of a call, and its key."""
 
@@ -54,12 +58,16 @@ Found = tuple[Recording, State, Any]
 class AtLength:
     """Calls a model by programs that are made of its own runs, each at the length of a call.
 
-    named: whether time is, so that depth is no option. nothing: whether nothing repeated in the last run that was
-    recorded. raised: whether the model raised in all runs that were made for the last call.
+    named: whether time is, so that depth is no option. dynamic: whether a look at another size is still to be had.
+    nothing: whether nothing repeated in the last run that was recorded. raised: whether the model raised in all runs
+    that were made for the last call.
     """
 
-    def __init__(self, model: Callable[..., Any], options: Options, *, named: bool = True) -> None:
+    def __init__(
+        self, model: Callable[..., Any], options: Options, *, named: bool = True, dynamic: bool = False
+    ) -> None:
         self.model, self.options, self.named = model, options, named
+        self.dynamic = dynamic and options.lowering != "eager"  # which serves any size
         self.recorded, self.reach, self.again = self._anew(), Reach(), Again()
         self.known, self.others = Known(), dict[Any, Others]()  # by the sizes of states
         self.alike = Alike()
@@ -135,10 +143,26 @@ class AtLength:
             check_policy(found.recurrences, self.options)
             check_together(found.recurrences, self.options)
             others = self.others.setdefault(_states(found), Others(self.known))
+            if self.dynamic:
+                self._sample(call, found, others)
             program = rolled(module, found, self.options, others=others, conditions=self._conditions(call))
             made = _Program(program, digest)
             say_more(made.graph.more_than_plain())
         return made
+
+    def _sample(self, call: Call, found: Capture, others: Others) -> None:
+        """Record a call at another size, such as that of a batch, so that what is compiled for the loops serves any."""
+        self.dynamic = False
+        if reason := only_here(call):
+            warn(f"dynamic=True: {reason}")
+            return
+        for other in call.other_sizes():
+            with suppress(Exception):  # of sizes that the model is not made for
+                sized = self._captured(self.recorded.record(other, self.reach.ran)[0])
+                if _kinds(sized) == _kinds(found) and _states(sized) != _states(found):
+                    sample(sized, self.options, others)
+                    return
+        warn(f"dynamic=True: {ONE_SIZE}")
 
     def _conditions(self, call: Call) -> Conditions:
         """What kernels of a call's record depend on beside the steps that they are made of: a function of the user's
@@ -216,6 +240,19 @@ class AtLength:
         if not departed and program.graph.proof.whole:
             self.alike.note(program.graph, Outline.of(program.graph, recording))
         say_departed(departed, program.graph.proof)
+
+
+def only_here(call: Call) -> str:
+    """Why code that is compiled for a call serves its sizes alone; empty where it may serve any."""
+    devices = {value.device.type for value in tensors_of((call.args, call.kwargs))}
+    if devices == {"cpu"}:
+        return ""
+    return f"code for any size is made for CPUs, and here is {', '.join(sorted(devices))}. {_WHEN_IT_COMES}"
+
+
+def _kinds(found: Capture) -> Any:
+    """Where loops are, and of how many steps: equal at sizes that say nothing of these."""
+    return [(each.where, each.steps, len(each.step.graph.nodes)) for each in found.recurrences]
 
 
 def _states(found: Capture) -> Any:

@@ -33,9 +33,9 @@ _OTHERWISE = (
 class Unnamed(InTurn):
     """Calls a model whose time nobody has named."""
 
-    def __init__(self, model: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    def __init__(self, model: Callable[..., Any], options: Mapping[str, Any], *, dynamic: bool = False) -> None:
         self.model, self.options, self.time, self.signature = model, Options.of(options), Time(None), None
-        self.at_length = AtLength(model, self.options, named=False)
+        self.at_length = AtLength(model, self.options, named=False, dynamic=dynamic)
         # By keyword, as in ``Caller``: Lightning leaves on a module what its torch.compile is given beside it.
         self.read = uncut(torch.compile(model=model, backend="reroll", options=dict(options)))
         self.is_read = self.told = False  # by Dynamo, from the first call on that needs it; of what it asks

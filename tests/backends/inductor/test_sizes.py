@@ -385,16 +385,17 @@ def test_sizes_that_cannot_be_symbols_are_compiled_one_by_one(monkeypatch: pytes
     assert "no symbols today" in said[0]
 
 
+@pytest.mark.parametrize("time", [{"time_dim": 0}, {}], ids=["named", "unnamed"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_dynamic_model_builds_nothing_from_the_second_batch_size_on(
-    kind: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, time: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a run of a few steps at another size does to the model is undone."""
     asked = counted(monkeypatch)
     torch.manual_seed(0)
     model, plain = Cell(kind).double(), Cell(kind).double()
     plain.load_state_dict(model.state_dict())
-    fast, before = reroll.compile(model, time_dim=0, segment=3, dynamic=True), set[str]()
+    fast, before = reroll.compile(model, segment=3, dynamic=True, **time), set[str]()
     for number, batch in enumerate((16, 12, 7)):
         asked.clear()
         with warnings.catch_warnings():
@@ -414,10 +415,13 @@ def started(x: Tensor, h: Tensor, weight: Tensor, wanted: Tensor) -> Tensor:
     return (h - wanted).square().sum()
 
 
-def test_a_dynamic_function_finds_the_batch_in_all_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("time", [{"time_dim": {"x": 1}}, {}], ids=["named", "unnamed"])
+def test_a_dynamic_function_finds_the_batch_in_all_arguments(
+    time: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = counted(monkeypatch)
     weight = torch.randn(3, 16, dtype=torch.float64, requires_grad=True)
-    fast = reroll.compile(started, time_dim={"x": 1}, segment=3, dynamic=True)
+    fast = reroll.compile(started, segment=3, dynamic=True, **time)
     for number, batch in enumerate((6, 4, 7)):
         asked.clear()
         sizes = ((batch, 14, 3), (1, batch, 16), (batch, 16))
@@ -443,10 +447,11 @@ class Narrow(nn.Module):
         return h
 
 
-def test_a_dynamic_model_of_one_size_is_compiled_for_it_and_says_so() -> None:
+@pytest.mark.parametrize("time", [{"time_dim": 0}, {}], ids=["named", "unnamed"])
+def test_a_dynamic_model_of_one_size_is_compiled_for_it_and_says_so(time: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = Narrow().double()
-    fast, x = reroll.compile(model, time_dim=0, segment=3, dynamic=True), torch.randn(14, 8, 16, dtype=torch.float64)
+    fast, x = reroll.compile(model, segment=3, dynamic=True, **time), torch.randn(14, 8, 16, dtype=torch.float64)
     torch.manual_seed(1)
     with pytest.warns(reroll.RerollWarning, match="dynamic=True: the model runs at no other size"):
         found = gradients(model, fast, x)
@@ -459,22 +464,18 @@ def test_a_dynamic_model_of_one_size_is_compiled_for_it_and_says_so() -> None:
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
-def test_a_dynamic_model_that_fails_late_at_another_size_is_compiled_for_its_own() -> None:
+@pytest.mark.parametrize("time", [{"time_dim": 0}, {}], ids=["named", "unnamed"])
+def test_a_dynamic_model_that_fails_late_at_another_size_is_compiled_for_its_own(time: dict[str, Any]) -> None:
     def model(x: Tensor) -> Tensor:
         h = x.new_zeros(x.shape[1], 6)
         for t in range(x.shape[0]):
             h = torch.tanh(x[t] + 0.5 * h)
-            if x.shape[1] == 3 and t > 10:
+            if x.shape[1] < 4 and t > 10:
                 raise ValueError("three")
         return h
 
     x = torch.randn(20, 4, 6)
-    fast = reroll.compile(model, time_dim=0, dynamic=True, segment=2)
+    fast = reroll.compile(model, dynamic=True, segment=2, **time)
     with pytest.warns(reroll.RerollWarning, match="dynamic=True"):
         torch.testing.assert_close(fast(x), model(x))
     torch.testing.assert_close(fast(x), model(x))
-
-
-def test_dynamic_is_refused_without_time() -> None:
-    with pytest.raises(reroll.OptionError, match="dynamic=True is for loops over time"):
-        reroll.compile(nn.Linear(2, 2), dynamic=True)
