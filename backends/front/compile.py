@@ -22,6 +22,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -89,6 +90,10 @@ R = TypeVar("R")
 Loss = Callable[[Any, Any], Any]  # of what the model gives, and of a target
 _Make = Callable[[Callable[..., Any]], Any]  # of a model: what calls it
 LOG = logging.getLogger(__name__)
+_UNNEEDED = (
+    "reroll.compile: time_dim and steps have no effect any more, and will go. Loops are found in what the model does at "
+    "each call. Leave them out."
+)
 _ON_VALUES = "Could not guard on data-dependent expression"
 """In what Dynamo says where it depends on a value."""
 _NO_NAME = "failed to find name"  # what torch says of a global that is not there
@@ -222,20 +227,19 @@ def compile(  # noqa: A001  # as torch.compile
     length anew; at the second one a RerollWarning says so. Raises LengthError, with the line, where that has no loop
     either.
     """
-    parsed, how = Options.of(options), {"time_dim": time_dim, "steps": steps, "dynamic": dynamic, **options}
+    Options.of(options)
+    if time_dim is not None or steps is not None:
+        warnings.warn(_UNNEEDED, DeprecationWarning, stacklevel=2)
+    how = {"dynamic": dynamic, **options}
     if model is None:
         return lambda target: compile(target, loss=loss, **how)
     if loss is not None:
         return _with_loss(model, loss, how)
     _refuse_what_is_no_model(model)
-    if time_dim is None and steps is None:
-        if not alone():
-            _refuse_dynamic(dynamic)
-            return _together(model, options)
-        make: _Make = partial(Unnamed, options=options, dynamic=dynamic)
-    else:
-        _check_time(time_dim, steps, options)
-        make = partial(Caller, time=Time(time_dim, steps), options=parsed, dynamic=dynamic)
+    if not alone():
+        _refuse_dynamic(dynamic)
+        return _together(model, options)
+    make: _Make = partial(Unnamed, options=options, dynamic=dynamic)
     if isinstance(model, nn.Module):
         return AnyLengthModule(model, make)
     caller = make(model)
