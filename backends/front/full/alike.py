@@ -4,7 +4,8 @@ A record says nothing of another length, so what was found in it is a matter of 
 own is the rule. It is left out where nothing is left that could be wrong by itself: all segments were proved before;
 the graph around the loops, what these read, and where results go are the same but for whole numbers; and each of these
 numbers is on the line through those of two programs that were proved, at two lengths (or the same as in one of them).
-That is what a template for all lengths says, from what was proved. Of such programs the fourth, the eighth, the
+That is what a template for all lengths says, from what was proved. A number that all steps read alike may be any: it is
+the record's own, and what computes with it was proved with two others. Of such programs the fourth, the eighth, the
 sixteenth ... are proved all the same.
 """
 
@@ -58,7 +59,12 @@ class Outline:
         far, here = other.steps - one.steps, self.steps - one.steps
         lines = zip(one.numbers, other.numbers, self.numbers, strict=True)
         on_lines = all((last - first) * here == (value - first) * far for first, last, value in lines)
-        return far != 0 and on_lines and all(map(_continues, one.tables, other.tables, self.tables))
+        return far != 0 and on_lines and all(map(_alike, one.tables, other.tables, self.tables))
+
+
+def _alike(one: tuple[float, ...], other: tuple[float, ...], this: tuple[float, ...]) -> bool:
+    """Whether one of three tables is like the others. A number that is the same at all steps may be any."""
+    return all(len(set(each)) == 1 for each in (one, other, this)) or _continues(one, other, this)
 
 
 def _continues(one: tuple[float, ...], other: tuple[float, ...], this: tuple[float, ...]) -> bool:

@@ -26,6 +26,7 @@ from reroll.backends.front.beside import ANEW, prove_beside, say_departed
 from reroll.backends.front.calls.arguments import Call
 from reroll.backends.front.calls.turns import between_turns
 from reroll.backends.front.full.alike import LIKE, Alike, Outline
+from reroll.backends.front.full.numbers import Steps
 from reroll.backends.front.held.again import Again
 from reroll.backends.front.held.outside import TakenError
 from reroll.backends.front.held.reach import Reach
@@ -62,7 +63,7 @@ class AtLength:
         self.model, self.options, self.named = model, options, named
         self.recorded, self.reach, self.again = self._anew(), Reach(), Again()
         self.known, self.others = Known(), dict[Any, Others]()  # by the sizes of states
-        self.alike = Alike()
+        self.alike, self.steps = Alike(), Steps()
         self.told: Told | None = None  # what was done in the run before the last record
         self.nothing = self.raised = False
 
@@ -137,6 +138,7 @@ class AtLength:
                 reason = f"reroll.compile found no recurrence at this length: {found.reason}."
                 LOG.info(reason)
                 return _Nothing(reason, found.refused)
+            found = self.steps.lifted(found)
             check_policy(found.recurrences, self.options)
             check_together(found.recurrences, self.options)
             others = self.others.setdefault(_states(found), Others(self.known))
