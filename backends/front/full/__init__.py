@@ -2,7 +2,7 @@
 
 In: a model and a call
 Out: the model's result, by a program that was made of its own run at that length
-Nouns: AtLength (the programs of a model), Steps (which numbers of theirs differ), Unnamed (what calls a model whose time nobody has named)
+Nouns: AtLength (the programs of a model), Steps (which of their numbers differ), Unnamed (where nobody has named time)
 Mind: One record is one length: nothing is said of another one. Kernels are shared between lengths where all that they
     depend on is equal (`construct.kernels.kind` and `made_by`, `construct.share.Conditions`): whatever tracing or
     compiling begins to read has to go in there, or another length gets the wrong code in silence. A step with functions

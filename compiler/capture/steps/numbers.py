@@ -25,7 +25,7 @@ from reroll.graph.editing import flatten, rebuild
 from reroll.graph.effects import example, operation
 from reroll.graph.inplace import out_of_place
 from reroll.graph.private import is_operator, map_aggregate
-from reroll.recurrence import Recurrence
+from reroll.recurrence import Numbers, Recurrence
 
 FILLS: dict[Any, int] = {torch.tensor: 0, torch.full: 1, torch.full_like: 1, "new_full": 2}
 
@@ -66,8 +66,9 @@ class Place:
 def movable(step: fx.GraphModule) -> list[Place]:
     """The numbers of a step that may become inputs of it and leave what it gives the same to the bit, in their order.
 
-    Not rates, which would be drawn by another operation; nor what meets a number in half precision that has no
-    dimensions, whose result is rounded once where the number is Python's, and twice where it is a tensor.
+    Not rates, which would be drawn by another operation. Not what torch computes otherwise with a number of Python's:
+    it squares, takes roots, and rounds once in half precision where a tensor without dimensions, or an exponent, is
+    rounded, too.
     """
     found = list[Place]()
     for node in step.graph.nodes:
@@ -80,11 +81,15 @@ def movable(step: fx.GraphModule) -> list[Place]:
 
 
 def _stays(node: fx.Node, number: int | float) -> bool:
-    """Whether a node may read a number as a tensor."""
+    """Whether a node gives the same where its number is a tensor."""
     like = example(node) if fills(node) else _tensor_of(node)
     if like is None or (type(number) is int and not -_WHOLE <= number < _WHOLE):
         return False
-    return fills(node) or like.dim() > 0 or like.dtype not in _SHORT
+    if fills(node):
+        return True
+    power, plain = operation(node).name == "pow", _promoted_to(like, number)
+    casts = _promoted_to(like, torch.tensor(0, dtype=Numbers((number,)).dtype)) != plain
+    return not (plain in _SHORT and (power or casts)) and not (power and float(2 * number).is_integer())
 
 
 def lifted(recurrence: Recurrence, places: Sequence[Place], dtypes: Sequence[torch.dtype]) -> fx.GraphModule:
@@ -115,6 +120,8 @@ def _put(graph: fx.Graph, node: fx.Node, read: Place, number: fx.Node, dtype: to
     assert like is not None
     with graph.inserting_before(node):
         leaves[read.place] = promoted(graph, number, dtype, like, read.value)
+        if node.target is operator.truediv and read.place == 0:  # as torch divides a number by a tensor
+            leaves, node.target = [leaves[0], graph.call_method("reciprocal", (leaves[1],))], operator.mul
     node.args, node.kwargs = rebuild(node, leaves)
 
 
@@ -167,11 +174,15 @@ def filled(graph: fx.Graph, node: fx.Node, number: fx.Node) -> fx.Node:
 
 def promoted(graph: fx.Graph, number: fx.Node, dtype: torch.dtype, like: torch.Tensor, value: float) -> fx.Node:
     """A number that is a tensor of ``dtype``, cast where it would promote ``like`` unlike the number ``value``."""
-    same = torch.empty((1,) * min(like.dim(), 1), dtype=like.dtype)
-    plain = torch.result_type(same, value)
-    if torch.result_type(same, torch.tensor(0, dtype=dtype)) == plain:
+    plain = _promoted_to(like, value)
+    if _promoted_to(like, torch.tensor(0, dtype=dtype)) == plain:
         return number
     return graph.call_method("to", (number, plain))
+
+
+def _promoted_to(like: Tensor, value: float | Tensor) -> torch.dtype:
+    """The type of what arithmetic makes of a tensor and a number."""
+    return torch.result_type(torch.empty((1,) * min(like.dim(), 1), dtype=like.dtype), value)
 
 
 def is_rate(node: fx.Node, place: int) -> bool:
