@@ -4,9 +4,9 @@ A record says nothing of another length, so what was found in it is a matter of 
 own is the rule. It is left out where nothing is left that could be wrong by itself: all segments were proved before;
 the graph around the loops, what these read, and where results go are the same but for whole numbers; and each of these
 numbers is on the line through those of two programs that were proved, at two lengths (or the same as in one of them).
-That is what a template for all lengths says, from what was proved. A number that all steps read alike may be any: it is
-the record's own, and what computes with it was proved with two others. Of such programs the fourth, the eighth, the
-sixteenth ... are proved all the same.
+That is what a template for all lengths says, from what was proved. A number that all steps read alike, or that is no
+whole one and stands around the loops, may be any: it is the record's own, no pass makes such numbers, and what computes
+with it was proved with two others. Of such programs the fourth, the eighth, the sixteenth ... are proved all the same.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _segments(graph: Graph) -> Iterator[tuple[Kernels, int]]:
 
 
 class _Writer:
-    """Writes down what a program is, whole numbers apart."""
+    """Writes down what a program is, numbers apart."""
 
     def __init__(self, loops: Mapping[str, Built]) -> None:
         self.loops, self.numbers, self.tables = loops, list[int](), list[tuple[float, ...]]()
@@ -151,10 +151,10 @@ class _Writer:
         return "numbers", x.dtype
 
     def said(self, value: Any, places: Mapping[Any, int] | None = None) -> Any:
-        """A value, but for the whole numbers in it."""
-        if type(value) is int:
-            self.numbers.append(value)
-            return int
+        """A value, but for the numbers in it."""
+        if type(value) in (int, float):
+            self.numbers += [value] * (type(value) is int)
+            return type(value)
         if isinstance(value, fx.Node):
             return fx.Node, (places or {})[value]
         if isinstance(value, Tensor):

@@ -24,6 +24,7 @@ from torch import Tensor, fx
 from reroll.graph.editing import flatten, rebuild
 from reroll.graph.effects import example, operation
 from reroll.graph.inplace import out_of_place
+from reroll.graph.layouts import is_plain, memory_order
 from reroll.graph.private import is_operator, map_aggregate
 from reroll.recurrence import Numbers, Recurrence
 
@@ -86,7 +87,7 @@ def _stays(node: fx.Node, number: int | float) -> bool:
     if like is None or (type(number) is int and not -_WHOLE <= number < _WHOLE):
         return False
     if fills(node):
-        return True
+        return is_plain(memory_order(like))  # random numbers may be drawn into it, in the order of memory
     power, plain = operation(node).name == "pow", _promoted_to(like, number)
     casts = _promoted_to(like, torch.tensor(0, dtype=Numbers((number,)).dtype)) != plain
     return not (plain in _SHORT and (power or casts)) and not (power and float(2 * number).is_integer())

@@ -98,6 +98,7 @@ NOT: dict[str, Step] = {
     "a slope": lambda h: torch.nn.functional.leaky_relu(h, 0.3),
     "a square": lambda h: h**2,
     "a root": lambda h: h**0.5,
+    "filled in another order": lambda h: torch.full_like(h.t(), 0.3),
     "a truth value": lambda h: h * True,
     "more than torch has": lambda h: h * (1 << 63),
 }

@@ -279,6 +279,20 @@ def test_a_number_that_a_script_changes_is_an_input() -> None:
     assert found == [BOTH, BOTH, [], []]
 
 
+class Averaged(Net):
+    """Means of spikes, whose first step stands before the loop, with a number of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A mean over time."""
+        v = z = x.new_zeros(B, H)
+        mean, steps = x.new_zeros(B, 2), x.shape[0]
+        for row in x:
+            v = 0.9 * v * (1 - z) + self.cell(row, v)
+            z = torch.sigmoid(v - 1.0)
+            mean = mean + self.out(z) * (1 / steps)
+        return mean * (2 / steps)
+
+
 class Two(Net):
     """Two loops over a step like the other's but for a number, of which the second reads the first backwards."""
 
@@ -445,6 +459,7 @@ def test_programs_with_something_else_in_them_are_proved() -> None:
 
 def test_programs_that_differ_in_a_number_of_all_steps_need_no_proof() -> None:
     assert proved(Net(fraction), (21, 13, 29, 10, 15, 17, 18)) == [21, 13, 29, 15]
+    assert proved(Averaged(), (22, 14, 30, 11, 16, 18, 19)) == [22, 14, 30, 16]
 
 
 def test_a_number_that_is_on_no_line_is_proved() -> None:
