@@ -95,7 +95,7 @@ def whole(_net: Net, _t: int, steps: int, h: Tensor) -> Tensor:
 
 
 def power(_net: Net, _t: int, steps: int, h: Tensor) -> Tensor:
-    return h * 0.1 ** (1 / steps) + (h.square() + 1) ** (2 / steps)
+    return h * 0.1 ** (1 / steps) + (h.square() + 1) ** (2 / steps)  # type: ignore[no-any-return]
 
 
 def threshold(_net: Net, _t: int, steps: int, h: Tensor) -> Tensor:
