@@ -17,8 +17,8 @@ from reroll.capture.steps.numbers import drawn, filled, fills, is_rate, promoted
 from reroll.capture.steps.operands import Carried, Inner, ItemsOf, Moving, Operand
 from reroll.capture.steps.outer import Outer
 from reroll.capture.steps.step import SliceOf, Step, tensor_of
-from reroll.graph.editing import add_input, flatten, merge_duplicates, rebuild
-from reroll.graph.effects import attribute, autocasts, example, grad_enabled, has_effect, is_random
+from reroll.graph.editing import add_input, drop_dead, flatten, merge_duplicates, rebuild
+from reroll.graph.effects import attribute, autocasts, example, grad_enabled, is_random
 from reroll.graph.fakes import contiguous, resized
 from reroll.graph.lines import take_line, where_all
 from reroll.graph.names import names_of
@@ -137,7 +137,7 @@ class _Builder:
         self._keep_unused_random()
         self.graph.output(tuple(self._results()))
         merge_duplicates(self.graph)
-        self.graph.eliminate_dead_code(has_effect)
+        drop_dead(self.graph)
         return fx.GraphModule(self.root, self.graph)
 
     def _keep_unused_random(self) -> None:
