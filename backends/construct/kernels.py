@@ -25,7 +25,8 @@ from reroll.backends.runtime.recordings import Graphs
 from reroll.backends.runtime.run import as_traced
 from reroll.backends.tiers.device import background_of, home_of
 from reroll.capture.recorder.identity import PLAIN, Same
-from reroll.graph.editing import content_of
+from reroll.capture.steps.numbers import Place
+from reroll.graph.editing import content_of, flatten, rebuild
 from reroll.graph.effects import attribute
 from reroll.graph.names import names_of, show_names
 from reroll.graph.work import work
@@ -281,10 +282,10 @@ def made_by(options: Options) -> Any:
     )
 
 
-def content(module: fx.GraphModule) -> tuple[Any, ...]:
+def content(module: fx.GraphModule, apart: Sequence[Place] = ()) -> tuple[Any, ...]:
     """What a graph does, equal where another one does the same: numbers and texts by value, functions and other objects
-    by identity, and kept alive."""
-    places, found = dict[fx.Node, int](), list[Any]()
+    by identity, and kept alive. ``apart``: numbers that are told by their type alone."""
+    places, found, numbers = dict[fx.Node, int](), list[Any](), {each.node: each for each in apart}
     for place, node in enumerate(module.graph.nodes):
         places[node] = place
         what: Any = None
@@ -292,8 +293,12 @@ def content(module: fx.GraphModule) -> tuple[Any, ...]:
             what = held(attribute(module, node))
         elif node.op != "placeholder":
             what = _said(node.target, places)
-        operands = () if node.op == "placeholder" else (_said(node.args, places), _said(node.kwargs, places))
-        found.append((node.op, what, operands, names_of(node)))
+        given = ((), {}) if node.op == "placeholder" else (node.args, node.kwargs)
+        if node in numbers:
+            leaves = flatten(node)
+            leaves[numbers[node].place] = type(numbers[node].value)
+            given = rebuild(node, leaves)
+        found.append((node.op, what, _said(given, places), names_of(node)))
     return tuple(found)
 
 

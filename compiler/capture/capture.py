@@ -24,7 +24,8 @@ from reroll.capture.steps.outer import Outer
 from reroll.capture.steps.search import covered, find_steps, repeats, with_more, worthwhile
 from reroll.capture.steps.step import Step
 from reroll.errors import CaptureError
-from reroll.graph.effects import has_effect, in_transform, is_random
+from reroll.graph.editing import drop_dead
+from reroll.graph.effects import in_transform, is_random
 from reroll.graph.lines import where
 from reroll.graph.private import is_higher_order
 from reroll.recurrence import Capture, Recurrence
@@ -82,7 +83,7 @@ def _capture(module: fx.GraphModule, *, maps: bool, depth: bool, iterations: boo
             outer.take(node)
         elif node not in inside and not is_mark(node):
             outer.copy(node)
-    outer.graph.eliminate_dead_code(has_effect)
+    drop_dead(outer.graph)
     outer.graph.lint()
     return _settled(module, outer.graph, recurrences)
 

@@ -251,8 +251,12 @@ def _part(leaf: Any) -> Any:
     return ("node", leaf.name) if isinstance(leaf, fx.Node) else leaf
 
 
-def drop_dead(graph: fx.Graph) -> None:
-    """Erase nodes that nobody uses and that have no effect."""
+def drop_dead(graph: fx.Graph, stays: Callable[[fx.Node], bool] = has_effect) -> None:
+    """Erase nodes that nobody uses and that have no effect, or do not stay for another reason.
+
+    The bodies of functions in the graph are left alone: ``eliminate_dead_code`` goes into these and erases methods
+    that update a tensor in place (``v.mul_(...)``) where nobody reads their result.
+    """
     for node in reversed(list(graph.nodes)):
-        if not node.users and not has_effect(node):
+        if not node.users and not stays(node):
             graph.erase_node(node)

@@ -4,8 +4,9 @@ A record says nothing of another length, so what was found in it is a matter of 
 own is the rule. It is left out where nothing is left that could be wrong by itself: all segments were proved before;
 the graph around the loops, what these read, and where results go are the same but for whole numbers; and each of these
 numbers is on the line through those of two programs that were proved, at two lengths (or the same as in one of them).
-That is what a template for all lengths says, from what was proved. Of such programs the fourth, the eighth, the
-sixteenth ... are proved all the same.
+That is what a template for all lengths says, from what was proved. A number that all steps read alike, or that is no
+whole one and stands around the loops, may be any: it is the record's own, no pass makes such numbers, and what computes
+with it was proved with two others. Of such programs the fourth, the eighth, the sixteenth ... are proved all the same.
 """
 
 from __future__ import annotations
@@ -57,7 +58,12 @@ class Outline:
         far, here = other.steps - one.steps, self.steps - one.steps
         lines = zip(one.numbers, other.numbers, self.numbers, strict=True)
         on_lines = all((last - first) * here == (value - first) * far for first, last, value in lines)
-        return far != 0 and on_lines and all(map(_continues, one.tables, other.tables, self.tables))
+        return far != 0 and on_lines and all(map(_alike, one.tables, other.tables, self.tables))
+
+
+def _alike(one: tuple[float, ...], other: tuple[float, ...], this: tuple[float, ...]) -> bool:
+    """Whether one of three tables is like the others. A number that is the same at all steps may be any."""
+    return all(len(set(each)) == 1 for each in (one, other, this)) or _continues(one, other, this)
 
 
 def _continues(one: tuple[float, ...], other: tuple[float, ...], this: tuple[float, ...]) -> bool:
@@ -105,10 +111,11 @@ def _segments(graph: Graph) -> Iterator[tuple[Kernels, int]]:
 
 
 class _Writer:
-    """Writes down what a program is, whole numbers apart."""
+    """Writes down what a program is, numbers apart."""
 
     def __init__(self, loops: Mapping[str, Built]) -> None:
         self.loops, self.numbers, self.tables = loops, list[int](), list[tuple[float, ...]]()
+        self.floats = list[str]()
 
     def graph(self, module: fx.GraphModule) -> Any:
         """A graph, with what it holds."""
@@ -150,10 +157,11 @@ class _Writer:
         return "numbers", x.dtype
 
     def said(self, value: Any, places: Mapping[Any, int] | None = None) -> Any:
-        """A value, but for the whole numbers in it."""
-        if type(value) is int:
-            self.numbers.append(value)
-            return int
+        """A value, but for the numbers in it."""
+        if type(value) in (int, float):
+            self.numbers += [value] * (type(value) is int)
+            self.floats += [repr(value)] * (type(value) is float)
+            return type(value)
         if isinstance(value, fx.Node):
             return fx.Node, (places or {})[value]
         if isinstance(value, Tensor):
@@ -172,7 +180,7 @@ class _Writer:
 def in_words(recording: Recording) -> Any:
     """Where operands and results of a record belong, and what it asks and sets; equal for two that do the same."""
     writer = _Writer({})
-    return _hashable(writer.recording(recording)), tuple(writer.numbers)
+    return _hashable(writer.recording(recording)), tuple(writer.numbers), tuple(writer.floats)
 
 
 def _hashable(value: Any) -> Any:

@@ -17,7 +17,8 @@ from reroll.capture.fusion.peel import RowEmitter, outer_emitter
 from reroll.capture.fusion.row_analysis import Illegal, follow, timed
 from reroll.capture.fusion.row_rules import Rows
 from reroll.capture.fusion.step_builder import StepBuilder
-from reroll.graph.effects import example, has_effect, is_weight, operation
+from reroll.graph.editing import drop_dead
+from reroll.graph.effects import example, is_weight, operation
 from reroll.recurrence import Capture, Recurrence, Slices
 
 
@@ -77,7 +78,7 @@ def _without(graph: fx.Graph, recurrence: Recurrence, place: int) -> Recurrence:
         with graph.inserting_before(here):
             made = around.row(source, at)
         user.replace_all_uses_with(made)
-    graph.eliminate_dead_code(has_effect)
+    drop_dead(graph)
     add_examples(graph)
     settle_fills(graph)
     graph.lint()

@@ -24,8 +24,8 @@ from reroll.capture.fusion.row_analysis import Illegal, rows_of, timed
 from reroll.capture.fusion.row_rules import Rows
 from reroll.capture.fusion.step_builder import merge, prune
 from reroll.capture.steps.outer import COLLECTED, STACK
-from reroll.graph.editing import ancestors
-from reroll.graph.effects import has_effect, is_random, modes
+from reroll.graph.editing import ancestors, drop_dead
+from reroll.graph.effects import is_random, modes
 from reroll.graph.lines import where
 from reroll.recurrence import Capture, Items, Recurrence, Slices
 
@@ -114,7 +114,7 @@ def _fused(found: Capture, first: Recurrence, second: Recurrence, lag: Lag) -> C
     rows = rows_of(graph, before, first)
     made, needs = merge(before, after, first, second, timed(rows))
     hoist(graph, before, needs, {each.name for each in found.recurrences if each.random}, rows)
-    graph.eliminate_dead_code(has_effect)
+    drop_dead(graph)
     made = prune(before, made)
     add_examples(graph)
     settle_fills(graph)
@@ -194,4 +194,4 @@ def _forward(graph: fx.Graph, rows: dict[fx.Node, Rows | str]) -> None:
         with graph.inserting_before(source.next):
             made = outer_emitter(graph, made_rows).row(source, at)
         node.replace_all_uses_with(made)
-    graph.eliminate_dead_code(has_effect)
+    drop_dead(graph)

@@ -13,8 +13,8 @@ from torch import fx
 from reroll.capture.fusion.peel import RowEmitter
 from reroll.capture.fusion.row_analysis import Illegal
 from reroll.capture.fusion.row_rules import Rows
-from reroll.graph.editing import add_input, merge_duplicates
-from reroll.graph.effects import example, has_effect
+from reroll.graph.editing import add_input, drop_dead, merge_duplicates
+from reroll.graph.effects import example
 from reroll.graph.fakes import resized
 from reroll.graph.lines import take_line
 from reroll.graph.names import add_names, names_of
@@ -140,7 +140,7 @@ class StepBuilder:
             else:
                 front.prepend(node)
         merge_duplicates(self.graph)
-        self.graph.eliminate_dead_code(has_effect)
+        drop_dead(self.graph)
         self.graph.lint()
         return fx.GraphModule(self.root, self.graph)
 
@@ -229,7 +229,7 @@ def prune(call: fx.Node, recurrence: Recurrence) -> Recurrence:
     for pick in list(call.users):
         pick.args = (call, kept.index(_index(pick)))
     output.args = (tuple(results[i] for i in kept),)
-    recurrence.step.graph.eliminate_dead_code(has_effect)
+    drop_dead(recurrence.step.graph)
     recurrence.step.recompile()
     rows = tuple(recurrence.kept_rows[i - carried] for i in kept[carried:])
     return replace(recurrence, ys=tuple(results[i].name for i in kept[carried:]), kept=rows)

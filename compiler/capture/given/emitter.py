@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.graph.effects import Mode, attribute, autocasts, grad_enabled, has_effect, mark_random
+from reroll.graph.editing import drop_dead
+from reroll.graph.effects import Mode, attribute, autocasts, grad_enabled, mark_random
 from reroll.graph.fakes import contiguous, fake_like, fake_of, new_fake_mode
 from reroll.graph.lines import take_line, where
 from reroll.graph.private import map_aggregate
@@ -47,7 +48,7 @@ class Body:
         graph.graph_copy(self.module.graph, env)
         indices = range(len(self.results)) if kept is None else kept
         graph.output(tuple(env[self.results[i]] for i in indices))
-        graph.eliminate_dead_code(has_effect)
+        drop_dead(graph)
         return Body(fx.GraphModule(self.module, graph), self.path)
 
 

@@ -20,6 +20,7 @@ from reroll.capture.normal.functional import functionalise
 from reroll.capture.normal.sizes import concrete
 from reroll.capture.recorder.ragged import LAYERS
 from reroll.errors import CaptureError
+from reroll.graph.editing import drop_dead
 from reroll.graph.effects import Mode, attribute, has_effect, is_random, mark_random, modes
 from reroll.graph.inplace import storage_of, updated_places
 from reroll.graph.lines import where
@@ -60,7 +61,7 @@ class _Taking:
         old = fx.Graph()
         old.output(old.graph_copy(self.graph, {}))
         mark_random(self.module, old)
-        old.eliminate_dead_code(_stays)
+        drop_dead(old, _stays)
         calls = [node for node in old.nodes if node.op.startswith("call")]
         mode_of = dict(zip(calls, modes(calls), strict=False))
         for node in old.nodes:
@@ -127,7 +128,7 @@ class _Taking:
         graph = functionalise(_Taking(inner, concrete(inner.graph), rolled=False, around=around).run())
         take_names(graph)
         mark_random(inner, graph)
-        graph.eliminate_dead_code(_stays)
+        drop_dead(graph, _stays)
         sever(graph)
         graph.output_node().args = (tuple(graph.output_node().args[0]),)  # type: ignore[arg-type]
         return fx.GraphModule(inner, graph)

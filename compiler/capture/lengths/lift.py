@@ -6,15 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import fx
 
 from reroll.capture.lengths.template import ADVICE, Progression, RowRun, Varies
-from reroll.capture.steps.colours import may_move
-from reroll.capture.steps.extract import promoted
+from reroll.capture.steps.numbers import Place, lifted, may_move
 from reroll.errors import LengthError
-from reroll.graph.editing import flatten, rebuild
-from reroll.graph.effects import example
 from reroll.graph.lines import where
 from reroll.graph.private import map_aggregate
 from reroll.recurrence import Numbers, Recurrence
@@ -28,22 +24,12 @@ def lift(recurrence: Recurrence, merged: Merged) -> tuple[Recurrence, list[Numbe
     merged: the step's nodes with their operands at all lengths. Raises LengthError for a number that is no operand of
     arithmetic.
     """
-    numbers = list(_numbers(merged))
-    if not numbers:
+    found = list(_numbers(merged))
+    if not found:
         return recurrence, []
-    graph, env = fx.Graph(), dict[fx.Node, fx.Node]()
-    placeholders = [node for node, _, _ in merged if node.op == "placeholder"]
-    inputs = recurrence.slots(1).constants.start
-    for node in placeholders[:inputs]:
-        env[node] = graph.node_copy(node)
-    made = [graph.placeholder(f"x_length{at}") for at in range(len(numbers))]
-    for node in (*placeholders[inputs:], *(node for node, _, _ in merged if node.op != "placeholder")):
-        env[node] = graph.node_copy(node, env.__getitem__)
-        for (reader, place, value), number in zip(numbers, made, strict=True):
-            if reader is node:
-                _put(graph, env[node], place, number, Numbers(value.values).dtype)
-    step = fx.GraphModule(recurrence.step, graph)
-    return replace(recurrence, step=step), [Numbers(value.values) for _, _, value in numbers]
+    numbers = [Numbers(value.values) for _, _, value in found]
+    places = [Place(node, place, value.values[-1]) for node, place, value in found]
+    return replace(recurrence, step=lifted(recurrence, places, [each.dtype for each in numbers])), numbers
 
 
 def _numbers(merged: Merged) -> Iterator[tuple[fx.Node, int, Varies]]:
@@ -59,12 +45,3 @@ def _numbers(merged: Merged) -> Iterator[tuple[fx.Node, int, Varies]]:
                 )
             if isinstance(leaf, Varies):
                 yield node, place, leaf
-
-
-def _put(graph: fx.Graph, node: fx.Node, place: int, number: fx.Node, dtype: torch.dtype) -> None:
-    """Put a per-step number in the place of a Python number."""
-    leaves = flatten(node)
-    like = next(value for leaf in leaves if (value := example(leaf)) is not None)
-    with graph.inserting_before(node):
-        leaves[place] = promoted(graph, number, dtype, like, leaves[place])
-    node.args, node.kwargs = rebuild(node, leaves)

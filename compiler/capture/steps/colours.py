@@ -19,15 +19,13 @@ import torch
 from torch import fx
 
 from reroll.capture.folded import Gapped, is_mark, is_row, run_ended, side_of, skipped_runs
-from reroll.capture.steps.rates import is_rate
+from reroll.capture.steps.numbers import is_rate, may_move
 from reroll.graph.editing import content_of, flatten
 from reroll.graph.effects import attribute, example, is_weight, modes, operation, spelled
-from reroll.graph.inplace import out_of_place
-from reroll.graph.private import is_operator, map_aggregate, set_grad_enabled
+from reroll.graph.private import map_aggregate, set_grad_enabled
 
 Ints = npt.NDArray[np.int64]
 OUTSIDE = 1 << 40
-FILLS: dict[Any, int] = {torch.tensor: 0, torch.full: 1, torch.full_like: 1, "new_full": 2}
 _MOVING = ("moving",)
 
 
@@ -185,33 +183,6 @@ def _is_updated(node: fx.Node) -> bool:
     """Whether an input is written back at the end. What reads it before that is a copy, and no loop, which would hold
     it until its backward."""
     return any(user.target == "copy_" and user.args[0] is node for user in node.users)
-
-
-def may_move(node: fx.Node, place: int) -> bool:
-    """Whether leaf ``place`` of a node may be another number at each step: one side of arithmetic, or a filling."""
-    if node.target in FILLS:
-        at = FILLS[node.target]
-        return len(node.args) > at and not isinstance(node.args[at], list | tuple) and place == _leaves(node.args[:at])
-    if node.target is out_of_place:
-        return _is_update(node) and place == 3
-    if len(node.args) != 2 or node.kwargs or place > 1:
-        return False
-    known = operation(node)  # an operator of ``torch.ops`` takes either a number or a tensor
-    moves = (known.arithmetic or known.decision == "compares") and not is_operator(node.target)
-    return moves and example(node.args[1 - place]) is not None
-
-
-def _is_update(node: fx.Node) -> bool:
-    """Whether a node is arithmetic in place, of a tensor that is no view and a number or tensor."""
-    plain = len(node.args) == 5 and not node.kwargs and node.args[1:3] == ((0,), ((),))
-    spelled_out = plain and str(node.args[0]).startswith(("method:", "function:operator:"))
-    return spelled_out and operation(node).arithmetic and example(node.args[3]) is not None
-
-
-def _leaves(operands: tuple[Any, ...]) -> int:
-    found: list[Any] = []
-    map_aggregate(operands, found.append)
-    return len(found)
 
 
 def alike(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:

@@ -11,14 +11,14 @@ import torch
 from torch import fx
 
 from reroll.capture.folded import Gapped
-from reroll.capture.steps.colours import FILLS, Likeness
+from reroll.capture.steps.colours import Likeness
 from reroll.capture.steps.modules import modules_of
+from reroll.capture.steps.numbers import drawn, filled, fills, is_rate, promoted
 from reroll.capture.steps.operands import Carried, Inner, ItemsOf, Moving, Operand
 from reroll.capture.steps.outer import Outer
-from reroll.capture.steps.rates import drawn, is_rate
 from reroll.capture.steps.step import SliceOf, Step, tensor_of
-from reroll.graph.editing import add_input, flatten, merge_duplicates, rebuild
-from reroll.graph.effects import attribute, autocasts, example, grad_enabled, has_effect, is_random
+from reroll.graph.editing import add_input, drop_dead, flatten, merge_duplicates, rebuild
+from reroll.graph.effects import attribute, autocasts, example, grad_enabled, is_random
 from reroll.graph.fakes import contiguous, resized
 from reroll.graph.lines import take_line, where_all
 from reroll.graph.names import names_of
@@ -137,7 +137,7 @@ class _Builder:
         self._keep_unused_random()
         self.graph.output(tuple(self._results()))
         merge_duplicates(self.graph)
-        self.graph.eliminate_dead_code(has_effect)
+        drop_dead(self.graph)
         return fx.GraphModule(self.root, self.graph)
 
     def _keep_unused_random(self) -> None:
@@ -232,8 +232,8 @@ class _Builder:
         if sliced is not None:
             return self.inputs[sliced]
         number = next((operand for operand in operands if isinstance(operand, Moving)), None)
-        if number is not None and node.target in FILLS:
-            return self._filled(node, self.inputs[number])
+        if number is not None and fills(node):
+            return filled(self.graph, node, self.inputs[number])
         leaves = self.step.sequence.operands[self.step.region.start + place]
         new = [self._leaf(leaf, operand) for leaf, operand in zip(leaves, operands, strict=True)]
         if number is not None and is_rate(node, operands.index(number)):
@@ -243,15 +243,6 @@ class _Builder:
         args, kwargs = rebuild(node, new)
         target: Any = "reshape" if node.target == "view" and _sizes(node) else node.target
         made = self.graph.create_node(node.op, target, args, kwargs, name=node.name)
-        made.meta = dict(node.meta)
-        return made
-
-    def _filled(self, node: fx.Node, number: fx.Node) -> fx.Node:
-        """A tensor filled with the number of the step."""
-        value = example(node)
-        assert value is not None
-        cast = self.graph.call_method("to", (number,), {"dtype": value.dtype, "device": value.device})
-        made = self.graph.call_method("expand", (cast, tuple(value.shape)))
         made.meta = dict(node.meta)
         return made
 
@@ -282,12 +273,3 @@ class _Builder:
 def _sizes(node: fx.Node) -> bool:
     """Whether a view changes sizes, not the dtype: as a reshape it takes a carry of any layout."""
     return node.op == "call_method" and not any(isinstance(x, torch.dtype) for x in flatten(node)) and not node.kwargs
-
-
-def promoted(graph: fx.Graph, number: fx.Node, dtype: torch.dtype, like: torch.Tensor, value: float) -> fx.Node:
-    """A number that is a tensor of ``dtype``, cast where it would promote ``like`` unlike the number ``value``."""
-    same = torch.empty((1,) * min(like.dim(), 1), dtype=like.dtype)
-    plain = torch.result_type(same, value)
-    if torch.result_type(same, torch.tensor(0, dtype=dtype)) == plain:
-        return number
-    return graph.call_method("to", (number, plain))

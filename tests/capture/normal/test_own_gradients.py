@@ -320,6 +320,23 @@ REWRITES = {
 }
 
 
+def with_a_sum(m: Any, x: Tensor, h: Tensor, ys: list[Tensor]) -> Any:
+    return h, sum(ys)
+
+
+def with_rows_computed_behind(m: Any, x: Tensor, h: Tensor, ys: list[Tensor]) -> Any:
+    return h, torch.stack([m.u(y).tanh() for y in ys])
+
+
+@pytest.mark.parametrize("end", [with_a_sum, with_rows_computed_behind])
+def test_an_update_in_a_function_stays_where_a_rewrite_erases_what_nobody_reads(end: Callable[..., Any]) -> None:
+    """``v.mul_(...)`` in the forward: its result has no reader, as the function returns ``v``."""
+    torch.manual_seed(0)
+    differ, made = compare(Network(dirty, end).double(), (x_of(14),))
+    assert not differ
+    assert made[-1].recurrences
+
+
 @pytest.mark.parametrize("asks", [True, False])
 @pytest.mark.parametrize("place", REWRITES)
 def test_each_rewrite_asks_whether_what_it_moves_is_torchs(

@@ -15,7 +15,8 @@ import torch
 from torch import fx
 
 from by_hand import filled, written
-from reroll.capture.steps.colours import Likeness, Sequence, may_move
+from reroll.capture.steps.colours import Likeness, Sequence
+from reroll.capture.steps.numbers import may_move
 from reroll.capture.steps.operands import (
     Carried,
     Constant,

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import reroll
-from reroll.capture.steps.rates import BERNOULLI
+from reroll.capture.steps.numbers import BERNOULLI
 from reroll.errors import RerollWarning
 
 WIDTH, BLOCKS = 6, 7

@@ -22,7 +22,8 @@ from reroll.capture.fusion.peel import RowEmitter, outer_emitter, peel
 from reroll.capture.fusion.row_analysis import Illegal, rows_of, timed, unheld
 from reroll.capture.fusion.row_rules import Rows
 from reroll.capture.fusion.step_builder import StepBuilder
-from reroll.graph.effects import example, has_effect, modes
+from reroll.graph.editing import drop_dead
+from reroll.graph.effects import example, modes
 from reroll.graph.lines import take_line
 from reroll.recurrence import Capture, Items, Recurrence
 
@@ -71,7 +72,7 @@ def _added(found: Capture, recurrence: Recurrence) -> Capture:
     shorter = recurrence
     if unread := _unread(totals, recurrence):
         shorter = replace(peel(graph, call, recurrence, 0, unread), dropped=True)
-        graph.eliminate_dead_code(has_effect)
+        drop_dead(graph)
         add_examples(graph)
     call, analysed, totals = _totals(graph, shorter)
     check_all_steps((total.rows for total in totals), shorter.steps)

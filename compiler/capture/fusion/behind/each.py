@@ -11,7 +11,7 @@ from reroll.capture.fusion.hoist import add_examples
 from reroll.capture.fusion.row_analysis import Illegal
 from reroll.capture.fusion.row_rules import Rows
 from reroll.capture.fusion.step_builder import prune
-from reroll.graph.effects import has_effect
+from reroll.graph.editing import drop_dead
 from reroll.recurrence import Capture, Recurrence
 
 OUTSIDE = 4  # rows of a value that are not made in the loop, at most
@@ -43,7 +43,7 @@ def check_all_steps(read: Iterable[Rows], steps: int) -> None:
 
 def rewritten(found: Capture, graph: fx.Graph, call: fx.Node, old: Recurrence, new: Recurrence) -> Capture:
     """The capture with a graph that was edited, in which a call is one of a new recurrence; what nobody reads goes."""
-    graph.eliminate_dead_code(has_effect)
+    drop_dead(graph)
     pruned = prune(call, new)
     add_examples(graph)
     graph.lint()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import mul
 from typing import Any
 from unittest import mock
 
@@ -83,6 +84,54 @@ def doubles_where_long(_net: Net, _t: int, steps: int, h: Tensor) -> Tensor:
 
 def by_length(_net: Net, t: int, steps: int, h: Tensor) -> Tensor:
     return h * (1 - 1 / steps) + 0.9 ** (steps - t)
+
+
+def fraction(_net: Net, _t: int, steps: int, h: Tensor) -> Tensor:
+    return h * (1 - 1 / steps)
+
+
+def whole(_net: Net, _t: int, steps: int, h: Tensor) -> Tensor:
+    return steps / (h.square() + 1) + h / steps
+
+
+def power(_net: Net, _t: int, steps: int, h: Tensor) -> Tensor:
+    return h * 0.1 ** (1 / steps) + (h.square() + 1) ** (2 / steps)  # type: ignore[no-any-return]
+
+
+def threshold(_net: Net, _t: int, steps: int, h: Tensor) -> Tensor:
+    return torch.where(h > 1 / steps, h, h * 0.5) + (h > 0.1) * (3 / steps)
+
+
+def updated(_net: Net, _t: int, steps: int, h: Tensor) -> Tensor:
+    return h.clone().mul_(1 / steps).add_(h)
+
+
+def filling(_net: Net, _t: int, steps: int, h: Tensor) -> Tensor:
+    return h + torch.full_like(h, 1 / steps) * h.tanh()
+
+
+def table(_net: Net, t: int, steps: int, h: Tensor) -> Tensor:
+    return h * (1 - t / (2 * steps)) - t / 1000
+
+
+def levels_off(_net: Net, _t: int, steps: int, h: Tensor) -> Tensor:
+    return h / max(steps, 30) * 20 + 1 / steps
+
+
+def now_whole(_net: Net, _t: int, steps: int, h: Tensor) -> Tensor:
+    return h * (1 / steps if steps % 2 else 0)
+
+
+def rolls(_net: Net, _t: int, steps: int, h: Tensor) -> Tensor:
+    return h + h.roll(steps % 3, 1) / steps
+
+
+def sums(_net: Net, _t: int, steps: int, h: Tensor) -> Tensor:
+    return h + h.sum(steps % 2, keepdim=True) / steps
+
+
+def takes(_net: Net, _t: int, steps: int, h: Tensor) -> Tensor:
+    return h + h[:, : steps % 3 + 1].mean(1, keepdim=True) / steps + h[steps % 2]
 
 
 def scales(net: Net, _t: int, _steps: int, h: Tensor) -> Tensor:
@@ -176,6 +225,141 @@ def test_a_new_length_goes_on_with_what_took_over(monkeypatch: pytest.MonkeyPatc
     assert program.takeover.compiled
     assert {each.kernels.context.lowering for each in program.graph.built} == {"inductor"}
     assert others == []
+
+
+def traced(run: Any, net: Net, lengths: tuple[int, ...]) -> list[list[str]]:
+    """What is traced at each length, at which all is as the plain model has it."""
+    found = []
+    for steps in lengths:
+        with made() as now:
+            trained_alike(run, net, steps)
+        found.append(now)
+    return found
+
+
+BOTH = ["trace 4", "trace 1"]
+
+
+@pytest.mark.parametrize("change", [fraction, whole, power, threshold, updated, filling])
+def test_a_number_that_differs_is_an_input_from_the_second_length_on(change: Change) -> None:
+    net = Net(change)
+    assert traced(reroll.compile(net, **EAGER), net, (23, 29, 36, 13, 9, 23, 5)) == [BOTH, BOTH, [], [], [], [], []]
+
+
+def test_a_number_of_each_step_is_an_input_at_once() -> None:
+    net = Net(table)
+    assert traced(reroll.compile(net, **EAGER), net, (23, 29, 36, 13, 9)) == [BOTH, [], [], [], []]
+
+
+def test_a_number_may_differ_at_the_third_length_alone() -> None:
+    net = Net(levels_off)
+    lengths = (23, 13, 9, 37, 29, 41, 9)
+    assert traced(reroll.compile(net, **EAGER), net, lengths) == [BOTH, BOTH, [], BOTH, [], [], []]
+
+
+def test_whole_numbers_and_others_are_apart() -> None:
+    net = Net(now_whole)
+    lengths = (23, 22, 13, 34, 29, 38)
+    assert traced(reroll.compile(net, **EAGER), net, lengths) == [BOTH, BOTH, BOTH, [], [], []]
+
+
+@pytest.mark.parametrize("change", [rolls, sums, takes])
+def test_sizes_and_dimensions_are_no_inputs(change: Change) -> None:
+    net = Net(change)
+    found = traced(reroll.compile(net, **EAGER), net, (23, 18, 22, 13, 9, 12, 11, 15, 14))
+    assert found[1] == BOTH
+
+
+def test_a_number_that_a_script_changes_is_an_input() -> None:
+    net, found = Net(scales), []
+    run = reroll.compile(net, **EAGER)
+    for steps, scale in ((23, 1.0), (29, 0.9), (36, 0.81), (13, 1.0)):
+        net.scale = scale
+        found += traced(run, net, (steps,))
+    assert found == [BOTH, BOTH, [], []]
+
+
+class Averaged(Net):
+    """Means of spikes, whose first step stands before the loop, with a number of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A mean over time."""
+        v = z = x.new_zeros(B, H)
+        mean, steps = x.new_zeros(B, 2), x.shape[0]
+        for row in x:
+            v = 0.9 * v * (1 - z) + self.cell(row, v)
+            z = torch.sigmoid(v - 1.0)
+            mean = mean + self.out(z) * (1 / steps)
+        return mean * (2 / steps)
+
+
+class Two(Net):
+    """Two loops over a step like the other's but for a number, of which the second reads the first backwards."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Readouts of every step."""
+        ys, steps = [*x], x.shape[0]
+        for leak in (0.9, 0.5):
+            h, states = x.new_zeros(B, H), []
+            for row in ys:
+                h = self.cell(row, h) * leak + 1 / steps
+                states.append(h[:, :N])
+            ys = states[::-1]
+        return torch.stack(ys)
+
+
+def test_loops_over_steps_with_numbers_of_their_own_keep_these() -> None:
+    net = Two()
+    run: Any = reroll.compile(net, **EAGER)
+    assert traced(run, net, (23, 29, 36, 13, 9)) == [BOTH * 2, BOTH * 2, [], [], []]
+    for recording in run.reroll_caller.at_length.recorded.recordings.values():
+        built = recording.run.graph.built
+        assert [leak for each in built for leak in leaks(each.executable.recurrence.step)] == [0.9, 0.5]
+
+
+def leaks(step: Any) -> list[float]:
+    """What a step multiplies by."""
+    return [each.args[1] for each in step.graph.nodes if each.target in (torch.mul, mul) and each.args[1] in (0.9, 0.5)]
+
+
+def as_alone(net: Net, **options: Any) -> list[bool]:
+    """Whether anything is traced at some lengths, at which all is to the bit as in a program that knows of no other."""
+    run, found = reroll.compile(net, **options, **EAGER), []
+    for steps in (23, 29, 13, 37):
+        x, alone, results = sequence(net, steps), reroll.compile(net, proof="never", **options, **EAGER), list[Any]()
+        for each in (run, alone):
+            with made() as now:
+                y = each(x)
+                net.zero_grad()
+                y.square().sum().backward()
+            results.append([y.detach(), *(value.grad for value in net.parameters())])
+            found += [bool(now)] if each is run else []
+        torch.testing.assert_close(*results, rtol=0, atol=0)
+    return found
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("change", [fraction, whole, updated, filling])
+def test_numbers_in_half_precision(change: Change, kind: torch.dtype) -> None:
+    torch.set_default_dtype(kind)
+    assert as_alone(Net(change)) == [True, True, False, False]
+
+
+def test_a_power_in_half_precision_has_no_inputs() -> None:
+    torch.set_default_dtype(torch.float16)
+    assert as_alone(Net(power)) == [True] * 4
+
+
+def test_numbers_where_gradients_are_cut() -> None:
+    assert as_alone(Net(fraction), truncate=8) == [True, True, False, False]
+
+
+@pytest.mark.inductor
+def test_numbers_in_compiled_segments() -> None:
+    net = Net(whole)
+    run = reroll.compile(net, start="compiled")
+    traced(run, net, (41, 33))
+    assert not any("compile" in each for each in traced(run, net, (23, 37, 41)))
 
 
 @pytest.mark.parametrize("change", [doubles_where_long, by_length, stays, fires])
@@ -273,6 +457,11 @@ def test_programs_with_something_else_in_them_are_proved() -> None:
     assert proved(Net(by_length), (21, 13, 29, 10, 15)) == [21, 13, 29, 10, 15]
 
 
+def test_programs_that_differ_in_a_number_of_all_steps_need_no_proof() -> None:
+    assert proved(Net(fraction), (21, 13, 29, 10, 15, 17, 18)) == [21, 13, 29, 15]
+    assert proved(Averaged(), (22, 14, 30, 11, 16, 18, 19)) == [22, 14, 30, 16]
+
+
 def test_a_number_that_is_on_no_line_is_proved() -> None:
     class Half(Net):
         def forward(self, x: Tensor) -> Tensor:
@@ -296,3 +485,9 @@ def test_a_number_that_is_on_no_line_is_proved() -> None:
 def test_which_outlines_follow_two_others(numbers: tuple[int, ...], table: tuple[float, ...], like: bool) -> None:
     one, other = Outline("", (5, 10, 6), ((1.0, 2.0, 3.0),), 10), Outline("", (5, 30, 16), ((1.0, 2.0, 3.0, 4.0),), 30)
     assert Outline("", numbers, (table,), numbers[1]).follows(one, other) is like
+
+
+def test_a_number_of_all_steps_may_be_any() -> None:
+    one, other = (Outline("", (steps,), ((1 / steps,) * steps,), steps) for steps in (10, 30))
+    assert Outline("", (20,), ((1 / 20,) * 20,), 20).follows(one, other)
+    assert not Outline("", (20,), ((1 / 20,) * 19 + (1.0,),), 20).follows(one, other)
