@@ -12,19 +12,17 @@ import os
 import random
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from reroll.errors import RerollWarning, warn
+from reroll.errors import warn
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 PATIENCE = 2.0  # seconds after which a line is shown on a terminal
 QUIET = 5.0  # seconds of CPU time after which a line is written where there is no terminal
-LONG = 10.0  # seconds of CPU time after which a hint is given
 _TICK = 0.01  # seconds between two looks at the CPU time
 LOG = logging.getLogger(__name__)
 _BEGUN = itertools.count()  # what began to be compiled in this process
@@ -116,25 +114,3 @@ def telling_of_compilation(name: str) -> Iterator[None]:
     if next(_BEGUN) > before + 1:
         text = f"{name}: the call compiled a loop, which counts. Call it once before, and measure then."
         warn(text)
-
-
-@contextmanager
-def hinting(text: Callable[[], str], *, wanted: bool) -> Iterator[Callable[[], None]]:
-    """Warn after ``LONG`` seconds of CPU time, if ``wanted``, unless the function that is given is called before."""
-    if not wanted:
-        yield lambda: None
-        return
-    console = _terminal()  # here: rich is not to be loaded while another thread draws random numbers
-    alarm = _Alarm(LONG, lambda: _warn(text(), console))
-    try:
-        yield alarm.cancel
-    finally:
-        alarm.cancel()
-
-
-def _warn(text: str, console: Console) -> None:
-    """Warn from a thread, where an error, to which a filter may turn it, reaches nobody."""
-    try:
-        warnings.warn(text, RerollWarning, stacklevel=1)
-    except RerollWarning:
-        console.print(text)

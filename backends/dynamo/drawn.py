@@ -45,11 +45,6 @@ def as_handed_over(module: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
     return found
 
 
-def draws_numbers(module: fx.GraphModule) -> bool:
-    """Whether numbers of Python's generator are among the inputs of a graph."""
-    return any(map(_is_number, module.graph.find_nodes(op="placeholder")))
-
-
 def _is_number(node: fx.Node) -> bool:
     given = node.meta.get("grapharg")
     return given is not None and isinstance(given.source, RandomValueSource)

@@ -29,8 +29,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._dynamo.exc import InternalTorchDynamoError, ShortenTraceback, TorchRuntimeError, Unsupported, UserError
-from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode
+from torch._dynamo.exc import ShortenTraceback
 
 from reroll.backends.construct.kernels import Results, check_policy
 from reroll.backends.construct.plan import Built
@@ -71,15 +70,10 @@ _ByRows = defaultdict[fx.Node | None, set[Any]]
 _LONG = 512
 _AROUND = 8  # times the bytes of the values around loops is more than is ever held there
 LOG = logging.getLogger(__name__)
-HandedOn = ShortenTraceback
 ON_META = (
     "the model holds or is given a tensor on the meta device, which has no values. Make its memory first "
     '(model.to_empty(device="cpu"), then load its weights), or use the plain model to look at shapes.'
 )
-UNREADABLE = (Unsupported, UserError, InternalTorchDynamoError, ConstraintViolationError, GuardOnDataDependentSymNode)
-"""What Dynamo raises where it meets Python code that it does not take, or fails in."""
-REFUSALS = (TorchRuntimeError, *UNREADABLE)
-"""What Dynamo raises where it cannot trace a model."""
 
 
 def dynamo_is_off() -> bool:

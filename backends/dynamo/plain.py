@@ -125,15 +125,6 @@ def _gradients(inputs: Sequence[Tensor]) -> Iterator[Tensor]:
     yield from (each.grad for each in inputs if each.is_leaf and each.grad is not None)
 
 
-def continued(lengths: Sequence[int], modules: Sequence[fx.GraphModule], length: int) -> int | None:
-    """The same at a length, where the graphs of a model at some short lengths, the longest last, say it."""
-    few, more = lengths[-2:]
-    fewer, most = map(plain_peak, modules[-2:])
-    if fewer is None or most is None:
-        return None
-    return most + (length - more) * (most - fewer) // (more - few)
-
-
 def more_than_plain(placed: Sequence[Built], plain: Callable[[], int | None], *, unasked: bool) -> str:
     """What is said of the plans of a graph where they are predicted to hold more than ``plain`` PyTorch would, which is
     only found out where they hold much; else nothing. ``unasked``: nobody has asked for a report."""

@@ -1,8 +1,7 @@
 """The first way from a model to its graphs: they are recorded while Python runs it.
 
-A ``Recorded`` model stands where the model under Dynamo stands otherwise (``entries.Front``): called with tokens, it
-gives the backend a graph of their length, runs what the backend gives for it, and puts results where the model puts
-them. Dynamo's guards are replaced by a key of all that can be reached from the model and its arguments.
+A recording runs what stands for its graph and puts results where the model puts them. Dynamo's guards are replaced by a
+key of all that can be reached from the model and its arguments.
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from reroll.backends.front.calls.arguments import Call, first_steps, repeated, token
-from reroll.backends.front.entries import RUNNING, Running, new_backend
-from reroll.backends.front.families import forget
+from reroll.backends.front.calls.arguments import Call
 from reroll.backends.front.held.keys import plain
 from reroll.backends.front.held.names import Assigned, Flag
 from reroll.backends.front.held.outside import TakenError
@@ -48,7 +45,7 @@ from reroll.errors import UnsupportedError, is_shortage, warn
 from reroll.graph.nested import leaves_of, like, opened, with_leaves
 from reroll.graph.private import saved_as_it_is
 
-Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+Backend = Callable[[fx.GraphModule], Callable[..., Any]]
 _RECORDINGS = 64
 _SOME = 2  # numbers in a call that are worth a word where they change
 
@@ -142,46 +139,28 @@ class Given:
 class Recorded:
     """A model whose graphs are recorded, once for everything that ``key_of`` tells apart.
 
-    asks: also where it asks whether values are true. hears: not where it writes to ``sys.stderr``. alone: nobody else
-    looks at the model. folds: runs that repeat are left out of graphs.
+    folds: runs that repeat are left out of graphs.
     """
 
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        *,
-        asks: bool = True,
-        hears: bool = False,
-        alone: bool = False,
-        folds: bool = False,
-    ) -> None:
-        self.model, self.asks, self.hears, self.alone = model, asks, hears, alone
-        self.folds = folds
+    def __init__(self, model: Callable[..., Any], *, folds: bool = False) -> None:
+        self.model, self.folds = model, folds
         self.recordings: OrderedDict[Any, Recording] = OrderedDict()
         self.functions: dict[Any, Callable[..., Any]] = {}
         self.numbers: list[int] | None = None
         self.told = False
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's result for tokens, as ``outputs.outputs`` takes it. Raises Unrecordable."""
-        running = RUNNING.get()
-        assert running is not None, "only reroll.compile calls a recorded model"
-        recording, state, _ = self.recording(running.front.reach, args, kwargs, partial(_shortened, running))
-        return recording.replay(state)
-
-    def recording(
-        self, reach: Reach, args: Any, kwargs: Any, call: Callable[[], Call], backend: Backend | None = None
-    ) -> tuple[Recording, State, Any]:
-        """The recording of the model for its arguments, their state and its key. Where there is none yet, it is made of
-        a ``call`` that is run, by what ``backend`` gives for its graph. Raises Unrecordable."""
-        state, key = reach.noted(self.model, args, kwargs)
+    def recording(self, reach: Reach, call: Call, backend: Backend) -> tuple[Recording, State, Any]:
+        """The recording of the model for a call, the call's state and its key. Where there is none yet, it is made of a
+        run, by what ``backend`` gives for its graph. Raises Unrecordable."""
+        state, key = reach.noted(self.model, call.args, call.kwargs)
         if key not in self.recordings or not self.recordings[key].holds(state, self.applied()):
-            self._tell_of_numbers([leaf for leaf in leaves_of((args, kwargs)) if type(leaf) is int])
-            module, made = self.record(call(), reach.ran)
-            recording = made((backend or new_backend())(module, []))
-            state, key = reach.noted(self.model, args, kwargs)  # more is known of what it reads
+            self._tell_of_numbers([leaf for leaf in leaves_of((call.args, call.kwargs)) if type(leaf) is int])
+            module, made = self.record(call, reach.ran)
+            recording = made(backend(module))
+            state, key = reach.noted(self.model, call.args, call.kwargs)  # more is known of what it reads
             self.recordings[key] = recording
-            forget(self.recordings, _RECORDINGS)
+            if len(self.recordings) > _RECORDINGS:
+                self.recordings.popitem(last=False)
         self.recordings.move_to_end(key)
         return self.recordings[key], state, key
 
@@ -228,7 +207,7 @@ class Recorded:
 
     def _ends(self, call: Call, ran: Ran) -> bool:
         """Run the model with nothing around it, for what code runs: whether it raises nothing."""
-        with contextlib.redirect_stdout(io.StringIO()), _complaints(self.hears), _refused():
+        with contextlib.redirect_stdout(io.StringIO()), _complaints(), _refused():
             try:
                 with ran.noting(), Unnoted():
                     self._run_alone(call)
@@ -248,15 +227,15 @@ class Recorded:
             raise
 
     def _written(self, call: Call, ran: Ran) -> tuple[fx.GraphModule, Callable[..., Recording]]:
-        with looked_at(self.model, call, frozenset(), parameters=True, ran=ran.functions) as state:
+        with looked_at(self.model, call, parameters=True, ran=ran.functions) as state:
             outside = [value for value, _, _ in state.tensors]
             paths = self._paths()
             names = {number: _identifier(name) for number, name in (paths | call.names()).items()}
-            recorder = GraphRecorder(outside, self.functions, names, asks=self.asks, folds=self.folds)
+            recorder = GraphRecorder(outside, self.functions, names, folds=self.folds)
             for value, node in zip(outside, recorder.inputs, strict=True):
                 node.meta[PATH] = paths.get(id(value), "")
             result = self._run(recorder, call, ran)
-            if self.alone and (moved := state.moved_on()):
+            if moved := state.moved_on():
                 raise Unrecordable(f"The model draws or reads from an object that it holds ({moved}).")
             _check_names(state.assigned)
             flags = tuple(state.assigned.flags()) if state.assigned is not None else ()
@@ -284,7 +263,7 @@ class Recorded:
     def _run_alone(self, call: Call) -> None:
         no_tape = torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: None)  # type: ignore[arg-type, return-value]
         eager = torch.compiler.set_stance("force_eager")
-        with looked_at(self.model, call, frozenset(), parameters=True), eager, no_tape:
+        with looked_at(self.model, call, parameters=True), eager, no_tape:
             call.run(self.model)
 
     def _paths(self) -> dict[int, str]:
@@ -312,7 +291,7 @@ class Recorded:
         drawn, console = _drawn(), io.StringIO()
         try:
             silent = contextlib.redirect_stdout(console)
-            with ran.noting(), saved_as_it_is(), recorder.recording(), silent, _complaints(self.hears) as complaints:
+            with ran.noting(), saved_as_it_is(), recorder.recording(), silent, _complaints() as complaints:
                 result = call.run(self.model)
         except (Unrecordable, TakenError):
             raise
@@ -349,10 +328,10 @@ class _Complaints:
 
 
 @contextlib.contextmanager
-def _complaints(hears: bool) -> Iterator[_Complaints]:
-    """What this thread writes to ``sys.stderr`` inside is kept, if anybody ``hears`` it."""
+def _complaints() -> Iterator[_Complaints]:
+    """What this thread writes to ``sys.stderr`` inside is kept."""
     made = _Complaints(sys.stderr)
-    if not hears or sys.stderr is None:
+    if sys.stderr is None:
         yield made
         return
     try:
@@ -371,35 +350,9 @@ def _refused() -> Iterator[None]:
         raise Unrecordable(str(refused)) from refused
 
 
-def _shortened(running: Running) -> Call:
-    """The call of a run on its first steps."""
-    return running.call.resized(running.steps, token_of_values)[0]
-
-
-def in_short(refusal: str) -> str:
-    """The first line of what Dynamo says, and the last line of the user's code that it names."""
-    lines = refusal.strip().splitlines()
-    places = [at for at, line in enumerate(lines) if line.lstrip().startswith("File ")]
-    if not places:
-        return lines[0].rstrip(".") if lines else "it does not say why"
-    code = lines[places[-1] + 1].strip() if places[-1] + 1 < len(lines) else ""
-    return f"{lines[0].rstrip('.')}; {lines[places[-1]].strip()}: {code}".rstrip(": ")
-
-
 def _drawn() -> Any:
     """The states of the generators of random numbers that a graph does not draw from."""
     return random.getstate(), numpy_state()
-
-
-def token_of_values(value: Tensor, dim: int, length: int) -> Tensor:
-    """A token with the values of the first steps."""
-    made = token(value, dim, length)
-    with torch.inference_mode(made.is_inference()), torch.no_grad():
-        memory, values = made.detach(), first_steps(value, dim, length)
-        for same in repeated(made):
-            memory, values = memory.narrow(same, 0, 1), values.narrow(same, 0, 1)
-        memory.copy_(values)
-    return made
 
 
 def _identifier(name: str) -> str:

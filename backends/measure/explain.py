@@ -18,7 +18,6 @@ from reroll.backends.construct.told import artifact
 from reroll.backends.dynamo.entry import EXPLAINING, Asked, Graph, Reached
 from reroll.backends.front.held.state import State
 from reroll.backends.inductor.lower import Segment
-from reroll.backends.measure.plain import step_seconds
 from reroll.backends.measure.rewrites import rewrites_of
 from reroll.backends.runtime.randomness import random_numbers_kept
 from reroll.backends.tiers.calibrate import calibrate
@@ -34,7 +33,6 @@ from reroll.segment.sparsity import Fact
 from reroll.words.units import nbytes_text
 
 _MUCH = 0.5  # of the peak
-_SLOWER = 1.25  # times plain PyTorch's: of less nothing is said
 
 
 @aside()
@@ -57,25 +55,11 @@ def explain(compiled_model: Any, *inputs: Any, **kwargs: Any) -> Report:
 def _explained(graph: Graph, compiled_model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Report:
     if graph.built and not graph.broken:
         report = plan(graph)
-        more = _slower(report, compiled_model, inputs, kwargs), _given_away(report, compiled_model)
-        return replace(report, notes=(*report.notes, *more[0], *more[1]))
+        return replace(report, notes=(*report.notes, *_given_away(report, compiled_model)))
     asked = Asked(through=True)
     _run_through(compiled_model, inputs, kwargs, asked)
     others = tuple(plan(each) for each in dict.fromkeys(asked.graphs) if each is not graph)
     return replace(plan(graph), others=others)
-
-
-def _slower(report: Report, compiled_model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence, if a training step is slower than one in plain PyTorch."""
-    caller = getattr(compiled_model, "reroll_caller", None)
-    if caller is None or not report.loops:
-        return
-    plain, compiled = step_seconds(caller, inputs, kwargs)
-    if plain and compiled and compiled >= _SLOWER * plain:
-        yield (
-            f"Slower than plain PyTorch: a training step takes about {compiled / plain:.2f} times its CPU time, as "
-            "runs of a few steps say, of both in turns."
-        )
 
 
 def _given_away(report: Report, compiled_model: Any) -> Iterator[str]:

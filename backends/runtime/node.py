@@ -20,7 +20,7 @@ from reroll.backends.runtime.run import Run, Start, again, as_traced
 from reroll.backends.runtime.shown import Links, joined
 from reroll.backends.runtime.unused import Unused, differentiable_inputs, needing, tells_rows, used_of
 from reroll.errors import ShortageError, UnsupportedError, is_shortage
-from reroll.recurrence import Items, Recurrence
+from reroll.recurrence import Items
 
 _BEFORE = 4  # what the node is given before operands
 
@@ -149,23 +149,6 @@ class Rolled(nn.Module):
             refusal = error.with_traceback(None)
         gc.collect()
         return refusal
-
-
-class Idle(nn.Module):
-    """A recurrence of no steps: its last carry is its first, and there are no outputs.
-
-    ``results`` are those of a segment.
-    """
-
-    def __init__(self, recurrence: Recurrence, results: Sequence[Tensor]) -> None:
-        super().__init__()
-        self.carries = len(recurrence.carries)
-        self.rows = results[self.carries :]
-
-    def forward(self, *operands: Tensor) -> tuple[Tensor, ...]:
-        """The first carry, and no rows."""
-        empty = (torch.empty((0, *row.shape[1:]), dtype=row.dtype, device=row.device) for row in self.rows)
-        return (*operands[: self.carries], *empty)
 
 
 class _Reversible(torch.autograd.Function):

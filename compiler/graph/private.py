@@ -30,7 +30,6 @@ from typing import Any
 
 import torch
 from torch.autograd.function import _SingleLevelFunction
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_aggregate as map_aggregate
 from torch.overrides import _get_current_function_mode_stack
@@ -46,7 +45,6 @@ in_transform: Callable[[], bool] = torch._C._are_functorch_transforms_active
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 outside_modes = _disable_current_modes
 unseen = torch._C._DisableTorchDispatch  # a context in which no mode is asked for operations
-versions_kept = _unsafe_preserve_version_counter
 
 
 def compiled_in_place(model: Any) -> bool:

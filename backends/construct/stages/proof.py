@@ -69,14 +69,13 @@ _REMEDY = (
 @dataclass(frozen=True, slots=True)
 class Proved:
     """What was compared, the largest difference relative to the largest entry of its tensor, and CPU seconds; why
-    gradients were not compared, where it is values alone; ``shorter``: how they were, of fewer steps. ``segments``:
+    gradients were not compared, where it is values alone; ``segments``:
     what was compared of compiled ones."""
 
     what: str
     error: float
     seconds: float
     why: str = ""
-    shorter: str = ""
     segments: str = ""
 
 
@@ -159,7 +158,7 @@ class Proof:
         found, whose = self.proved, " of eager segments" if self.proved.segments else ""
         price = f"off by {found.error:.0e} of a largest entry at most, in {found.seconds:.2f} CPU s"
         told = f"{found.what}{whose} are those of torch on the values of a call: {price}"
-        without = f"gradients were not compared, as {found.why}" if found.why else found.shorter
+        without = f"gradients were not compared, as {found.why}" if found.why else ""
         return "; ".join(filter(None, (told, without, found.segments)))
 
     @property
@@ -304,22 +303,6 @@ class Proof:
             return _NONE_TAKEN
         room = not self.spills or (self.plain < _SPILLED and free_disk(spill_folder(self.folder)) > 2 * self.plain)
         return self.other or ("" if room else _NO_ROOM)
-
-    def fewer(self, steps: int) -> int:
-        """At how many steps of a call gradients can be compared, where there is no room for what torch saves of all; 0
-        where they are compared, or not for that reason."""
-        if self.proved is None or self.proved.why != _NO_ROOM:
-            return 0
-        return steps * self.room // (2 * self.plain)
-
-    def note_fewer(self, steps: int, shorter: Proof) -> None:
-        """Note what came of a proof at fewer steps."""
-        assert self.proved is not None, "values were compared"
-        found = shorter.proved
-        if found is not None and not found.why:
-            price = f"off by {found.error:.0e} at most, in {found.seconds:.2f} CPU s"
-            told = f"gradients were compared at the first {steps} steps, as {self.proved.why}: {price}"
-            self.proved = replace(self.proved, why="", shorter=told)
 
 
 def _plain_peak(built: Built) -> int:

@@ -1,4 +1,4 @@
-"""A model recorded at the length of a call, and rolled as it stands: for what no short run of it tells.
+"""A model recorded at the length of a call, and rolled as it stands.
 
 A branch at the middle step, ``y[T // 2:]`` or a table with an entry for each step are what they are at that length, and
 nothing is said of any other one. So each new length is recorded and captured anew, as every new shape is. What was
@@ -8,9 +8,10 @@ traced, compiled and proved at other lengths is taken where it is the same (``co
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from functools import partial
 from typing import Any
 
@@ -38,7 +39,7 @@ from reroll.backends.processes.together import check_together
 from reroll.capture.capture import capture
 from reroll.capture.fusion.fuse import fuse
 from reroll.capture.recorder.graph import TooManyError, Unrecordable
-from reroll.errors import LengthError, ProofError, UnsupportedError, is_shortage, warn
+from reroll.errors import ProofError, UnsupportedError, is_shortage, warn
 from reroll.graph.nested import tensors_of
 from reroll.planning.options import Options
 from reroll.recurrence import Capture
@@ -46,9 +47,9 @@ from reroll.recurrence import Capture
 LOG = logging.getLogger(__name__)
 HELD = 200_000
 """Operations of all records whose programs are held, 3 KB each; the last one is, however many it has."""
-NAME_TIME = (
-    "Say where time is, reroll.compile(model, time_dim=...) or steps=...: then a few steps are recorded, however many "
-    "there are."
+_MANY = (
+    "Steps that repeat are not among them, so these do not: each does something else than the one before, beside rows "
+    "and whole numbers that grow evenly. Make that a tensor with a row for each step, or use the plain model."
 )
 _WHEN_IT_COMES = "Each size is compiled when it comes."
 ONE_SIZE = f"the model runs at no other size that was tried (half of a dimension of 3 or more). {_WHEN_IT_COMES}"
@@ -56,53 +57,46 @@ Found = tuple[Recording, State, Any]
 """A recording, the state of a call, and its key."""
 
 
+class Missing(Enum):
+    """Why there is no program of a call: its record has no loop (``NOTHING``), the model raised in all runs, or it does
+    something that a record does not tell (``UNTOLD``)."""
+
+    NOTHING = auto()
+    RAISED = auto()
+    UNTOLD = auto()
+
+
 class AtLength:
-    """Calls a model by programs that are made of its own runs, each at the length of a call.
+    """The programs of a model, each made of its own run at the length of a call. dynamic: whether a look at another
+    size is still to be had."""
 
-    named: whether time is, so that depth is no option. dynamic: whether a look at another size is still to be had.
-    nothing: whether nothing repeated in the last run that was recorded. raised: whether the model raised in all runs
-    that were made for the last call.
-    """
-
-    def __init__(
-        self, model: Callable[..., Any], options: Options, *, named: bool = True, dynamic: bool = False
-    ) -> None:
-        self.model, self.options, self.named = model, options, named
+    def __init__(self, model: Callable[..., Any], options: Options, *, dynamic: bool = False) -> None:
+        self.model, self.options = model, options
         self.dynamic = dynamic and options.lowering != "eager"  # which serves any size
         self.recorded, self.reach, self.again = self._anew(), Reach(), Again()
         self.known, self.others = Known(), dict[Any, Others]()  # by the sizes of states
         self.alike, self.steps = Alike(), Steps()
-        self.nothing = self.raised = False
 
     def _anew(self) -> Recorded:
-        folds = self.options.truncate is None  # which asks for the lines of all runs
-        return Recorded(self.model, asks=not self.named, hears=not self.named, alone=True, folds=folds)
+        return Recorded(self.model, folds=self.options.truncate is None)  # which asks for the lines of all runs
 
-    def found(self, call: Call) -> Found | None:
-        """The recording of a call; None where it cannot be recorded, or has no loop. Raises LengthError, with why its
-        operations cannot be rolled."""
-        self.nothing = self.raised = False
+    def found(self, call: Call) -> Found | Missing:
+        """The recording of a call, or why there is none. Raises UnsupportedError for more operations than a record
+        holds."""
         try:
             found = self._recording(call)
         except TooManyError as reason:
-            if self.named:
-                return None
-            raise UnsupportedError(f"{reason} {NAME_TIME}") from None
+            raise UnsupportedError(f"{reason} {_MANY}") from None
         except (Unrecordable, TakenError) as reason:
-            LOG.info("not recorded at its full length: %s", reason)
-            self.raised = isinstance(reason, RaisedError)
-            return None
+            LOG.info("not recorded: %s", reason)
+            return Missing.RAISED if isinstance(reason, RaisedError) else Missing.UNTOLD
         program: _Program | _Nothing = found[0].run  # type: ignore[assignment]
-        self.nothing = isinstance(program, _Nothing)
-        another = found[0].asked and not self.named  # answer is not the end of a call
-        if isinstance(program, _Program) and not (another and (program.written or found[0].cleared)):
-            return found
-        if isinstance(program, _Program):
+        if isinstance(program, _Nothing):
+            return Missing.NOTHING
+        if found[0].asked and (program.written or found[0].cleared):
             LOG.info("not recorded: it updates tensors in place, which another answer to what it asks would not undo")
-            return None
-        if program.refused and self.named:
-            raise LengthError(program.reason)
-        return None
+            return Missing.UNTOLD
+        return found
 
     def __call__(self, call: Call, found: Found) -> Any:
         """The model's result. Raises AnotherAnswerError, before anything but random numbers has changed."""
@@ -114,21 +108,21 @@ class AtLength:
         graph = program.next()
         if program.written:
             refuse_shared([state.tensors[index][0] for index in recording.read], program.written)
-        if departed and recording.asked and not self.named:
+        if departed and recording.asked:
             raise AnotherAnswerError(departed)
         if departed:
             graph.proof.renew(graph.plans, graph.run, departed)
         if not is_aside() and (departed or (graph.proof.due and self._proves(recording))):
             self._prove(call, recording, departed)
-        self.again.note(call.length, key, looked=program.calls == 1)
+        self.again.note(key, looked=program.calls == 1)
         with between_turns():
             return recording.replay(state)
 
     def _recording(self, call: Call) -> Found:
         made = partial(self._made, call)
-        return self.recorded.recording(self.reach, call.args, call.kwargs, lambda: call, made)
+        return self.recorded.recording(self.reach, call, made)
 
-    def _made(self, call: Call, module: fx.GraphModule, _: Sequence[Any]) -> _Program | _Nothing:
+    def _made(self, call: Call, module: fx.GraphModule) -> _Program | _Nothing:
         """The program of a record, in place of those that came longest ago where all are more than are held."""
         held = self.recorded.recordings
         digest = Digest.of(module.graph)
@@ -140,7 +134,7 @@ class AtLength:
             if not found.recurrences:
                 reason = f"reroll.compile found no recurrence at this length: {found.reason}."
                 LOG.info(reason)
-                return _Nothing(reason, found.refused)
+                return _Nothing(reason)
             found = self.steps.lifted(found)
             check_policy(found.recurrences, self.options)
             check_together(found.recurrences, self.options)
@@ -175,9 +169,7 @@ class AtLength:
     def _captured(self, module: fx.GraphModule) -> Capture:
         """The recurrences of a record; none where only blocks are, and gradients are to be cut over time."""
         cut = self.options.truncate is not None
-        found = fuse(capture(module, maps=self.named, depth=not self.named and self.options.depth, iterations=cut))
-        if self.named and not any(each.carries for each in found.recurrences):
-            return fuse(capture(module, depth=True, iterations=cut))
+        found = fuse(capture(module, depth=self.options.depth, iterations=cut))
         if cut and all(each.blocks for each in found.recurrences):
             return replace(found, recurrences=())
         return found
@@ -234,7 +226,7 @@ class AtLength:
             return "" if departed else self._another(call, recording)
 
         try:
-            prove_beside(self.model, call, program.graph.proof, again, another, writes=bool(program.written))
+            prove_beside(self.model, call, program.graph.proof, again, another)
         except ProofError:
             if departed:  # what is known of the model is of what it was: a later call looks at it anew
                 self.recorded, self.reach = self._anew(), Reach()
@@ -265,10 +257,9 @@ def _states(found: Capture) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Nothing:
-    """What a record without a loop is held as, with why it has none; ``refused`` where there may be one."""
+    """What a record without a loop is held as, with why it has none."""
 
     reason: str
-    refused: bool
     operations: int = 0
 
     def __call__(self, *args: Any) -> Any:

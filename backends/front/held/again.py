@@ -24,32 +24,30 @@ _PARTS = (
 
 
 class Again:
-    """The calls of one model: the lengths that came, and how many of the last ones had it looked at for one reason."""
+    """The calls of one model: how many of the last ones had it looked at for one reason."""
 
     def __init__(self) -> None:
-        self._lengths, self._reason = set[int](), ""
+        self._reason = ""
         self._key: Any = None
         self._count, self.told = 0, False
 
-    def note(self, length: int, key: Any, *, looked: bool) -> None:
-        """Note a call with its length and key, and whether the model was looked at; warn at the third in a row."""
+    def note(self, key: Any, *, looked: bool) -> None:
+        """Note a call with its key, and whether the model was looked at; warn at the third in a row."""
         before, self._key = self._key, key
         if not looked:
             self._count = 0
-        elif length in self._lengths and before is not None:
+        elif before is not None:
             name, change = difference(before, key)
             self._count = 0 if name == _SIZES else self._count + 1 if name == self._reason else 1
             self._reason = name
             if self._count == _IN_A_ROW and not self.told:
                 self._tell(f"{name}{change}")
-        self._lengths.add(length)
 
     def _tell(self, what: str) -> None:
         self.told = True
         warn(
-            f"The model was looked at anew in {_IN_A_ROW} calls in a row, of lengths that came before, which takes "
-            f"longer than a call: {what} was another one each time. Keep what changes at every call in a tensor, or "
-            "where the forward does not read it."
+            f"The model was looked at anew in {_IN_A_ROW} calls in a row, which takes longer than a call: {what} was "
+            "another one each time. Keep what changes at every call in a tensor, or where the forward does not read it."
         )
 
 

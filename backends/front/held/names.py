@@ -9,7 +9,6 @@ import re
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeGuard
 
 from reroll.backends.front.held.links import written
@@ -18,7 +17,6 @@ from reroll.capture.recorder.identity import global_names, is_a
 
 MISSING = object()
 _LOADED = (type, types.ModuleType, types.FunctionType)  # what importing puts into a module
-_BY_NAME = frozenset({"globals", "vars", "eval", "exec", "getattr", "hasattr"})
 _IN_TEXTS = frozenset({"eval", "exec"})
 _OF_MODULES = frozenset({"import_module", "__import__", "modules"})
 _BY_TEXT = _OF_MODULES | _IN_TEXTS | {"globals", "locals", "vars", "getmodule", "__globals__"}
@@ -193,68 +191,11 @@ def _others(space: Mapping[str, Any], before: Mapping[str, Any], *, new: bool = 
             yield name
 
 
-class _Unset:
-    """Stands for a name that nothing stands for: reading it is an error."""
-
-    def __bool__(self) -> bool:
-        raise NameError("this name is not defined")
-
-
-Missing = tuple[dict[str, Any], str]
-
-
-def missing_globals(code: Iterable[Code]) -> list[Missing]:
-    """Globals that functions assign, and that are not there yet: their modules' names, and which.
-
-    Not those that code may ask for before: in a ``try``, by a text or an attribute of that name, or by ``globals()``;
-    none at all if some code handles a NameError.
-    """
-    functions = [each for each in code if isinstance(each, types.FunctionType)]
-    if any("NameError" in global_names(each.__code__) for each in functions):
-        return []
-    asked = {name for each in functions for name in _asked(each.__code__)}
-    careful = {id(each.__globals__) for each in functions if _BY_NAME & {*global_names(each.__code__)}}
-    found = {(id(each.__globals__), name): each.__globals__ for each in functions for name in _stored(each.__code__)}
-    return [
-        (space, name)
-        for (number, name), space in found.items()
-        if name not in space and name not in asked and number not in careful
-    ]
-
-
-@contextmanager
-def standing_in(missing: Iterable[Missing]) -> Iterator[None]:
-    """Inside, something stands for each of these that is still missing; what is assigned inside stays."""
-    unset = _Unset()
-    mine = [(space, name) for space, name in missing if space.setdefault(name, unset) is unset]
-    try:
-        yield
-    finally:
-        for space, name in mine:
-            if space.get(name) is unset:
-                del space[name]
-
-
 @functools.lru_cache(maxsize=1 << 12)
 def _stored(code: types.CodeType) -> tuple[str, ...]:
     """Names of globals that a function assigns, itself or in functions that it defines."""
     instructions = (each for part in _parts(code) for each in dis.get_instructions(part))
     return tuple(each.argval for each in instructions if each.opname == "STORE_GLOBAL")
-
-
-@functools.lru_cache(maxsize=1 << 12)
-def _asked(code: types.CodeType) -> tuple[str, ...]:
-    """Names that a function may ask for whether they are there, itself or in functions that it defines."""
-    return tuple(name for part in _parts(code) for name in _asked_itself(part))
-
-
-def _asked_itself(code: types.CodeType) -> Iterator[str]:
-    entries: Any = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]  # typeshed has no word of it
-    guarded = [range(each.start, each.end) for each in entries]
-    for each in dis.get_instructions(code):
-        plain = each.opname == "LOAD_GLOBAL" and not any(each.offset in part for part in guarded)
-        if isinstance(each.argval, str) and not plain and each.opname not in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-            yield each.argval
 
 
 def _parts(code: types.CodeType) -> Iterator[types.CodeType]:

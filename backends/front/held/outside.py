@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -119,22 +119,6 @@ class Outside:
                 "and pass a tensor of what comes of it, or keep that in an attribute of the model."
             )
             raise self.refused
-
-
-@contextmanager
-def nothing_taken() -> Iterator[None]:
-    """Inside, nothing is taken from outside, in this thread; where nobody else profiles it."""
-    watching, before = Outside(), sys.getprofile()
-    note: Callable[..., None] = lambda frame, event, of: watching.refuse(frame, of) if event == "c_call" else None  # noqa: E731
-    if before is None:
-        sys.setprofile(note)
-    try:
-        yield
-    finally:
-        if before is None:
-            sys.setprofile(None)
-    if watching.refused is not None:
-        raise watching.refused
 
 
 def _takes(function: Any) -> bool:

@@ -111,17 +111,16 @@ class State:
         cls,
         *roots: Any,
         parameters: bool,
-        untouched: frozenset[int] = frozenset(),
         values: bool = True,
         ran: Iterable[types.FunctionType] = (),
     ) -> State:
-        """Note all that can be reached, but for the objects whose identities are ``untouched``.
+        """Note all that can be reached.
 
         parameters: note the values of parameters too, not only that they changed. values: note those of other tensors,
         of arrays, what lists, dicts and sets hold, and what stands for names; without them nothing is copied, and
         nothing can be put back. ran: functions of which is known that they ran.
         """
-        own, seen = cls(parameters, values), set(untouched)
+        own, seen = cls(parameters, values), set[int]()
         for root in roots:  # one after the other, as ``Reach`` walks them
             own.walk([root], seen)
         state = own.joined(own.named(seen, ran))

@@ -78,8 +78,8 @@ class GraphRecorder(TorchFunctionMode):
     """Writes the operations that run under it into ``graph``.
 
     outside: all tensors that may be read without having been made here, with ``names`` by their identity. functions:
-    what stands in a graph for the application of each ``autograd.Function``, the same in every graph of a model. asks:
-    whether the model may ask if a value is true. folds: whether runs that repeat are left out (``repeats``).
+    what stands in a graph for the application of each ``autograd.Function``, the same in every graph of a model. folds:
+    whether runs that repeat are left out (``repeats``).
     """
 
     def __init__(
@@ -88,11 +88,9 @@ class GraphRecorder(TorchFunctionMode):
         functions: dict[Any, Callable[..., Any]],
         names: Mapping[int, str] | None = None,
         *,
-        asks: bool = True,
         folds: bool = False,
     ) -> None:
         super().__init__()
-        self.asks = asks
         self.graph, self.functions = fx.Graph(), functions
         self.known: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self.fakes = Fakes()
@@ -444,8 +442,6 @@ class GraphRecorder(TorchFunctionMode):
         try:
             answer, truth = bool(value), value
             if node not in self.dependence.constant:
-                if not self.asks:
-                    self.refuse("the model asks whether a value is true")
                 for method, *operands in (("ne", 0), ("reshape", ())):
                     node, truth = self.graph.call_method(method, (node, *operands)), getattr(truth, method)(*operands)
                     node.meta["stack_trace"] = user_trace()

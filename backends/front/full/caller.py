@@ -1,4 +1,4 @@
-"""Models whose time nobody has named: rolled by a record of each call, or else as Dynamo reads them.
+"""What calls a compiled model: by a record of the call, or else as Dynamo reads it.
 
 A call is recorded at its own length (``at_length``), and blocks over depth count as steps too. What a record does not
 tell (it prints, asks for values, reads files, speaks with other processes), and what has no loop, is what
@@ -16,9 +16,9 @@ import torch
 
 from reroll.backends.dynamo.entry import uncut
 from reroll.backends.front.beside import UnsteadyError
-from reroll.backends.front.calls.arguments import Call, Time, find_time
+from reroll.backends.front.calls.arguments import Call
 from reroll.backends.front.calls.plainly import InTurn
-from reroll.backends.front.full.at_length import AtLength, Found
+from reroll.backends.front.full.at_length import AtLength, Found, Missing
 from reroll.backends.front.recorded import AnotherAnswerError
 from reroll.backends.runtime.randomness import random_state, set_random_state
 from reroll.errors import warn
@@ -30,24 +30,25 @@ _OTHERWISE = (
 )
 
 
-class Unnamed(InTurn):
-    """Calls a model whose time nobody has named."""
+class Caller(InTurn):
+    """Calls a compiled model."""
 
     def __init__(self, model: Callable[..., Any], options: Mapping[str, Any], *, dynamic: bool = False) -> None:
-        self.model, self.options, self.time, self.signature = model, Options.of(options), Time(None), None
-        self.at_length = AtLength(model, self.options, named=False, dynamic=dynamic)
-        # By keyword, as in ``Caller``: Lightning leaves on a module what its torch.compile is given beside it.
+        self.model, self.options = model, Options.of(options)
+        self.at_length = AtLength(model, self.options, dynamic=dynamic)
+        # By keyword: Lightning's torch.compile leaves on a module what it is given beside it, and this backend is no
+        # part of the user's model, which may be pickled.
         self.read = uncut(torch.compile(model=model, backend="reroll", options=dict(options)))
         self.is_read = self.told = False  # by Dynamo, from the first call on that needs it; of what it asks
 
     def _begun(self, args: Any, kwargs: Any) -> Callable[[], Any]:
         if not self.is_read:
-            call = find_time(self.model, None, self.time, args, kwargs)
+            call = Call(tuple(args), dict(kwargs))
             found = self.at_length.found(call)
-            if found is None and self.at_length.raised:
+            if found is Missing.RAISED:
                 return partial(self._raised, args, kwargs)
-            self.is_read = found is None and not self.at_length.nothing
-            results = [] if found is None else self._played(call, found)
+            self.is_read = found is Missing.UNTOLD
+            results = [] if isinstance(found, Missing) else self._played(call, found)
             if results:
                 return results.pop
         return partial(self.read, *args, **kwargs)
