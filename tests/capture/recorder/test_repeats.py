@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 import reroll
 from networks_zoo import Net as ZooNet
 from networks_zoo import load
-from reroll.backends.front.calls.arguments import Time, find_time
+from reroll.backends.front.calls.arguments import Call
 from reroll.backends.front.held.reach import Reach
 from reroll.backends.front.recorded import Recorded
 from reroll.capture.capture import capture
@@ -227,7 +227,7 @@ WRITTEN = (
 
 def recorded(model: nn.Module, args: tuple[Any, ...], *, folds: bool) -> fx.GraphModule:
     torch.manual_seed(0)
-    call = find_time(model, None, Time(None), args, {})
+    call = Call(args, {})
     module, _ = Recorded(model, folds=folds).record(call, Reach().ran)
     return module
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import reroll
 from networks_zoo import Net, load
-from reroll.backends.front.calls.arguments import Call, Time, find_time
+from reroll.backends.front.calls.arguments import Call
 from reroll.backends.front.full.digest import Digest
 from reroll.backends.front.held.reach import Reach
 from reroll.backends.front.recorded import Recorded
@@ -60,7 +60,7 @@ class Stepped(nn.Module):
 
 
 def recorded(recorder: Recorded, x: Tensor) -> tuple[Digest, torch.fx.GraphModule]:
-    module, _ = recorder.record(find_time(recorder.model, None, Time(None), (x,), {}), Reach().ran)
+    module, _ = recorder.record(Call((x,), {}), Reach().ran)
     return Digest.of(module.graph), module
 
 
@@ -101,7 +101,7 @@ def test_two_records_of_a_call_say_the_same(name: str) -> None:
     model, args = Net(ZOO[name]), ZOO[name].inputs(T)
     recorder = Recorded(model, folds=True)
     try:
-        made = [recorder.record(find_time(model, None, Time(None), args, {}), Reach().ran) for _ in range(2)]
+        made = [recorder.record(Call(args, {}), Reach().ran) for _ in range(2)]
     except Unrecordable as error:
         pytest.skip(str(error))
     one, other = (Digest.of(module.graph) for module, _ in made)
