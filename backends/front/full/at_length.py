@@ -175,9 +175,9 @@ class AtLength:
     def _captured(self, module: fx.GraphModule) -> Capture:
         """The recurrences of a record; none where only blocks are, and gradients are to be cut over time."""
         cut = self.options.truncate is not None
-        found = fuse(capture(module, maps=self.named, depth=not self.named and self.options.depth, iterations=cut))
-        if self.named and not any(each.carries for each in found.recurrences):
-            return fuse(capture(module, depth=True, iterations=cut))
+        found = fuse(capture(module, maps=True, depth=not self.named and self.options.depth, iterations=cut))
+        if not any(each.carries for each in found.recurrences):  # maps alone: layers side by side, perhaps
+            found = fuse(capture(module, depth=self.named or self.options.depth, iterations=cut))
         if cut and all(each.blocks for each in found.recurrences):
             return replace(found, recurrences=())
         return found
