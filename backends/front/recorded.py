@@ -35,7 +35,7 @@ from reroll.backends.front.observe import (
     looked_at,
     refuse_sparse,
 )
-from reroll.backends.runtime.randomness import numpy_state
+from reroll.backends.runtime.randomness import move_on, numpy_state
 from reroll.capture.recorder.graph import GraphRecorder, Unrecordable
 from reroll.capture.recorder.identity import by_value, fingerprint, is_a
 from reroll.capture.recorder.ragged import LONGEST
@@ -104,15 +104,8 @@ class Recording:
         return returned
 
     def _results(self, operands: Sequence[Tensor], run: Callable[..., Any]) -> Any:
-        try:
+        with _operands_alone():
             return run(*operands)
-        except AssertionError as error:
-            if NOT_AN_OPERAND not in str(error):
-                raise
-            raise Unrecordable(
-                "The model applies an autograd.Function whose forward or backward reads a tensor that is none of its "
-                "operands (a global, an attribute of a module), which a record of its operations does not tell."
-            ) from error
 
     def _check_answers(self, values: Sequence[Tensor]) -> None:
         """Raise AnotherAnswerError where the model would have been given another answer."""
@@ -156,7 +149,8 @@ class Recorded:
         if key not in self.recordings or not self.recordings[key].holds(state, self.applied()):
             self._tell_of_numbers([leaf for leaf in leaves_of((call.args, call.kwargs)) if type(leaf) is int])
             module, made = self.record(call, reach.ran)
-            recording = made(backend(module))
+            with _operands_alone():
+                recording = made(backend(module))
             state, key = reach.noted(self.model, call.args, call.kwargs)  # more is known of what it reads
             self.recordings[key] = recording
             if len(self.recordings) > _RECORDINGS:
@@ -230,6 +224,7 @@ class Recorded:
         with looked_at(self.model, call, parameters=True, ran=ran.functions) as state:
             outside = [value for value, _, _ in state.tensors]
             paths = self._paths()
+            move_on()
             names = {number: _identifier(name) for number, name in (paths | call.names()).items()}
             recorder = GraphRecorder(outside, self.functions, names, folds=self.folds)
             for value, node in zip(outside, recorder.inputs, strict=True):
@@ -305,6 +300,20 @@ class Recorded:
         if _drawn() != drawn:
             raise Unrecordable("The model draws from Python's or numpy's random numbers. Draw from torch's.")
         return result
+
+
+@contextlib.contextmanager
+def _operands_alone() -> Iterator[None]:
+    """Raise Unrecordable where code that is traced reads a tensor of its own."""
+    try:
+        yield
+    except AssertionError as error:
+        if NOT_AN_OPERAND not in str(error):
+            raise
+        raise Unrecordable(
+            "The model applies an autograd.Function whose forward or backward reads a tensor that is none of its "
+            "operands (a global, an attribute of a module), which a record of its operations does not tell."
+        ) from error
 
 
 class _Complaints:

@@ -114,7 +114,7 @@ class AtLength:
             graph.proof.renew(graph.plans, graph.run, departed)
         if not is_aside() and (departed or (graph.proof.due and self._proves(recording))):
             self._prove(call, recording, departed)
-        self.again.note(key, looked=program.calls == 1)
+        self.again.note((_sizes(call), program.operations), key, looked=program.calls == 1)
         with between_turns():
             return recording.replay(state)
 
@@ -169,7 +169,9 @@ class AtLength:
     def _captured(self, module: fx.GraphModule) -> Capture:
         """The recurrences of a record; none where only blocks are, and gradients are to be cut over time."""
         cut = self.options.truncate is not None
-        found = fuse(capture(module, depth=self.options.depth, iterations=cut))
+        found = fuse(capture(module, maps=True, depth=self.options.depth, iterations=cut))
+        if not any(each.carries for each in found.recurrences):  # maps alone: layers side by side, perhaps
+            found = fuse(capture(module, depth=self.options.depth, iterations=cut))
         if cut and all(each.blocks for each in found.recurrences):
             return replace(found, recurrences=())
         return found
@@ -242,6 +244,11 @@ def only_here(call: Call) -> str:
     if devices == {"cpu"}:
         return ""
     return f"code for any size is made for CPUs, and here is {', '.join(sorted(devices))}. {_WHEN_IT_COMES}"
+
+
+def _sizes(call: Call) -> Any:
+    """The sizes of all arguments, which are those of a batch and of the sequences in it."""
+    return tuple(tuple(value.shape) for value in tensors_of((call.args, call.kwargs)))
 
 
 def _kinds(found: Capture) -> Any:

@@ -24,24 +24,26 @@ _PARTS = (
 
 
 class Again:
-    """The calls of one model: how many of the last ones had it looked at for one reason."""
+    """The calls of one model: the lengths that came, each the sizes of all arguments and a number of operations, and
+    how many of the last ones had it looked at for one reason."""
 
     def __init__(self) -> None:
-        self._reason = ""
+        self._lengths, self._reason = set[Any](), ""
         self._key: Any = None
         self._count, self.told = 0, False
 
-    def note(self, key: Any, *, looked: bool) -> None:
-        """Note a call with its key, and whether the model was looked at; warn at the third in a row."""
+    def note(self, length: Any, key: Any, *, looked: bool) -> None:
+        """Note a call with its length and key, and whether the model was looked at; warn at the third in a row."""
         before, self._key = self._key, key
         if not looked:
             self._count = 0
-        elif before is not None:
+        elif length in self._lengths and before is not None:
             name, change = difference(before, key)
             self._count = 0 if name == _SIZES else self._count + 1 if name == self._reason else 1
             self._reason = name
             if self._count == _IN_A_ROW and not self.told:
                 self._tell(f"{name}{change}")
+        self._lengths.add(length)
 
     def _tell(self, what: str) -> None:
         self.told = True

@@ -233,7 +233,7 @@ class GraphRecorder(TorchFunctionMode):
 
     def _noted(self, func: Any) -> AbstractContextManager[None]:
         """The Python code that an operation is made of is noted while it runs, but for that of operators of users'."""
-        return noted(self.noting) if self.noting and isinstance(func, FunctionType | type) else nullcontext()
+        return noted(self.noting) if isinstance(func, FunctionType | type) else nullcontext()
 
     def _place_if_same(self, value: Tensor) -> int:
         """The place of a tensor that was not changed unseen; -1 for any other."""

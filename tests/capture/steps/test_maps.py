@@ -49,7 +49,8 @@ def test_a_loss_of_some_rows_of_a_map_gives_the_others_no_gradient(used: int) ->
     torch.testing.assert_close(*[[each for each in both if each is not None] for both in grads])
 
 
-def test_rows_that_are_read_alike_are_one_map() -> None:
+@pytest.mark.parametrize("time", [{"time_dim": 0}, {}], ids=["named", "unnamed"])
+def test_rows_that_are_read_alike_are_one_map(time: dict[str, int]) -> None:
     def model(x: Tensor, carried: Tensor) -> tuple[Tensor, Tensor]:
         state = x.new_zeros(x.shape[1:])
         for row in carried.unbind():
@@ -57,7 +58,7 @@ def test_rows_that_are_read_alike_are_one_map() -> None:
         return torch.stack([twice(row) for row in x.unbind()]), state
 
     x, carried = torch.randn(9, 2, 3, requires_grad=True), torch.randn(9, 2, 3)
-    compiled = reroll.compile(model, time_dim=0, lowering="eager")
+    compiled: Any = reroll.compile(model, lowering="eager", **time)  # type: ignore[call-overload]
     reroll.check(compiled, x, carried, strict=True, measure=False)
     assert sorted(loop.recurrence.steps for loop in reroll.explain(compiled, x, carried).loops) == [9, 9]
 

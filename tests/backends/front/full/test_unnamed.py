@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -380,3 +381,44 @@ def test_sequences_that_all_end_before_the_input_are_dynamos(at: int) -> None:
             x, lengths = torch.randn(7, B, N), torch.tensor([4, 4] if call == at else [3, 7])
             torch.testing.assert_close(run(x, lengths), net(x, lengths))
     assert run.reroll_caller.is_read
+
+
+@pytest.mark.filterwarnings("ignore::reroll.RerollWarning")
+@pytest.mark.parametrize("as_function", [False, True])
+def test_numpy_draws_numpys_random_numbers_where_dynamo_reads(as_function: bool) -> None:
+    """Dynamo would have torch draw others in their place."""
+
+    class Noisy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            h = x.new_zeros(x.shape[1:])
+            for row in x:
+                h = torch.tanh(row + h) + torch.from_numpy(np.random.randn(B, N))  # noqa: NPY002
+            return h
+
+    net = Noisy()
+    model: Any = net.forward if as_function else net
+    run, x = reroll.compile(model, **EAGER), torch.randn(9, B, N)
+    found = []
+    for each in (model, run):
+        np.random.seed(7)  # noqa: NPY002
+        found.append([each(x), each(x), torch.tensor(np.random.rand())])  # noqa: NPY002
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_a_seed_that_a_model_sets_holds_whatever_was_set_before(seed: int) -> None:
+    """Where it was set to the same before, nothing but the numbers that were drawn meanwhile tells that it is set."""
+
+    def seeds(_net: Net, t: int, h: Tensor, _x: Tensor) -> Tensor:
+        if t == 0:
+            torch.manual_seed(3)
+        return h * torch.rand_like(h)
+
+    net = Net(seeds)
+    run, x = reroll.compile(net, **EAGER), torch.randn(9, B, N)
+    for before in (seed, 5, 3):
+        found = []
+        for each in (net, run):
+            torch.manual_seed(before)
+            found.append([each(x), torch.rand(2)])
+        torch.testing.assert_close(*found)
