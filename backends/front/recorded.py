@@ -107,15 +107,8 @@ class Recording:
         return returned
 
     def _results(self, operands: Sequence[Tensor], run: Callable[..., Any]) -> Any:
-        try:
+        with _operands_alone():
             return run(*operands)
-        except AssertionError as error:
-            if NOT_AN_OPERAND not in str(error):
-                raise
-            raise Unrecordable(
-                "The model applies an autograd.Function whose forward or backward reads a tensor that is none of its "
-                "operands (a global, an attribute of a module), which a record of its operations does not tell."
-            ) from error
 
     def _check_answers(self, values: Sequence[Tensor]) -> None:
         """Raise AnotherAnswerError where the model would have been given another answer."""
@@ -178,7 +171,8 @@ class Recorded:
         if key not in self.recordings or not self.recordings[key].holds(state, self.applied()):
             self._tell_of_numbers([leaf for leaf in leaves_of((args, kwargs)) if type(leaf) is int])
             module, made = self.record(call(), reach.ran)
-            recording = made((backend or new_backend())(module, []))
+            with _operands_alone():
+                recording = made((backend or new_backend())(module, []))
             state, key = reach.noted(self.model, args, kwargs)  # more is known of what it reads
             self.recordings[key] = recording
             forget(self.recordings, _RECORDINGS)
@@ -326,6 +320,20 @@ class Recorded:
         if _drawn() != drawn:
             raise Unrecordable("The model draws from Python's or numpy's random numbers. Draw from torch's.")
         return result
+
+
+@contextlib.contextmanager
+def _operands_alone() -> Iterator[None]:
+    """Raise Unrecordable where code that is traced reads a tensor of its own."""
+    try:
+        yield
+    except AssertionError as error:
+        if NOT_AN_OPERAND not in str(error):
+            raise
+        raise Unrecordable(
+            "The model applies an autograd.Function whose forward or backward reads a tensor that is none of its "
+            "operands (a global, an attribute of a module), which a record of its operations does not tell."
+        ) from error
 
 
 class _Complaints:
