@@ -119,7 +119,7 @@ class AtLength:
             graph.proof.renew(graph.plans, graph.run, departed)
         if not is_aside() and (departed or (graph.proof.due and self._proves(recording))):
             self._prove(call, recording, departed)
-        self.again.note(call.length, key, looked=program.calls == 1)
+        self.again.note(_sizes(call), key, looked=program.calls == 1)
         with between_turns():
             return recording.replay(state)
 
@@ -248,6 +248,11 @@ def only_here(call: Call) -> str:
     if devices == {"cpu"}:
         return ""
     return f"code for any size is made for CPUs, and here is {', '.join(sorted(devices))}. {_WHEN_IT_COMES}"
+
+
+def _sizes(call: Call) -> Any:
+    """The sizes of all arguments, which are those of a batch and of the sequences in it."""
+    return tuple(tuple(value.shape) for value in tensors_of((call.args, call.kwargs)))
 
 
 def _kinds(found: Capture) -> Any:

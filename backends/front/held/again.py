@@ -24,14 +24,15 @@ _PARTS = (
 
 
 class Again:
-    """The calls of one model: the lengths that came, and how many of the last ones had it looked at for one reason."""
+    """The calls of one model: the lengths that came, each a number of steps or the sizes of all arguments, and how many
+    of the last ones had it looked at for one reason."""
 
     def __init__(self) -> None:
-        self._lengths, self._reason = set[int](), ""
+        self._lengths, self._reason = set[Any](), ""
         self._key: Any = None
         self._count, self.told = 0, False
 
-    def note(self, length: int, key: Any, *, looked: bool) -> None:
+    def note(self, length: Any, key: Any, *, looked: bool) -> None:
         """Note a call with its length and key, and whether the model was looked at; warn at the third in a row."""
         before, self._key = self._key, key
         if not looked:

@@ -81,7 +81,8 @@ def twins(net: nn.Module, **options: Any) -> tuple[Any, Any, Any]:
 
 def agree(net: nn.Module, twin: nn.Module, run: Any, *inputs: Any, recorded: bool = True) -> None:
     """Results, gradients, buffers and random numbers are equal; ``recorded``: whether by a record, or as Dynamo reads."""
-    different = differences(results(run, twin, inputs), results(net, net, inputs), 1e-12)
+    leaves = tuple(each.detach() if isinstance(each, Tensor) else each for each in inputs)
+    different = differences(results(run, twin, leaves), results(net, net, leaves), 1e-12)
     assert not different, f"at {inputs[0].shape[0]} steps: {different}"
     assert run.reroll_caller.is_read is not recorded
 

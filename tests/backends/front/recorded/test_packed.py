@@ -171,7 +171,13 @@ class Read(Ragged):
         return self.layer(packed)
 
 
-@pytest.mark.parametrize("way", ["data", "sizes"])
+_EMPTY = pytest.mark.xfail(
+    raises=ValueError,
+    reason="torch 2.13 makes an empty tuple of a PackedSequence that _replace gave, where allow_rnn is set",
+)
+
+
+@pytest.mark.parametrize("way", [pytest.param("data", marks=_EMPTY), "sizes"])
 def test_other_uses_of_packed_sequences_are_read_by_dynamo(way: str) -> None:
     read_by_dynamo(Read(way), data(20), data(33), data(20))
 
