@@ -38,7 +38,7 @@ from reroll.backends.front.observe import (
     looked_at,
     refuse_sparse,
 )
-from reroll.backends.runtime.randomness import numpy_state
+from reroll.backends.runtime.randomness import move_on, numpy_state
 from reroll.capture.recorder.graph import GraphRecorder, Unrecordable
 from reroll.capture.recorder.identity import by_value, fingerprint, is_a
 from reroll.capture.recorder.ragged import LONGEST
@@ -245,6 +245,7 @@ class Recorded:
         with looked_at(self.model, call, frozenset(), parameters=True, ran=ran.functions) as state:
             outside = [value for value, _, _ in state.tensors]
             paths = self._paths()
+            move_on()
             names = {number: _identifier(name) for number, name in (paths | call.names()).items()}
             recorder = GraphRecorder(outside, self.functions, names, asks=self.asks, folds=self.folds)
             for value, node in zip(outside, recorder.inputs, strict=True):

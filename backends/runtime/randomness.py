@@ -50,6 +50,13 @@ def set_device_states(states: Iterable[Tensor]) -> None:
         torch.cuda.set_rng_state(marked[1:], int(marked[0]))
 
 
+def move_on() -> None:
+    """Draw a number from each of torch's generators, so that who sets one to the state that it had is seen."""
+    torch.rand((), device="cpu")
+    for index in range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ():
+        torch.rand((), device=f"cuda:{index}")
+
+
 @contextmanager
 def random_numbers_kept() -> Iterator[None]:
     """Put back the states of Python's, numpy's and torch's generators afterwards."""
