@@ -107,10 +107,11 @@ def hooks_inside() -> Any:
 
 
 def uncut(run: Any) -> Any:
-    """What ``torch.compile`` gave, whose graphs Dynamo will not cut for ``DistributedDataParallel``."""
-    context = getattr(run, "dynamo_ctx", None)
+    """What ``torch.compile`` gave, whose graphs Dynamo will not cut for ``DistributedDataParallel``, and in which it
+    leaves it to numpy to draw numpy's random numbers."""
+    context, settings = getattr(run, "dynamo_ctx", None), {"optimize_ddp": False, "use_numpy_random_stream": True}
     if context is not None:
-        context.enter_exit_hooks.append(torch._dynamo.config._make_closure_patcher(optimize_ddp=False))
+        context.enter_exit_hooks.append(torch._dynamo.config._make_closure_patcher(**settings))
     return run
 
 

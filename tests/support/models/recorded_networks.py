@@ -80,7 +80,7 @@ def twins(net: nn.Module, **options: Any) -> tuple[Any, Any, Any]:
 
 
 def agree(net: nn.Module, twin: nn.Module, run: Any, *inputs: Any, recorded: bool = True) -> None:
-    """Results, gradients, buffers and random numbers are equal; ``recorded``: whether by a record, or as Dynamo reads."""
+    """Results, gradients, buffers and random numbers are equal; ``recorded``: whether by a record, or by Dynamo."""
     leaves = tuple(each.detach() if isinstance(each, Tensor) else each for each in inputs)
     different = differences(results(run, twin, leaves), results(net, net, leaves), 1e-12)
     assert not different, f"at {inputs[0].shape[0]} steps: {different}"

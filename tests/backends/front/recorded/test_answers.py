@@ -69,9 +69,7 @@ def test_from_another_answer_on_dynamo_reads_the_model() -> None:
 
 def test_the_lines_that_ask_are_named_in_the_warning() -> None:
     run = reroll.compile(Timed(), **EAGER)
-    with pytest.warns(
-        reroll.RerollWarning, match=r"(?s)asks .*falls.all\(\).*answers are compared at every call.*where"
-    ):
+    with pytest.warns(reroll.RerollWarning, match=r"(?s)asks .*falls.all\(\).*are compared at every call.*where"):
         run(torch.randn(3, 4, dtype=D), grid(20))
 
 
