@@ -9,13 +9,14 @@ Private torch API, tried on 2.11 and 2.13: ``FakeTensorMode`` to run the graph a
 ``ShortenTraceback``, whose kin Dynamo raises as they are, ``TorchRuntimeError``, ``Unsupported``, ``UserError`` and
 ``InternalTorchDynamoError`` (what it raises where it cannot trace; ``ConstraintViolationError`` and
 ``GuardOnDataDependentSymNode`` go through it as they are), ``config`` with its ``disable``, ``patch`` and
-``_make_closure_patcher``, ``dynamo_ctx`` of a compiled module with ``enter_exit_hooks``, which run around each of its
-calls, and ``_stance``: whether the user has switched it off.
+``_make_closure_patcher``, ``dynamo_ctx`` of a compiled module, the ``self`` of a compiled function, with ``enter_exit_hooks``,
+which run around each of its calls, and ``_stance``: whether the user has switched it off.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import os
 import re
@@ -25,6 +26,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -109,8 +111,11 @@ def hooks_inside() -> Any:
 def uncut(run: Any) -> Any:
     """What ``torch.compile`` gave, whose graphs Dynamo will not cut for ``DistributedDataParallel``, and in which it
     leaves it to numpy to draw numpy's random numbers."""
-    context, settings = getattr(run, "dynamo_ctx", None), {"optimize_ddp": False, "use_numpy_random_stream": True}
-    if context is not None:
+    settings = {"optimize_ddp": False, "use_numpy_random_stream": True}
+    context = getattr(run, "dynamo_ctx", None)
+    if context is None and isinstance(run, FunctionType):  # of a function or method; what is switched off has none
+        context = inspect.getclosurevars(run).nonlocals.get("self")
+    if hasattr(context, "enter_exit_hooks"):
         context.enter_exit_hooks.append(torch._dynamo.config._make_closure_patcher(**settings))
     return run
 
