@@ -45,10 +45,7 @@ from reroll.recurrence import Capture
 LOG = logging.getLogger(__name__)
 HELD = 200_000
 """Operations of all records whose programs are held, 3 KB each; the last one is, however many it has."""
-NAME_TIME = (
-    "Say where time is, reroll.compile(model, time_dim=...) or steps=...: then a few steps are recorded, however many "
-    "there are."
-)
+IN_PARTS = "Give it the sequence in parts, each with the state in which the part before ended."
 _WHEN_IT_COMES = "Each size is compiled when it comes."
 ONE_SIZE = f"the model runs at no other size that was tried (half of a dimension of 3 or more). {_WHEN_IT_COMES}"
 Found = tuple[Recording, State, Any]
@@ -86,7 +83,7 @@ class AtLength:
         except TooManyError as reason:
             if self.named:
                 return None
-            raise UnsupportedError(f"{reason} {NAME_TIME}") from None
+            raise UnsupportedError(f"{reason} {IN_PARTS}") from None
         except (Unrecordable, TakenError) as reason:
             LOG.info("not recorded at its full length: %s", reason)
             self.raised = isinstance(reason, RaisedError)
@@ -119,7 +116,7 @@ class AtLength:
             graph.proof.renew(graph.plans, graph.run, departed)
         if not is_aside() and (departed or (graph.proof.due and self._proves(recording))):
             self._prove(call, recording, departed)
-        self.again.note(_sizes(call), key, looked=program.calls == 1)
+        self.again.note((_sizes(call), program.operations), key, looked=program.calls == 1)
         with between_turns():
             return recording.replay(state)
 

@@ -24,8 +24,8 @@ _PARTS = (
 
 
 class Again:
-    """The calls of one model: the lengths that came, each a number of steps or the sizes of all arguments, and how many
-    of the last ones had it looked at for one reason."""
+    """The calls of one model: the lengths that came, each the sizes of all arguments and a number of operations, and
+    how many of the last ones had it looked at for one reason."""
 
     def __init__(self) -> None:
         self._lengths, self._reason = set[Any](), ""

@@ -193,7 +193,7 @@ def test_too_many_operations_are_refused_and_the_remedy_helps() -> None:
     with mock.patch.object(graph, "_MOST", 100):
         with pytest.raises(UnsupportedError, match=told):
             reroll.compile(net, **EAGER)(x)
-        trained_alike(reroll.compile(net, time_dim=0, **EAGER), copy.deepcopy(net), x)
+        trained_alike(reroll.compile(net, **EAGER), copy.deepcopy(net), x)
 
 
 def test_it_can_be_pickled_copied_and_put_around_a_function() -> None:
@@ -288,9 +288,8 @@ def changed_by(results: Any, at: int) -> list[int]:
     return [number for number, each in enumerate(results) if not torch.equal(each, before[number])]
 
 
-@pytest.mark.parametrize("named", [{}, {"time_dim": 0}])
 @pytest.mark.parametrize("pick", RESULTS)
-def test_results_share_memory_where_those_of_the_model_do(pick: str, named: Any) -> None:
+def test_results_share_memory_where_those_of_the_model_do(pick: str) -> None:
     torch.manual_seed(0)
 
     class Several(Net):
@@ -302,7 +301,7 @@ def test_results_share_memory_where_those_of_the_model_do(pick: str, named: Any)
             return RESULTS[pick](found)
 
     net = Several()
-    run, x = reroll.compile(net, **named, **EAGER), torch.randn(9, B, N)
+    run, x = reroll.compile(net, **EAGER), torch.randn(9, B, N)
     for at in range(len(net(x))):
         assert changed_by(run(x), at) == changed_by(net(x), at)
     grads = [
