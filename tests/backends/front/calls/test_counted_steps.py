@@ -223,9 +223,13 @@ def test_no_step_at_all_is_the_error_that_it_is() -> None:
     reroll.check(run, data(), strict=True, measure=False)
 
 
+def _draws(*_: Any) -> None:
+    torch.rand(())
+
+
 def test_a_very_long_one_is_recorded_without_dynamo_and_draws_as_often_as_the_model() -> None:
     model, x, found = ByLoop(600), data(), list[Any]()
-    model.fc.register_forward_pre_hook(lambda *_: [torch.rand(())] and None)
+    model.fc.register_forward_pre_hook(_draws)
     run: Any = reroll.compile(model, **EAGER)
     torch._dynamo.utils.counters.clear()
     for called in (run, model, run, model):
