@@ -8,11 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import reroll
 from reroll.capture.lengths.liveness import live_events
 from reroll.capture.recorder.events import Recorder
-
-EAGER: dict[str, Any] = {"lowering": "eager"}
 
 
 def live_of(run: Any) -> list[str]:
@@ -62,40 +59,3 @@ def test_all_items_of_a_list_are_read(count: int) -> None:
         return torch.stack(pairs)
 
     assert live_of(run) == [*["ones", "mul"] * count, *["exp", "stack"] * count, "stack", "gives result"]
-
-
-class Decaying(nn.Module):
-    """Numbers of the step in what nothing reads, or in what is read as ``read`` says."""
-
-    def __init__(self, read: str) -> None:
-        super().__init__()
-        self.fc, self.read = nn.Linear(4, 4, dtype=torch.float64), read
-
-    def forward(self, x: Tensor) -> Any:
-        h = unread = torch.zeros(3, 4, dtype=torch.float64)
-        for t in range(x.shape[0]):
-            h = torch.tanh(self.fc(x[t]) + h)
-            unread = unread * 0.9**t + h
-            if self.read == "asked":
-                assert (h * 0.8**t < 9).all()
-        if self.read == "list":
-            return [h, unread.detach().sum().floor() * 0.0]
-        return h
-
-
-def test_numbers_that_nothing_reads_may_be_any() -> None:
-    torch.manual_seed(0)
-    run = reroll.compile(Decaying("never"), time_dim=0, **EAGER)
-    for steps in (20, 31):
-        x = torch.randn(steps, 3, 4, dtype=torch.float64, requires_grad=True)
-        reroll.check(run, x, strict=True, measure=False)
-    assert len(reroll.explain(run, x).loops) == 1
-
-
-@pytest.mark.parametrize("read", ["list", "asked"])
-@pytest.mark.filterwarnings("ignore:Dynamo cannot read")
-def test_numbers_that_are_read_are_right(read: str) -> None:
-    torch.manual_seed(0)
-    run = reroll.compile(Decaying(read), time_dim=0, **EAGER)
-    x = torch.randn(20, 3, 4, dtype=torch.float64, requires_grad=True)
-    reroll.check(run, x, strict=True, measure=False)

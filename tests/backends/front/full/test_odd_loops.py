@@ -295,3 +295,41 @@ def test_a_row_before_the_first_is_not_the_last_one(order: tuple[int, ...], stac
     fast = compiled(model, proof="never")
     for steps in order:
         agree(model, fast, rows(steps, 2, 4))
+
+
+class Decaying(nn.Module):
+    """Numbers of the step in what nothing reads, or in what is read as ``read`` says."""
+
+    def __init__(self, read: str) -> None:
+        super().__init__()
+        self.fc, self.read = nn.Linear(4, 4, dtype=torch.float64), read
+
+    def forward(self, x: Tensor) -> Any:
+        h = unread = torch.zeros(3, 4, dtype=torch.float64)
+        for t in range(x.shape[0]):
+            h = torch.tanh(self.fc(x[t]) + h)
+            unread = unread * 0.9**t + h
+            if self.read == "asked":
+                assert (h * 0.8**t < 9).all()
+        if self.read == "list":
+            return [h, unread.detach().sum().floor() * 0.0]
+        return h
+
+
+def test_numbers_that_nothing_reads_may_be_any() -> None:
+    torch.manual_seed(0)
+    run = reroll.compile(Decaying("never"), lowering="eager")
+    for steps in (20, 31):
+        x = torch.randn(steps, 3, 4, dtype=torch.float64, requires_grad=True)
+        reroll.check(run, x, strict=True, measure=False)
+    assert len(reroll.explain(run, x).loops) == 1
+
+
+@pytest.mark.parametrize("read", ["list", "asked"])
+@pytest.mark.filterwarnings("ignore:The model asks")
+def test_numbers_that_are_read_are_right(read: str) -> None:
+    torch.manual_seed(0)
+    run = reroll.compile(Decaying(read), lowering="eager")
+    for steps in (20, 31):
+        x = torch.randn(steps, 3, 4, dtype=torch.float64, requires_grad=True)
+        reroll.check(run, x, strict=True, measure=False)
