@@ -112,7 +112,7 @@ def uncut(run: Any) -> Any:
     """What ``torch.compile`` gave, whose graphs Dynamo will not cut for ``DistributedDataParallel``, and in which it
     leaves it to numpy to draw numpy's random numbers."""
     settings = {"optimize_ddp": False, "use_numpy_random_stream": True}
-    context = getattr(run, "dynamo_ctx", None)
+    context: Any = getattr(run, "dynamo_ctx", None)
     if context is None and isinstance(run, FunctionType):  # of a function or method; what is switched off has none
         context = inspect.getclosurevars(run).nonlocals.get("self")
     if hasattr(context, "enter_exit_hooks"):

@@ -43,6 +43,7 @@ from length_networks import (
     time_numbers,
     turned,
 )
+from reroll.backends.dynamo.entry import rolled
 from reroll.backends.front.full import at_length
 from reroll.backends.front.recorded import Recorded
 
@@ -83,7 +84,7 @@ def test_many_lengths_in_any_order_are_recorded_and_planned_once() -> None:
     lengths = torch.randperm(150) + 12
     with (
         mock.patch.object(Recorded, "record", autospec=True, side_effect=Recorded.record) as recorded,
-        mock.patch.object(at_length, "rolled", wraps=at_length.rolled) as planned,
+        mock.patch.object(at_length, "rolled", wraps=rolled) as planned,
     ):
         for steps in (*lengths.tolist(), *lengths.flip(0).tolist(), *lengths[torch.randperm(150)].tolist()):
             fast(torch.randn(steps, 2, I)).sum().backward()

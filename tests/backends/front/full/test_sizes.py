@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -49,7 +50,7 @@ class States(nn.Module):
 def test_what_is_taken_of_all_steps_is_right(name: str) -> None:
     torch.manual_seed(0)
     model = States(ENDS[name])
-    fast = reroll.compile(model, lowering="eager")
+    fast: Any = reroll.compile(model, lowering="eager")
     for steps in (43, 60, 43):
         x = torch.randn(steps, 3, 2)
         expected, found = model(x), fast(x)

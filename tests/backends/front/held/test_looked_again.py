@@ -118,7 +118,7 @@ def test_a_table_that_nobody_sees_is_dynamos() -> None:
             return super().forward(x_TBH * made(), scale)
 
     model = Tabled()
-    run = compiled(model)
+    run: Any = compiled(model)
     for _ in range(4):
         x = data()
         torch.testing.assert_close(run(x), model(x))
