@@ -9,7 +9,7 @@ Private torch API, tried on 2.11 and 2.13: ``FakeTensorMode`` to run the graph a
 ``ShortenTraceback``, whose kin Dynamo raises as they are, ``TorchRuntimeError``, ``Unsupported``, ``UserError`` and
 ``InternalTorchDynamoError`` (what it raises where it cannot trace; ``ConstraintViolationError`` and
 ``GuardOnDataDependentSymNode`` go through it as they are), ``config`` with its ``disable``, ``patch`` and
-``_make_closure_patcher``, ``dynamo_ctx`` of a compiled module, the ``self`` of a compiled function, with
+``_make_closure_patcher``, ``dynamo_ctx`` of a compiled module, or the ``self`` of a compiled function, with
 ``enter_exit_hooks``, which run around each of its calls, and ``_stance``: whether the user has switched it off.
 """
 

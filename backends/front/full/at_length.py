@@ -47,10 +47,7 @@ from reroll.recurrence import Capture
 LOG = logging.getLogger(__name__)
 HELD = 200_000
 """Operations of all records whose programs are held, 3 KB each; the last one is, however many it has."""
-_MANY = (
-    "Steps that repeat are not among them, so these do not: each does something else than the one before, beside rows "
-    "and whole numbers that grow evenly. Make that a tensor with a row for each step, or use the plain model."
-)
+IN_PARTS = "Give it the sequence in parts, each with the state in which the part before ended."
 _WHEN_IT_COMES = "Each size is compiled when it comes."
 ONE_SIZE = f"the model runs at no other size that was tried (half of a dimension of 3 or more). {_WHEN_IT_COMES}"
 Found = tuple[Recording, State, Any]
@@ -86,7 +83,7 @@ class AtLength:
         try:
             found = self._recording(call)
         except TooManyError as reason:
-            raise UnsupportedError(f"{reason} {_MANY}") from None
+            raise UnsupportedError(f"{reason} {IN_PARTS}") from None
         except (Unrecordable, TakenError) as reason:
             LOG.info("not recorded: %s", reason)
             return Missing.RAISED if isinstance(reason, RaisedError) else Missing.UNTOLD

@@ -55,12 +55,12 @@ INPUTS = {
 @pytest.mark.parametrize("name", INPUTS)
 def test_inputs_may_be_expanded_and_have_gaps(name: str) -> None:
     model, x = Cell(), INPUTS[name]()
-    reroll.check(reroll.compile(model, time_dim=0, **EAGER), x, strict=True, measure=False)
+    reroll.check(reroll.compile(model, **EAGER), x, strict=True, measure=False)
 
 
 def test_hooks_of_the_model_are_read_with_it() -> None:
     model = Cell()
-    compiled, x = reroll.compile(model, time_dim=0, **EAGER), torch.randn(12, 2, 3)
+    compiled, x = reroll.compile(model, **EAGER), torch.randn(12, 2, 3)
     torch.testing.assert_close(gradients(model, compiled, x), gradients(model, model, x))
     before, after = model.register_forward_pre_hook(doubled), model.register_forward_hook(shifted)
     torch.testing.assert_close(gradients(model, compiled, x), gradients(model, model, x))
@@ -81,14 +81,26 @@ def shifted(_: nn.Module, __: Any, output: Tensor) -> Tensor:
 
 def test_the_cache_of_parametrizations_holds_nothing_of_a_look() -> None:
     model = Cell()
-    compiled = reroll.compile(model, time_dim=0, **EAGER)
+    compiled = reroll.compile(model, **EAGER)
     for lengths in ((12,), (12, 20), (20, 12, 12), (40,)):
         xs = [torch.randn(length, 2, 3) for length in lengths]
         expected = gradients(model, model, *xs, around=parametrize.cached)
         torch.testing.assert_close(gradients(model, compiled, *xs, around=parametrize.cached), expected)
 
 
-def test_transforms_in_a_step_are_refused_by_name() -> None:
+def trained_alike(called: Callable[..., Any], plain: Callable[..., Any], *args: Tensor) -> None:
+    """Results and gradients of a compiled function are those of the plain one, from the same seed."""
+    found = []
+    for each in (called, plain):
+        given = [value.detach().requires_grad_() for value in args]
+        np.random.seed(0)  # noqa: NPY002
+        y = each(*given)
+        found.append([y.detach(), *torch.autograd.grad(y.square().sum(), given), float(np.random.rand())])  # noqa: NPY002
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.filterwarnings("ignore::reroll.RerollWarning")
+def test_transforms_in_a_step_are_right() -> None:
     def inner(w: Tensor, x: Tensor) -> Tensor:
         return (x @ w).square().sum()
 
@@ -97,9 +109,9 @@ def test_transforms_in_a_step_are_refused_by_name() -> None:
             w = w - 0.1 * torch.func.grad(inner)(w, x[t])
         return w
 
-    args = torch.randn(12, 2, 3), torch.randn(3, 5, requires_grad=True)
-    with pytest.raises(UnsupportedError, match=r"torch\.func transforms"):
-        reroll.compile(run, time_dim={"x": 0}, **EAGER)(*args)
+    compiled = reroll.compile(run, **EAGER)
+    for steps in (12, 20, 12):
+        trained_alike(compiled, run, torch.randn(steps, 2, 3), torch.randn(3, 5))
 
 
 @pytest.mark.usefixtures("unproved")
@@ -114,7 +126,7 @@ def test_transforms_in_a_step_are_refused_by_name() -> None:
 )
 def test_a_transform_around_a_model_runs_it_as_it_is(transformed: Callable[..., Tensor]) -> None:
     model, x = Cell(), torch.randn(12, 2, 3)
-    run = reroll.compile(model, time_dim=0, **EAGER)
+    run = reroll.compile(model, **EAGER)
     with pytest.warns(RerollWarning, match=r"A torch\.func transform .* runs as plain PyTorch"):
         found = transformed(run, x)
     torch.testing.assert_close(found, transformed(model, x))
@@ -122,19 +134,21 @@ def test_a_transform_around_a_model_runs_it_as_it_is(transformed: Callable[..., 
         run(forward_ad.make_dual(x, x))
 
 
-def test_gradients_that_a_model_takes_itself_are_refused_by_name() -> None:
+@pytest.mark.filterwarnings("ignore::reroll.RerollWarning")
+def test_gradients_that_a_model_takes_itself_are_right() -> None:
     def learns(x: Tensor, w: Tensor) -> Tensor:
         for t in range(x.shape[0]):
             (step,) = torch.autograd.grad((x[t] @ w).square().sum(), w, create_graph=True)
             w = w - 0.1 * step
         return w
 
-    args = torch.randn(12, 2, 3), torch.randn(3, 5, requires_grad=True)
-    with pytest.raises(UnsupportedError, match="takes a gradient in its forward"):
-        reroll.compile(learns, time_dim={"x": 0}, **EAGER)(*args)
+    compiled = reroll.compile(learns, **EAGER)
+    for steps in (12, 20, 12):
+        trained_alike(compiled, learns, torch.randn(steps, 2, 3), torch.randn(3, 5))
 
 
-def test_numbers_of_numpy_are_refused_by_name() -> None:
+@pytest.mark.filterwarnings("ignore::reroll.RerollWarning")
+def test_numbers_of_numpy_are_drawn_as_without_reroll() -> None:
     """Torch's compiler draws others in their place."""
 
     def noisy(x: Tensor) -> Tensor:
@@ -143,12 +157,9 @@ def test_numbers_of_numpy_are_refused_by_name() -> None:
             h = torch.tanh(h + x[t])
         return h
 
-    before = np.random.get_state(legacy=False)  # noqa: NPY002
-    with pytest.raises(UnsupportedError, match="draws from numpy's random numbers"):
-        reroll.compile(noisy, time_dim=0, **EAGER)(torch.randn(12, 2, 3))
-    after = np.random.get_state(legacy=False)  # noqa: NPY002
-    assert before["state"]["pos"] == after["state"]["pos"]
-    assert np.array_equal(before["state"]["key"], after["state"]["key"])
+    compiled = reroll.compile(noisy, **EAGER)
+    for steps in (12, 20, 12):
+        trained_alike(compiled, noisy, torch.randn(steps, 2, 3))
 
 
 def test_what_a_model_holds_may_hold_itself() -> None:
@@ -156,14 +167,19 @@ def test_what_a_model_holds_may_hold_itself() -> None:
     holder: dict[str, Any] = {"scale": torch.tensor(2.0)}
     holder["again"] = [holder, (holder,)]
     model.__dict__["holder"] = holder
-    reroll.check(reroll.compile(model, time_dim=0, **EAGER), torch.randn(12, 2, 3), strict=True, measure=False)
+    reroll.check(reroll.compile(model, **EAGER), torch.randn(12, 2, 3), strict=True, measure=False)
 
 
 @pytest.mark.parametrize("kept", [lambda value: value, lambda value: value.detach().norm()])
-def test_values_that_a_hook_adds_to_a_list_are_refused_by_name(kept: Callable[[Tensor], Tensor]) -> None:
+@pytest.mark.filterwarnings("ignore::reroll.RerollWarning")
+def test_values_that_a_hook_adds_to_a_list_are_added_once(kept: Callable[[Tensor], Tensor]) -> None:
     model, seen = Cell(), list[Tensor]()
     model.cell.register_forward_hook(lambda _, __, result: seen.append(kept(result)))
-    run = reroll.compile(model, time_dim=0, **EAGER)
-    with pytest.raises(UnsupportedError, match="adds values of its steps to a list that is there before the call"):
-        run(torch.randn(20, 4, 3))
-    assert not seen
+    run = reroll.compile(model, **EAGER)
+    for steps in (20, 9, 20):
+        x, found = torch.randn(steps, 4, 3), list[Any]()
+        for called in (run, model):
+            seen.clear()
+            found.append([*gradients(model, called, x), *(value.detach() for value in seen)])
+            assert len(seen) == steps
+        torch.testing.assert_close(*found)

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 import reroll
 import reroll.backends.construct.kernels as build
-import reroll.backends.front.entries as entries
-import reroll.backends.front.families as families
 from agreement import differences, results
 from length_networks import (
     DOUBLE,
@@ -45,8 +43,9 @@ from length_networks import (
     time_numbers,
     turned,
 )
-from reroll.backends.construct.share import fitting_all
-from reroll.backends.front.observe import observe
+from reroll.backends.dynamo.entry import rolled
+from reroll.backends.front.full import at_length
+from reroll.backends.front.recorded import Recorded
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -60,7 +59,7 @@ def test_every_length_agrees_with_eager(body: Callable[..., Any]) -> None:
     torch.manual_seed(0)
     net = Net(body)
     twin = copy.deepcopy(net)
-    run = reroll.compile(twin, time_dim=0, **DOUBLE)
+    run = reroll.compile(twin, **DOUBLE)
     for steps in (37, 14, 50):
         agree(net, run, twin, torch.randn(steps, 3, I))
 
@@ -68,35 +67,37 @@ def test_every_length_agrees_with_eager(body: Callable[..., Any]) -> None:
 def test_thirty_lengths_are_traced_and_compiled_once() -> None:
     net = Net(stacked)
     twin = copy.deepcopy(net)
-    run = reroll.compile(twin, time_dim=0, **EAGER)
+    run = reroll.compile(twin, **EAGER)
     kernels = mock.Mock(wraps=build.compile_kernels)
-    graphs = mock.Mock(wraps=entries.Entry)
-    with mock.patch.object(build, "compile_kernels", kernels), mock.patch.object(entries, "Entry", graphs):
-        for steps in (40, *range(1, 15), *range(21, 300, 20), 64):
+    torch._dynamo.utils.counters.clear()
+    with mock.patch.object(build, "compile_kernels", kernels):
+        for steps in (40, *range(3, 15), *range(21, 300, 20), 64):
             agree(net, run, twin, torch.randn(steps, 2, I))
-    assert graphs.call_count == 1
     assert kernels.call_count <= 2  # the loop, and the row-wise readout where it is a loop of its own
+    assert not torch._dynamo.utils.counters["stats"]
 
 
-def test_many_lengths_in_any_order_are_checked_and_planned_once() -> None:
+def test_many_lengths_in_any_order_are_recorded_and_planned_once() -> None:
     torch.manual_seed(0)
     net = Net(last)
-    fast = reroll.compile(net, time_dim=0, **EAGER)
+    fast: Any = reroll.compile(net, **EAGER)
     lengths = torch.randperm(150) + 12
     with (
-        mock.patch.object(entries, "observe", wraps=observe) as checked,
-        mock.patch.object(families, "fitting_all", wraps=fitting_all) as planned,
+        mock.patch.object(Recorded, "record", autospec=True, side_effect=Recorded.record) as recorded,
+        mock.patch.object(at_length, "rolled", wraps=rolled) as planned,
     ):
         for steps in (*lengths.tolist(), *lengths.flip(0).tolist(), *lengths[torch.randperm(150)].tolist()):
             fast(torch.randn(steps, 2, I)).sum().backward()
-    assert checked.call_count == planned.call_count == 150
+    assert planned.call_count == 150
+    assert recorded.call_count == 300  # looked at again at the second call of each
+    assert len(fast.reroll_caller.at_length.recorded.recordings) == 150
 
 
 def test_lengths_are_independent_of_their_order() -> None:
     net = Net(rows)
     for order in ((1, 9, 30), (30, 9, 1), (8, 11, 9)):
         twin = copy.deepcopy(net)
-        run = reroll.compile(twin, time_dim=0, **EAGER)
+        run = reroll.compile(twin, **EAGER)
         for steps in order:
             agree(net, run, twin, torch.randn(steps, 2, I))
 
@@ -104,7 +105,7 @@ def test_lengths_are_independent_of_their_order() -> None:
 def test_lists_and_numbers_come_at_the_full_length() -> None:
     net = Net(rows)
     x_TBI = torch.randn(33, 2, I)
-    found = reroll.compile(net, time_dim=0, **EAGER)(x_TBI)
+    found = reroll.compile(net, **EAGER)(x_TBI)
     assert len(found["all"]) == len(found["pairs"]) == found["steps"] == 33
     assert found["x"] is x_TBI
     assert isinstance(found["some"], tuple)
@@ -116,7 +117,7 @@ def test_lists_and_numbers_come_at_the_full_length() -> None:
 def test_all_but_the_length_is_guarded(change: str) -> None:
     net = Net(lambda net, x: net.drop(last(net, x)))
     twin = copy.deepcopy(net)
-    run = reroll.compile(twin, time_dim=0, **EAGER)
+    run = reroll.compile(twin, **EAGER)
     agree(net, run, twin, torch.randn(20, 2, I))
     batch = 5 if change == "batch" else 2
     if change == "dtype":
@@ -182,7 +183,7 @@ def test_the_model_is_as_if_it_had_run_once() -> None:
 
     net = Counting()
     twin = copy.deepcopy(net)
-    run = reroll.compile(twin, time_dim=0, **EAGER)
+    run = reroll.compile(twin, **EAGER)
     for steps in (20, 31):
         agree(net, run, twin, torch.randn(steps, 2, I))  # type: ignore[arg-type]
         assert torch.allclose(net.log["h"], twin.log["h"], atol=1e-12)
@@ -196,7 +197,7 @@ def test_what_short_traces_do_not_show_is_right(
 ) -> None:
     net = Net(body)
     twin = copy.deepcopy(net)
-    run = reroll.compile(twin, time_dim=0, **EAGER)
+    run = reroll.compile(twin, **EAGER)
     for steps in (38, 60, 85, 25):
         agree(net, run, twin, torch.randn(steps, 2, I))
 
@@ -205,12 +206,14 @@ def test_what_short_traces_do_not_show_is_right(
 def test_what_longer_traces_show_is_right(body: Callable[..., Any]) -> None:
     net = Net(body)
     twin = copy.deepcopy(net)
-    run = reroll.compile(twin, time_dim=0, **EAGER)
+    run = reroll.compile(twin, **EAGER)
     for steps in (40, 64, 45):
         agree(net, run, twin, torch.randn(steps, 2, I))
 
 
-def test_branches_that_read_a_parameter_are_refused_unless_they_are_given_it() -> None:
+@pytest.mark.filterwarnings("ignore::reroll.RerollWarning")
+@pytest.mark.parametrize("given", [False, True])
+def test_branches_that_read_a_parameter(given: bool) -> None:
     class Branching(nn.Module):
         def __init__(self, given: bool) -> None:
             super().__init__()
@@ -228,11 +231,11 @@ def test_branches_that_read_a_parameter_are_refused_unless_they_are_given_it() -
                     h_BI = torch.cond(u_BI.sum() > 0, lambda u: u.clone(), lambda u: u.sigmoid() * self.scale, (u_BI,))
             return h_BI
 
-    x_TBI = torch.randn(12, 2, I)
-    with pytest.raises(reroll.UnsupportedError, match="among the operands"):
-        reroll.compile(Branching(given=False), time_dim=0, **EAGER)(x_TBI)
-    model = Branching(given=True)
-    torch.testing.assert_close(reroll.compile(model, time_dim=0, **EAGER)(x_TBI), model(x_TBI))
+    net: Any = Branching(given)
+    twin = copy.deepcopy(net)
+    run = reroll.compile(twin, **EAGER)
+    for steps in (12, 20, 12):
+        agree(net, run, twin, torch.randn(steps, 2, I))
 
 
 @pytest.mark.inductor
@@ -240,7 +243,7 @@ def test_branches_that_read_a_parameter_are_refused_unless_they_are_given_it() -
 def test_inductor_serves_every_length() -> None:
     net = Net(stacked)
     twin = copy.deepcopy(net)
-    run = reroll.compile(twin, time_dim=0, verify=True)
+    run = reroll.compile(twin, verify=True)
     for steps in (60, 7, 33, 129):
         x_TBI = torch.randn(steps, 2, I)
         assert not differences(results(run, twin, (x_TBI,)), results(net, net, (x_TBI,)), 1e-9)

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 import reroll
 from length_networks import EAGER, Flat
-from reroll.errors import LengthError, RerollError, UnsupportedError
+from reroll.errors import LengthError, RerollError
 
 LATE = 25
 Change = Callable[[int, Any], Any]
@@ -152,7 +152,7 @@ def gradients(y: Tensor, net: Net) -> tuple[Tensor, ...]:
 def compare(net: Net, *calls: tuple[Tensor, ...], between: Callable[[int, Any], Any] = lambda k, net: None) -> int:
     """Compare outputs and gradients of some calls with eager; how many were refused."""
     plain, refused = copy.deepcopy(net), 0
-    run = reroll.compile(net, time_dim=0, **EAGER)
+    run = reroll.compile(net, **EAGER)
     for number, args in enumerate(calls):
         between(number, net)
         between(number, plain)
@@ -201,7 +201,7 @@ def test_a_late_update_of_the_input_happens_once_or_not_at_all(at: int, steps: i
     expected = 0.5
     with torch.no_grad():
         try:
-            reroll.compile(Net(body), time_dim=0, **EAGER)(x)
+            reroll.compile(Net(body), **EAGER)(x)
         except LengthError:
             expected = 1.0
     assert x.unique().tolist() == [expected]
@@ -269,7 +269,7 @@ def same(found: Any, expected: Any) -> bool:
 def test_results_of_any_type_are_right_or_refused(name: str) -> None:
     net, x = Net(RESULTS[name]), torch.randn(40, 2, 2)
     try:
-        found = reroll.compile(net, time_dim=0, **EAGER)(x)
+        found = reroll.compile(net, **EAGER)(x)
     except (RerollError, torch._dynamo.exc.Unsupported):
         assert name in ("set", "plain object")
         return
@@ -289,21 +289,37 @@ def logs(net: Any, x: Tensor) -> Tensor:
 
 def test_a_row_may_be_kept_in_an_attribute() -> None:
     net = Net(keeps_row, second=None)
-    run = reroll.compile(net, time_dim=0, **EAGER)
+    run = reroll.compile(net, **EAGER)
     for steps in (40, 9, 25):
         reroll.check(run, torch.randn(steps, 2, 2), strict=True, measure=False)
 
 
+@pytest.mark.filterwarnings("ignore::reroll.RerollWarning")
 @pytest.mark.parametrize("body", [logs, lambda net, x: states(net, x)[-1] * next(net.count)])
-def test_state_that_cannot_be_right_is_refused(body: Callable[..., Any]) -> None:
-    net = Net(body, count=itertools.count() if body is not logs else None)
-    with pytest.raises((LengthError, UnsupportedError)):
-        reroll.compile(net, time_dim=0, **EAGER)(torch.randn(40, 2, 2))
+def test_state_of_lists_and_iterators_is_that_of_each_call(body: Callable[..., Any]) -> None:
+    net: Any = Net(body)
+    xs, found = [torch.randn(steps, 2, 2) for steps in (40, 9, 40)], list[Any]()
+    for compiles in (True, False):
+        LOG.clear()
+        net.count = itertools.count(1)
+        run: Any = reroll.compile(net, **EAGER) if compiles else net
+        found.append(list[Any]())
+        for x in xs:
+            net.zero_grad()
+            y = run(x)
+            y.square().sum().backward()
+            found[-1] += [
+                y.detach(),
+                *(value.grad.clone() for value in net.parameters() if value.grad is not None),
+                *LOG,
+            ]
+        found[-1].append(next(net.count))
+    torch.testing.assert_close(*found)
 
 
 def test_attributes_are_set_on_the_model_and_torch_can_be_told_to_run_it() -> None:
     net = Net(lambda net, x: states(net, x)[-1] * net._gain, _gain=2.0)
-    fast, x = reroll.compile(net, time_dim=0, **EAGER), torch.randn(40, 2, 2)
+    fast, x = reroll.compile(net, **EAGER), torch.randn(40, 2, 2)
     fast._gain = 3.0
     assert net._gain == 3.0
     del fast._gain

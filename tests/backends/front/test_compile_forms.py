@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from inspect import signature
 from types import MappingProxyType
@@ -19,19 +20,17 @@ from torch.utils._pytree import tree_leaves
 
 import reroll
 import reroll.backends.dynamo.entry as dynamo
-import reroll.backends.front.entries as entries
-import reroll.backends.front.families as families
-import reroll.backends.front.observe as observe
 from deep_networks import WIDTH, Stack, layers
-from length_networks import DOUBLE, EAGER, H, I, Net, counted, growing_attribute, kept_input, last, rows, stacked
-from reroll.errors import LengthError, OptionError, RerollError, RerollWarning, UnsupportedError
+from length_networks import DOUBLE, EAGER, H, I, Net, agree, counted, growing_attribute, kept_input, last, rows, stacked
+from reroll.backends.front.recorded import Recorded
+from reroll.errors import OptionError, RerollWarning, UnsupportedError
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def test_a_module_stays_a_module() -> None:
     net = Net(last)
-    fast = reroll.compile(net, time_dim=0, **EAGER)
+    fast = reroll.compile(net, **EAGER)
     x_TBI, seen = torch.randn(20, 2, I), []
     assert isinstance(fast, nn.Module)
     assert [id(p) for p in fast.parameters()] == [id(p) for p in net.parameters()]
@@ -48,7 +47,7 @@ def test_a_module_stays_a_module() -> None:
 
 def test_copies_and_pickles_have_parameters_of_their_own() -> None:
     net = Net(last)
-    fast = reroll.compile(net, time_dim=0, **EAGER)
+    fast = reroll.compile(net, **EAGER)
     x_TBI = torch.randn(20, 2, I)
     expected = fast(x_TBI)
     for twin in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
@@ -63,7 +62,7 @@ def test_lightning_leaves_nothing_on_the_model(monkeypatch: pytest.MonkeyPatch) 
     """Its torch.compile keeps what a module is compiled with on the module, which is pickled with it."""
     wrappers = pytest.importorskip("lightning.fabric.wrappers")
     monkeypatch.setattr(torch, "compile", wrappers._capture_compile_kwargs(torch.compile))
-    fast = reroll.compile(Net(last), time_dim=0, **EAGER)
+    fast = reroll.compile(Net(last), **EAGER)
     x_TBI = torch.randn(20, 2, I)
     assert torch.equal(fast(x_TBI), pickle.loads(pickle.dumps(fast))(x_TBI))
 
@@ -102,11 +101,11 @@ def every_second(net: Net, x_TBI: Tensor) -> Tensor:
 def test_loops_that_begin_or_end_in_the_middle_of_a_step(body: Callable[..., Any]) -> None:
     net: Any = Net(body)
     net.norm = nn.BatchNorm1d(I)
-    assert reroll.check(reroll.compile(net, time_dim=0, **EAGER), torch.randn(20, 3, I), measure=False).equal
+    assert reroll.check(reroll.compile(net, **EAGER), torch.randn(20, 3, I), measure=False).equal
 
 
 def test_decorators_of_functions_and_methods() -> None:
-    @reroll.compile(time_dim=0, **EAGER)  # type: ignore[untyped-decorator]
+    @reroll.compile(**EAGER)  # type: ignore[untyped-decorator]
     def total(x_TB: Tensor) -> Tensor:
         """A leaky sum."""
         v_B = x_TB.new_zeros(x_TB.shape[1])
@@ -132,22 +131,29 @@ def test_decorators_of_functions_and_methods() -> None:
     assert torch.allclose(Method()(x_TB), total(x_TB), atol=1e-14)
 
 
-def test_a_number_that_counts_steps_is_refused() -> None:
-    run = reroll.compile(Net(counted), time_dim=0, **EAGER)
-    with pytest.raises(LengthError, match="leaves in"):
-        run(torch.randn(30, 2, I))
+def test_a_number_that_counts_steps_is_counted_once_a_call() -> None:
+    net = Net(counted)
+    twin = copy.deepcopy(net)
+    run = reroll.compile(twin, **EAGER)
+    for steps in (30, 9, 30):
+        agree(net, run, twin, torch.randn(steps, 2, I))
+        assert twin.scale == net.scale > steps
 
 
 def test_attributes_that_depend_on_the_length_are_left_as_the_model_does() -> None:
     for body, name in ((growing_attribute, "history"), (kept_input, "last")):
         net = Net(body)
-        run, x_TBI = reroll.compile(copy.deepcopy(net), time_dim=0, **EAGER), torch.randn(30, 2, I)
-        torch.testing.assert_close(run(x_TBI), net(x_TBI))
-        torch.testing.assert_close(getattr(run, name), getattr(net, name))
-        assert run.reroll_caller.alone == {30}
+        twin = copy.deepcopy(net)
+        run = reroll.compile(twin, **EAGER)
+        for steps in (30, 9):
+            x_TBI = torch.randn(steps, 2, I)
+            torch.testing.assert_close(run(x_TBI), net(x_TBI))
+            torch.testing.assert_close(getattr(run, name), getattr(net, name))
+        assert not run.reroll_caller.is_read
 
 
-def test_decisions_on_values_are_refused_with_their_line() -> None:
+@pytest.mark.filterwarnings("ignore::reroll.RerollWarning")
+def test_decisions_on_values_are_right_whatever_they_are() -> None:
     def branch(net: Net, x_TBI: Tensor) -> Any:
         h_BH = x_TBI.new_zeros(x_TBI.shape[1], H)
         for t in range(x_TBI.shape[0]):
@@ -156,38 +162,28 @@ def test_decisions_on_values_are_refused_with_their_line() -> None:
                 h_BH = h_BH * 0.5
         return h_BH
 
-    with pytest.raises(LengthError, match=r"asks whether values are true, at .*h_BH\.sum"):
-        reroll.compile(Net(branch), time_dim=0, **EAGER)(torch.randn(30, 2, I))
+    net = Net(branch)
+    twin = copy.deepcopy(net)
+    run = reroll.compile(twin, **EAGER)
+    for steps in (30, 30, 9):
+        agree(net, run, twin, torch.randn(steps, 2, I))
 
 
-@pytest.mark.parametrize(
-    ("time_dim", "args", "match"),
-    [
-        (7, (torch.zeros(30, 2, I),), "no argument has the time dimension"),
-        ({"y": 0}, (torch.zeros(30, 2, I),), "'y', which is no parameter"),
-        ({"x_TBI": "first"}, (torch.zeros(30, 2, I),), "is 'first'"),
-        ({"x_TBI": (0, 1)}, (torch.zeros(30, 2, I),), "a tensor of shape"),
-    ],
-)
-def test_a_wrong_time_dimension_is_refused(time_dim: Any, args: Any, match: str) -> None:
-    net = Net(last)
+@pytest.mark.parametrize(("at", "shape"), [(0, (300, 2, I)), (1, (20, 150, I))])
+def test_a_loop_over_any_dimension_is_rolled(at: int, shape: tuple[int, ...]) -> None:
+    def by_dimension(net: Net, x_TBI: Tensor) -> Any:
+        h_BH, found = x_TBI.new_zeros(x_TBI.shape[1 - at], H), []
+        for each in x_TBI.unbind(at):
+            h_BH = net.cell(each, h_BH)
+            found.append(h_BH.mean())
+        return torch.stack(found)
 
-    def call(x_TBI: Tensor) -> Any:
-        return net(x_TBI.view(30, 2, I) if x_TBI.shape[0] == 2 else x_TBI)
-
-    with pytest.raises(RerollError, match=match):
-        reroll.compile(call, time_dim=time_dim, **EAGER)(*(each.double() for each in args))
-
-
-def test_a_loop_over_another_dimension_than_time_is_named() -> None:
-    def by_sample(net: Net, x_TBI: Tensor) -> Any:
-        return torch.stack([net.cell(each, each.new_zeros(each.shape[0], H)).mean() for each in x_TBI.unbind(1)])
-
-    swapped = reroll.compile(Net(last), time_dim=1, **EAGER)
-    with pytest.raises(OptionError, match=r"names dimension 1 of \[300, 2, 4\].* dimension 0 of .*Give time_dim=0"):
-        swapped(torch.randn(300, 2, 4))
-    with pytest.raises(OptionError, match=r"names dimension 0 of \[20, 150, 4\].*Give time_dim=1"):
-        reroll.compile(Net(by_sample), time_dim=0, **EAGER)(torch.randn(20, 150, 4))
+    net = Net(by_dimension)
+    twin = copy.deepcopy(net)
+    run = reroll.compile(twin, **EAGER)
+    for part in (slice(None), slice(0, 12)):
+        agree(net, run, twin, torch.randn(shape)[part, part])
+    assert sum(loop.recurrence.steps for loop in reroll.explain(run, torch.randn(shape)).loops) >= shape[at]
 
 
 def test_a_layer_over_time_may_stand_before_a_loop_over_another_dimension() -> None:
@@ -206,7 +202,7 @@ def test_a_layer_over_time_may_stand_before_a_loop_over_another_dimension() -> N
             return torch.stack(found)
 
     model, x = Heads(), torch.randn(30, 16, I)
-    torch.testing.assert_close(reroll.compile(model, time_dim=0, **EAGER)(x), model(x))
+    torch.testing.assert_close(reroll.compile(model, **EAGER)(x), model(x))
 
 
 class Rows(nn.Module):
@@ -227,7 +223,7 @@ class Rows(nn.Module):
 @pytest.mark.parametrize("batch", [3, 9])  # nine rows are themselves a loop
 def test_rows_of_what_a_layer_over_time_gave_may_be_carries(batch: int) -> None:
     model = Rows()
-    reroll.check(reroll.compile(model, time_dim=0, **EAGER), torch.randn(20, batch, I), strict=True, measure=False)
+    reroll.check(reroll.compile(model, **EAGER), torch.randn(20, batch, I), strict=True, measure=False)
 
 
 @pytest.mark.filterwarnings("ignore:Every step of the loop")
@@ -240,7 +236,7 @@ def test_a_loop_over_another_dimension_may_read_all_of_time() -> None:
                 h_I = torch.tanh(last_1BI[0, b] + h_I @ self.w + all_TBI[:, b].sum(0))
             return h_I
 
-    run = reroll.compile(Columns(), time_dim=0, **EAGER)
+    run = reroll.compile(Columns(), **EAGER)
     for steps in (20, 31):
         reroll.check(run, torch.randn(steps, 3, I), strict=True, measure=False)
 
@@ -254,7 +250,7 @@ def test_a_function_of_as_many_operands_as_there_are_steps() -> None:
         return torch.block_diag(*found)
 
     x_TBI = torch.randn(20, 2, I, requires_grad=True)
-    reroll.check(reroll.compile(Net(joined), time_dim=0, **EAGER), x_TBI, strict=True, measure=False)
+    reroll.check(reroll.compile(Net(joined), **EAGER), x_TBI, strict=True, measure=False)
 
 
 class Table(nn.Module):
@@ -274,9 +270,7 @@ class Table(nn.Module):
 @pytest.mark.parametrize("steps", [8, 9, 10, 11])
 def test_a_table_may_have_a_row_for_each_step_and_no_more(steps: int) -> None:
     net = Table(steps).double()
-    reroll.check(
-        reroll.compile(net, time_dim=0, lowering="eager"), torch.randn(steps, 3, 4).double(), strict=True, measure=False
-    )
+    reroll.check(reroll.compile(net, lowering="eager"), torch.randn(steps, 3, 4).double(), strict=True, measure=False)
 
 
 def test_a_table_that_is_too_short_for_short_runs() -> None:
@@ -287,31 +281,27 @@ def test_a_table_that_is_too_short_for_short_runs() -> None:
                 h = torch.tanh(x[t] + h @ self.weight + self.rows[t])
             return h
 
-    compiled, x = reroll.compile(Skips(8), time_dim=0, lowering="eager"), torch.randn(8, 3, 4, requires_grad=True)
+    compiled, x = reroll.compile(Skips(8), lowering="eager"), torch.randn(8, 3, 4, requires_grad=True)
     reroll.check(compiled, x, strict=True, measure=False)
     assert reroll.explain(compiled, x).loops
 
 
 def test_wrong_uses_are_refused() -> None:
-    with pytest.raises(OptionError, match="must be a dimension"):
-        reroll.compile(Net(last), time_dim="first")  # type: ignore[call-overload]
     with pytest.raises(OptionError, match="cannot be called"):
         reroll.compile(3)  # type: ignore[call-overload]
-    with pytest.raises(OptionError, match="cannot be called"):
-        reroll.compile(3, time_dim=0)  # type: ignore[call-overload]
     with pytest.raises(OptionError, match="Did you mean 'schedule'"):
-        reroll.compile(Net(last), time_dim=0, shedule="double")  # type: ignore[call-overload]
+        reroll.compile(Net(last), shedule="double")  # type: ignore[call-overload]
 
 
 def test_explain_shows_the_plan_of_the_length() -> None:
-    run = reroll.compile(Net(stacked), time_dim=0, **DOUBLE)
+    run = reroll.compile(Net(stacked), **DOUBLE)
     for steps in (400, 30):
         assert reroll.explain(run, torch.randn(steps, 2, I)).loops[0].recurrence.steps in (steps, steps - 1)
 
 
 def test_a_budget_is_met_at_every_length() -> None:
     net = Net(last)
-    run = reroll.compile(net, time_dim=0, **EAGER, memory_budget="64KiB", remote="disk")
+    run = reroll.compile(net, **EAGER, memory_budget="64KiB", remote="disk")
     for steps in (60, 500):
         x_TBI = torch.randn(steps, 2, I)
         report = reroll.explain(run, x_TBI)
@@ -322,7 +312,7 @@ def test_a_budget_is_met_at_every_length() -> None:
 def test_nothing_is_said_where_nothing_is_wrong() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", reroll.RerollWarning)
-        found = reroll.compile(Net(rows), time_dim=0, **EAGER)(torch.randn(30, 2, I))
+        found = reroll.compile(Net(rows), **EAGER)(torch.randn(30, 2, I))
     assert all(isinstance(leaf, Tensor | int) for leaf in tree_leaves(found))
 
 
@@ -352,36 +342,42 @@ def test_many_blocks_are_no_long_loop_over_time() -> None:
 
 def test_two_compilations_of_one_model_keep_to_their_options() -> None:
     net, x_TBI = Net(last), torch.randn(40, 2, I)
-    runs = {name: reroll.compile(net, time_dim=0, **EAGER, schedule=name) for name in ("standard", "store_all")}
+    runs = {name: reroll.compile(net, **EAGER, schedule=name) for name in ("standard", "store_all")}
     for name, run in runs.items():
         torch.testing.assert_close(run(x_TBI), net(x_TBI))
         assert reroll.explain(run, x_TBI).loops[0].choice.schedule == name
 
 
-def test_batches_that_are_views_of_one_data_set_are_looked_at_once() -> None:
+def test_batches_that_are_views_of_one_data_set_are_recorded_once() -> None:
     net, data = Net(last), torch.randn(30, 8, I)
-    run = reroll.compile(net, time_dim=0, **EAGER)
-    looks = mock.Mock(wraps=observe.observe)
-    with mock.patch.object(entries, "observe", looks):
-        for at in range(0, 8, 2):
-            batch = data[:, at : at + 2]
-            assert torch.allclose(run(batch), net(batch), atol=1e-12)
-    assert looks.call_count == 1
+    run = reroll.compile(net, **EAGER)
+    for at in range(0, 8, 2):
+        batch = data[:, at : at + 2]
+        assert torch.allclose(run(batch), net(batch), atol=1e-12)
+    assert len(run.reroll_caller.at_length.recorded.recordings) == 1
 
 
 @pytest.mark.parametrize(
-    "windows", [lambda d: (d[:13], d[1:]), lambda d: tuple(map(torch.from_numpy, (d.numpy()[:13], d.numpy()[1:])))]
+    ("windows", "seen"),
+    [
+        (lambda d: (d[:13], d[1:]), True),
+        (lambda d: tuple(map(torch.from_numpy, (d.numpy()[:13], d.numpy()[1:]))), False),
+    ],
 )
-def test_a_change_of_memory_that_a_sequence_shares_is_refused(windows: Callable[..., Any]) -> None:
+def test_a_change_of_memory_that_a_sequence_shares_is_right_or_refused(windows: Callable[..., Any], seen: bool) -> None:
     def body(net: Net, x_TBI: Tensor, y_TBI: Tensor) -> Any:
         y_TBI.mul_(0.5)
         return last(net, x_TBI)
 
     net, data = Net(body), torch.randn(14, 2, I)
-    run, values = reroll.compile(net, time_dim=0, **EAGER), data.clone()
+    run, values, theirs = reroll.compile(net, **EAGER), data.clone(), data.clone()
     with torch.no_grad():
         apart = data[:13].clone(), data[1:].clone()
         torch.testing.assert_close(run(*map(torch.clone, apart)), net(*apart))
+        if seen:
+            torch.testing.assert_close(run(*windows(data)), net(*windows(theirs)))
+            torch.testing.assert_close(data, theirs)
+            return
         with pytest.raises(UnsupportedError, match="shares memory"):
             run(*windows(data))
     assert torch.equal(data, values)
@@ -389,16 +385,16 @@ def test_a_change_of_memory_that_a_sequence_shares_is_refused(windows: Callable[
 
 def test_nothing_is_kept_of_a_model_that_is_gone() -> None:
     for _ in range(2):
-        run = reroll.compile(Net(stacked), time_dim=0, **EAGER)
+        run = reroll.compile(Net(stacked), **EAGER)
         run(torch.randn(20, 2, I))
+        made = weakref.ref(next(iter(run.reroll_caller.at_length.recorded.recordings.values())).run)
         del run
         gc.collect()
-        kinds = entries.Entry, families.Family
-        assert not [each for each in gc.get_objects() if type(each) in kinds]
+        assert made() is None
 
 
 def updated_behind_detach(net: Net, x_TBI: Tensor) -> Tensor:
-    """What detach() gave takes a gradient in place, which is refused."""
+    """What detach() gave takes a gradient in place, and is the memory of what a backward reads."""
     h_BI = torch.zeros_like(x_TBI[0])
     for x_BI in x_TBI:
         z_BI = h_BI.detach()
@@ -415,14 +411,20 @@ def layout_that_turns(net: Net, x_TBI: Tensor) -> Tensor:
     return h_II
 
 
-@pytest.mark.parametrize(
-    ("body", "rule"), [(updated_behind_detach, "what detach.. gave"), (layout_that_turns, "in another way")]
-)
-def test_what_no_number_of_steps_would_cure_is_not_traced_again(body: Callable[..., Any], rule: str) -> None:
-    x_TBI = torch.randn(20, 2, I, requires_grad=True)
-    with mock.patch.object(entries, "Family", wraps=families.Family) as made, pytest.raises(LengthError, match=rule):
-        reroll.compile(Net(body), time_dim=0, **EAGER)(x_TBI)
-    assert made.call_count == 1
+def test_what_torch_refuses_is_its_error() -> None:
+    net, x_TBI = Net(updated_behind_detach), torch.randn(20, 2, I, requires_grad=True)
+    for called in (reroll.compile(net, **EAGER), net):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            called(x_TBI).sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore::reroll.RerollWarning")
+def test_what_no_loop_takes_is_right_as_it_is() -> None:
+    net = Net(layout_that_turns)
+    twin = copy.deepcopy(net)
+    run = reroll.compile(twin, **EAGER)
+    for steps in (20, 9, 20):
+        agree(net, run, twin, torch.randn(steps, 2, I))
 
 
 def two_apart(x: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -436,7 +438,7 @@ def two_apart(x: Tensor) -> tuple[Tensor, list[Tensor]]:
 
 
 def test_rows_that_a_short_sequence_does_not_have_are_no_error() -> None:
-    model = reroll.compile(two_apart, time_dim=0, lowering="eager")
+    model = reroll.compile(two_apart, lowering="eager")
     for steps in (9, 5, 6, 7, 8, 10, 11, 12, 13, 30):
         x = torch.randn(steps, 3, dtype=torch.float64, requires_grad=True)
         reroll.check(model, x, strict=True, measure=False)
@@ -451,7 +453,7 @@ def test_a_period_beyond_those_that_are_tried_is_guessed_from_where_a_run_depart
                 h = h * 0.5
         return h
 
-    model = reroll.compile(rare, time_dim=0, lowering="eager")
+    model = reroll.compile(rare, lowering="eager")
     for steps in (90, 108, 95):
         reroll.check(model, torch.randn(steps, 3, dtype=torch.float64, requires_grad=True), strict=True, measure=False)
 
@@ -465,7 +467,7 @@ def test_a_step_that_is_another_one_late_in_a_sequence() -> None:
                 h = h.detach()
         return h
 
-    model = reroll.compile(once, time_dim=0, lowering="eager")
+    model = reroll.compile(once, lowering="eager")
     for steps in (90, 30, 41, 131):
         reroll.check(model, torch.randn(steps, 3, dtype=torch.float64, requires_grad=True), strict=True, measure=False)
 
@@ -473,7 +475,7 @@ def test_a_step_that_is_another_one_late_in_a_sequence() -> None:
 def test_a_model_that_was_compiled_in_place_is_rolled_and_refused_by_name_where_dynamo_does_not_read_it() -> None:
     net, x_TBI = Net(last), torch.randn(20, 2, I)
     net.compile(backend="eager")
-    fast = reroll.compile(net, time_dim=0, **EAGER)
+    fast = reroll.compile(net, **EAGER)
     torch.testing.assert_close(fast(x_TBI), net(x_TBI))
     assert len(reroll.explain(fast, x_TBI).loops) == 1
     with pytest.raises(UnsupportedError, match="in place"):
@@ -485,13 +487,13 @@ def test_a_model_that_is_compiled_by_others_too_is_rolled() -> None:
     other = torch.compile(net, backend="eager")
     expected = other(x_TBI)
     for model in (net, other):
-        fast = reroll.compile(model, time_dim=0, **EAGER)
+        fast = reroll.compile(model, **EAGER)
         torch.testing.assert_close(fast(x_TBI), expected)
         assert len(reroll.explain(fast, x_TBI).loops) == 1
 
 
 @pytest.mark.usefixtures("unproved")
-def test_a_call_like_the_one_before_is_attempted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_like_the_one_before_is_recorded_once() -> None:
     def late(net: Net, x: Tensor) -> Any:
         h = x.new_zeros(x.shape[1], H)
         for t in range(x.shape[0]):
@@ -499,37 +501,27 @@ def test_a_call_like_the_one_before_is_attempted_once(monkeypatch: pytest.Monkey
             h = h * 0.5 if t >= 10 else h
         return h
 
-    attempts, attempt = list[int](), entries.Running.attempt
-
-    def counted_attempt(running: entries.Running) -> entries.Outcome:
-        attempts.append(running.steps)
-        return attempt(running)
-
     net = Net(late)
-    fast = reroll.compile(net, time_dim=0, **EAGER)
-    monkeypatch.setattr(entries.Running, "attempt", counted_attempt)
-    fast(torch.randn(200, 2, I))
-    assert len(attempts) > 1
-    for steps in (200, 50):
+    fast = reroll.compile(net, **EAGER)
+    for steps, records in ((200, 1), (200, 1), (50, 2), (200, 2)):
         x_TBI = torch.randn(steps, 2, I)
-        attempts.clear()
         torch.testing.assert_close(fast(x_TBI), net(x_TBI))
-        assert len(attempts) == 1
+        assert len(fast.reroll_caller.at_length.recorded.recordings) == records
 
 
-def test_a_sequence_that_is_too_short_is_looked_at_once() -> None:
+@pytest.mark.filterwarnings("ignore::reroll.RerollWarning")
+def test_a_sequence_that_is_too_short_is_recorded_once() -> None:
     net = Net(stacked)
-    compiled = reroll.compile(net, time_dim=0, **EAGER)
+    compiled = reroll.compile(net, **EAGER)
     for _ in range(2):
         compiled(torch.randn(2, 5, I))
-    looks: Any = entries
-    with mock.patch.object(looks, "observe", wraps=looks.observe) as looked:
+    with mock.patch.object(Recorded, "record", autospec=True, side_effect=Recorded.record) as looked:
         for _ in range(3):
             x_TBI = torch.randn(2, 5, I)
             torch.testing.assert_close(compiled(x_TBI), net(x_TBI), rtol=0, atol=0)
         assert not looked.called
         compiled(torch.randn(24, 5, I))
-        assert looked.called  # longer ones are looked at as ever
+        assert looked.called  # longer ones are recorded as ever
 
 
 FIRST_SEEN: bool
@@ -601,7 +593,7 @@ def nothing_seen() -> Iterator[None]:
 def test_globals_may_be_made_by_the_model() -> None:
     torch.manual_seed(0)
     model = Sorting()
-    run = reroll.compile(model, time_dim=0, lowering="eager")
+    run = reroll.compile(model, lowering="eager")
     for steps in (20, 31):
         run(torch.randn(steps, 2, 3)).sum().backward()
         assert globals()["FIRST_SEEN"] is True
@@ -612,7 +604,7 @@ def test_globals_may_be_made_by_the_model() -> None:
 
 @pytest.mark.usefixtures("nothing_seen")
 def test_a_global_that_is_read_before_it_is_made_is_the_error_that_it_is() -> None:
-    run = reroll.compile(Sorting(early=True), time_dim=0, lowering="eager")
+    run = reroll.compile(Sorting(early=True), lowering="eager")
     with pytest.raises(Exception, match=r"SECOND_SEEN|not defined"):
         run(torch.randn(20, 2, 3))
     assert "SECOND_SEEN" not in globals()
@@ -623,7 +615,7 @@ def test_a_global_that_is_read_before_it_is_made_is_the_error_that_it_is() -> No
 def test_a_model_that_asks_whether_a_global_is_there_makes_it(way: str) -> None:
     """It does something else at its second call, when the global is there."""
     plain, x_TBI = Asking(way), torch.randn(20, 2, 3)
-    run = reroll.compile(copy.deepcopy(plain), time_dim=0, lowering="eager")
+    run = reroll.compile(copy.deepcopy(plain), lowering="eager")
 
     def shown(model: Any) -> list[Any]:
         return [model(x_TBI), globals()["SECOND_SEEN"], model(x_TBI), globals().pop("SECOND_SEEN")]
@@ -631,7 +623,8 @@ def test_a_model_that_asks_whether_a_global_is_there_makes_it(way: str) -> None:
     torch.testing.assert_close(shown(run), shown(plain))
 
 
-def test_a_result_that_holds_tensors_out_of_sight_is_refused_with_what_to_do() -> None:
+@pytest.mark.filterwarnings("ignore::reroll.RerollWarning")
+def test_a_result_that_holds_tensors_out_of_sight_is_right() -> None:
     class Policy(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -644,8 +637,15 @@ def test_a_result_that_holds_tensors_out_of_sight_is_refused_with_what_to_do() -
                 rows.append(h_BN)
             return torch.distributions.Categorical(logits=torch.stack(rows))
 
-    with pytest.raises(UnsupportedError, match=r"returns an object that holds tensors \(Categorical\)"):
-        reroll.compile(Policy(), time_dim=0, lowering="eager")(torch.randn(20, 2, 3))
+    net = Policy()
+    run = reroll.compile(net, lowering="eager")
+    for steps in (20, 9, 20):
+        x_TBI, found = torch.randn(steps, 2, 3), list[Any]()
+        for called in (run, net):
+            given = called(x_TBI)
+            assert type(given) is torch.distributions.Categorical
+            found.append([given.logits, *torch.autograd.grad(given.logits.square().sum(), list(net.parameters()))])
+        torch.testing.assert_close(*found)
 
 
 def test_a_class_is_refused_and_its_instances_stay_as_they_are() -> None:
@@ -655,7 +655,7 @@ def test_a_class_is_refused_and_its_instances_stay_as_they_are() -> None:
     net, x_TBI = Reader(last), torch.randn(20, 2, I)
     expected, call = net(x_TBI), Reader.__call__
     with pytest.raises(OptionError, match="the class Reader, which is no model yet"):
-        reroll.compile(Reader, time_dim=0, **EAGER)
+        reroll.compile(Reader, **EAGER)
     assert Reader.__call__ is call
     torch.testing.assert_close(net(x_TBI), expected)
 
@@ -669,5 +669,5 @@ def test_dimensions_by_name_are_any_mapping() -> None:
 def test_a_model_runs_as_it_is_where_the_environment_switches_dynamo_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
     net, x_TBI = Net(last), torch.randn(20, 2, I)
-    fast = reroll.compile(net, time_dim=0, **EAGER)
+    fast = reroll.compile(net, **EAGER)
     assert torch.equal(fast(x_TBI), net(x_TBI))

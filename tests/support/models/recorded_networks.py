@@ -14,7 +14,6 @@ import reroll
 from agreement import differences, results
 from length_networks import EAGER, H, I
 from networks_zoo import spike
-from reroll.backends.front.recorded import Recorded
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -77,13 +76,23 @@ class Stateful(nn.Module):
 
 def twins(net: nn.Module, **options: Any) -> tuple[Any, Any, Any]:
     twin = copy.deepcopy(net)
-    return net, twin, reroll.compile(twin, time_dim=0, **{**EAGER, **options})
+    return net, twin, reroll.compile(twin, **{**EAGER, **options})
 
 
-def agree(net: nn.Module, twin: nn.Module, run: Any, x_TBI: Tensor, *, recorded: bool = True) -> None:
-    different = differences(results(run, twin, (x_TBI,)), results(net, net, (x_TBI,)), 1e-12)
-    assert not different, f"at {x_TBI.shape[0]} steps: {different}"
-    assert isinstance(run.reroll_caller.front.traced, Recorded) is recorded
+def agree(net: nn.Module, twin: nn.Module, run: Any, *inputs: Any, recorded: bool = True) -> None:
+    """Results, gradients, buffers and random numbers are equal; ``recorded``: whether by a record, or by Dynamo."""
+    leaves = tuple(each.detach() if isinstance(each, Tensor) else each for each in inputs)
+    different = differences(results(run, twin, leaves), results(net, net, leaves), 1e-12)
+    assert not different, f"at {inputs[0].shape[0]} steps: {different}"
+    assert run.reroll_caller.is_read is not recorded
+
+
+def read_by_dynamo(net: nn.Module, *calls: Any, **options: Any) -> Any:
+    """A model that no record tells, compiled: right from its first call on. Each call has one input, or a tuple."""
+    net, twin, run = twins(net, **options)
+    for inputs in calls:
+        agree(net, twin, run, *(inputs if isinstance(inputs, tuple) else (inputs,)), recorded=False)
+    return run
 
 
 def detach(net: Any, twin: Any) -> None:
@@ -95,7 +104,7 @@ def named(tensors: Any) -> dict[str, Tensor]:
 
 
 def recordings(run: Any) -> int:
-    return len(run.reroll_caller.front.traced.recordings)
+    return len(run.reroll_caller.at_length.recorded.recordings)
 
 
 def scaled(net: Any) -> None:

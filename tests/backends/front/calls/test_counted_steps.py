@@ -1,4 +1,4 @@
-"""Loops over a number: ``reroll.compile(model, steps="num_steps")``."""
+"""Loops over a number, wherever it is: an attribute, an argument, a global, a variable around."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ import torch
 from torch import Tensor, nn
 
 import reroll
-from reroll.backends.front import observe
-from reroll.backends.front.entries import Running
-from reroll.errors import LengthError, OptionError, RerollWarning
 from reroll.planning.options import Lowering
 
 EAGER: dict[str, Any] = {"lowering": "eager", "schedule": "standard", "segment": 2, "chunk": 3}
@@ -73,22 +70,23 @@ def data() -> Tensor:
     return torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
 
 
-@pytest.mark.parametrize(("model", "steps"), [(Static, "num_steps"), (ByGlobal, "num_steps"), (ByPath, "config.steps")])
-def test_the_number_of_steps_is_read_where_it_is(model: type[Static], steps: str) -> None:
+@pytest.mark.parametrize("model", [Static, ByGlobal, ByPath])
+def test_the_number_of_steps_is_read_where_it_is(model: type[Static]) -> None:
     torch.manual_seed(0)
-    run = reroll.compile(model(), steps=steps, **EAGER)
+    run = reroll.compile(model(), **EAGER)
     reroll.check(run, data(), strict=True, measure=False)
-    assert len(reroll.explain(run, data()).loops) == 1
+    assert [loop.recurrence.steps for loop in reroll.explain(run, data()).loops] == [20]
 
 
 def test_a_number_that_changes_is_another_length_and_nothing_compiles_again() -> None:
     torch.manual_seed(0)
     net = Static()
-    run = reroll.compile(net, steps="num_steps", **EAGER)
-    for steps in (20, 7, 50, 1, 2, 20):
+    run: Any = reroll.compile(net, **EAGER)
+    for steps in (20, 7, 50, 33, 1, 2, 20, 14, 28):
         net.num_steps = steps
         reroll.check(run, data(), strict=True, measure=False)
         assert net.num_steps == steps
+    assert not run.reroll_caller.is_read
     with torch.no_grad():
         net.num_steps = 1000
         assert run(data())[0].shape[0] == 1000
@@ -101,7 +99,7 @@ def test_a_number_that_changes_is_another_length_and_nothing_compiles_again() ->
 def test_a_parameter_counts_wherever_it_is_given() -> None:
     torch.manual_seed(0)
     w = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
-    run = reroll.compile(by_parameter, steps="num_steps", **EAGER)
+    run = reroll.compile(by_parameter, **EAGER)
     ways: list[tuple[Any, dict[str, Any]]] = [
         ((), {}),
         ((9,), {}),
@@ -123,14 +121,14 @@ def test_a_variable_of_an_enclosing_function_counts() -> None:
             rows.append(h)
         return rows
 
-    run = reroll.compile(forward_pass, steps="steps", **EAGER)
+    run = reroll.compile(forward_pass, **EAGER)
     for steps in (16, 33):  # noqa: B007  # the function reads it
         reroll.check(run, data(), strict=True, measure=False)
 
 
 def test_a_method_counts_by_its_object() -> None:
     net = Static()
-    run = reroll.compile(net.forward, steps="num_steps", **EAGER)
+    run = reroll.compile(net.forward, **EAGER)
     reroll.check(run, data(), strict=True, measure=False)
 
 
@@ -144,11 +142,12 @@ def test_numbers_and_sequences_stand_beside_each_other() -> None:
             return torch.stack(rows), h
 
     net = Both()
-    run = reroll.compile(net, time_dim=0, steps="num_steps", **EAGER)
-    x = torch.randn(20, 3, 4, dtype=torch.float64, requires_grad=True)
-    reroll.check(run, x, strict=True, measure=False)
-    with pytest.raises(OptionError, match="is 20, but the time dimensions that time_dim=0 names are 21 long"):
-        run(torch.randn(21, 3, 4, dtype=torch.float64))
+    run = reroll.compile(net, **EAGER)
+    for steps, number in ((20, 20), (21, 20), (21, 9)):
+        net.num_steps = number
+        x = torch.randn(steps, 3, 4, dtype=torch.float64, requires_grad=True)
+        reroll.check(run, x, strict=True, measure=False)
+    assert [loop.recurrence.steps for loop in reroll.explain(run, x).loops] == [9]
 
 
 def test_what_dynamo_does_not_read_is_recorded() -> None:
@@ -158,7 +157,7 @@ def test_what_dynamo_does_not_read_is_recorded() -> None:
             return super().forward(x)
 
     net = Unreadable()
-    run = reroll.compile(net, steps="num_steps", **EAGER)
+    run = reroll.compile(net, **EAGER)
     for steps in (20, 11, 40):
         net.num_steps = steps
         reroll.check(run, data(), strict=True, measure=False)
@@ -168,7 +167,7 @@ def test_two_threads_see_only_what_the_user_set() -> None:
     torch.manual_seed(0)
     net, x = Static(40), data().detach()
     failed = list[int]()
-    run = reroll.compile(net, steps="num_steps", **EAGER)
+    run = reroll.compile(net, **EAGER)
     run(x)
     expected = copy.deepcopy(net)(x)[1]
 
@@ -191,7 +190,7 @@ def test_the_number_is_put_back_after_an_error() -> None:
 
     net = Failing()
     with pytest.raises(ValueError, match="model's own"):
-        reroll.compile(net, steps="num_steps", **EAGER)(data())
+        reroll.compile(net, **EAGER)(data())
     assert net.num_steps == 20
 
 
@@ -205,50 +204,42 @@ class Fixed(Static):
         return self.length
 
 
-@pytest.mark.parametrize(
-    ("net", "steps", "match"),
-    [
-        (Static(), "nun_steps", "is no parameter of the model, no attribute of it"),
-        (ByGlobal(), "steps", r"steps='num_steps' names that of a loop over range\(num_steps\), which is 20"),
-        (Static(), "config.number", "must name a number of steps.*but it is not there"),
-        (Static(), "config.number.of", "must name a number of steps.*but it is not there"),
-        (Static(), "fc", "a whole number from 1 on, but it is Linear"),
-        (Static(0), "num_steps", "a whole number from 1 on, but it is 0, int"),
-        (Static(), "fc.in_features", "operations whatever that number is"),
-        (Fixed(), "length", "cannot be set"),
-        (Static(), 20, "must be the name of the model's number of steps"),
-    ],
-)
-def test_a_name_that_says_nothing_is_refused(net: nn.Module, steps: Any, match: str) -> None:
-    with pytest.raises(OptionError, match=match):
-        reroll.compile(net, steps=steps, **EAGER)(data())
+@pytest.mark.parametrize("make", [ByGlobal, Fixed, lambda: ByLoop(100)], ids=["global", "property", "in the forward"])
+def test_a_loop_over_a_number_is_rolled_at_any_batch(make: Any) -> None:
+    compiled: Any = reroll.compile(make(), **EAGER)
+    for rows in (3, 2, 3):
+        x = torch.randn(rows, 4, dtype=torch.float64, requires_grad=True)
+        reroll.check(compiled, x, strict=True, measure=False)
+    assert sum(loop.recurrence.steps for loop in reroll.explain(compiled, x).loops) >= 20
+    assert not compiled.reroll_caller.is_read
 
 
-@pytest.mark.parametrize("make", [ByGlobal, lambda: ByLoop(100)])
-def test_a_loop_over_a_number_is_rolled_at_its_length_and_named(make: Any) -> None:
-    compiled, x = reroll.compile(make(), time_dim=0, **EAGER), data()
-    reroll.check(compiled, x, strict=True, measure=False)
-    assert compiled.reroll_caller.alone == {3}
-    with pytest.warns(RerollWarning, match=r"If the loop is not over that: steps='num_steps' names that of a loop"):
-        compiled(x[:2])
+def test_no_step_at_all_is_the_error_that_it_is() -> None:
+    net = Static(0)
+    run = reroll.compile(net, **EAGER)
+    with pytest.raises(RuntimeError, match="non-empty TensorList"):
+        run(data())
+    net.num_steps = 20
+    reroll.check(run, data(), strict=True, measure=False)
 
 
-def test_a_very_long_one_is_refused_before_dynamo_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of a few short lengths are enough, and they leave random numbers as they were."""
-    lengths, model, traced = list[int](), ByLoop(600), observe._traced
+def _draws(*_: Any) -> None:
+    torch.rand(())
 
-    def noted(model: Any, call: Any, length: int, *rest: Any) -> Any:
-        lengths.append(length)
-        return traced(model, call, length, *rest)
 
-    model.fc.register_forward_pre_hook(lambda *_: torch.rand(()) and None)
-    monkeypatch.setattr(observe, "_traced", noted)
-    monkeypatch.setattr(Running, "attempt", None)
-    x, state = data(), torch.get_rng_state()
-    with pytest.raises(LengthError, match="steps='num_steps' names that of a loop over range"):
-        reroll.compile(model, time_dim=0, **EAGER)(x)
-    assert lengths == [6, 7, 6, 16, 17, 6]  # the third of each is along the other dimension
-    assert torch.equal(torch.get_rng_state(), state)
+def test_a_very_long_one_is_recorded_without_dynamo_and_draws_as_often_as_the_model() -> None:
+    model, x, found = ByLoop(600), data(), list[Any]()
+    model.fc.register_forward_pre_hook(_draws)
+    run: Any = reroll.compile(model, **EAGER)
+    torch._dynamo.utils.counters.clear()
+    for called in (run, model, run, model):
+        torch.manual_seed(0)
+        model.zero_grad()
+        called(x)[0].sum().backward()
+        found.append([*(each.grad for each in model.parameters()), torch.rand(2)])
+    torch.testing.assert_close(found[0::2], found[1::2])
+    assert not torch._dynamo.utils.counters["stats"]
+    assert [loop.recurrence.steps for loop in reroll.explain(run, x).loops] == [600]
 
 
 class ByLoop(Static):
@@ -285,7 +276,7 @@ class Sequence(nn.Module):
 @pytest.mark.parametrize("needs_gradient", [True, False])
 def test_a_static_input_may_be_expanded_over_time(lowering: Lowering, readable: bool, needs_gradient: bool) -> None:
     image = torch.randn(1, 3, 4, dtype=torch.float64, requires_grad=needs_gradient)
-    run: Any = reroll.compile(Sequence(readable), time_dim=0, lowering=lowering)
+    run: Any = reroll.compile(Sequence(readable), lowering=lowering)
     for steps in (30, 12):
         reroll.check(run, image.expand(steps, 3, 4), strict=True, measure=False)
     plain = copy.deepcopy(run._orig_mod)
@@ -299,23 +290,20 @@ def test_a_static_input_may_be_expanded_over_time(lowering: Lowering, readable: 
 def test_a_number_of_numpys_counts() -> None:
     net: Any = Static()
     net.num_steps = np.int64(20)
-    run = reroll.compile(net, steps="num_steps", **EAGER)
+    run = reroll.compile(net, **EAGER)
     reroll.check(run, data(), strict=True, measure=False)
     assert type(net.num_steps) is np.int64
 
 
-def test_an_array_of_numpys_is_named() -> None:
+def test_an_array_of_numpys_is_the_error_that_it_is() -> None:
     net = nn.RNN(4, 5)
-    with pytest.raises(OptionError, match=r"\[20, 3, 4\] here, is no tensor: give torch.from_numpy"):
-        reroll.compile(net, time_dim=0, **EAGER)(np.zeros((20, 3, 4), np.float32))
+    with pytest.raises(AttributeError, match=r"'numpy\.ndarray' object has no attribute 'dim'"):
+        reroll.compile(net, **EAGER)(np.zeros((20, 3, 4), np.float32))
 
 
+@pytest.mark.filterwarnings("ignore::reroll.RerollWarning")
 @pytest.mark.parametrize("nested", [True, False], ids=["torch.cond", "torch.where"])
-def test_a_search_for_a_pattern_takes_no_longer_than_what_it_saves(
-    nested: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lengths, traced = list[int](), observe._traced
-
+def test_other_rows_at_other_lengths(nested: bool) -> None:
     class Saturating(nn.Module):
         """Reads other rows at other lengths."""
 
@@ -329,16 +317,8 @@ def test_a_search_for_a_pattern_takes_no_longer_than_what_it_saves(
                     h = torch.where(h.sum() > 0, u * h, u - h)
             return h
 
-    def noted(model: Any, call: Any, length: int, *rest: Any) -> Any:
-        lengths.append(length)
-        return traced(model, call, length, *rest)
-
-    monkeypatch.setattr(observe, "_traced", noted)
-    compiled, x = reroll.compile(Saturating(), time_dim=0, **EAGER), torch.randn(12, 3, 4, requires_grad=True)
-    if nested:
-        with pytest.raises(LengthError, match="short traces do not explain"):
-            compiled(x)
-    else:
+    compiled = reroll.compile(Saturating(), **EAGER)
+    for steps in (12, 14, 12):
+        x = torch.randn(steps, 3, 4, requires_grad=True)
         reroll.check(compiled, x, strict=True, measure=False)
-        assert compiled.reroll_caller.alone == {12}
-    assert sum(lengths) <= 3 * 40  # as many as a few attempts take
+    assert [loop.recurrence.steps for loop in reroll.explain(compiled, x).loops] == [12]

@@ -16,14 +16,10 @@ import torch
 from torch import Tensor, nn
 
 import reroll
-from reroll.backends.front.beside import UnsteadyError
-from reroll.backends.front.held.outside import TakenError
-from reroll.errors import UnsupportedError
 
 COUNT: Iterator[Any] = itertools.count(1)
 FILE = Path("nowhere")
 LOG = logging.getLogger(__name__)
-GIVEN: tuple[dict[str, Any], ...] = ({}, {"time_dim": 0})
 
 
 class Scaled(nn.Module):
@@ -146,24 +142,29 @@ def test_without_time_each_call_takes_what_the_plain_model_takes(
 
 
 @pytest.mark.parametrize("kind", [Counted, Zipped, InClass, Careless])
-def test_with_time_a_model_that_takes_from_an_iterator_is_refused_and_has_taken_nothing(
+@pytest.mark.filterwarnings("ignore")
+def test_what_a_model_takes_from_an_iterator_is_taken_once_at_every_length(
     kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    numbers = itertools.count(1)
-    monkeypatch.setattr(f"{__name__}.COUNT", numbers)
-    monkeypatch.setattr(InClass, "numbers", itertools.count(1))
-    name = "numbers" if kind is InClass else "COUNT"
-    with pytest.raises(
-        TakenError, match=rf"takes from an iterator, {name} \(a count\), at .*test_held_outside"
-    ) as raised:
-        reroll.compile(seeded(kind), time_dim=0)(torch.randn(9, 2, 3))
-    assert "torch.tensor(next(" in str(raised.value)
-    assert COUNT is numbers
-    assert next(numbers) == 1
-    assert next(InClass.numbers) == 1
+    found = list[list[Any]]()
+    for compiles in (True, False):
+        numbers = itertools.count(1)
+        monkeypatch.setattr(f"{__name__}.COUNT", numbers)
+        monkeypatch.setattr(InClass, "numbers", itertools.count(1))
+        model, taken = seeded(kind), list[Any]()
+        called = reroll.compile(model, lowering="eager") if compiles else model
+        for steps in (9, 14, 9):
+            x = torch.randn(steps, 2, 3, generator=torch.Generator().manual_seed(steps)).requires_grad_()
+            y = called(x)
+            y.square().sum().backward()
+            taken += [y.detach(), x.grad, model.get_parameter("linear.weight").grad]
+            model.zero_grad()
+        assert COUNT is numbers
+        found.append([*taken, next(COUNT), next(InClass.numbers)])
+    torch.testing.assert_close(*found)
 
 
-def test_what_the_refusal_of_an_iterator_says_to_do_works() -> None:
+def test_what_an_iterator_gives_may_be_given() -> None:
     class Given(nn.Module):
         def forward(self, x: Tensor, scale: Tensor) -> Tensor:
             h = x.new_zeros(x.shape[1], 3)
@@ -172,20 +173,26 @@ def test_what_the_refusal_of_an_iterator_says_to_do_works() -> None:
             return h
 
     numbers, x = itertools.count(1), torch.randn(9, 2, 3)
-    compiled = reroll.compile(Given(), time_dim={"x": 0})
+    compiled = reroll.compile(Given())
     for _ in range(3):
         scale = torch.tensor(next(numbers))
         torch.testing.assert_close(compiled(x, scale), Given()(x, scale))
 
 
 @pytest.mark.parametrize("kind", [Opened, Asked, Written])
-def test_with_time_a_model_that_reads_or_writes_files_is_refused_before_it_does(
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_reads_and_writes_files_as_often_as_it_is_called(
     kind: type[nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin(1, tmp_path, kind, monkeypatch)
-    with pytest.raises(TakenError, match=r"reads or writes outside of Python .*test_held_outside.*before the model is"):
-        reroll.compile(seeded(kind), time_dim=0)(torch.randn(9, 2, 3))
-    assert kind is not Written or not (tmp_path / "file").exists()
+    plain = seeded(kind)
+    compiled = reroll.compile(copy.deepcopy(plain), lowering="eager")
+    (tmp_path / "file").unlink(missing_ok=True)
+    for number, steps in enumerate((9, 14, 9), start=1):
+        x = torch.randn(steps, 2, 3)
+        begin(number, tmp_path, kind, monkeypatch)
+        found = compiled(x)
+        assert kind is not Written or (tmp_path / "file").read_text() == "x" * (2 * number - 1)
+        torch.testing.assert_close(found, plain(x))  # which writes, too
 
 
 def test_an_iterator_that_a_call_does_not_take_from_is_no_matter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,8 +202,7 @@ def test_an_iterator_that_a_call_does_not_take_from_is_no_matter(monkeypatch: py
             self.name = next(COUNT)
 
     model, x = seeded(Named), torch.randn(9, 2, 3)
-    for given in GIVEN:
-        torch.testing.assert_close(reroll.compile(model, **given)(x), model(x))
+    torch.testing.assert_close(reroll.compile(model)(x), model(x))
     assert next(COUNT) == model.name + 1  # type: ignore[operator]
 
 
@@ -212,8 +218,7 @@ def test_what_python_opens_by_itself_is_none_of_the_models(tmp_path: Path) -> No
     LOG.addHandler(handler)
     try:
         model, x = seeded(Importing), torch.randn(9, 2, 3)
-        for given in GIVEN:
-            torch.testing.assert_close(reroll.compile(model, **given)(x), model(x))
+        torch.testing.assert_close(reroll.compile(model)(x), model(x))
     finally:
         LOG.removeHandler(handler)
         handler.close()
@@ -226,9 +231,8 @@ class Timed(Scaled):
 
 def test_a_model_that_is_another_one_at_each_run_is_told_so() -> None:
     x = torch.randn(9, 2, 3)
-    with pytest.raises(UnsteadyError, match=r"something else each time .*test_held_outside.*pass a tensor of it"):
-        reroll.compile(seeded(Timed), time_dim=0, proof="first")(x)
-    with pytest.warns(UserWarning, match="something else each time") as said:
+    told = r"something else each time .*test_held_outside.*pass a tensor of it"
+    with pytest.warns(UserWarning, match=told) as said:
         assert reroll.compile(seeded(Timed), proof="first")(x).isfinite().all()
     assert "Dynamo reads the model from now on." in str(said[0].message)
 
@@ -270,12 +274,15 @@ class InHook(Updating):
 def test_a_model_that_changes_its_parameters(kind: type[nn.Module]) -> None:
     """Looks at it changed them, too: its results were others in silence."""
     plain = seeded(kind)
-    model, named, x = copy.deepcopy(plain), copy.deepcopy(plain), torch.randn(9, 2, 3)
-    compiled = reroll.compile(model)
-    for _ in range(3):
-        torch.testing.assert_close(compiled(x), plain(x))
-        torch.testing.assert_close(model.state_dict(), plain.state_dict())
-    before = copy.deepcopy(named.state_dict())
-    with pytest.raises(UnsupportedError, match="changes a parameter in place"):
-        reroll.compile(named, time_dim=0)(x)
-    torch.testing.assert_close(named.state_dict(), before, rtol=0, atol=0)
+    model = copy.deepcopy(plain)
+    compiled = reroll.compile(model, lowering="eager")
+    for steps in (9, 9, 14, 9):
+        x, found = torch.randn(steps, 2, 3), list[Any]()
+        for each, called in ((model, compiled), (plain, plain)):
+            each.zero_grad()
+            y = called(x)
+            y.square().sum().backward()
+            found.append(
+                [y.detach(), *(value.grad for value in each.get_submodule("linear").parameters()), each.state_dict()]
+            )
+        torch.testing.assert_close(*found)

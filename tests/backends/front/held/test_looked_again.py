@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 import reroll
 from recorded_networks import recordings
+from reroll.backends.front.full.digest import Digest
 from reroll.backends.front.held.reach import Reach
-from reroll.backends.front.observe import departure
+from reroll.backends.front.recorded import Recorded
 from reroll.errors import ProofError, RerollWarning
 
 H = 4
@@ -77,7 +78,7 @@ def data(steps: int = 12) -> Tensor:
 
 
 def compiled(model: nn.Module) -> nn.Module:
-    return reroll.compile(model, time_dim=0, lowering="eager")
+    return reroll.compile(model, lowering="eager")
 
 
 @pytest.mark.usefixtures("blind")
@@ -101,15 +102,15 @@ def test_what_a_key_misses_is_found_at_the_next_power_of_two(change: Any, calls:
 def test_nothing_is_found_where_all_is_as_it_was() -> None:
     model = Read()
     run = compiled(model)
-    with mock.patch("reroll.backends.front.entries.departure", side_effect=departure) as looks:
+    with mock.patch.object(Digest, "departure", autospec=True, side_effect=Digest.departure) as looks:
         for call in range(1, 10):
             x = data(12 + call % 2)
             torch.testing.assert_close(run(x), model(x))
     assert looks.call_count == 4  # the 2nd and the 4th of either length
 
 
-def test_what_differs_without_other_results_is_no_error() -> None:
-    """A table that is made at the first call, and kept where nobody sees it."""
+def test_a_table_that_nobody_sees_is_dynamos() -> None:
+    """It is made at the first call, and kept in a cache."""
     made = functools.lru_cache(lambda: torch.linspace(0, 1, H, dtype=torch.float64).exp())
 
     class Tabled(Read):
@@ -117,12 +118,12 @@ def test_what_differs_without_other_results_is_no_error() -> None:
             return super().forward(x_TBH * made(), scale)
 
     model = Tabled()
-    run = compiled(model)
-    with mock.patch("reroll.backends.front.entries.departure", side_effect=departure) as looks:
-        for _ in range(9):
-            x = data()
-            torch.testing.assert_close(run(x), model(x))
-    assert looks.call_count == 3
+    run: Any = compiled(model)
+    for _ in range(4):
+        x = data()
+        torch.testing.assert_close(run(x), model(x))
+    assert run.reroll_caller.is_read
+    assert [loop.recurrence.steps for loop in reroll.explain(run, x).loops] == [12]
 
 
 @pytest.mark.usefixtures("blind")
@@ -181,8 +182,9 @@ def test_what_is_called_when_python_collects_is_nothing_of_the_models() -> None:
 def test_a_look_for_which_there_is_no_memory_is_left_out() -> None:
     model = Read()
     run = compiled(model)
-    with mock.patch("reroll.backends.front.entries.departure", side_effect=MemoryError) as looks:
-        for _ in range(4):
+    run(data())
+    with mock.patch.object(Recorded, "record", side_effect=MemoryError) as looks:
+        for _ in range(3):
             x = data()
             torch.testing.assert_close(run(x), model(x))
-    assert looks.call_count == 2
+    assert looks.call_count == 2  # the 2nd and the 4th

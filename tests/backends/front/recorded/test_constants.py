@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import reroll
+from recorded_networks import read_by_dynamo
 
 EAGER: dict[str, Any] = {"lowering": "eager", "schedule": "standard", "segment": 2, "chunk": 3}
 pytestmark = pytest.mark.filterwarnings("ignore:The model asks")
@@ -64,7 +65,7 @@ class FirstStates(nn.Module):
 
 def test_first_states_that_need_a_gradient_are_rolled() -> None:
     torch.manual_seed(0)
-    run = reroll.compile(FirstStates(), time_dim=0, **EAGER)
+    run = reroll.compile(FirstStates(), **EAGER)
     for steps in (20, 31):
         reroll.check(run, data(steps), strict=True, measure=False)
     assert len(reroll.explain(run, data()).loops) == 1
@@ -72,14 +73,14 @@ def test_first_states_that_need_a_gradient_are_rolled() -> None:
 
 def test_a_budget_takes_first_states_of_tensors_too() -> None:
     torch.manual_seed(0)
-    run = reroll.compile(FirstStates(), time_dim=0, lowering="eager", memory_budget="1MiB")
+    run = reroll.compile(FirstStates(), lowering="eager", memory_budget="1MiB")
     reroll.check(run, data(), strict=True, measure=False)
 
 
 def test_a_value_that_fills_is_read_at_every_call() -> None:
     torch.manual_seed(0)
     net = FirstStates()
-    run = reroll.compile(net, time_dim=0, **EAGER)
+    run = reroll.compile(net, **EAGER)
     for leak in (0.1, -0.4):
         net.leak.fill_(leak)
         reroll.check(run, data(), strict=True, measure=False)
@@ -105,7 +106,7 @@ class Padded(nn.Module):
 def test_a_size_that_changes_is_recorded_anew() -> None:
     torch.manual_seed(0)
     net = Padded()
-    run = reroll.compile(net, time_dim=0, **EAGER)
+    run = reroll.compile(net, **EAGER)
     for size in (2, 7, 2):
         net.extra.fill_(size)
         reroll.check(run, data(), strict=True, measure=False)
@@ -119,11 +120,9 @@ class Growing(Padded):
         return super().forward(x)
 
 
-def test_a_size_that_the_model_has_changed_is_refused() -> None:
-    run = reroll.compile(Growing(), time_dim=0, **EAGER)
-    with pytest.raises(Exception, match="graph_break") as refused:
-        run(data())
-    assert "a size depends on values that the model computes" in "".join(refused.value.__notes__)
+def test_a_size_that_the_model_has_changed_is_read_by_dynamo() -> None:
+    run = read_by_dynamo(Growing(), data(), data(31), data())
+    assert int(run.extra) == 2 + 3
 
 
 class Shared(nn.Module):
@@ -143,7 +142,7 @@ class Shared(nn.Module):
 
 def test_the_parameter_behind_a_leaf_gets_no_gradient() -> None:
     torch.manual_seed(0)
-    reroll.check(reroll.compile(Shared(), time_dim=0, **EAGER), data(), strict=True, measure=False)
+    reroll.check(reroll.compile(Shared(), **EAGER), data(), strict=True, measure=False)
 
 
 class Outcome(nn.Module):
@@ -159,7 +158,7 @@ class Outcome(nn.Module):
 
 
 def test_a_leaf_that_is_given_needs_a_gradient_as_in_eager() -> None:
-    run = reroll.compile(Outcome(), time_dim=0, **EAGER)
+    run = reroll.compile(Outcome(), **EAGER)
     x = data().detach()
     (leaf, last), (plain_leaf, plain_last) = run(x), Outcome()(x)
     assert leaf.requires_grad is plain_leaf.requires_grad is True
@@ -188,7 +187,7 @@ class Grid(nn.Module):
 def test_assertions_on_constants_are_recorded() -> None:
     torch.manual_seed(0)
     net = Grid()
-    run = reroll.compile(net, steps="num_steps", **EAGER)
+    run = reroll.compile(net, **EAGER)
     y = torch.randn(3, 4, dtype=D, requires_grad=True)
     for steps in (20, 33):
         net.num_steps = steps
@@ -199,7 +198,7 @@ def test_assertions_on_constants_are_recorded() -> None:
 def test_an_assertion_that_fails_is_raised_as_in_eager() -> None:
     net = Grid(end=-1.0)
     with pytest.raises(AssertionError, match="times rise"):
-        reroll.compile(net, steps="num_steps", **EAGER)(torch.randn(3, 4, dtype=D))
+        reroll.compile(net, **EAGER)(torch.randn(3, 4, dtype=D))
 
 
 class Late(nn.Module):
@@ -220,7 +219,7 @@ class Late(nn.Module):
 def test_an_answer_that_changes_with_the_length_is_never_taken_for_another() -> None:
     torch.manual_seed(0)
     net = Late()
-    run = reroll.compile(net, time_dim=0, **EAGER)
+    run = reroll.compile(net, **EAGER)
     reroll.check(run, data(20), strict=True, measure=False)
     for steps in (25, 40, 24):
         reroll.check(run, data(steps), strict=True, measure=False)
@@ -248,16 +247,14 @@ class Numbers(nn.Module):
 
 def test_numbers_made_of_constants_are_read() -> None:
     torch.manual_seed(0)
-    run = reroll.compile(Numbers(), time_dim=0, **EAGER)
+    run = reroll.compile(Numbers(), **EAGER)
     for steps in (20, 33):
         reroll.check(run, data(steps), strict=True, measure=False)
     assert len(reroll.explain(run, data()).loops) == 1
 
 
-def test_a_row_that_the_model_computes_is_refused() -> None:
-    with pytest.raises(Exception, match="graph_break") as refused:
-        reroll.compile(Numbers(of_values=True), time_dim=0, **EAGER)(data())
-    assert "a row is picked by a number that the model computes" in "".join(refused.value.__notes__)
+def test_a_row_that_the_model_computes_is_read_by_dynamo() -> None:
+    read_by_dynamo(Numbers(of_values=True), data(), data(31), data())
 
 
 class Loop(nn.Module):
@@ -274,13 +271,13 @@ class Loop(nn.Module):
 
 
 def test_a_constant_asked_at_every_step() -> None:
-    run = reroll.compile(Loop(), time_dim=0, **EAGER)
+    run = reroll.compile(Loop(), **EAGER)
     for steps in (20, 21, 34):
         reroll.check(run, data(steps), strict=True, measure=False)
 
 
 def test_a_recorded_model_with_first_states_is_copied() -> None:
-    run = reroll.compile(FirstStates(), time_dim=0, **EAGER)
+    run = reroll.compile(FirstStates(), **EAGER)
     run(data())
     reroll.check(copy.deepcopy(run), data(), strict=True, measure=False)
 
@@ -294,6 +291,6 @@ def test_devices_and_types_that_no_tensor_decides() -> None:
             h = torch.tanh(x[t] + 0.5 * h)
         return h
 
-    compiled, x = reroll.compile(model, time_dim=0, **EAGER), data()
+    compiled, x = reroll.compile(model, **EAGER), data()
     expected = torch.autograd.grad(model(x).sum(), x)
     torch.testing.assert_close(torch.autograd.grad(compiled(x).sum(), x), expected)

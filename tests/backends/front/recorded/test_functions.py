@@ -115,7 +115,7 @@ def held_bytes() -> int:
 
 
 def test_a_record_holds_no_values_of_arguments_or_of_the_run_that_it_was_made_in() -> None:
-    run, x_TBI = reroll.compile(Beside(Spike), time_dim={"x_TBI": 0}, lowering="eager"), torch.randn(20, 300, 4)
+    run, x_TBI = reroll.compile(Beside(Spike), lowering="eager"), torch.randn(20, 300, 4)
     before, batch_nbytes = held_bytes(), x_TBI[0].nbytes
     for rows in (1_000, 1_001):
         run(x_TBI, torch.randn(rows, 4)).sum().backward()

@@ -1,4 +1,4 @@
-"""What ``reroll.compile`` does not record: what a record of a model's operations would not tell."""
+"""What ``reroll.compile`` does not record, as its operations would not tell it: Dynamo reads it, and it is right."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.exc import Unsupported
 
 import reroll
-from length_networks import EAGER, H, I
-from recorded_networks import Stateful
-from reroll.errors import UnsupportedError
+from length_networks import H, I
+from recorded_networks import Stateful, agree, twins
 
 UNKNOWN = torch.ones(H, dtype=torch.float64)
 
@@ -117,29 +115,43 @@ VALUES = (item, number, listed, array, caught, lucky, shown, branching)
 OTHERS = (printed, drawn, drawn_by_numpy, counted, from_nowhere, autocast, written_with_gradients, noisy)
 
 
-@pytest.mark.variants(4)
+class Readable(Stateful):
+    """That, of which Dynamo may read the step."""
+
+    def step(self, x_BI: Tensor) -> None:
+        self.mem = 0.9 * torch.tanh(self.decay * self.mem + self.fc(x_BI))
+
+
+def trained(model: Any, run: Any, calls: int = 3) -> list[Any]:
+    """Results, gradients and all that is left, of calls from the same seeds; each goes on from the state before."""
+    found = list[Any]()
+    for call in range(calls):
+        random.seed(call)
+        np.random.seed(call)  # noqa: NPY002
+        torch.manual_seed(call)
+        model.zero_grad()
+        x = torch.randn(16 if call % 2 == 0 else 9, 2, I).requires_grad_()
+        y = run(x)
+        y.square().sum().backward()
+        left = [model.mem.detach().clone(), model.seen, model.norm.running_mean.detach().clone()]
+        grads = [x.grad, *(each.grad for each in model.parameters() if each.grad is not None)]
+        found.append([y.detach(), *grads, *left, torch.rand(2), random.random(), float(np.random.rand())])  # noqa: NPY002
+        model.mem, model.norm.running_mean = model.mem.detach(), model.norm.running_mean.detach()
+    return found
+
+
+@pytest.mark.variants(8)
+@pytest.mark.parametrize("kind", [Stateful, Readable])
 @pytest.mark.parametrize("update", [*VALUES, *OTHERS])
-def test_what_a_record_does_not_tell_is_refused_as_dynamo_refuses(update: Callable[..., Any]) -> None:
-    net: Any = Stateful(update)
-    run = reroll.compile(net, time_dim=0, **EAGER)
-    before = (net.mem, net.seen, net.norm.running_mean.clone())
-    with pytest.raises(Unsupported, match=r"(?s)disable.*recorded_networks\.py") as refusal:
-        run(torch.randn(16, 2, I))
-    assert "cannot record" in refusal.value.__notes__[0]
-    assert (net.mem, net.seen) == before[:2]
-    assert torch.equal(net.norm.running_mean, before[2])
-    assert not net.norm.running_mean.requires_grad
-
-
-@pytest.mark.parametrize("update", [lucky, printed])
-def test_what_dynamo_itself_refuses_keeps_its_line(update: Callable[..., Any]) -> None:
-    class Read(Stateful):
-        def step(self, x_BI: Tensor) -> None:
-            self.mem = self.decay * self.mem + self.fc(x_BI)
-
-    run = reroll.compile(Read(update), time_dim=0, **EAGER)
-    with pytest.raises(Unsupported, match=rf"(?s)recorded_networks\.py.*in {update.__name__}"):
-        run(torch.randn(16, 2, I))
+def test_what_a_record_does_not_tell_is_right_as_dynamo_reads_it(
+    update: Callable[..., Any], kind: type[Stateful], capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    net, twin, run = twins(kind(update))
+    expected, said = trained(net, net), capsys.readouterr().out
+    torch.testing.assert_close(trained(twin, run), expected, rtol=1e-11, atol=1e-11)
+    assert capsys.readouterr().out.count("a step") == said.count("a step")
+    assert run.reroll_caller.is_read
 
 
 class Averaged(torch.nn.Module):
@@ -156,15 +168,8 @@ class Averaged(torch.nn.Module):
         return h
 
 
-def test_a_number_that_torch_has_to_know_is_refused_with_what_helps() -> None:
-    """Dynamo's own error says neither what the model did nor where."""
-    x = torch.randn(9, 3, H)
-    with pytest.raises(UnsupportedError, match=r"value of a tensor as a number .*test_refusals.*momentum.*no time:"):
-        reroll.compile(Averaged(None), time_dim=0, lowering="eager")(x)
-    ways: tuple[tuple[float | None, dict[str, Any]], ...] = ((0.1, {"time_dim": 0}), (None, {}))
-    for momentum, given in ways:
-        model, plain = Averaged(momentum), Averaged(momentum)
-        compiled = reroll.compile(model, lowering="eager", **given)
-        for _ in range(2):
-            torch.testing.assert_close(compiled(x), plain(x))
-        torch.testing.assert_close(model.state_dict(), plain.state_dict())
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_a_number_that_torch_has_to_know(momentum: float | None) -> None:
+    net, twin, run = twins(Averaged(momentum))
+    for steps in (9, 9, 14, 9):
+        agree(net, twin, run, torch.randn(steps, 3, H), recorded=momentum is not None)

@@ -1,10 +1,9 @@
-"""What short runs of a model tell of a length: rolled and equal to eager's, or refused or told of, with the cause."""
+"""Loops that are written in odd ways, and steps that are odd: equal to eager's at every length, and rolled."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -60,38 +59,11 @@ def test_what_is_done_at_every_kth_step_is_rolled(every: int, steps: int) -> Non
         return h, torch.stack(saved)
 
     model = Cell(loop)
-    fast, x = compiled(model, time_dim=0), rows(steps, 2, 4)
+    fast, x = compiled(model), rows(steps, 2, 4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         agree(model, fast, x)
     assert reroll.explain(fast, x).loops
-
-
-def too_short(**how: Any) -> tuple[nn.Module, Any]:
-    """A model, and itself compiled, for which 10 and 11 steps are known to be too few."""
-    model = Cell(states)
-    fast = compiled(model, time_dim=0, **how)
-    caller = fast.reroll_caller
-    caller.short |= {(steps, caller.steps): "The loop reads more." for steps in (3, 10, 11)}
-    return model, fast
-
-
-def test_a_sequence_of_eight_steps_that_is_not_rolled_is_told_of_once() -> None:
-    model, fast = too_short()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        agree(model, fast, rows(3, 2, 4))
-    with pytest.warns(reroll.RerollWarning, match="10 steps: The loop reads more.*which saves no memory"):
-        agree(model, fast, rows(10, 2, 4))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        agree(model, fast, rows(11, 2, 4))
-
-
-def test_a_budget_that_cannot_be_kept_as_nothing_is_rolled_is_an_error() -> None:
-    _, fast = too_short(memory_budget=0.5)
-    with pytest.raises(reroll.LengthError, match="keeps no memory_budget"):
-        fast(rows(10, 2, 4))
 
 
 def states(cell: nn.Module, x: Tensor) -> Tensor:
@@ -103,10 +75,9 @@ def states(cell: nn.Module, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("order", [(25, 9, 40), (9, 25)])
-def test_a_template_that_does_not_tell_a_length_ends_no_search(order: tuple[int, ...]) -> None:
-    """Of 6, 7 and 9 steps ``[:8]`` are 6, 7 and 8."""
+def test_the_first_eight_rows_are_right_in_any_order(order: tuple[int, ...]) -> None:
     model = Cell(lambda cell, x: states(cell, x)[:8].sum(0))
-    fast = compiled(model, time_dim=0)
+    fast = compiled(model)
     for steps in order:
         agree(model, fast, rows(steps, 2, 4))
 
@@ -114,17 +85,17 @@ def test_a_template_that_does_not_tell_a_length_ends_no_search(order: tuple[int,
 @pytest.mark.parametrize("order", [(12, 13, 12), (13, 12, 13)])
 def test_the_second_half_is_right_in_any_order(order: tuple[int, ...]) -> None:
     model = Cell(lambda cell, x: states(cell, x)[x.shape[0] // 2 :])
-    fast = compiled(model, time_dim=0)
+    fast = compiled(model)
     for steps in order:
         agree(model, fast, rows(steps, 2, 4))
-    assert fast.reroll_caller.alone == {12, 13}
+    assert not fast.reroll_caller.is_read
 
 
 @pytest.mark.parametrize("warm", [False, True])
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_checkpoint_around_a_compiled_model(warm: bool, reentrant: bool) -> None:
     model = Cell(states)
-    fast, x = compiled(model, time_dim=0), rows(12, 2, 4).requires_grad_()
+    fast, x = compiled(model), rows(12, 2, 4).requires_grad_()
     if warm:
         fast(x)
     found, expected = checkpoint(fast, x, use_reentrant=reentrant), model(x)
@@ -153,7 +124,7 @@ def test_steps_that_are_checkpoints_which_are_entered_again(dropped: float, door
         return torch.stack(out)
 
     model = Cell(loop)
-    fast: Any = compiled(model, time_dim=0)
+    fast: Any = compiled(model)
     if door == "backend":
         fast = torch.compile(model, backend="reroll", options={"lowering": "eager"})
     x, found = rows(12, 2, 4).requires_grad_(), list[Any]()
@@ -189,8 +160,11 @@ def test_a_shape_that_is_changed_in_place(form: str, door: str) -> None:
         return h
 
     model = Cell(loop)
-    how: dict[str, Any] = {"time_dim": 0} if door == "compile" else {}
-    agree(model, compiled(model, **how), rows(14, 4, 4))
+    fast = compiled(model)
+    if door == "backend":
+        fast = torch.compile(model, backend="reroll", options={"lowering": "eager"})
+    for steps in (14, 9):
+        agree(model, fast, rows(steps, 4, 4))
 
 
 class Table(nn.Module):
@@ -209,8 +183,11 @@ class Table(nn.Module):
 
 def test_a_loop_over_a_number_of_the_models_own() -> None:
     model = Table()
-    agree(model, compiled(model, time_dim=0), rows(24, 3))
-    agree(model, compiled(model, steps="T"), rows(24, 3))
+    fast = compiled(model)
+    for steps in (24, 9, 24):
+        model.T = steps
+        agree(model, fast, rows(24, 3))
+    assert not fast.reroll_caller.is_read
 
 
 class Window(nn.Module):
@@ -230,12 +207,12 @@ class Window(nn.Module):
         return torch.stack(out)
 
 
-def test_a_memory_of_20_steps_is_right_or_refused() -> None:
+@pytest.mark.filterwarnings("ignore::reroll.RerollWarning")
+def test_a_memory_of_20_steps_is_right() -> None:
     model = Window()
-    fast = compiled(model, time_dim=0)
+    fast = compiled(model)
     for steps in (30, 12, 50):
-        with suppress(reroll.LengthError):
-            agree(model, fast, rows(steps, 3, 4))
+        agree(model, fast, rows(steps, 3, 4))
 
 
 class Decoder(nn.Module):
@@ -255,13 +232,14 @@ class Decoder(nn.Module):
         return h
 
 
-def test_a_loop_that_ends_by_values_is_refused_with_what_works() -> None:
-    x, lengths = rows(12, 3, 4), torch.tensor([3, 5, 8])
-    where = {"time_dim": {"x": 0, "lengths": None}}
-    with pytest.raises(reroll.LengthError, match=r"any\(\).*break.*torch\.where"):
-        compiled(Decoder(ends=True), **where)(x, lengths)
-    model = Decoder(ends=False)
-    agree(model, compiled(model, **where), x, lengths)
+@pytest.mark.filterwarnings("ignore::reroll.RerollWarning")
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_loop_that_ends_by_values(ends: bool) -> None:
+    model = Decoder(ends)
+    fast = compiled(model)
+    for steps, lengths in ((12, [3, 5, 8]), (12, [3, 5, 8]), (12, [3, 11, 2]), (20, [20, 1, 4])):
+        agree(model, fast, rows(steps, 3, 4), torch.tensor(lengths))
+    assert fast.reroll_caller.is_read is ends
 
 
 class Sampler(nn.Module):
@@ -286,9 +264,10 @@ class Sampler(nn.Module):
 @pytest.mark.parametrize("before", [False, True])
 def test_an_index_that_is_a_tensor(before: bool) -> None:
     model, x = Sampler(before), rows(3, 4)
-    fast = compiled(model, steps="n")
-    agree(model, fast, x)
-    assert fast.reroll_caller.alone == (set() if before else {12})
+    fast = compiled(model)
+    for number in (12, 20, 12):
+        model.n = number
+        agree(model, fast, x)
     assert sum(loop.recurrence.steps for loop in reroll.explain(fast, x).loops) >= 10
 
 
@@ -313,6 +292,44 @@ class Marked(nn.Module):
 @pytest.mark.filterwarnings("ignore")
 def test_a_row_before_the_first_is_not_the_last_one(order: tuple[int, ...], stacked: bool) -> None:
     model = Marked(stacked)
-    fast = compiled(model, time_dim=0, proof="never")
+    fast = compiled(model, proof="never")
     for steps in order:
         agree(model, fast, rows(steps, 2, 4))
+
+
+class Decaying(nn.Module):
+    """Numbers of the step in what nothing reads, or in what is read as ``read`` says."""
+
+    def __init__(self, read: str) -> None:
+        super().__init__()
+        self.fc, self.read = nn.Linear(4, 4, dtype=torch.float64), read
+
+    def forward(self, x: Tensor) -> Any:
+        h = unread = torch.zeros(3, 4, dtype=torch.float64)
+        for t in range(x.shape[0]):
+            h = torch.tanh(self.fc(x[t]) + h)
+            unread = unread * 0.9**t + h
+            if self.read == "asked":
+                assert (h * 0.8**t < 9).all()
+        if self.read == "list":
+            return [h, unread.detach().sum().floor() * 0.0]
+        return h
+
+
+def test_numbers_that_nothing_reads_may_be_any() -> None:
+    torch.manual_seed(0)
+    run = reroll.compile(Decaying("never"), lowering="eager")
+    for steps in (20, 31):
+        x = torch.randn(steps, 3, 4, dtype=torch.float64, requires_grad=True)
+        reroll.check(run, x, strict=True, measure=False)
+    assert len(reroll.explain(run, x).loops) == 1
+
+
+@pytest.mark.parametrize("read", ["list", "asked"])
+@pytest.mark.filterwarnings("ignore:The model asks")
+def test_numbers_that_are_read_are_right(read: str) -> None:
+    torch.manual_seed(0)
+    run = reroll.compile(Decaying(read), lowering="eager")
+    for steps in (20, 31):
+        x = torch.randn(steps, 3, 4, dtype=torch.float64, requires_grad=True)
+        reroll.check(run, x, strict=True, measure=False)
