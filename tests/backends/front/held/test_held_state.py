@@ -12,7 +12,7 @@ import tracemalloc
 import weakref
 from collections import deque
 from collections.abc import Callable
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 import reroll
-from reroll.backends.front.held.names import missing_globals, standing_in
 from reroll.backends.front.held.reach import Reach
 from reroll.backends.front.held.state import State
 from reroll.errors import UnsupportedError
@@ -301,23 +300,3 @@ MAKING = {
     "a text": ("def f(names):\n global A\n A = 1\n return 'A' in names", []),
     "by name": ("def f():\n global A\n A = 1\n return globals()", []),
 }
-
-
-@pytest.mark.parametrize("way", MAKING)
-def test_globals_that_code_may_ask_for_are_not_among_the_missing(way: str) -> None:
-    text, expected = MAKING[way]
-    space: dict[str, Any] = {}
-    exec(text, space)
-    functions = [each for each in space.values() if isinstance(each, FunctionType)]
-    assert [name for _, name in missing_globals(functions)] == expected
-
-
-def test_what_stands_in_for_a_global_goes_and_what_is_assigned_stays() -> None:
-    space: dict[str, Any] = {"there": 1}
-    names = ("there", "made", "missing")
-    with standing_in([(space, name) for name in names]):
-        assert space["there"] == 1
-        with pytest.raises(NameError):
-            bool(space["missing"])
-        space["made"] = 2
-    assert space == {"there": 1, "made": 2}
