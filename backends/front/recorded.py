@@ -49,7 +49,8 @@ from reroll.graph.nested import leaves_of, like, opened, with_leaves
 from reroll.graph.private import saved_as_it_is
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
-_RECORDINGS = 64
+_RECORDINGS = 512
+"""Records that are held: of as many lengths, where nothing else ends them first (``full.at_length.HELD``)."""
 _SOME = 2  # numbers in a call that are worth a word where they change
 
 
