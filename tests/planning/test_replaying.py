@@ -109,7 +109,7 @@ class TwoDirections(torch.nn.Module):
 
 
 def test_loops_that_share_a_budget_replay_where_nothing_fits_without() -> None:
-    network, x = TwoDirections().double(), spikes(64, 8, 16).double()
+    network, x = TwoDirections().double(), spikes(65, 8, 16).double()
     options: dict[str, Any] = {"lowering": "eager", "schedule": "store_all"}
     with pytest.raises(reroll.BudgetError) as refusal:
         trained(reroll.compile(network, time_dim=0, memory_budget=1, replay=True, **options), network, x)

@@ -43,9 +43,13 @@ class Digest:
                 missing[open_[0]] = open_[1], len(places) - open_[0]
             elif not is_row(node):
                 places[node] = len(places)
-        numbers = tuple(_number(node, places, whole=True) for node in graph.nodes)
-        operations = [(node, place) for place, node in enumerate(graph.nodes) if node in places]
-        return cls(numbers, tuple((_number(node, places, whole=False), place) for node, place in operations), missing)
+        every = [_numbers(node, places) for node in graph.nodes]
+        kinds = (
+            (each[1], place)
+            for place, (node, each) in enumerate(zip(graph.nodes, every, strict=True))
+            if node in places
+        )
+        return cls(tuple(number for number, _ in every), tuple(kinds), missing)
 
     def departure(self, again: Digest, graph: fx.Graph) -> str:
         """Where another record, of a ``graph``, does something else; empty where it does not."""
@@ -66,14 +70,15 @@ class Digest:
             yield kind
 
 
-def _number(node: fx.Node, places: dict[fx.Node, int], *, whole: bool) -> int:
-    """The number of a node: what it does, to values that were made how many operations before, and what comes of it;
-    ``whole``: whole numbers, too."""
-    here = places.get(node, 0)
+def _numbers(node: fx.Node, places: dict[fx.Node, int]) -> tuple[int, int]:
+    """The number of a node and that of its kind: what it does, to values that were made how many operations before, and
+    what comes of it; in that of its kind without whole numbers."""
+    here, whole = places.get(node, 0), list[int]()
 
     def said(value: Any) -> Any:
         if not isinstance(value, fx.Node):
-            return value if whole or type(value) is not int else "a whole number"
+            whole.extend([value] if type(value) is int else [])
+            return "a whole number" if type(value) is int else value
         if is_row(value):
             return "row of", *map(said, value.args)
         return f"input {places[value]}" if value.op == "placeholder" else f"made {here - places.get(value, 0)}"
@@ -82,4 +87,5 @@ def _number(node: fx.Node, places: dict[fx.Node, int], *, whole: bool) -> int:
     if node.op != "placeholder":
         given = node.target, repr(map_aggregate((node.args, dict(node.kwargs)), said)), *node.meta.get(NOTED, ())
     looks = tuple(map(look_of, tensors_of(node.meta.get("example_value"))))
-    return hash((node.op, given, looks))
+    kind = hash((node.op, given, looks))
+    return hash((kind, *whole)), kind

@@ -110,7 +110,6 @@ def test_nothing_is_copied_for_a_loss() -> None:
 
     run = reroll.compile(Readout(loss, layer=False), time_dim=1, **EAGER)
     run(*data())
-    (entry,) = run.reroll_caller.front.entries.values()
-    (family,) = entry.families.values()
-    targets = [node.target for node, _, _ in family.template.nodes]
+    (recording,) = run.reroll_caller.at_length.recorded.recordings.values()
+    targets = [node.target for node in recording.run.graph.module.graph.nodes]
     assert "contiguous" not in targets[targets.index("recurrence_0") :]

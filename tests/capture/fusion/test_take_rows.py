@@ -309,7 +309,8 @@ def test_buffers_have_the_rows_that_are_kept(monkeypatch: pytest.MonkeyPatch) ->
     for steps in (22, 21, 3, 1):
         made.clear()
         fast(sequence(steps))
-        assert {*made} == {(len(range(1, steps, 5)), B, N)}
+        assert {*made} <= {(len(range(1, steps, 5)), B, N)}
+        assert made or steps < 5  # which is no loop
 
 
 @pytest.mark.parametrize(

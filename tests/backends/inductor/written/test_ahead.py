@@ -113,10 +113,9 @@ def test_what_takes_over_is_found_in_the_caches(monkeypatch: pytest.MonkeyPatch,
 
 
 def only_family(run: Any) -> Any:
-    """The programs of a compiled model."""
-    (entry,) = run.reroll_caller.front.entries.values()
-    (found,) = entry.families.values()
-    return found
+    """The program of a compiled model."""
+    (recording,) = run.reroll_caller.at_length.recorded.recordings.values()
+    return recording.run
 
 
 FAILS = "raise SystemExit(3)", "raise OSError(28, 'No space left on device')", "import os; os.kill(os.getpid(), 9)"
