@@ -104,15 +104,15 @@ def test_what_takes_over_is_found_in_the_caches(monkeypatch: pytest.MonkeyPatch,
     while not begun[0].asked and begun[0].process.poll() is None:
         time.sleep(0.1)
         run(x_TBI)
-    monkeypatch.setattr(takeover, "CALL", only_family(run).takeover.spent.calls + 1)
+    monkeypatch.setattr(takeover, "CALL", only_program(run).takeover.spent.calls + 1)
     with mock.patch.object(cpp_builder, "run_compile_cmd", side_effect=AssertionError("nothing is compiled")):
         y_BI = run(x_TBI)
     assert begun[0].process.returncode == 0
-    assert not only_family(run).takeover.lasting, "eager segments are held no longer"
+    assert not only_program(run).takeover.lasting, "eager segments are held no longer"
     torch.testing.assert_close(y_BI, model(x_TBI))
 
 
-def only_family(run: Any) -> Any:
+def only_program(run: Any) -> Any:
     """The program of a compiled model."""
     (recording,) = run.reroll_caller.at_length.recorded.recordings.values()
     return recording.run
@@ -287,12 +287,12 @@ def test_what_is_asked_for_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(takeover, "_AHEAD", (1 << 30, 0.0))
     run = reroll.compile(Decaying(), time_dim=0, start="eager")
     run(torch.randn(5, 7, 5)).sum().backward()
-    only = only_family(run)
-    before, made = dict(only.segments.known), [*family.FAMILIES]
+    only, (others,) = only_program(run), run.reroll_caller.at_length.others.values()
+    before, made = dict(others.lengths.known), [*family.FAMILIES]
     with family.collecting() as halves:
         only.takeover.prepare()
     assert halves
-    assert only.segments.known == before
+    assert others.lengths.known == before
     assert [*family.FAMILIES] == made
 
 
