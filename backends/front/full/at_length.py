@@ -111,7 +111,8 @@ class AtLength:
             graph.proof.renew(graph.plans, graph.run, departed)
         if not is_aside() and (departed or (graph.proof.due and self._proves(recording))):
             self._prove(call, recording, departed)
-        self.again.note((_sizes(call), program.operations), key, looked=program.calls == 1)
+        first = program.calls == 1
+        self.again.note((_sizes(call), program.operations) if first else None, key, looked=first)
         with between_turns():
             return recording.replay(state)
 
@@ -167,7 +168,7 @@ class AtLength:
         """The recurrences of a record; none where only blocks are, and gradients are to be cut over time."""
         cut = self.options.truncate is not None
         found = fuse(capture(module, maps=True, depth=self.options.depth, iterations=cut))
-        if not any(each.carries for each in found.recurrences):  # maps alone: layers side by side, perhaps
+        if found.recurrences and not any(each.carries for each in found.recurrences):  # layers side by side, perhaps
             found = fuse(capture(module, depth=self.options.depth, iterations=cut))
         if cut and all(each.blocks for each in found.recurrences):
             return replace(found, recurrences=())

@@ -33,7 +33,8 @@ class Again:
         self._count, self.told = 0, False
 
     def note(self, length: Any, key: Any, *, looked: bool) -> None:
-        """Note a call with its length and key, and whether the model was looked at; warn at the third in a row."""
+        """Note a call with its key, and whether the model was looked at, then with its length; warn at the third in a
+        row."""
         before, self._key = self._key, key
         if not looked:
             self._count = 0

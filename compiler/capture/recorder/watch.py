@@ -10,7 +10,8 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,20 +19,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from reroll.graph.private import Watching, is_of_users, storage_id, unseen, version_of
-
-
-@contextmanager
-def unnoted() -> Iterator[None]:
-    """Inside, nobody is told which code runs: that of an operator, which a graph calls as a whole."""
-    before = sys.getprofile()
-    if not callable(before):
-        yield
-        return
-    sys.setprofile(None)
-    try:
-        yield
-    finally:
-        sys.setprofile(before)
 
 
 def silently(run: Callable[..., Any], *args: Any) -> Any:
@@ -89,13 +76,13 @@ def _tags(func: Any) -> Any:
 
 
 class Unnoted(TorchFunctionMode):
-    """The code of users' operators is not noted (``unnoted``)."""
+    """The code of users' operators is not noted: a graph calls them as a whole."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        with unnoted() if is_of_users(func) else nullcontext():
-            return func(*args, **(kwargs or {}))
+        run = partial(func, *args, **(kwargs or {}))
+        return silently(run) if is_of_users(func) else run()
 
 
 class Versions:
