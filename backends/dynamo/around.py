@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,7 @@ class Outside:
     ``reversing``: by the name of each recurrence what is held while it runs, its results included, and while it is
     reversed, without the gradients of its own results; the gradients that it adds up itself are among it where they
     become no parameter's gradient as they are: ``added``. ``unasked``: the gradients of its last carries that nobody
-    gives. ``before``: what is freed before the graph runs.
+    gives.
     """
 
     outputs: int = 0
@@ -39,14 +39,13 @@ class Outside:
     running: Mapping[str, int] = field(default_factory=dict)
     reversing: Mapping[str, int] = field(default_factory=dict)
     unasked: Mapping[str, int] = field(default_factory=dict)
-    before: int = 0
     added: Mapping[str, int] = field(default_factory=dict)
 
     def around(self, name: str) -> Around:
         """What is held around a recurrence."""
         turned = self.outputs + self.saved
         running, reversing = self.running.get(name, turned), self.reversing.get(name, 0)
-        return Around(running, turned, reversing, self.before, self.unasked.get(name, 0), self.added.get(name, 0))
+        return Around(running, turned, reversing, self.unasked.get(name, 0), self.added.get(name, 0))
 
 
 class _Standing(torch.autograd.Function):
@@ -206,15 +205,14 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-def outside_of(module: fx.GraphModule, results: Mapping[str, Results], before: int = 0) -> Outside:
-    """What a graph holds around its recurrences, which give ``results``, by their names. before: bytes that are held
-    at the start of a call, and freed before the graph runs."""
+def outside_of(module: fx.GraphModule, results: Mapping[str, Results]) -> Outside:
+    """What a graph holds around its recurrences, which give ``results``, by their names."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with apart_from_dynamo(mode), mode:
-        return replace(outside(module, results, partial(fake_of, mode)), before=before)
+        return outside(module, results, partial(fake_of, mode))
 
 
-def bytes_around(module: fx.GraphModule, results: Mapping[str, Results], before: int = 0) -> dict[str, Around]:
+def bytes_around(module: fx.GraphModule, results: Mapping[str, Results]) -> dict[str, Around]:
     """What a graph holds around each of its recurrences, as ``outside_of`` has it."""
-    held = outside_of(module, results, before)
+    held = outside_of(module, results)
     return {name: held.around(name) for name in results}

@@ -119,9 +119,8 @@ class Graph:
     """One graph of Dynamo's, compiled: ``run`` is called in its place, ``module`` is the graph around the recurrences.
 
     ``reason`` says why there is no recurrence, ``broken`` why the model's graph ends here, if Dynamo broke it,
-    ``notes`` which recurrences were not fused, ``before`` how many bytes a call holds and frees before it runs.
-    ``plain``: the local peak of plain PyTorch in a training step, where that is known. ``proof``: whether it has to be
-    proved.
+    ``notes`` which recurrences were not fused. ``plain``: the local peak of plain
+    PyTorch in a training step, where that is known. ``proof``: whether it has to be proved.
     """
 
     run: Compiled
@@ -130,7 +129,6 @@ class Graph:
     reason: str = ""
     broken: str = ""
     notes: tuple[str, ...] = ()
-    before: int = 0
     plain: Callable[[], int | None] = lambda: None
     proof: Proof = field(default_factory=Proof)
 
@@ -141,7 +139,7 @@ class Graph:
 
     def outside(self) -> Outside:
         """What is held around the recurrences."""
-        return outside_of(self.module, {each.name: each.results() for each in self.built}, self.before)
+        return outside_of(self.module, {each.name: each.results() for each in self.built})
 
     def more_than_plain(self, *, unasked: bool = True) -> str:
         """What is said where its plans are predicted to hold more than plain PyTorch would; nothing without gradients,
@@ -162,7 +160,7 @@ class Graph:
         is given and makes, with gradients and what autograd saves."""
         values = (node.meta.get("example_value") for node in self.module.graph.nodes)
         around = sum(each.nbytes for value in values for each in tensors_of(value))
-        return sum(each.needed for each in self.built) + self.before + _AROUND * around
+        return sum(each.needed for each in self.built) + _AROUND * around
 
 
 class Reached(BaseException):

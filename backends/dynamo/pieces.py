@@ -101,7 +101,10 @@ class Pieces:
         """
         text = f"reroll found no recurrence: {reason}."
         if options.truncate is not None:
-            raise NoRecurrenceError(f"{text} So truncate={options.truncate} cannot be kept. Leave it out.")
+            raise NoRecurrenceError(
+                f"{text} So truncate={options.truncate} cannot be kept. Leave it out; or, where this is a sequence of "
+                "one or two steps, give it to the model that is not compiled."
+            )
         if options.on_no_recurrence == "error":
             raise NoRecurrenceError(f"{text} Use on_no_recurrence='warn' to compile such graphs as inductor does.")
         self.how = "as the inductor backend does" if options.lowering == "inductor" else "as it is"

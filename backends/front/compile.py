@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from reroll.backends.dynamo.entry import uncut
-from reroll.backends.front.calls.turns import turn
 from reroll.backends.front.full.caller import Caller
 from reroll.backends.front.modules import CompiledModule, ShardedModule, refuse_no_scalar, with_loss
-from reroll.backends.processes.apart import alone, forward_of, spoken_around
+from reroll.backends.processes.apart import alone, spoken_around
 from reroll.backends.processes.sharded import sharded_inside
 from reroll.errors import OptionError, UnsupportedError
 from reroll.planning.options import Options, OptionsDict
@@ -221,27 +220,21 @@ class AnyLengthModule(CompiledModule):
         self._set_caller(make)
 
     def _set_caller(self, make: _Make) -> None:
-        inside = spoken_around(self._orig_mod)
-        model = self._orig_mod if inside is None else inside.forward
-        object.__setattr__(self, "_inside", inside)
         object.__setattr__(self, "_make", make)
-        object.__setattr__(self, "reroll_caller", make(model))
+        object.__setattr__(self, "reroll_caller", make(self._orig_mod))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's result. Raises UnsupportedError if it was sharded since it was compiled."""
-        if not alone() and spoken_around(self._orig_mod) is not self._inside:
+        if not alone() and spoken_around(self._orig_mod) is not None:
             raise UnsupportedError(
                 f"{type(self._orig_mod).__name__} was sharded after it was given to reroll.compile, which compiled "
                 "what it was before. Use fully_shard first, and reroll.compile then."
             )
-        if self._inside is None:
-            return self.reroll_caller(*args, **kwargs)
-        with turn(), forward_of(self._inside, self.reroll_caller):
-            return self._orig_mod(*args, **kwargs)
+        return self.reroll_caller(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        del state["reroll_caller"], state["_inside"]
+        del state["reroll_caller"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -108,19 +108,6 @@ def _spoken(what: str) -> UnsupportedError:
     )
 
 
-@contextmanager
-def forward_of(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Let a module's forward be this one; its hooks run around it."""
-    before = vars(module).get("forward")
-    module.forward = forward
-    try:
-        yield
-    finally:
-        del module.forward
-        if before is not None:
-            module.forward = before
-
-
 def refuse_pieces(gm: fx.GraphModule) -> None:
     """Raise CaptureError if Dynamo has cut the model's graph into pieces for ``DistributedDataParallel``.
 

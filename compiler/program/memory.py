@@ -84,14 +84,13 @@ class Prediction:
 @dataclass(frozen=True, slots=True)
 class Around:
     """Local bytes that the graph around a recurrence holds: while it runs, between its forward and its backward, and
-    while it is reversed. ``before``: what is held at the start of a call, and freed before the graph runs.
+    while it is reversed.
     ``unasked``: bytes of those gradients of last carries that it does not give, as nobody reads these. ``added``: bytes
     of the gradients that the recurrence adds up, where ``reversing`` has them: they are made by its first reversal."""
 
     running: int = 0
     turned: int = 0
     reversing: int = 0
-    before: int = 0
     unasked: int = 0
     added: int = 0
 
@@ -106,9 +105,9 @@ class Around:
         return self.running if prediction.most is prediction.forward else self.reversing
 
     def needed(self, prediction: Prediction) -> int:
-        """The most bytes that a recurrence and what is around it hold together, or that are held before it."""
+        """The most bytes that a recurrence and what is around it hold together."""
         peak, around = self.at_peak(prediction)
-        return max(peak.nbytes + around, self.before)
+        return peak.nbytes + around
 
 
 @dataclass(frozen=True, slots=True)

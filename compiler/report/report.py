@@ -216,8 +216,7 @@ class Report:
                 "outputs of the model": outputs,
                 "held around the recurrences": around - outputs,
             }
-            before = {"the steps on which the model is looked at": loop.around.before}
-            found = max(found, here, before, key=lambda parts: sum(parts.values()))
+            found = max(found, here, key=lambda parts: sum(parts.values()))
             kept += loop.prediction.turned
         return found
 

@@ -374,3 +374,18 @@ def test_it_says_what_was_proved(door: str) -> None:
         run = made()
         run(x[:9])
         assert "gradients were not compared, as no gradients are taken" in reroll.explain(run, x[:9]).proved
+
+
+@pytest.mark.parametrize(("width", "said"), [(64, True), (1, False)])
+def test_explain_names_the_outputs_where_they_are_much_of_the_peak(width: int, said: bool) -> None:
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.readout = nn.GRU(3, 8), nn.Linear(8, width)
+
+        def forward(self, x_TBI: Tensor) -> Tensor:
+            return self.readout(self.rnn(x_TBI)[0])  # type: ignore[no-any-return]
+
+    fast: Any = reroll.compile(Wide(), lowering="eager", schedule="standard")
+    notes = reroll.explain(fast, torch.randn(400, 4, 3)).notes
+    assert any("reroll.compile(model, loss=...)" in note for note in notes) == said

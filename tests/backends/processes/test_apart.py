@@ -53,9 +53,25 @@ def x_TBI() -> Tensor:
     return torch.randn(9, 2, WIDTH)
 
 
+def gradients(run: Callable[..., Any], model: nn.Module, x: Tensor) -> list[Tensor]:
+    """Those of all parameters, each as a whole."""
+    model.zero_grad()
+    run(x).square().mean().backward()
+    whole = (parameter.grad for parameter in model.parameters())
+    return [getattr(grad, "full_tensor", grad.clone)() for grad in whole if grad is not None]
+
+
+def rolled_as_eager(run: Any, model: nn.Module, plain: Callable[..., Any]) -> None:
+    x = x_TBI()
+    expected = gradients(plain, model, x)
+    for _ in range(2):
+        torch.testing.assert_close(gradients(run, model, x), expected)
+    assert reroll.explain(run, x).loops
+
+
 def test_distributed_data_parallel_inside_of_a_model() -> None:
-    with pytest.raises(reroll.errors.UnsupportedError, match=r"around parts \(part\).*around the whole model"):
-        through_front(Behind(DistributedDataParallel(GatedReader())))
+    model = Behind(DistributedDataParallel(GatedReader()))
+    rolled_as_eager(through_front(model), model, model)
 
 
 def test_distributed_data_parallel_inside_of_a_function() -> None:
@@ -64,17 +80,12 @@ def test_distributed_data_parallel_inside_of_a_function() -> None:
     def doubled(x_TBI: Tensor) -> Any:
         return 2 * model(x_TBI)
 
-    run = reroll.compile(doubled, time_dim=0, lowering="eager")
-    with pytest.raises(reroll.errors.UnsupportedError, match=r"a part of the class DistributedDataParallel"):
-        run(x_TBI())
+    rolled_as_eager(reroll.compile(doubled, lowering="eager"), model, doubled)
 
 
-@pytest.mark.parametrize("together", [mean, in_place])
-def test_collectives_inside_of_a_model(together: Callable[[Tensor], Tensor]) -> None:
-    with pytest.raises(
-        reroll.errors.UnsupportedError, match=r"speaks with other processes.*all_?reduce.*torch.compile"
-    ):
-        through_front(Speaking(together))(x_TBI())
+def test_collectives_inside_of_a_model() -> None:
+    model = Speaking(mean)
+    rolled_as_eager(through_front(model), model, model)
 
 
 @pytest.mark.parametrize("called", [False, True], ids=("before a call", "after a call"))
@@ -84,6 +95,17 @@ def test_sharded_after_it_was_compiled(whole: bool, called: bool) -> None:
     run = through_front(model)
     if called:
         run(x_TBI())
+    shard(model if whole else model.part)
+    rolled_as_eager(run, model, model)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=("a part", "the whole"))
+def test_sharded_after_it_was_compiled_alone(whole: bool, tmp_path: Path) -> None:
+    dist.destroy_process_group()
+    model = Behind(GatedReader())
+    run = through_front(model)
+    run(x_TBI())
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/another", rank=0, world_size=1)
     shard(model if whole else model.part)
     with pytest.raises(
         reroll.errors.UnsupportedError, match="fully_shard first" if whole else r"around parts \(part\)"
@@ -114,8 +136,9 @@ def test_plans_of_speaking_steps_that_would_differ(error: Any, text: str, option
 
 
 def test_collectives_in_place_with_a_gradient() -> None:
-    with pytest.raises(reroll.errors.CaptureError, match="changes a tensor in place whose gradient is wanted"):
-        through_backend(Speaking(in_place))(x_TBI())
+    for through in (through_backend, through_front):
+        with pytest.raises(reroll.errors.CaptureError, match="changes a tensor in place whose gradient is wanted"):
+            through(Speaking(in_place))(x_TBI())
 
 
 @pytest.mark.parametrize("half", ["forward", "backward"])
@@ -172,6 +195,4 @@ def test_tensors_in_parts() -> None:
     with pytest.raises(
         reroll.errors.UnsupportedError, match=r"works on a DTensor, whose parts lie in several processes"
     ):
-        through_backend(model)(distribute_tensor(x_TBI(), mesh, [Replicate()]))
-    with pytest.raises(reroll.errors.UnsupportedError, match=r"holds or is given a DTensor"):
-        through_front(model)(x_TBI())
+        through_front(model)(distribute_tensor(x_TBI(), mesh, [Replicate()]))

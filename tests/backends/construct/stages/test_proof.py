@@ -429,22 +429,13 @@ def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_room")
-def test_gradients_are_proved_at_fewer_steps_where_there_is_no_room_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_alone_are_proved_where_there_is_no_room_for_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     random.seed(0)
     expected = step("compile", proof="never")
     random.seed(0)
-    found = proofs(monkeypatch)
+    made = proofs(monkeypatch)
     assert all(torch.equal(a, b) for a, b in zip(step("compile"), expected, strict=True))
-    short, whole = found if found[0].proved and found[0].proved.what != "values" else found[::-1]
-    assert short.proved is not None
-    assert short.proved.what == "values and gradients"
-    assert "gradients were compared at the first" in whole.told
-
-
-@pytest.mark.usefixtures("no_room")
-def test_a_fault_is_found_at_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = made(clips=True)
-    ask_nothing(monkeypatch)
-    with pytest.raises(reroll.ProofError, match=r"gradient of .*Nothing was changed by this call"):
-        through("compile", model)(x)
-    assert float(model.calls) == 0
+    (found,) = made
+    assert found.proved is not None
+    assert found.proved.what == "values"
+    assert "gradients were not compared, as " in found.told
