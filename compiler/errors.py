@@ -36,17 +36,6 @@ class CaptureError(RerollError):
     """The captured graph holds something that cannot be re-rolled."""
 
 
-class LengthError(CaptureError):
-    """What a model does depends on the number of steps in a way that ``reroll.compile`` cannot follow.
-
-    ``steps``: after how many steps of a loop the model left what short runs had shown, if that is why; 0 otherwise.
-    ``rows``: the size of a value that short runs had not explained, if that is why; None otherwise.
-    """
-
-    steps = 0
-    rows: int | None = None
-
-
 class NoRecurrenceError(CaptureError):
     """No repeating step was found and ``on_no_recurrence="error"`` was asked for."""
 

@@ -9,7 +9,7 @@ inside of that forward is refused: such a run would wait for processes that do n
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 

@@ -21,9 +21,8 @@ from reroll.backends.cache.settings import flags
 from reroll.backends.construct.kernels import check_policy
 from reroll.backends.construct.share import Conditions, Known
 from reroll.backends.construct.stages.takeover import is_aside
-from reroll.backends.dynamo.entry import Others, Program, changed_inputs, refuse_shared, rolled, sample
+from reroll.backends.dynamo.entry import Graph, Others, Program, changed_inputs, refuse_shared, rolled, sample
 from reroll.backends.dynamo.garbage import SELDOM_FULL
-from reroll.backends.dynamo.plain import say_more
 from reroll.backends.front.beside import ANEW, prove_beside, say_departed
 from reroll.backends.front.calls.arguments import Call
 from reroll.backends.front.calls.turns import between_turns
@@ -73,6 +72,7 @@ class AtLength:
         self.recorded, self.reach, self.again = self._anew(), Reach(), Again()
         self.known, self.others = Known(), dict[Any, Others]()  # by the sizes of states
         self.alike, self.steps = Alike(), Steps()
+        self.said = False  # that it holds more than plain PyTorch
 
     def _anew(self) -> Recorded:
         return Recorded(self.model, folds=self.options.truncate is None)  # which asks for the lines of all runs
@@ -141,8 +141,14 @@ class AtLength:
                 self._sample(call, found, others)
             program = rolled(module, found, self.options, others=others, conditions=self._conditions(call))
             made = _Program(program, digest)
-            say_more(made.graph.more_than_plain())
+            self._say_more(made.graph)
         return made
+
+    def _say_more(self, graph: Graph) -> None:
+        """Say once that a program holds more than plain PyTorch."""
+        if not self.said and (more := graph.more_than_plain()):
+            self.said = True
+            warn(more)
 
     def _sample(self, call: Call, found: Capture, others: Others) -> None:
         """Record a call at another size, such as that of a batch, so that what is compiled for the loops serves any."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import reroll
-from reroll.errors import LengthError, UnsupportedError
+from reroll.errors import UnsupportedError
 
 LOWERINGS = ["eager", pytest.param("inductor", marks=pytest.mark.inductor)]
 
@@ -41,7 +41,7 @@ class Noisy(Gain):
 
 
 def front(model: nn.Module, lowering: str) -> Any:
-    return reroll.compile(model, time_dim=0, lowering=cast("Any", lowering))
+    return reroll.compile(model, lowering=cast("Any", lowering))
 
 
 def backend(model: nn.Module, lowering: str) -> Any:
@@ -74,9 +74,10 @@ def test_a_number_of_python_is_that_of_eager(door: Callable[[nn.Module, str], An
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
-def test_a_number_at_every_step(lowering: str) -> None:
+@pytest.mark.parametrize("door", [front, backend])
+def test_a_number_at_every_step(door: Callable[[nn.Module, str], Any], lowering: str) -> None:
     model = Noisy()
-    agrees(backend(model, lowering), model, torch.randn(7, 3, 4))
+    agrees(door(model, lowering), model, torch.randn(7, 3, 4))
 
 
 @pytest.mark.inductor
@@ -105,11 +106,11 @@ def test_values_of_float64_are_refused_unless_that_is_the_default(door: Callable
         torch.set_default_dtype(torch.float32)
 
 
-def test_a_refused_call_draws_nothing() -> None:
-    model = Noisy()
+@pytest.mark.parametrize("door", [front, backend])
+def test_a_refused_call_draws_nothing(door: Callable[[nn.Module, str], Any]) -> None:
     random.seed(3)
-    with pytest.raises(LengthError):
-        front(model, "eager")(torch.randn(12, 3, 4))
+    with pytest.raises(UnsupportedError):
+        door(Gain().double(), "eager")(torch.randn(12, 3, 4, dtype=torch.float64))
     after = random.random()
     random.seed(3)
     assert after == random.random()
