@@ -92,7 +92,7 @@ def doors(loop: Loop) -> list[Any]:
     with_error: Any = {**eager, "on_no_recurrence": "error", "verify": True}
     double: Any = {**eager, "schedule": "double", "segment": 2, "chunk": 4, "slots": 2, "remote": "disk"}
     backends = [torch.compile(loop, backend="reroll", options=each) for each in (with_error, double)]
-    return [*backends, reroll.compile(loop, time_dim={"x": 0}, lowering="eager")]
+    return [*backends, reroll.compile(loop, lowering="eager")]
 
 
 CASES = [(loop, transposed) for loop in LOOPS for transposed in (False, True) if transposed or loop is not turned]

@@ -113,7 +113,7 @@ def test_rows_lie_as_eagers(name: str, double_precision: None) -> None:
 
 def test_rows_lie_as_eagers_at_every_length_and_with_three_dimensions(double_precision: None) -> None:
     model = Images(IMAGES["cat channels"], nn.Conv3d)
-    run = reroll.compile(model, time_dim=0, **QUICK)
+    run = reroll.compile(model, **QUICK)
     for steps in (T, T + 3):
         check(model, torch.randn(steps, 2, 2, 3, 3, 3), run)
 

@@ -165,7 +165,7 @@ class Cells(nn.Module):
 def test_a_state_that_nobody_reads_at_last_leaves_the_last_step_in_the_loop(layers: int) -> None:
     model, x = Cells(layers), torch.randn(12, 3, I, requires_grad=True)
     for run in (
-        reroll.compile(model, time_dim=0, lowering="eager"),
+        reroll.compile(model, lowering="eager"),
         torch.compile(model, backend="reroll", options={"lowering": "eager"}),
     ):
         found, expected = (torch.autograd.grad(each(x).sum(), [x, *model.parameters()]) for each in (run, model))

@@ -34,7 +34,7 @@ def test_every_stage_sees_how_segments_run(lowering: str) -> None:
     passes = (*(f"see-{stage}" for stage in STAGES), *reroll.DEFAULT_PASSES)
     options: dict[str, Any] = {"lowering": lowering, "segment": 4, "schedule": "standard", "chunk": 8, "passes": passes}
     model, x_TBI = RecurrentLIF(6, 24, 3), spikes(20, 16, 6)
-    reroll.compile(model, time_dim=0, **options)(x_TBI).sum().backward()
+    reroll.compile(model, **options)(x_TBI).sum().backward()
     assert all(seen.values())
     for context in (each for stage in STAGES for each in seen[stage]):
         assert context.lowering == lowering

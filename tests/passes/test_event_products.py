@@ -208,7 +208,7 @@ def test_gradients_are_those_of_eager(batch: int, options: dict[str, Any]) -> No
     torch.manual_seed(0)
     model = Layers().double()
     x = spikes(21, batch, 40).double()
-    compiled = reroll.compile(model, time_dim=0, lowering="inductor", **options)
+    compiled = reroll.compile(model, lowering="inductor", **options)
     for found, expected in zip(gradients(model, compiled, x), gradients(model, model, x), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12 * float(expected.abs().max()))
     seen = {(line.kind, line.k, line.n): line for line in reroll.explain(compiled, x.requires_grad_()).loops[0].events}
@@ -221,7 +221,7 @@ def test_gradients_are_those_of_eager(batch: int, options: dict[str, Any]) -> No
 def test_products_that_are_kept_for_the_backward() -> None:
     torch.manual_seed(0)
     model, x = FastWeights().double(), torch.randn(19, 32, 20, dtype=torch.float64)
-    compiled = reroll.compile(model, time_dim=0, lowering="inductor", segment=2)
+    compiled = reroll.compile(model, lowering="inductor", segment=2)
     for found, expected in zip(gradients(model, compiled, x), gradients(model, model, x), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12 * float(expected.abs().max()))
     (line,) = reroll.explain(compiled, x.requires_grad_()).loops[0].events
@@ -234,6 +234,6 @@ def test_the_pass_can_be_left_out_and_eager_does_without() -> None:
     model, x = RecurrentLIF(8, 192, 3).double(), spikes(20, 32, 8).double()
     passes = tuple(name for name in reroll.DEFAULT_PASSES if name != "event-products")
     for options in ({"passes": passes}, {"lowering": "eager"}):
-        compiled = reroll.compile(model, time_dim=0, segment=2, **options)
+        compiled = reroll.compile(model, segment=2, **options)
         compiled(x).sum().backward()
         assert reroll.explain(compiled, x).loops[0].events == ()

@@ -130,7 +130,7 @@ class TwoPopulations(nn.Module):
 def test_gradients_of_their_weights_are_added_by_events() -> None:
     torch.manual_seed(0)
     model = TwoPopulations().double()
-    run = reroll.compile(model, time_dim=0, lowering="inductor", segment=8)
+    run = reroll.compile(model, lowering="inductor", segment=8)
     for steps in (25, 29):
         x = spikes(steps, 16, 192).double()
         expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))

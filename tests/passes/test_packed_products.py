@@ -152,7 +152,7 @@ def test_a_network_without_vectors() -> None:
     model, x = TwoWeights().double(), torch.randn(8, 3, 21, dtype=torch.float64)
     with torch._inductor.config.patch({"cpp.simdlen": 1, "cpp_cache_precompile_headers": False}):
         assert not vectors()
-        compared(model, reroll.compile(model, time_dim=0, segment=1), x)
+        compared(model, reroll.compile(model, segment=1), x)
 
 
 class TwoWeights(nn.Module):
@@ -174,7 +174,7 @@ class TwoWeights(nn.Module):
 @pytest.mark.parametrize(("batch", "schedule"), [(1, "store_all"), (3, "standard")])
 def test_a_network_trains_as_eager_does_at_every_length(batch: int, schedule: str) -> None:
     model = TwoWeights().double()
-    rolled = reroll.compile(model, time_dim=0, lowering="inductor", schedule=schedule, verify=True, segment=2)
+    rolled = reroll.compile(model, lowering="inductor", schedule=schedule, verify=True, segment=2)
     for steps in (20, 7, 33, 129):
         compared(model, rolled, torch.randn(steps, batch, 21, dtype=torch.float64))
 

@@ -129,7 +129,7 @@ def test_where_there_is_no_room_to_read_ahead_blocks_are_read_when_they_are_need
     options: dict[str, Any] = {"schedule": "double", "chunk": 8, "slots": 2, "remote": "disk", "spill_folder": tmp_path}
 
     def report(budget: int | None) -> Any:
-        fast = reroll.compile(model, time_dim=0, lowering="eager", segment=2, memory_budget=budget, **options)
+        fast = reroll.compile(model, lowering="eager", segment=2, memory_budget=budget, **options)
         torch.testing.assert_close(gradients(fast, x, model), plain, rtol=1e-4, atol=1e-6)
         return reroll.explain(fast, x)
 
@@ -156,9 +156,9 @@ def test_what_is_measured_is_below_the_budget(network: Any) -> None:
     for budget in (1.0, 0.3, "least"):
         if budget == "least":
             with pytest.raises(BudgetError, match="around the loop") as caught:
-                reroll.compile(model, time_dim=0, lowering="eager", memory_budget=1)(x)
+                reroll.compile(model, lowering="eager", memory_budget=1)(x)
             budget = caught.value.nbytes
-        fast = reroll.compile(model, time_dim=0, lowering="eager", memory_budget=budget)
+        fast = reroll.compile(model, lowering="eager", memory_budget=budget)
         torch.testing.assert_close(gradients(fast, x, model), plain, rtol=1e-4, atol=1e-6)
         model.zero_grad()
         measured = reroll.measure(lambda fast=fast: fast(x).square().mean().backward(), exclude=[model])  # type: ignore[misc]
@@ -183,7 +183,7 @@ def test_a_schedule_of_ones_own() -> None:
         return Interval(problem.steps, children=(Interval(first), Interval(rest, taped=True)) if rest else ())
 
     model, x = RecurrentLIF(6, 7, 2), spikes(20, 3, 6)
-    fast = reroll.compile(model, time_dim=0, lowering="eager", schedule="halves", verify=True)
+    fast = reroll.compile(model, lowering="eager", schedule="halves", verify=True)
     torch.testing.assert_close(gradients(fast, x, model), gradients(model, x, model))
     (loop,) = reroll.explain(fast, x).loops
     assert loop.tally.reforward_steps == 12
@@ -194,7 +194,7 @@ def test_a_schedule_of_ones_own() -> None:
         seen.append(problem)
         return tree("full", problem)
 
-    reroll.compile(model, time_dim=0, lowering="eager", schedule="frugal", memory_budget="1MiB")(x)
+    reroll.compile(model, lowering="eager", schedule="frugal", memory_budget="1MiB")(x)
     assert 0 < (seen[-1].memory or 0) < 2**20
     with pytest.raises(OptionError, match="chunk=4 has no effect with schedule='halves'"):
         Options(schedule="halves", chunk=4)

@@ -128,11 +128,11 @@ def test_what_waits_to_be_written_is_gone_when_the_backward_begins(
     model, x = RecurrentLIF(6, 64, 3), spikes(40, 64, 6)
     plain = gradients(model, x, model)
     options: dict[str, Any] = {"schedule": "away", "segment": 2, "codec": "none", "spill_folder": tmp_path}
-    fast = reroll.compile(model, time_dim=0, lowering="eager", **options)
+    fast = reroll.compile(model, lowering="eager", **options)
     gradients(fast, x, model)
     if not ahead:
         options["memory_budget"] = reroll.explain(fast, x).predicted_peak - 1
-        fast = reroll.compile(model, time_dim=0, lowering="eager", **options)
+        fast = reroll.compile(model, lowering="eager", **options)
         gradients(fast, x, model)
     assert reroll.explain(fast, x).loops[0].tally.carries_written > 10
     assert reroll.explain(fast, x).loops[0].prefetched == ahead
@@ -157,7 +157,7 @@ def test_a_report_weighs_plans_that_move_carries_where_a_tier_is_named(tmp_path:
     model, x = RecurrentLIF(6, 64, 3), spikes(60, 16, 6)
     tight: dict[str, Any] = {"memory_budget": 0.4, "lowering": "eager", "segment": 2}
     for options, moving in ((tight, False), ({**tight, "remote": "disk", "spill_folder": tmp_path}, True)):
-        fast = reroll.compile(model, time_dim=0, **options)
+        fast = reroll.compile(model, **options)
         fast(x).sum().backward()
         (loop,) = reroll.explain(fast, x).loops
         names = {each.name.split()[0] for each in loop.alternatives if each.tiers}

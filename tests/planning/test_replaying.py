@@ -65,7 +65,7 @@ def replayed(fast: Any, x: Tensor) -> list[Rewrite]:
 def test_each_number_of_steps_has_what_pays_for_it(steps: tuple[int, ...], options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     network = RecurrentLIF(16, 64, 3).double()
-    fast = reroll.compile(network, time_dim=0, **options)
+    fast = reroll.compile(network, **options)
     for length in steps:
         x = spikes(length, 8, 16).double()
         found = trained(fast, network, x)
@@ -112,8 +112,8 @@ def test_loops_that_share_a_budget_replay_where_nothing_fits_without() -> None:
     network, x = TwoDirections().double(), spikes(65, 8, 16).double()
     options: dict[str, Any] = {"lowering": "eager", "schedule": "store_all"}
     with pytest.raises(reroll.BudgetError) as refusal:
-        trained(reroll.compile(network, time_dim=0, memory_budget=1, replay=True, **options), network, x)
-    fast = reroll.compile(network, time_dim=0, memory_budget=refusal.value.nbytes, **options)
+        trained(reroll.compile(network, memory_budget=1, replay=True, **options), network, x)
+    fast = reroll.compile(network, memory_budget=refusal.value.nbytes, **options)
     with mock.patch.object(Replaying, "pays", return_value=False):
         found = trained(fast, network, x)
     pairs = zip(found, trained(network, network, x), strict=True)
@@ -131,7 +131,7 @@ def test_a_rewrite_says_what_it_changes() -> None:
 
 def test_explain_says_what_rewrites_hold() -> None:
     network, x = RecurrentLIF(16, 64, 3), spikes(40, 8, 16)
-    report = reroll.explain(reroll.compile(network, time_dim=0), x)
+    report = reroll.explain(reroll.compile(network), x)
     found = {each.name: each for each in report.loops[0].rewrites}
     assert found["merge-gradients"].calls is not None
     assert found["merge-gradients"].calls[1] < found["merge-gradients"].calls[0]

@@ -49,7 +49,7 @@ class Cell(nn.Module):
 def recurrence(steps: int, neurons: int) -> Recurrence:
     """That of ``Small``, or with 0 neurons of ``Cell``."""
     model = Small(neurons) if neurons else Cell()
-    compiled = reroll.compile(model, time_dim=0, lowering="eager", segment=1)
+    compiled = reroll.compile(model, lowering="eager", segment=1)
     return reroll.explain(compiled, torch.randn(steps, 2, 3)).loops[0].recurrence
 
 
@@ -92,7 +92,7 @@ class Frames(nn.Module):
 def test_segments_of_steps_that_make_much_with_few_weights_are_short(
     batch: int, side: int, length: int, schedule: str
 ) -> None:
-    compiled = reroll.compile(Frames(), time_dim=0, lowering="eager", segment=1)
+    compiled = reroll.compile(Frames(), lowering="eager", segment=1)
     found = reroll.explain(compiled, torch.randn(12, batch, 1, side, side)).loops[0].recurrence
     assert usual_segment(found, Options(lowering="inductor", schedule=schedule)) == length
 
@@ -135,14 +135,14 @@ class Period(Cell):
 
 @pytest.mark.parametrize("schedule", ["auto", pytest.param("double", marks=pytest.mark.campaign)])
 def test_steps_of_hundreds_of_operations_are_compiled_a_few_at_a_time(schedule: str) -> None:
-    compiled = reroll.compile(Period(), time_dim=0, lowering="eager", segment=1)
+    compiled = reroll.compile(Period(), lowering="eager", segment=1)
     found = reroll.explain(compiled, torch.randn(160, 2, 3)).loops[0].recurrence
     assert found.steps == 8
     assert usual_segment(found, Options(lowering="inductor", schedule=schedule)) == 4
 
 
 def test_segments_without_compilation_are_short() -> None:
-    compiled = reroll.compile(Small(), time_dim=0, lowering="eager")
+    compiled = reroll.compile(Small(), lowering="eager")
     assert reroll.explain(compiled, torch.randn(600, 2, 3)).loops[0].choice.segment == 4
 
 
@@ -151,7 +151,7 @@ def test_segments_without_compilation_are_short() -> None:
 def test_gradients_are_those_of_eager() -> None:
     torch.manual_seed(0)
     model, x = Small().double(), torch.randn(555, 2, 3, dtype=torch.float64)
-    compiled = reroll.compile(model, time_dim=0, lowering="inductor", verify=True)
+    compiled = reroll.compile(model, lowering="inductor", verify=True)
     for steps in (555, 532):
         expected = torch.autograd.grad(model(x[:steps]).square().sum(), list(model.parameters()))
         found = torch.autograd.grad(compiled(x[:steps]).square().sum(), list(model.parameters()))
@@ -172,7 +172,7 @@ def test_segments_leave_no_rest_where_they_can(steps: int, length: int) -> None:
 
 @pytest.mark.inductor
 def test_segments_stay_as_long_as_the_first_number_of_steps_made_them() -> None:
-    compiled = reroll.compile(Small(), time_dim=0)
+    compiled = reroll.compile(Small())
     seen = [reroll.explain(compiled, torch.randn(steps, 2, 3)).loops[0] for steps in (50, 63, 65)]
     assert seen[0].recurrence.steps == 49
     assert {loop.choice.segment for loop in seen} == {7}

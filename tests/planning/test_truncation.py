@@ -146,7 +146,7 @@ def pair(kind: type[Loop], every: int) -> tuple[Loop, Loop]:
 @pytest.mark.parametrize("every", [1, 6, 13])
 def test_gradients_are_those_of_states_detached_every_k_steps(kind: type[Loop], every: int) -> None:
     model, cut = pair(kind, every)
-    compiled = reroll.compile(model, time_dim=0, lowering="eager", truncate=every)
+    compiled = reroll.compile(model, lowering="eager", truncate=every)
     differ = False
     for steps in (40, 27):
         x_TBI = torch.randn(steps, 2, FEATURES, dtype=torch.float64)
@@ -171,7 +171,7 @@ def test_gradients_are_those_of_states_detached_every_k_steps(kind: type[Loop], 
 )
 def test_every_schedule_cuts_at_the_same_steps(options: dict[str, Any]) -> None:
     model, cut = pair(Late, 7)
-    compiled = reroll.compile(model, time_dim=0, lowering="eager", truncate=7, **options)
+    compiled = reroll.compile(model, lowering="eager", truncate=7, **options)
     x_TBI = torch.randn(45, 2, FEATURES, dtype=torch.float64)
     torch.testing.assert_close(gradients(compiled, model, x_TBI), gradients(cut, cut, x_TBI), rtol=1e-9, atol=1e-12)
 
@@ -191,7 +191,7 @@ def test_compiled_segments_are_cut_too(kind: type[Loop]) -> None:
     model, cut = pair(kind, 5)
     x_TBI = torch.randn(23, 2, FEATURES, dtype=torch.float64)
     expected = gradients(cut, cut, x_TBI)
-    lowered = reroll.compile(model, time_dim=0, truncate=5)
+    lowered = reroll.compile(model, truncate=5)
     torch.testing.assert_close(gradients(lowered, model, x_TBI), expected, rtol=1e-9, atol=1e-12)
 
 
@@ -207,7 +207,7 @@ def test_a_layer_of_torchs_is_cut_in_each_of_its_layers() -> None:
     torch.cat(found).square().sum().backward()
     expected = [each.grad for each in layer.parameters()]
     layer.zero_grad()
-    compiled = reroll.compile(layer, time_dim=0, lowering="eager", truncate=8)
+    compiled = reroll.compile(layer, lowering="eager", truncate=8)
     compiled(x_TBI)[0].square().sum().backward()
     torch.testing.assert_close([each.grad for each in layer.parameters()], expected, rtol=1e-9, atol=1e-12)
 
@@ -216,7 +216,7 @@ def test_a_loss_in_the_loop_is_no_state() -> None:
     model, cut = pair(Lstm, 6)
     x_TBI, y_TBO = torch.randn(40, 2, FEATURES).double(), torch.randn(40, 2, 2).double()
     nn.functional.mse_loss(cut(x_TBI), y_TBO).backward()
-    train = reroll.compile(model, loss=nn.functional.mse_loss, time_dim=0, lowering="eager", truncate=6)
+    train = reroll.compile(model, loss=nn.functional.mse_loss, lowering="eager", truncate=6)
     train(x_TBI, target=y_TBO).backward()
     for name, parameter in model.named_parameters():
         expected = cut.get_parameter(name).grad
@@ -224,7 +224,7 @@ def test_a_loss_in_the_loop_is_no_state() -> None:
 
 
 def test_what_is_held_is_a_tape_of_k_steps_and_a_carry_for_each_k() -> None:
-    compiled = reroll.compile(Elman(), time_dim=0, truncate=10, lowering="eager")
+    compiled = reroll.compile(Elman(), truncate=10, lowering="eager")
     loop = reroll.explain(compiled, torch.randn(200, 2, FEATURES)).loops[0]
     assert loop.choice.schedule == "standard"
     assert loop.choice.problem.chunk == 10
@@ -233,7 +233,7 @@ def test_what_is_held_is_a_tape_of_k_steps_and_a_carry_for_each_k() -> None:
 
 
 def test_an_iteration_whose_beginning_is_unclear_is_refused() -> None:
-    compiled = reroll.compile(OneLine(), time_dim=0, truncate=10, lowering="eager")
+    compiled = reroll.compile(OneLine(), truncate=10, lowering="eager")
     with pytest.raises(reroll.UnsupportedError, match="begin cannot be told from its lines"):
         compiled(torch.randn(40, 2, FEATURES))
 
@@ -304,7 +304,7 @@ def test_a_last_step_that_reads_states_in_its_own_way_is_refused(first: bool) ->
                 h_BN = torch.tanh(new + self.back(h_BN))
             return h_BN, other_BN
 
-    compiled = reroll.compile(Special(), time_dim=0, truncate=13, lowering="eager")
+    compiled = reroll.compile(Special(), truncate=13, lowering="eager")
     compiled(torch.randn(41, 2, FEATURES))
     with pytest.raises(reroll.UnsupportedError, match="reads the last states in a way"):
         compiled(torch.randn(40, 2, FEATURES))
@@ -326,7 +326,7 @@ def test_several_iterations_in_one_step_are_refused() -> None:
 
 def test_what_cannot_be_truncated_is_refused() -> None:
     with pytest.raises(reroll.OptionError, match="truncate=0 must be a whole number"):
-        reroll.compile(Elman(), time_dim=0, truncate=0)
+        reroll.compile(Elman(), truncate=0)
     compiled = torch.compile(nn.Linear(3, 3), backend="reroll", options={"truncate": 4})
     with pytest.raises(reroll.NoRecurrenceError, match="truncate=4 cannot be kept"):
         compiled(torch.randn(2, 3))

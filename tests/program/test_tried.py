@@ -101,7 +101,7 @@ def trained(rewrite: Rewrite, on: Any, **options: Any) -> tuple[Tensor, Tensor]:
     register_pass("own", on=on)(rewrite)
     torch.manual_seed(0)
     model, x = Leaky(), torch.randn(8, 3, 4, dtype=torch.float64)
-    fast = reroll.compile(model, time_dim=0, segment=2, lowering="eager", passes="own", **options)
+    fast = reroll.compile(model, segment=2, lowering="eager", passes="own", **options)
     found = fast(x)
     found.sum().backward()
     return found, model(x)

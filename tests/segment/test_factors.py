@@ -62,7 +62,7 @@ class Shared(nn.Module):
 def test_weights_that_are_used_in_several_ways(schedule: str, lowering: Lowering) -> None:
     torch.manual_seed(0)
     model, x = Shared().double(), torch.randn(41, 3, 6, dtype=torch.float64)
-    compiled = reroll.compile(model, time_dim=0, lowering=lowering, schedule=schedule, segment=3)
+    compiled = reroll.compile(model, lowering=lowering, schedule=schedule, segment=3)
     expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
     loss = compiled(x).square().sum()
     for _ in range(2):  # the second reversal starts from nothing again
@@ -80,7 +80,7 @@ def test_no_product_of_the_size_of_a_weight_is_held_beside_the_gradient() -> Non
             h_BH = model(x_BN, h_BH)
         return h_BH.square().sum()
 
-    compiled = reroll.compile(loop, time_dim=0, lowering="eager", schedule="standard")
+    compiled = reroll.compile(loop, lowering="eager", schedule="standard")
     compiled(x).backward()
     with torch.profiler.profile(record_shapes=True) as profile:
         compiled(x).backward()
@@ -207,7 +207,7 @@ def test_no_second_copy_of_the_parameters_is_held(given: dict[str, Any]) -> None
     """Beside the gradients at most one weight's, in the two copies that a convolution works in."""
     model, x = Wide(), torch.randn(6, 2, 128)
     whole = sum(each.nbytes for each in model.parameters())
-    compiled = reroll.compile(model, time_dim=0, lowering="eager", **given)
+    compiled = reroll.compile(model, lowering="eager", **given)
 
     def step(run: Any) -> None:
         model.zero_grad()
@@ -237,7 +237,7 @@ def twice(run: Any, model: nn.Module, x: Tensor) -> list[Tensor]:
 
 def test_sums_that_were_gradients_of_a_segment_are_added_up_by_autograd_as_ever() -> None:
     model, x = Wide().double(), torch.randn(5, 2, 128, dtype=torch.float64)
-    compiled = reroll.compile(model, time_dim=0, lowering="eager", segment=2)
+    compiled = reroll.compile(model, lowering="eager", segment=2)
     expected, found = [], []
     for _ in range(2):  # the second time .grad is there already
         expected = twice(model, model, x)

@@ -83,7 +83,7 @@ class LowRank(nn.Module):
 def test_a_weight_made_in_the_loop_is_made_once_in_each_half(schedule: str) -> None:
     torch.manual_seed(0)
     model, x = LowRank().double(), torch.randn(41, 3, 6, dtype=torch.float64)
-    compiled = reroll.compile(model, time_dim=0, lowering="eager", schedule=schedule)
+    compiled = reroll.compile(model, lowering="eager", schedule=schedule)
     expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
     compiled(x)
     with torch.profiler.profile(record_shapes=True) as profile:

@@ -237,7 +237,7 @@ def layered(net: Way, x_TBI: Tensor) -> Tensor:
 )
 def test_names_come_through_every_way_in(body: Callable[..., Tensor], held: dict[str, int]) -> None:
     model, x_TBI = Way(body), torch.randn(17, B, I)
-    run = reroll.compile(model, time_dim=0, **EAGER, keep=lambda value: bool(value.name))
+    run = reroll.compile(model, **EAGER, keep=lambda value: bool(value.name))
     assert taped(reroll.explain(run, x_TBI).loops[0]) == held
     assert not differences(results(run, model, (x_TBI,)), results(model, model, (x_TBI,)))
 

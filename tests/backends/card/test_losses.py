@@ -58,7 +58,7 @@ def test_a_loss_in_the_loop(lowering: str, card: torch.device) -> None:
 def test_a_loss_beside_the_model(lowering: Lowering, card: torch.device) -> None:
     model = Layered().double().to(card)
     twin = copy.deepcopy(model)
-    train = reroll.compile(twin, loss=F.mse_loss, time_dim=0, lowering=lowering, schedule="standard", segment=2)
+    train = reroll.compile(twin, loss=F.mse_loss, lowering=lowering, schedule="standard", segment=2)
     for steps in (20, 33):
         x_TBI, wanted_TBH = sequence(card, steps), torch.randn(steps, B, H, dtype=torch.float64).to(card)
         for loss in (F.mse_loss(model(x_TBI), wanted_TBH), train(x_TBI, target=wanted_TBH)):

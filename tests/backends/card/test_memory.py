@@ -65,7 +65,7 @@ def reader(real_card: torch.device) -> tuple[nn.Module, Tensor]:
 @pytest.mark.parametrize("plan", PLANS)
 def test_the_predicted_peak_is_the_measured_one(plan: str, reader: tuple[nn.Module, Tensor]) -> None:
     model, x_TBI = reader
-    run = reroll.compile(model, time_dim=0, cuda_graphs=False, **PLANS[plan])
+    run = reroll.compile(model, cuda_graphs=False, **PLANS[plan])
     measured, predicted = peak_of(run, model, x_TBI), reroll.explain(run, x_TBI).predicted_peak
     assert abs(measured - predicted) <= 0.1 * predicted + MIB, f"measured {measured:,}, predicted {predicted:,}"
 
@@ -74,7 +74,7 @@ def test_the_predicted_peak_is_the_measured_one(plan: str, reader: tuple[nn.Modu
 def test_the_predicted_peak_with_recordings_is_no_less(plan: str, reader: tuple[nn.Module, Tensor]) -> None:
     """What recordings hold is there before the step, and is counted by the prediction."""
     model, x_TBI = reader
-    run = reroll.compile(model, time_dim=0, **PLANS[plan])
+    run = reroll.compile(model, **PLANS[plan])
     measured, predicted = peak_of(run, model, x_TBI), reroll.explain(run, x_TBI).predicted_peak
     assert measured <= 1.1 * predicted + MIB, f"measured {measured:,}, predicted {predicted:,}"
 
@@ -83,7 +83,7 @@ def test_the_predicted_peak_with_recordings_is_no_less(plan: str, reader: tuple[
 def test_standard_takes_a_third_of_eager(recorded: bool, reader: tuple[nn.Module, Tensor]) -> None:
     model, x_TBI = reader
     eager = peak_of(model, model, x_TBI)
-    run = reroll.compile(model, time_dim=0, cuda_graphs=recorded, schedule="standard")
+    run = reroll.compile(model, cuda_graphs=recorded, schedule="standard")
     found = peak_of(run, model, x_TBI)
     assert found <= 0.35 * eager, f"{found:,} of {eager:,}"
 
@@ -96,7 +96,7 @@ def test_a_budget_in_bytes_is_held(part: float, recorded: bool, reader: tuple[nn
     budget = int(part * peak_of(model, model, x_TBI))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", reroll.RerollWarning)  # a budget may leave no room for recordings
-        run = reroll.compile(model, time_dim=0, memory_budget=budget, cuda_graphs=recorded)
+        run = reroll.compile(model, memory_budget=budget, cuda_graphs=recorded)
         found = peak_of(run, model, x_TBI)
     assert reroll.explain(run, x_TBI).predicted_peak <= budget
     assert found <= budget + MIB, f"{found:,}, and the budget was {budget:,}"

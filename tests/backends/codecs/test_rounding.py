@@ -155,7 +155,7 @@ def test_the_forward_is_exact(options: dict[str, Any]) -> None:
 
 def test_the_error_of_gradients_is_measured_and_reported() -> None:
     model, x_TBI = Restless(), torch.randn(24, B, I)
-    fast = reroll.compile(model, time_dim=0, **EAGER, codec="int8")
+    fast = reroll.compile(model, **EAGER, codec="int8")
     assert "so gradients are approximate: reroll.gradient_error says" in text_of(fast, x_TBI)
     before = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
     found = reroll.gradient_error(fast, x_TBI, loss=lambda result: result.sum())

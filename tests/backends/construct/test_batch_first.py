@@ -89,7 +89,7 @@ def measured_peak(fast: nn.Module, model: nn.Module, x_BTI: Tensor) -> int:
 def test_gradients_and_peaks(name: str, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model, x_BTI = MODELS[name]().double(), torch.randn(4, STEPS, INPUTS, dtype=torch.float64)
-    fast = reroll.compile(model, time_dim=1, lowering="eager", **options)
+    fast = reroll.compile(model, lowering="eager", **options)
     for steps in (STEPS, STEPS - 7):
         given = x_BTI[:, :steps].contiguous()
         for found, expected in zip(gradients(fast, model, given), gradients(model, model, given), strict=True):
@@ -105,7 +105,7 @@ def test_gradients_and_peaks(name: str, options: dict[str, Any]) -> None:
 def test_a_budget_is_kept_by_inductor() -> None:
     torch.manual_seed(0)
     model, x_BTI = Projected(), torch.randn(4, STEPS, INPUTS)
-    fast = reroll.compile(model, time_dim=1, memory_budget="12KiB", segment=4)
+    fast = reroll.compile(model, memory_budget="12KiB", segment=4)
     for found, expected in zip(gradients(fast, model, x_BTI), gradients(model, model, x_BTI), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
@@ -115,7 +115,7 @@ def test_a_budget_is_kept_by_inductor() -> None:
 def test_a_graph_is_reversed_twice() -> None:
     torch.manual_seed(0)
     model, x_BTI = Cell().double(), torch.randn(4, STEPS, INPUTS, dtype=torch.float64)
-    fast = reroll.compile(model, time_dim=1, lowering="eager", schedule="store_all")
+    fast = reroll.compile(model, lowering="eager", schedule="store_all")
     loss = fast(x_BTI).square().sum()
     first = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
     again = torch.autograd.grad(loss, list(model.parameters()))
@@ -129,7 +129,7 @@ def test_a_sequence_that_changed_before_the_backward_is_refused() -> None:
     """The tape has a view of it, so its change is seen as eager's is."""
     torch.manual_seed(0)
     model, x_BTI = Cell(), torch.randn(4, STEPS, INPUTS)
-    for run in (model, reroll.compile(model, time_dim=1, lowering="eager", schedule="store_all")):
+    for run in (model, reroll.compile(model, lowering="eager", schedule="store_all")):
         loss = run(x_BTI).sum()
         x_BTI.add_(1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):

@@ -54,7 +54,7 @@ class Spiking(nn.Module):
 
 def through(door: str, model: nn.Module) -> Callable[..., Any]:
     if door == "front":
-        run: Callable[..., Any] = reroll.compile(model, time_dim=0, start="eager")
+        run: Callable[..., Any] = reroll.compile(model, start="eager")
         return run
     return torch.compile(model, backend="reroll", options={"start": "eager"})
 
@@ -126,7 +126,7 @@ def test_other_lengths_take_it_where_their_segments_are_there() -> None:
 )
 def test_what_evaluates_otherwise_takes_nothing(model: nn.Module) -> None:
     """A forward of training would drop values, or use what the batch has."""
-    run = reroll.compile(model, time_dim=0, start="eager", proof="never")  # torch draws otherwise than compiled code
+    run = reroll.compile(model, start="eager", proof="never")  # torch draws otherwise than compiled code
     train(run)
     assert evaluated(model, run, torch.randn(T, 2, 3)) == (False, False)
 
@@ -144,7 +144,7 @@ def test_what_is_compiled_otherwise_takes_nothing() -> None:
     """By other passes, or other settings of torch."""
     train(through("front", Spiking()))
     model = Spiking()
-    run = reroll.compile(model, time_dim=0, start="eager", passes=[])
+    run = reroll.compile(model, start="eager", passes=[])
     assert evaluated(model, run, torch.randn(T, 2, 3)) == (False, False)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if before == "highest" else "highest")

@@ -55,7 +55,7 @@ def test_some_segments_are_played(name: str, door: str) -> None:
     model, x = make(), inputs()
     options: dict[str, Any] = {"lowering": "eager"}
     by_backend = torch.compile(model, backend="reroll", options=options)
-    fast = by_backend if door == "backend" else reroll.compile(model, time_dim=0, **options)
+    fast = by_backend if door == "backend" else reroll.compile(model, **options)
     found = []
     before = torch.random.get_rng_state()
 
@@ -77,13 +77,13 @@ def test_some_segments_are_played(name: str, door: str) -> None:
 
 
 def test_what_is_counted_of_spikes_is_of_calls() -> None:
-    report = reroll.explain(reroll.compile(RecurrentLIF(), time_dim=0), spikes(80))
+    report = reroll.explain(reroll.compile(RecurrentLIF()), spikes(80))
     assert {line.calls for line in report.loops[0].events} == {0}
 
 
 def test_where_another_length_trained_its_times_are_told() -> None:
     model = MODELS["rows"][0]()
-    fast = reroll.compile(model, time_dim=0, lowering="eager")
+    fast = reroll.compile(model, lowering="eager")
     long = torch.randn(2 * T, B, N)
     for _ in range(2):
         fast(_rows()).sum().backward()
@@ -114,7 +114,7 @@ class Walking(nn.Module):
 
 
 def test_where_several_segments_do_not_take_made_up_values_one_says_the_time() -> None:
-    fast = reroll.compile(Walking(), time_dim={"x": 0}, lowering="eager")
+    fast = reroll.compile(Walking(), lowering="eager")
     with mock.patch.object(timing, "rehearsed", wraps=rehearsed) as played:
         costs = reroll.explain(fast, torch.randn(40, N), torch.tensor([-40])).loops[0].costs
     assert played.call_count == 1
@@ -123,7 +123,7 @@ def test_where_several_segments_do_not_take_made_up_values_one_says_the_time() -
 
 
 def test_long_segments_are_not_played() -> None:
-    fast = reroll.compile(MODELS["rows"][0](), time_dim=0, lowering="eager", segment=20)
+    fast = reroll.compile(MODELS["rows"][0](), lowering="eager", segment=20)
     with mock.patch.object(timing, "rehearsed", wraps=rehearsed) as played:
         costs = reroll.explain(fast, torch.randn(T, B, N)).loops[0].costs
     assert played.call_count == 1
@@ -181,7 +181,7 @@ LAYOUTS = {
 def test_made_up_values_lie_as_the_users_do(name: str) -> None:
     """So that a plan that needs times can be made, and they are told."""
     model, x = Beside(LAYOUTS[name]), torch.randn(B, N, dtype=torch.float64)
-    fast = reroll.compile(model, steps="iters", lowering="eager", segment=2, memory_budget=0.7, remote="disk")
+    fast = reroll.compile(model, lowering="eager", segment=2, memory_budget=0.7, remote="disk")
     leaves = [*model.parameters()]
     expected, found = (torch.autograd.grad(run(x).sum(), leaves, allow_unused=True) for run in (model, fast))
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

@@ -45,7 +45,7 @@ MODEL = Two()
 def compiled(model: nn.Module, door: str, **options: Any) -> Any:
     if door == "backend":
         return Shared(model, {**EAGER, **options}, fullgraph=False)
-    return reroll.compile(model, time_dim=0, **EAGER, **options)
+    return reroll.compile(model, **EAGER, **options)
 
 
 def report(**options: Any) -> Report:

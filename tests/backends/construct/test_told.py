@@ -27,7 +27,7 @@ class Sums(nn.Module):
         return h
 
 x = torch.randn(20, 2, 3, requires_grad=True)
-fast = reroll.compile(Sums(), time_dim=0, schedule="standard", chunk=4, lowering="eager")
+fast = reroll.compile(Sums(), schedule="standard", chunk=4, lowering="eager")
 fast(x).sum().backward()
 reroll.explain(fast, x)
 """
@@ -54,7 +54,7 @@ def told(tmp_path: Path, **environment: str) -> str:
 def test_a_line_for_each_loop(caplog: pytest.LogCaptureFixture) -> None:
     """What was found and chosen, at INFO; what was tried, at DEBUG."""
     x = torch.randn(20, 2, 3, requires_grad=True)
-    fast = reroll.compile(Sums(), time_dim=0, schedule="standard", chunk=4, lowering="eager")
+    fast = reroll.compile(Sums(), schedule="standard", chunk=4, lowering="eager")
     with caplog.at_level(logging.DEBUG, logger="reroll"):
         fast(x).sum().backward()
     line, proved = [each.getMessage() for each in caplog.records if each.levelno == logging.INFO]

@@ -103,7 +103,7 @@ def test_outputs_of_all_steps_are_held_while_a_loop_runs(schedule: str) -> None:
 
     torch.manual_seed(0)
     net, x = Wide().to(D), torch.randn(61, 8, 4, dtype=D)
-    model = reroll.compile(net, time_dim=0, lowering="eager", schedule=schedule)
+    model = reroll.compile(net, lowering="eager", schedule=schedule)
 
     def step() -> None:
         model(x)[0].square().mean().backward()

@@ -63,13 +63,13 @@ def test_an_error_of_the_model_s_own_is_raised_as_such(spikes: Tensor) -> None:
     with pytest.raises(RuntimeError) as expected:
         loop(spikes)
     with pytest.raises(RuntimeError) as found:
-        reroll.compile(loop, time_dim=0, lowering="eager")(spikes)
+        reroll.compile(loop, lowering="eager")(spikes)
     assert str(found.value) == str(expected.value)
 
 
 def test_explain_needs_inputs() -> None:
     with pytest.raises(OptionError, match="explain was given no inputs of Net"):
-        reroll.explain(reroll.compile(Net(ZOO["lif"]), time_dim=0))
+        reroll.explain(reroll.compile(Net(ZOO["lif"])))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ class Summed(nn.Module):
 
 
 def any_length(run: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    made: Callable[..., Any] = reroll.compile(run, time_dim=0, **{**QUICK, **options})
+    made: Callable[..., Any] = reroll.compile(run, **{**QUICK, **options})
     return made
 
 

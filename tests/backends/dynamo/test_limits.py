@@ -169,7 +169,7 @@ def test_a_compiled_model_leaves_the_threshold(door: str) -> None:
         return h
 
     by_backend = torch.compile(model, backend="reroll", options={"lowering": "eager"})
-    compiled = by_backend if door == "backend" else reroll.compile(model, time_dim=0, lowering="eager")
+    compiled = by_backend if door == "backend" else reroll.compile(model, lowering="eager")
     x = torch.randn(20, 3, requires_grad=True)
     with mock.patch.object(gc, "set_threshold", wraps=gc.set_threshold) as found:
         for _ in range(2):

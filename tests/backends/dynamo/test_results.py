@@ -45,7 +45,7 @@ def test_layouts_and_who_needs_gradients(pick: str, door: str) -> None:
     if door == "backend":
         model: Any = torch.compile(net, backend="reroll", options={"lowering": "eager"})
     else:
-        model = reroll.compile(net, time_dim=0, lowering="eager")
+        model = reroll.compile(net, lowering="eager")
     reroll.check(model, x, strict=True, measure=False)
 
 
@@ -91,7 +91,7 @@ DETACHED: dict[str, Callable[[list[Tensor]], Any]] = {
 def test_rows_without_gradients_beside_one_with(pick: str) -> None:
     torch.manual_seed(0)
     net, x = ReadDetached(DETACHED[pick]).to(D), torch.randn(9, 3, 4, dtype=D, requires_grad=True)
-    reroll.check(reroll.compile(net, time_dim=0, lowering="eager"), x, strict=True, measure=False)
+    reroll.check(reroll.compile(net, lowering="eager"), x, strict=True, measure=False)
 
 
 class Sparse(nn.Module):
@@ -116,7 +116,7 @@ def test_sparse_weights(kind: str) -> None:
     # Dynamo leaves it as it is
     reroll.check(torch.compile(net, backend="reroll"), x, strict=True, measure=False)
     with pytest.raises(reroll.UnsupportedError, match="holds or is given a sparse tensor"):
-        reroll.compile(net, time_dim=0)(x)
+        reroll.compile(net)(x)
 
 
 class Statistics(nn.Module):
@@ -150,7 +150,7 @@ def test_statistics_that_are_updated_by_default(door: str) -> None:
         net = Statistics(norm).to(D)
         if door == "backend":
             return torch.compile(net, backend="reroll", options={"lowering": "eager"})
-        return reroll.compile(net, time_dim=0, lowering="eager")
+        return reroll.compile(net, lowering="eager")
 
     reroll.check(compiled(nn.functional.instance_norm), x, strict=True, measure=False)
     with pytest.raises(reroll.CaptureError, match=r"updates a tensor.*nothing says so.*torch\.nn"):
@@ -178,7 +178,7 @@ class Detached(nn.Module):
 def test_updates_of_what_was_detached_keep_their_gradients() -> None:
     x = torch.randn(12, 3, 4, dtype=D)
     copied, net = Detached(copied=True).to(D), Detached(copied=False).to(D)
-    reroll.check(reroll.compile(copied, time_dim=0, lowering="eager"), x, strict=True, measure=False)
+    reroll.check(reroll.compile(copied, lowering="eager"), x, strict=True, measure=False)
     for run in (reroll.compile(net, lowering="eager"), torch.compile(net, backend="reroll")):
         with pytest.warns(reroll.RerollWarning, match=r"what detach\(\) gave is updated in place"):
             reroll.check(run, x, strict=True, measure=False)

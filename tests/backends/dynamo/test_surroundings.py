@@ -73,7 +73,7 @@ def test_what_no_used_result_reads_has_no_gradient(door: str, monkeypatch: pytes
     monkeypatch.setattr(surroundings, "_compiled", noted)
     torch.manual_seed(0)
     net, x = Heads().to(D), torch.randn(12, 3, 4, dtype=D, requires_grad=True)
-    model = torch.compile(net, backend="reroll") if door == "backend" else reroll.compile(net, time_dim=0)
+    model = torch.compile(net, backend="reroll") if door == "backend" else reroll.compile(net)
     for loss in LOSSES.values():
         reroll.check(model, x, loss=loss, strict=True, measure=False)
     assert compiled
@@ -188,7 +188,7 @@ def test_dropout_in_a_checkpoint_has_the_gradients_of_eager(steps: int, given: b
     state = [torch.randn(3, 6).double()] if given else []
     options: dict[str, Any] = {"lowering": "eager"}
     backend: Any = torch.compile(model, backend="reroll", options=options)
-    run = backend if way == "backend" else reroll.compile(model, time_dim={"x_TBI": 0}, **options)
+    run = backend if way == "backend" else reroll.compile(model, **options)
     found = list[Any]()
     for each in (run, model, run):
         torch.manual_seed(5)

@@ -145,14 +145,13 @@ def test_all_but_the_length_is_guarded(change: str) -> None:
     assert not different
 
 
-def test_time_in_nested_arguments_by_name() -> None:
+def test_nested_arguments_by_name() -> None:
     net = Net(masked)
-    spec = {"batch": {"x": 1, "rest": (0, None)}, "absent": None}
 
     def call(batch: dict[str, Any], h_BH: Tensor, absent: Tensor | None = None, *, gain: float = 1.0) -> Any:
         return masked(net, batch, h_BH, gain=gain)
 
-    run = reroll.compile(call, time_dim=spec, **EAGER)
+    run = reroll.compile(call, **EAGER)
     for steps in (H, 31, 3, 12):
         batch = {"x": torch.randn(H, steps, I), "rest": (torch.rand(steps, H), torch.arange(H))}
         expected = net(batch, torch.ones(H, H), gain=0.5)
@@ -163,7 +162,7 @@ def test_time_in_nested_arguments_by_name() -> None:
 
 def test_batch_first_sequences_that_are_views() -> None:
     net = Net(lambda net, x_BTI: states(net, x_BTI.transpose(0, 1))[-1])
-    run = reroll.compile(net, time_dim=1, **DOUBLE)
+    run = reroll.compile(net, **DOUBLE)
     for x_BTI in (torch.randn(3, 30, I), torch.randn(30, 3, I).transpose(0, 1), torch.randn(3, 60, 2 * I)[:, ::2, :I]):
         assert torch.allclose(run(x_BTI), net(x_BTI), atol=1e-12)
 

@@ -68,7 +68,7 @@ def test_any_length(name: str) -> None:
         pytest.skip("torch 2.11 and 2.12: wrong shapes of nn.LSTM's last states, wrong gradients of eager scan")
     plain = NETWORKS[name]()
     twin = copy.deepcopy(plain)
-    fast = reroll.compile(twin, time_dim=0, lowering="eager")
+    fast = reroll.compile(twin, lowering="eager")
     for steps in LENGTHS:
         x = torch.randn(steps, B, I)
         assert not differences(results(fast, twin, (x,)), results(plain, plain, (x,)))

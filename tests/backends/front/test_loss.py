@@ -49,10 +49,9 @@ def same(found: Tensor, expected: Tensor, model: nn.Module) -> bool:
     return torch.allclose(found, expected) and grads
 
 
-@pytest.mark.parametrize("time_dim", [0, {"x": 0, "target": 0}])
-def test_a_loss_is_part_of_the_step(time_dim: Any) -> None:
+def test_a_loss_is_part_of_the_step() -> None:
     model, x, target = Net(), torch.randn(T, B, N), torch.randn(T, B, 2)
-    fast = reroll.compile(model, loss=mean_square, time_dim=time_dim, lowering="eager")
+    fast = reroll.compile(model, loss=mean_square, lowering="eager")
     assert same(fast(x, target=target), mean_square(model(x), target), model)
     (loop,) = reroll.explain(fast, x, target=target).loops
     assert not loop.recurrence.ys
@@ -61,7 +60,7 @@ def test_a_loss_is_part_of_the_step(time_dim: Any) -> None:
 
 def test_other_arguments_stay_the_models() -> None:
     model, x, target, h = Net(), torch.randn(T, B, N), torch.randn(T, B, 2), torch.randn(1, B, N)
-    fast = reroll.compile(model, loss=mean_square, time_dim={"x": 0, "target": 0}, lowering="eager")
+    fast = reroll.compile(model, loss=mean_square, lowering="eager")
     expected = mean_square(model(x, h), target)
     assert same(fast(x, h, target=target), expected, model)
     assert same(fast(x, h=h, target=target), expected, model)
@@ -70,16 +69,14 @@ def test_other_arguments_stay_the_models() -> None:
 
 def test_targets_without_time() -> None:
     model, x, target = Net(), torch.randn(T, B, N), torch.tensor([0, 1, 1])
-    fast = reroll.compile(
-        model, loss=lambda y, t: F.cross_entropy(y.mean(0), t), time_dim={"x": 0, "target": None}, lowering="eager"
-    )
+    fast = reroll.compile(model, loss=lambda y, t: F.cross_entropy(y.mean(0), t), lowering="eager")
     assert same(fast(x, target=target), F.cross_entropy(model(x).mean(0), target), model)
     assert not reroll.explain(fast, x, target=target).loops[0].recurrence.ys
 
 
 def test_a_number_of_steps_is_still_the_models() -> None:
     model, x, target = Counted(), torch.randn(B, N), torch.randn(T, B, 2)
-    fast = reroll.compile(model, loss=mean_square, steps="num_steps", time_dim={"target": 0}, lowering="eager")
+    fast = reroll.compile(model, loss=mean_square, lowering="eager")
     assert same(fast(x, target=target), mean_square(model(x), target), model)
     assert model.num_steps == T
 
@@ -87,7 +84,7 @@ def test_a_number_of_steps_is_still_the_models() -> None:
 def test_a_decorator_with_a_loss() -> None:
     model, x, target = Net(), torch.randn(T, B, N), torch.randn(T, B, 2)
 
-    @reroll.compile(loss=mean_square, time_dim=0, lowering="eager")
+    @reroll.compile(loss=mean_square, lowering="eager")
     def fast(x: Tensor) -> Tensor:
         return model(x)  # type: ignore[no-any-return]
 
@@ -105,17 +102,17 @@ def test_a_loss_over_depth() -> None:
 def test_bad_losses() -> None:
     model, x, target = Net(), torch.randn(T, B, N), torch.randn(T, B, 2)
     with pytest.raises(OptionError, match="int as loss, which cannot be called"):
-        reroll.compile(model, loss=3, time_dim=0)  # type: ignore[call-overload]
+        reroll.compile(model, loss=3)  # type: ignore[call-overload]
     with pytest.raises(OptionError, match="str as model"):
-        reroll.compile("model", loss=mean_square, time_dim=0)  # type: ignore[call-overload]
+        reroll.compile("model", loss=mean_square)  # type: ignore[call-overload]
     with pytest.raises(OptionError, match="has a parameter of that name"):
-        reroll.compile(lambda x, target: x, loss=mean_square, time_dim=0)
+        reroll.compile(lambda x, target: x, loss=mean_square)
     with pytest.raises(OptionError, match="takes the target by name"):
-        reroll.compile(model, loss=mean_square, time_dim=0)(x, target)  # type: ignore[call-arg]
-    vector = reroll.compile(model, loss=lambda y, t: y.sum((0, 1)), time_dim=0, lowering="eager")
+        reroll.compile(model, loss=mean_square)(x, target)  # type: ignore[call-arg]
+    vector = reroll.compile(model, loss=lambda y, t: y.sum((0, 1)), lowering="eager")
     with pytest.raises(UnsupportedError, match=r"returned a tensor of shape \[2\], not one number"):
         vector(x, target=target)
-    nothing = reroll.compile(model, loss=lambda y, t: (y.sum(), t), time_dim=0, lowering="eager")
+    nothing = reroll.compile(model, loss=lambda y, t: (y.sum(), t), lowering="eager")
     with pytest.raises(UnsupportedError, match="returned tuple, not one number"):
         nothing(x, target=target)
 
@@ -158,7 +155,7 @@ def by_count(found: Any, target: Tensor) -> Any:
 @pytest.mark.parametrize("loss", [step_by_step, by_rate, by_count])
 def test_losses_of_spiking_networks_hold_nothing_of_all_steps(loss: Any) -> None:
     model, x, target = Spiking(), torch.rand(T, B, N), torch.randint(5, (B,))
-    fast = reroll.compile(model, loss=loss, time_dim={"x": 0}, lowering="eager")
+    fast = reroll.compile(model, loss=loss, lowering="eager")
     assert same(fast(x, target=target), loss(model(x), target), model)
     (loop,) = reroll.explain(fast, x, target=target).loops
     assert not loop.recurrence.ys

@@ -72,4 +72,4 @@ def test_gradients_behind_max_pooling_are_eagers(name: str, steps: int) -> None:
     for weight in (model.conv.weight, model.out.weight):
         weight.data.mul_(4)
     x = (torch.rand(steps, 16, 2, 16, 16) < 0.2).to(D)
-    reroll.check(reroll.compile(model, time_dim=0, segment=7), x, strict=True, measure=False)
+    reroll.check(reroll.compile(model, segment=7), x, strict=True, measure=False)

@@ -257,7 +257,7 @@ def test_from_the_third_batch_size_on_nothing_is_built(kind: str, monkeypatch: p
     torch.manual_seed(0)
     model, plain = Cell(kind).double(), Cell(kind).double()
     plain.load_state_dict(model.state_dict())
-    fast = reroll.compile(model, time_dim=0, segment=3)
+    fast = reroll.compile(model, segment=3)
     before = set[str]()
     for number, batch in enumerate((16, 12, 14, 10, 13)):
         asked.clear()
@@ -279,7 +279,7 @@ def test_layers_of_other_widths_are_no_other_sizes(monkeypatch: pytest.MonkeyPat
     torch.manual_seed(0)
     model, plain = (Layers().double() for _ in range(2))
     plain.load_state_dict(model.state_dict())
-    fast, first = reroll.compile(model, time_dim=0, segment=3), 0
+    fast, first = reroll.compile(model, segment=3), 0
     with warnings.catch_warnings():
         warnings.simplefilter("error", reroll.RerollWarning)
         for number, batch in enumerate((16, 12, 14)):
@@ -295,7 +295,7 @@ def test_layers_of_other_widths_are_no_other_sizes(monkeypatch: pytest.MonkeyPat
 def test_small_batches_give_eagers_gradients(kind: str) -> None:
     model, plain = Cell(kind).double(), Cell(kind).double()
     plain.load_state_dict(model.state_dict())
-    fast = reroll.compile(model, time_dim=0, segment=3)
+    fast = reroll.compile(model, segment=3)
     for batch in (6, 4, 1, 2, 3, 6):
         if kind != "norm" or batch > 1:  # eager refuses to norm one row
             compare(model, fast, plain, torch.randn(14, batch, 3, dtype=torch.float64))
@@ -349,7 +349,7 @@ def test_attention_builds_nothing_from_the_third_length_on(monkeypatch: pytest.M
     asked = counted(monkeypatch)
     model, plain = Reader().double(), Reader().double()
     plain.load_state_dict(model.state_dict())
-    fast = reroll.compile(model, time_dim=0, segment=2)
+    fast = reroll.compile(model, segment=2)
     for steps, batch in ((20, 4), (24, 4), (30, 4), (26, 4), (26, 6), (28, 6), (32, 5)):
         asked.clear()
         compare(model, fast, plain, torch.randn(steps, batch, 3, dtype=torch.float64))
@@ -361,7 +361,7 @@ def test_an_equal_model_builds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(2):
         asked = counted(monkeypatch)
         model = Cell("gru").double()
-        compare(model, reroll.compile(model, time_dim=0, segment=3), model, x)
+        compare(model, reroll.compile(model, segment=3), model, x)
         assert bool(asked) == (number == 0)
 
 
@@ -375,7 +375,7 @@ def test_sizes_that_cannot_be_symbols_are_compiled_one_by_one(monkeypatch: pytes
     monkeypatch.setattr(family, "symbolic", fails)
     monkeypatch.setattr(family, "_TOLD", iter(range(100)))
     model = Cell("gru").double()
-    fast = reroll.compile(model, time_dim=0, segment=3)
+    fast = reroll.compile(model, segment=3)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for batch in (4, 5, 6):
@@ -385,17 +385,16 @@ def test_sizes_that_cannot_be_symbols_are_compiled_one_by_one(monkeypatch: pytes
     assert "no symbols today" in said[0]
 
 
-@pytest.mark.parametrize("time", [{"time_dim": 0}, {}], ids=["named", "unnamed"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_dynamic_model_builds_nothing_from_the_second_batch_size_on(
-    kind: str, time: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a run of a few steps at another size does to the model is undone."""
     asked = counted(monkeypatch)
     torch.manual_seed(0)
     model, plain = Cell(kind).double(), Cell(kind).double()
     plain.load_state_dict(model.state_dict())
-    fast, before = reroll.compile(model, segment=3, dynamic=True, **time), set[str]()
+    fast, before = reroll.compile(model, segment=3, dynamic=True), set[str]()
     for number, batch in enumerate((16, 12, 7)):
         asked.clear()
         with warnings.catch_warnings():
@@ -415,13 +414,10 @@ def started(x: Tensor, h: Tensor, weight: Tensor, wanted: Tensor) -> Tensor:
     return (h - wanted).square().sum()
 
 
-@pytest.mark.parametrize("time", [{"time_dim": {"x": 1}}, {}], ids=["named", "unnamed"])
-def test_a_dynamic_function_finds_the_batch_in_all_arguments(
-    time: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dynamic_function_finds_the_batch_in_all_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = counted(monkeypatch)
     weight = torch.randn(3, 16, dtype=torch.float64, requires_grad=True)
-    fast = reroll.compile(started, segment=3, dynamic=True, **time)
+    fast = reroll.compile(started, segment=3, dynamic=True)
     for number, batch in enumerate((6, 4, 7)):
         asked.clear()
         sizes = ((batch, 14, 3), (1, batch, 16), (batch, 16))
@@ -447,16 +443,15 @@ class Narrow(nn.Module):
         return h
 
 
-@pytest.mark.parametrize("time", [{"time_dim": 0}, {}], ids=["named", "unnamed"])
-def test_a_dynamic_model_of_one_size_is_compiled_for_it_and_says_so(time: dict[str, Any]) -> None:
+def test_a_dynamic_model_of_one_size_is_compiled_for_it_and_says_so() -> None:
     torch.manual_seed(0)
     model = Narrow().double()
-    fast, x = reroll.compile(model, segment=3, dynamic=True, **time), torch.randn(14, 8, 16, dtype=torch.float64)
+    fast, x = reroll.compile(model, segment=3, dynamic=True), torch.randn(14, 8, 16, dtype=torch.float64)
     torch.manual_seed(1)
     with pytest.warns(reroll.RerollWarning, match="dynamic=True: the model runs at no other size"):
         found = gradients(model, fast, x)
     torch.manual_seed(1)
-    expected = gradients(model, reroll.compile(model, time_dim=0, segment=3), x)
+    expected = gradients(model, reroll.compile(model, segment=3), x)
     with warnings.catch_warnings():
         warnings.simplefilter("error", reroll.RerollWarning)
         fast(x)  # it is said once
@@ -464,8 +459,7 @@ def test_a_dynamic_model_of_one_size_is_compiled_for_it_and_says_so(time: dict[s
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("time", [{"time_dim": 0}, {}], ids=["named", "unnamed"])
-def test_a_dynamic_model_that_fails_late_at_another_size_is_compiled_for_its_own(time: dict[str, Any]) -> None:
+def test_a_dynamic_model_that_fails_late_at_another_size_is_compiled_for_its_own() -> None:
     def model(x: Tensor) -> Tensor:
         h = x.new_zeros(x.shape[1], 6)
         for t in range(x.shape[0]):
@@ -475,7 +469,7 @@ def test_a_dynamic_model_that_fails_late_at_another_size_is_compiled_for_its_own
         return h
 
     x = torch.randn(20, 4, 6)
-    fast = reroll.compile(model, dynamic=True, segment=2, **time)
+    fast = reroll.compile(model, dynamic=True, segment=2)
     with pytest.warns(reroll.RerollWarning, match="dynamic=True"):
         torch.testing.assert_close(fast(x), model(x))
     torch.testing.assert_close(fast(x), model(x))

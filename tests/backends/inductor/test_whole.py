@@ -71,7 +71,7 @@ class Wide(nn.Module):
 @pytest.mark.parametrize("door", ["backend", "compile"])
 def test_a_segment_that_inductor_cannot_compile_is_refused(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx_inner", fails)
-    model = torch.compile(Wide(), backend="reroll") if door == "backend" else reroll.compile(Wide(), time_dim=0)
+    model = torch.compile(Wide(), backend="reroll") if door == "backend" else reroll.compile(Wide())
     with pytest.raises(
         reroll.UnsupportedError, match=r"cannot compile a segment of the loop at .*: RuntimeError: C\+\+ comp"
     ):

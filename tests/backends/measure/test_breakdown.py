@@ -52,7 +52,7 @@ def test_what_has_an_owner_is_counted_once() -> None:
 
 def test_recurrences_are_told_from_the_rest() -> None:
     model, x_TBI = RecurrentLIF(16, 48, 3), spikes(60, 8, 16)
-    fast = reroll.compile(model, time_dim=0, lowering="eager", schedule="standard")
+    fast = reroll.compile(model, lowering="eager", schedule="standard")
     found: dict[str, Any] = {}
     for name, run in (("plain", model), ("fast", fast)):
 
@@ -81,7 +81,7 @@ def test_recurrences_are_told_from_the_rest() -> None:
 
 def test_compilation_inside_of_what_is_measured_is_told() -> None:
     model, x_TBI = RecurrentLIF(3, 4, 2), spikes(9, 2, 3)
-    fast = reroll.compile(model, time_dim=0, lowering="eager", segment=2)
+    fast = reroll.compile(model, lowering="eager", segment=2)
 
     def step() -> None:
         fast(x_TBI).sum().backward()
@@ -93,7 +93,7 @@ def test_compilation_inside_of_what_is_measured_is_told() -> None:
         reroll.measure(step)
         reroll.breakdown(step, model)
     torch.compiler.reset()
-    fast = reroll.compile(model, time_dim=0, lowering="eager", segment=2)
+    fast = reroll.compile(model, lowering="eager", segment=2)
     with pytest.warns(RerollWarning, match="breakdown: the call compiled"):
         reroll.breakdown(step, model)
 

@@ -49,7 +49,7 @@ def test_a_compiled_model_is_equal_and_nothing_changes(door: str) -> None:
     before, values, state = copy.deepcopy(net.state_dict()), x.detach().clone(), torch.get_rng_state()
     model: Any = net
     if door == "compile":
-        model = reroll.compile(net, time_dim=0, lowering="eager")
+        model = reroll.compile(net, lowering="eager")
     elif door == "backend":
         model = torch.compile(net, backend="reroll", options={"lowering": "eager"})
     found = reroll.check(model, x, strict=True, measure=door != "plain")
@@ -252,7 +252,7 @@ def test_tables_that_make_what_they_give_and_decorated_methods_are_left_as_they_
 def test_a_loop_that_computes_in_half_precision_is_compared_as_such() -> None:
     torch.manual_seed(0)
     model, x = Half(), torch.randn(40, 4, 3)
-    fast = reroll.compile(model, time_dim=0, lowering="eager", schedule="standard")
+    fast = reroll.compile(model, lowering="eager", schedule="standard")
     found = reroll.check(fast, x, measure=False)
     assert found.equal
     assert found.error > 1e-4

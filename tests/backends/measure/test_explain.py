@@ -360,7 +360,7 @@ def test_it_says_what_was_proved(door: str) -> None:
 
     def made(**more: Any) -> Any:
         given = options | more
-        return reroll.compile(Pairs(), time_dim=0, **given) if door == "reroll.compile" else compiled(Pairs(), **given)
+        return reroll.compile(Pairs(), **given) if door == "reroll.compile" else compiled(Pairs(), **given)
 
     assert reroll.explain(made(proof="never"), x).proved == ""
     run = made()

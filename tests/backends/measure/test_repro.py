@@ -107,17 +107,16 @@ def blocks() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 16), *layers, nn.Linear(16, 1))
 
 
-def explained(model: nn.Module, *inputs: Tensor, time: bool = True, **options: Any) -> reroll.Report:
-    how: dict[str, Any] = {"time_dim": 0} if time else {}
-    return reroll.explain(reroll.compile(model, **how, **QUICK | options), *inputs)
+def explained(model: nn.Module, *inputs: Tensor, **options: Any) -> reroll.Report:
+    return reroll.explain(reroll.compile(model, **QUICK | options), *inputs)
 
 
 CASES: dict[str, tuple[Callable[[], reroll.Report], int]] = {
     "spikes": (lambda: explained(Lif(), torch.randn(12, 3, 4), schedule="standard"), 1),
     "words": (lambda: explained(Words(), torch.randint(0, 11, (12, 3))), 2),
     "lstm": (lambda: explained(nn.LSTM(3, 8, num_layers=2), torch.randn(12, 2, 3), memory_budget=0.6), 1),
-    "static": (lambda: explained(Static(), torch.randn(3, 4), time=False), 1),
-    "depth": (lambda: explained(blocks(), torch.randn(5, 3, 2), time=False, memory_budget=0.9, segment=None), 1),
+    "static": (lambda: explained(Static(), torch.randn(3, 4)), 1),
+    "depth": (lambda: explained(blocks(), torch.randn(5, 3, 2), memory_budget=0.9, segment=None), 1),
 }
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import reroll
 
 DOORS: dict[str, Callable[[nn.Module], Any]] = {
-    "reroll.compile": lambda model: reroll.compile(model, time_dim=0, lowering="eager", schedule="standard"),
+    "reroll.compile": lambda model: reroll.compile(model, lowering="eager", schedule="standard"),
     "backend": lambda model: torch.compile(
         model, backend="reroll", options={"lowering": "eager", "schedule": "standard"}
     ),

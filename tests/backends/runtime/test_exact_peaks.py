@@ -120,7 +120,7 @@ class Counted(nn.Module):
 
 def test_gradients_of_last_states_that_nobody_gives_are_not_counted() -> None:
     state = 128 * 64 * 4
-    options = {"time_dim": 0, "lowering": "eager", "schedule": "revolve", "slots": 3, "segment": 4}
+    options = {"lowering": "eager", "schedule": "revolve", "slots": 3, "segment": 4}
     predicted, measured = peaks(Counted(), torch.randn(64, 128, 64), options)
     assert 0 <= predicted - measured < state / 2
 
@@ -158,7 +158,7 @@ class Written(Bent):
 def test_what_a_tape_hands_on_is_held_once(options: dict[str, Any], network: type[Bent]) -> None:
     model, x_TBI = network(), torch.randn(24, 256, 32)
     carry = x_TBI[0].nbytes
-    predicted, measured = peaks(model, x_TBI, {"time_dim": 0, "lowering": "eager", "segment": 1, **options})
+    predicted, measured = peaks(model, x_TBI, {"lowering": "eager", "segment": 1, **options})
     assert 0 <= predicted - measured <= 2.1 * carry
     plain = reroll.measure(lambda: model(x_TBI).backward(), exclude=[model]).local_peak
     assert measured < plain + 2 * carry  # a copy of each carry would be 23 more

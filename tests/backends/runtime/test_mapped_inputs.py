@@ -45,7 +45,7 @@ def test_a_sequence_in_a_file_is_not_copied(way: str, layout: str, tmp_path: Pat
     torch.manual_seed(0)
     x, dim = mapped(tmp_path, way, LAYOUTS[layout]), int(layout == "batch first")
     model = Reader(dim)
-    run: Any = reroll.compile(model, time_dim=dim, schedule="double", remote="disk", lowering="eager")
+    run: Any = reroll.compile(model, schedule="double", remote="disk", lowering="eager")
     reroll.check(run, x, strict=True, measure=False)
 
     def step() -> None:
@@ -64,7 +64,7 @@ def test_a_file_that_was_cut_is_refused_before_it_is_read(
     """To read what was cut off would end the process."""
     monkeypatch.setattr(cut, "LEAST", 2**20)
     x, model = mapped(tmp_path, way, LAYOUTS["time first"]), Reader(0)
-    run: Any = reroll.compile(model, time_dim=0, schedule="standard", lowering="eager")
+    run: Any = reroll.compile(model, schedule="standard", lowering="eager")
     loss = run(x).sum()
     loss.backward()
     gradient = model.cell.weight_ih.grad

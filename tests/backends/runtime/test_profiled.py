@@ -84,7 +84,7 @@ def test_every_instruction_and_segment_is_seen_as_often_as_it_is_played(options:
 
 def test_a_first_call_under_a_profiler_captures_no_names() -> None:
     model, x_TBI = Leaky(), torch.randn(9, 2, 3)
-    run = reroll.compile(model, time_dim=0, schedule="standard", **{**EAGER, "on_no_recurrence": "error"})
+    run = reroll.compile(model, schedule="standard", **{**EAGER, "on_no_recurrence": "error"})
     seen = profiled(lambda: run(x_TBI).sum().backward())
     grads = [parameter.grad for parameter in model.parameters()]
     (loop,) = (report := reroll.explain(run, x_TBI)).loops

@@ -62,7 +62,7 @@ def compiled(model: nn.Module, door: str, **options: Any) -> Callable[..., Any]:
     torch._dynamo.reset()
     options = {"lowering": "eager", "segment": 2, **options}
     if door == "reroll.compile":
-        front: Callable[..., Any] = reroll.compile(model, time_dim=0, **options)
+        front: Callable[..., Any] = reroll.compile(model, **options)
         return front
     run: Callable[..., Any] = torch.compile(model, backend="reroll", options=options)
     return run

@@ -87,7 +87,7 @@ class Net(nn.Module):
 
 options = dict(schedule="double", chunk=4, slots=2, remote="disk", spill_folder=sys.argv[1], lowering="eager")
 net, x = Net(), torch.randn(24, 2, 5)
-rolled = reroll.compile(net, time_dim=0, **options)
+rolled = reroll.compile(net, **options)
 
 def step(model):
     net.zero_grad()
@@ -135,7 +135,7 @@ class Net(nn.Module):
 
 def disk(net: Net, folder: Path) -> Net:
     options: dict[str, Any] = {"schedule": "double", "chunk": 4, "slots": 2, "remote": "disk", "spill_folder": folder}
-    rolled: Net = reroll.compile(net, time_dim=0, lowering="eager", **options)
+    rolled: Net = reroll.compile(net, lowering="eager", **options)
     return rolled
 
 

@@ -129,7 +129,7 @@ def test_a_fault_is_an_error_or_does_no_harm(point: str, tmp_path: Path) -> None
     def fresh() -> Any:
         if tier == "disk":
             options["spill_folder"] = tempfile.mkdtemp(dir=tmp_path)  # a folder's file is opened once
-        return reroll.compile(net, time_dim=0, lowering="eager", **options)
+        return reroll.compile(net, lowering="eager", **options)
 
     run = fresh()
     torch.testing.assert_close(step(run, net, x), expected)
@@ -173,7 +173,7 @@ def test_a_folder_that_vanishes_is_a_storage_error_or_does_no_harm(plan: str, tm
     net, folder = Net().double(), tmp_path / "spill"
     x, longer = (torch.randn(steps, 3, 4, dtype=torch.float64) for steps in (STEPS, 31))
     folder.mkdir()
-    run = reroll.compile(net, time_dim=0, lowering="eager", remote="disk", spill_folder=folder, **PLANS[plan])
+    run = reroll.compile(net, lowering="eager", remote="disk", spill_folder=folder, **PLANS[plan])
     folder.rmdir()
     with pytest.raises(reroll.StorageError, match=f"{folder}"):
         step(run, net, x)
@@ -185,7 +185,7 @@ def test_a_folder_that_vanishes_is_a_storage_error_or_does_no_harm(plan: str, tm
     shutil.rmtree(folder)  # its file has no name, and lives on
     found = torch.autograd.grad(h.sum() + rows.square().sum(), net.weight)[0]
     torch.testing.assert_close(found, step(net, net, x)[0])
-    run = reroll.compile(net, time_dim=0, lowering="eager", remote="disk", **PLANS[plan])
+    run = reroll.compile(net, lowering="eager", remote="disk", **PLANS[plan])
     torch.testing.assert_close(step(run, net, longer), step(net, net, longer))
 
 
@@ -193,7 +193,7 @@ def test_a_folder_that_vanishes_is_a_storage_error_or_does_no_harm(plan: str, tm
 def test_without_descriptors_the_limit_is_named_and_the_next_step_is_right(plan: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     net, x = Net().double(), torch.randn(STEPS, 3, 4, dtype=torch.float64)
-    run = reroll.compile(net, time_dim=0, lowering="eager", remote="disk", spill_folder=tmp_path, **PLANS[plan])
+    run = reroll.compile(net, lowering="eager", remote="disk", spill_folder=tmp_path, **PLANS[plan])
     with no_descriptors(), pytest.raises(reroll.StorageError, match=r"Too many open files\. .*ulimit -n"):
         step(run, net, x)
     expected = step(net, net, x)

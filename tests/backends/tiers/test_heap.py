@@ -38,7 +38,7 @@ def held():
 torch.set_num_threads(1)
 model, x_TBI = Leaky(), torch.randn(300, 512, 1)
 options = {"schedule": "remote", "remote": "disk", "segment": 1, "chunk": 1, "codec": "none"}
-run = reroll.compile(model, time_dim=0, lowering="eager", **options)
+run = reroll.compile(model, lowering="eager", **options)
 run(x_TBI[:20]).sum().backward()
 before = held()
 run(x_TBI).sum().backward()

@@ -103,7 +103,7 @@ class Net(nn.Module):
 def test_training_through_a_shelf(options: dict[str, Any], shelves: list[Shelf]) -> None:
     net, x_TBI = Net(), torch.randn(T, B, I)
     twin = copy.deepcopy(net)
-    fast = reroll.compile(twin, time_dim=0, remote="shelf", lowering="eager", **options)
+    fast = reroll.compile(twin, remote="shelf", lowering="eager", **options)
     fast(x_TBI).square().sum().backward()
     net(x_TBI).square().sum().backward()
     for found, expected in zip(twin.parameters(), net.parameters(), strict=True):

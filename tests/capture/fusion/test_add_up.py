@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import reroll
 
 T, B, N, C = 9, 3, 4, 5
-WHOLE = "backend" if torch.__version__ >= "2.13" else "any length"  # Dynamo keeps torch's layers over time whole
+WHOLE = "backend" if torch.__version__ >= "2.13" else "reroll.compile"  # Dynamo keeps torch's layers over time whole
 Loss = Callable[[Tensor, Tensor], Any]
 
 
@@ -52,13 +52,13 @@ def classes(steps: int = T, batch_first: bool = False) -> Tensor:
     return found
 
 
-def compared(model: nn.Module, x: Tensor, target: Tensor, door: str = "any length", **options: Any) -> list[Any]:
+def compared(model: nn.Module, x: Tensor, target: Tensor, door: str = "reroll.compile", **options: Any) -> list[Any]:
     """The loops of a compiled model, whose results and gradients were compared with eager."""
     options = {"lowering": "eager"} | options
     fast: Any = (
         torch.compile(model, backend="reroll", options=options)
         if door == "backend"
-        else reroll.compile(model, time_dim=options.pop("time_dim", 0), **options)
+        else reroll.compile(model, **options)
     )
     report = reroll.check(fast, x, target, measure=False, strict=True)
     assert report.equal, str(report)
@@ -152,7 +152,7 @@ BESIDE: dict[str, Loss] = {
 
 @pytest.mark.variants(4)
 @pytest.mark.parametrize("end", BESIDE.values(), ids=BESIDE)
-@pytest.mark.parametrize("door", [WHOLE, "any length"])
+@pytest.mark.parametrize("door", [WHOLE, "reroll.compile"])
 def test_a_loss_beside_the_last_row(end: Loss, door: str) -> None:
     (loop,) = compared(Net(end), torch.randn(T, B, N, requires_grad=True), classes(), door)
     assert not loop.ys
@@ -177,7 +177,7 @@ def test_what_needs_all_steps_stays_behind_the_loop(end: Loss) -> None:
 
 @pytest.mark.parametrize(
     ("name", "door"),
-    [("cross entropy", "any length"), ("one by one", "backend"), ("classes in dimension 1", "backend")],
+    [("cross entropy", "reroll.compile"), ("one by one", "backend"), ("classes in dimension 1", "backend")],
 )
 def test_steps_outside_of_the_loop_are_added_too(name: str, door: str) -> None:
     (loop,) = compared(Loop(OF_CLASSES[name]), torch.randn(T, B, N), classes(), door)
@@ -186,14 +186,14 @@ def test_steps_outside_of_the_loop_are_added_too(name: str, door: str) -> None:
 
 
 def test_every_length_divides_by_its_own() -> None:
-    fast: Any = reroll.compile(Net(OF_CLASSES["cross entropy"]), time_dim=0, lowering="eager")
+    fast: Any = reroll.compile(Net(OF_CLASSES["cross entropy"]), lowering="eager")
     for steps in (7, 30, 12, 5):
         assert reroll.check(fast, torch.randn(steps, B, N), classes(steps), measure=False, strict=True).equal
 
 
 def test_time_in_the_middle() -> None:
     model = Net(lambda y, t: F.cross_entropy(y.transpose(1, 2), t), batch_first=True)
-    (loop,) = compared(model, torch.randn(B, T, N), classes(batch_first=True), time_dim=1)
+    (loop,) = compared(model, torch.randn(B, T, N), classes(batch_first=True))
     assert not loop.ys
 
 
@@ -217,7 +217,7 @@ def test_every_schedule(schedule: str, lowering: str) -> None:
 def test_a_sum_of_many_steps_is_exact_in_single_precision() -> None:
     """The carry has double precision; added up in single precision a million tenths are 1 % off."""
     model = Net(lambda y, t: y.mul(0).add(0.1).mean()).float()
-    fast: Any = reroll.compile(model, time_dim=0, lowering="eager")
+    fast: Any = reroll.compile(model, lowering="eager")
     x = torch.randn(4000, 1, N, dtype=torch.float32)
     result = fast(x, x)
     assert result.dtype == torch.float32
@@ -226,7 +226,7 @@ def test_a_sum_of_many_steps_is_exact_in_single_precision() -> None:
 
 def test_ignored_everywhere_is_no_number_as_in_eager() -> None:
     model = Net(OF_CLASSES["cross entropy"])
-    fast: Any = reroll.compile(model, time_dim=0, lowering="eager")
+    fast: Any = reroll.compile(model, lowering="eager")
     nothing = torch.full((T, B), -100)
     assert model(torch.randn(T, B, N), nothing).isnan()
     assert fast(torch.randn(T, B, N), nothing).isnan()
@@ -234,7 +234,7 @@ def test_ignored_everywhere_is_no_number_as_in_eager() -> None:
 
 def test_numbers_of_events_are_whole() -> None:
     model = Net(lambda y, t: ((y > 0).sum(), y.square().sum()))
-    fast: Any = reroll.compile(model, time_dim=0, lowering="eager")
+    fast: Any = reroll.compile(model, lowering="eager")
     x = torch.randn(T, B, N)
     expected, found = model(x, x)[0], fast(x, x)[0]
     assert found.dtype == torch.int64
@@ -271,7 +271,7 @@ def test_more_than_the_last_row_is_held(end: Loss) -> None:
     assert compared(Net(end), torch.randn(T, B, N), torch.zeros(T), WHOLE)[0].ys
 
 
-@pytest.mark.parametrize("door", ["any length", "backend"])
+@pytest.mark.parametrize("door", ["reroll.compile", "backend"])
 def test_the_last_row_lies_as_among_all_rows(door: str) -> None:
     class Turned(nn.Module):
         def forward(self, x: Tensor, turned: Tensor) -> Tensor:
@@ -283,8 +283,7 @@ def test_the_last_row_lies_as_among_all_rows(door: str) -> None:
                 found.append(c)
             return torch.stack(found)[-1]
 
-    options = {} if door == "backend" else {"time_dim": {"x": 0}}
-    compared(Turned(), torch.randn(T, B, N), torch.randn(N, B), door, **options)
+    compared(Turned(), torch.randn(T, B, N), torch.randn(N, B), door)
 
 
 def test_the_last_row_of_what_is_no_carry_is_held() -> None:
@@ -319,14 +318,14 @@ class Own(nn.Module):
         return self.end(torch.stack(states), m)
 
 
-@pytest.mark.parametrize("door", ["any length", "backend"])
+@pytest.mark.parametrize("door", ["reroll.compile", "backend"])
 def test_zeros_stay_zeros_where_the_last_row_depends_on_less_than_all(door: str) -> None:
     """Of a stack eager gives every row a gradient, if only zeros; a parameter that only the first row reads has one."""
     (loop,) = compared(Own(lambda y, m: (y[-1], m)), torch.randn(T, B, N), torch.zeros(T), door)
     assert loop.ys
 
 
-@pytest.mark.parametrize("door", [*dict.fromkeys(["any length", WHOLE])])
+@pytest.mark.parametrize("door", [*dict.fromkeys(["reroll.compile", WHOLE])])
 def test_what_stands_before_all_rows_keeps_its_gradient_of_zeros(door: str) -> None:
     class Headed(Net):
         def __init__(self) -> None:
@@ -392,7 +391,7 @@ class Noisy(nn.Module):
         return h, h * 2
 
 
-@pytest.mark.parametrize("door", ["any length", "backend"])
+@pytest.mark.parametrize("door", ["reroll.compile", "backend"])
 @pytest.mark.parametrize("model", [Two(), Noisy()])
 def test_rows_of_nobody_and_of_lists_that_are_made_later(model: nn.Module, door: str) -> None:
     compared(model, torch.randn(T, B, N, requires_grad=True), torch.zeros(T), door)
@@ -406,7 +405,7 @@ def test_rows_in_half_precision_do_not_overflow(end: Loss, dtype: torch.dtype) -
             return self.end(self.readout(self.rnn(x)[0]).to(dtype), target.to(dtype))
 
     model, x, target = Half(end), torch.randn(T, 1000, N), torch.randn(T, 1000, C)
-    fast: Any = reroll.compile(model, time_dim=0, lowering="eager")
+    fast: Any = reroll.compile(model, lowering="eager")
     expected, found = model(x, target), fast(x, target)
     assert found.dtype == dtype
     assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-2)

@@ -50,6 +50,6 @@ def test_rows_that_are_read_more_than_once(loop: Callable[..., Any]) -> None:
     x, w = torch.randn(9, 3, 4, dtype=D, requires_grad=True), torch.randn(4, 4, dtype=D, requires_grad=True)
     for model in (
         torch.compile(loop, backend="reroll", options={"lowering": "eager", "on_no_recurrence": "error"}),
-        reroll.compile(loop, time_dim={"x": 0}, lowering="eager"),
+        reroll.compile(loop, lowering="eager"),
     ):
         reroll.check(model, x, w, strict=True, measure=False)

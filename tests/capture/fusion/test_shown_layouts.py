@@ -89,7 +89,7 @@ def test_readouts_lie_as_in_eager(name: str, layer: bool) -> None:
     torch.manual_seed(0)
     model = Readout(USES[name], layer)
     for run in (
-        reroll.compile(model, time_dim=1, **EAGER),
+        reroll.compile(model, **EAGER),
         torch.compile(model, backend="reroll", options=EAGER),
     ):
         for steps in (T, T + 3):
@@ -100,7 +100,7 @@ def test_readouts_lie_as_in_eager(name: str, layer: bool) -> None:
 @pytest.mark.parametrize("name", [name for name in USES if "viewed" not in name])
 def test_readouts_with_steps_first_stay_as_they_are(name: str) -> None:
     torch.manual_seed(0)
-    run = reroll.compile(Readout(USES[name], layer=False, steps_first=True), time_dim=1, **EAGER)
+    run = reroll.compile(Readout(USES[name], layer=False, steps_first=True), **EAGER)
     reroll.check(run, *data(), strict=True, measure=False)
 
 
@@ -108,7 +108,7 @@ def test_nothing_is_copied_for_a_loss() -> None:
     def loss(logits_BTC: Tensor, y_BT: Tensor) -> Tensor:
         return F.cross_entropy(logits_BTC.flatten(0, 1), y_BT.flatten())
 
-    run = reroll.compile(Readout(loss, layer=False), time_dim=1, **EAGER)
+    run = reroll.compile(Readout(loss, layer=False), **EAGER)
     run(*data())
     (recording,) = run.reroll_caller.at_length.recorded.recordings.values()
     targets = [node.target for node in recording.run.graph.module.graph.nodes]

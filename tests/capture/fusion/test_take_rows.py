@@ -19,8 +19,8 @@ from reroll.errors import UnsupportedError
 from reroll.recurrence import RowSteps
 
 T, B, N, C = 22, 3, 4, 9
-WHOLE = "backend" if torch.__version__ >= "2.13" else "any length"  # Dynamo keeps torch's layers over time whole
-DOORS = [*dict.fromkeys([WHOLE, "any length"])]
+WHOLE = "backend" if torch.__version__ >= "2.13" else "reroll.compile"  # Dynamo keeps torch's layers over time whole
+DOORS = [*dict.fromkeys([WHOLE, "reroll.compile"])]
 End = Callable[[Any, Tensor, Tensor], Any]
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -56,10 +56,9 @@ class Loop(Net):
 
 def run(model: nn.Module, door: str, **options: Any) -> Any:
     options = {"lowering": "eager"} | options
-    time_dim = options.pop("time_dim", 0)
     if door == "backend":
         return torch.compile(model, backend="reroll", options=options)
-    return reroll.compile(model, time_dim=time_dim, **options)
+    return reroll.compile(model, **options)
 
 
 def same(fast: Any, x: Tensor) -> None:
@@ -68,7 +67,7 @@ def same(fast: Any, x: Tensor) -> None:
     assert report.equal, str(report)
 
 
-def rows_kept(model: nn.Module, x: Tensor, door: str = "any length", **options: Any) -> list[tuple[int, int]]:
+def rows_kept(model: nn.Module, x: Tensor, door: str = "reroll.compile", **options: Any) -> list[tuple[int, int]]:
     """(first, every) of all outputs of the loops of a compiled model, which was compared with eager."""
     fast = run(model, door, **options)
     same(fast, x)
@@ -110,7 +109,7 @@ def test_the_rows_that_are_read_are_kept(name: str, door: str) -> None:
 
 
 @pytest.mark.variants(4)
-@pytest.mark.parametrize("door", ["backend", "any length"])
+@pytest.mark.parametrize("door", ["backend", "reroll.compile"])
 @pytest.mark.parametrize("head", [False, True])
 @pytest.mark.parametrize("name", ["every 4th", "from a row on", "scores", "time in dimension 1", "read twice"])
 def test_rows_that_are_made_outside_of_the_loop_are_among_them(name: str, head: bool, door: str) -> None:
@@ -158,7 +157,7 @@ LENGTHS = [1000, 41, 40, 39, *range(13, 0, -1)]
 
 @pytest.mark.parametrize("name", ["every 4th", "from a row on", "beside the input", "an entry of it"])
 def test_every_length(name: str) -> None:
-    fast = run(Net(READS[name][0], nn.GRU), "any length")
+    fast = run(Net(READS[name][0], nn.GRU), "reroll.compile")
     for steps in LENGTHS:
         same(fast, sequence(steps))
 
@@ -166,7 +165,7 @@ def test_every_length(name: str) -> None:
 @pytest.mark.parametrize("head", [False, True])
 @pytest.mark.parametrize("name", ["every 4th", "scores"])
 def test_every_length_of_a_python_loop(name: str, head: bool) -> None:
-    fast = run(Loop(READS[name][0], head), "any length")
+    fast = run(Loop(READS[name][0], head), "reroll.compile")
     for steps in LENGTHS[1:]:
         same(fast, sequence(steps))
 
@@ -208,7 +207,7 @@ TWO: dict[str, tuple[Callable[[Tensor, Tensor], Any], list[tuple[int, int]]]] = 
 
 
 @pytest.mark.variants(4)
-@pytest.mark.parametrize("door", ["backend", "any length"])
+@pytest.mark.parametrize("door", ["backend", "reroll.compile"])
 @pytest.mark.parametrize("name", TWO)
 def test_of_two_outputs(name: str, door: str) -> None:
     end, kept = TWO[name]
@@ -237,7 +236,7 @@ def test_a_second_loop_behind_a_beginning_that_is_dropped() -> None:
             super().__init__(lambda s, y, x: s.second(y[3:].tanh())[0].square().mean())
             self.second = nn.GRU(N, N)
 
-    fast = run(Later(), "any length")
+    fast = run(Later(), "reroll.compile")
     for steps in (22, 40, 9):
         same(fast, sequence(steps))
     loops = reroll.explain(fast, sequence()).loops
@@ -288,9 +287,9 @@ def test_truncated_gradients_are_those_of_all_rows() -> None:
     few, whole = Net(lambda s, y, x: y[::4]), Net(lambda s, y, x: y)
     whole.load_state_dict(few.state_dict())
     x = sequence()
-    run(few, "any length", truncate=6)(x).sin().sum().backward()
+    run(few, "reroll.compile", truncate=6)(x).sin().sum().backward()
     found, x.grad = x.grad, None
-    run(whole, "any length", truncate=6)(x)[::4].sin().sum().backward()
+    run(whole, "reroll.compile", truncate=6)(x)[::4].sin().sum().backward()
     torch.testing.assert_close(found, x.grad)
     for ours, theirs in zip(few.rnn.parameters(), whole.rnn.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad)
@@ -305,7 +304,7 @@ def test_buffers_have_the_rows_that_are_kept(monkeypatch: pytest.MonkeyPatch) ->
         return buffers
 
     monkeypatch.setattr(Executable, "empty_outputs", noted)
-    fast = run(Net(READS["scores"][0]), "any length")
+    fast = run(Net(READS["scores"][0]), "reroll.compile")
     for steps in (22, 21, 3, 1):
         made.clear()
         fast(sequence(steps))
@@ -323,7 +322,7 @@ def test_buffers_have_the_rows_that_are_kept(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_what_is_measured_is_below_what_is_predicted(name: str, budget: float, unproved: None) -> None:
     model, x = Net(READS[name][0]), torch.randn(120, 16, N)
-    fast = run(model, "any length", memory_budget=budget)
+    fast = run(model, "reroll.compile", memory_budget=budget)
 
     def step() -> None:
         model.zero_grad(set_to_none=True)
@@ -340,7 +339,7 @@ def test_less_is_held_than_all_rows(unproved: None) -> None:
     x, peaks = torch.randn(400, 16, N), list[int]()
     for end in (lambda s, y, x: y[::8], lambda s, y, x: y.flip(0).flip(0)[::8]):
         model = Net(end)
-        fast = run(model, "any length", schedule="double")
+        fast = run(model, "reroll.compile", schedule="double")
         fast(x).sum().backward()
         model.zero_grad(set_to_none=True)
         peaks.append(reroll.measure(lambda fast=fast: fast(x).sum().backward(), exclude=[model]).local_peak)  # type: ignore[misc]
@@ -349,15 +348,15 @@ def test_less_is_held_than_all_rows(unproved: None) -> None:
 
 def test_a_gradient_of_a_gradient_is_refused() -> None:
     model, x = Net(READS["every 4th"][0]), sequence()
-    (grad,) = torch.autograd.grad(run(model, "any length")(x).sum(), x, torch.ones(()), retain_graph=True)
+    (grad,) = torch.autograd.grad(run(model, "reroll.compile")(x).sum(), x, torch.ones(()), retain_graph=True)
     assert grad[1:].abs().sum() > 0
     with pytest.raises(UnsupportedError, match="Double backward"):
-        torch.autograd.grad(run(model, "any length")(x).sum(), x, create_graph=True)
+        torch.autograd.grad(run(model, "reroll.compile")(x).sum(), x, create_graph=True)
 
 
 def test_reversed_twice() -> None:
     model, x = Net(READS["of those from the 3rd on"][0]), sequence()
-    loss = run(model, "any length", segment=4)(x)
+    loss = run(model, "reroll.compile", segment=4)(x)
     (first,) = torch.autograd.grad(loss, x, retain_graph=True)
     assert torch.equal(first, torch.autograd.grad(loss, x)[0])
 

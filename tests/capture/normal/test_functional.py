@@ -220,7 +220,7 @@ def test_a_dropout_that_drops_nothing_gives_its_operand_itself(name: str, which:
     x = torch.randn(12, 3, 4, requires_grad=True)
     expected = torch.autograd.grad(model(x).sum(), x)[0]
     for run in (
-        reroll.compile(model, time_dim=0, lowering="eager"),
+        reroll.compile(model, lowering="eager"),
         torch.compile(model, backend="reroll", options={"lowering": "eager"}),
     ):
         torch.testing.assert_close(torch.autograd.grad(run(x).sum(), x)[0], expected)
@@ -263,7 +263,7 @@ ROWS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("door", ["compile", "time", "backend"])
+@pytest.mark.parametrize("door", ["compile", "backend"])
 @pytest.mark.parametrize("form", ROWS)
 def test_rows_that_are_taken_before_their_memory_is_updated(form: str, door: str) -> None:
     """They were read as they had been, in silence."""
@@ -280,7 +280,6 @@ def test_rows_that_are_taken_before_their_memory_is_updated(form: str, door: str
     if door == "backend":
         compiled = torch.compile(network, backend="reroll", options=options)
     else:
-        options |= {"time_dim": 0} if door == "time" else {}
         compiled = reroll.compile(network, **options)
     torch.testing.assert_close(compiled(x), network(x))
 

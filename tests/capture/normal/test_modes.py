@@ -107,7 +107,7 @@ def test_gradients_are_those_of_eager(body: Callable[[Net, Tensor, Tensor], Tens
         return body(net, x, h), torch.stack([net.cell(each, h) for each in x])[len(x) // 2 :]
 
     net, x = Net(half if late else body), torch.randn(T, B, N, requires_grad=True)
-    compiled = reroll.compile(net, time_dim=0, lowering="eager", proof="never")
+    compiled = reroll.compile(net, lowering="eager", proof="never")
     leaves, found = [x, *net.parameters()], []
     for model in (net, compiled):
         results = torch.utils._pytree.tree_leaves(model(x))
@@ -120,7 +120,7 @@ def test_gradients_are_those_of_eager(body: Callable[[Net, Tensor, Tensor], Tens
 
 @pytest.mark.parametrize("body", [row, rows, part, weight, written, stacked])
 def test_loops_are_found(body: Callable[[Net, Tensor, Tensor], Tensor]) -> None:
-    compiled = reroll.compile(Net(body), time_dim=0, lowering="eager", proof="never")
+    compiled = reroll.compile(Net(body), lowering="eager", proof="never")
     assert max(loop.recurrence.steps for loop in reroll.explain(compiled, torch.randn(T, B, N)).loops) >= T - 2
 
 
@@ -151,7 +151,7 @@ def test_a_part_that_is_updated_without_gradients(door: str) -> None:
 
     net = Net(body)
     backend = torch.compile(net, backend="reroll", options={"lowering": "eager", "proof": "never"})
-    run = backend if door == "backend" else reroll.compile(net, time_dim=0, lowering="eager", proof="never")
+    run = backend if door == "backend" else reroll.compile(net, lowering="eager", proof="never")
     for steps in (T, 9):  # at the second length sizes are symbols
         x = torch.randn(steps, B, N, requires_grad=True)
         found = [(y := model(x), *torch.autograd.grad(y.sum(), [x, *net.cell.parameters()])) for model in (net, run)]

@@ -192,7 +192,7 @@ def test_those_of_any_length() -> None:
         return h, h
 
     model = Network(step).double()
-    compiled = reroll.compile(model, time_dim=0, lowering="eager", segment=2)
+    compiled = reroll.compile(model, lowering="eager", segment=2)
     for steps in (STEPS, STEPS + 4):
         assert not differences(results(compiled, model, (x_of(steps),)), results(model, model, (x_of(steps),)))
 

@@ -85,7 +85,7 @@ def seen(run: Callable[..., Any], model: nn.Module, given: list[Tensor]) -> tupl
 def test_rows_of_the_gated_delta_rule(write: Write, door: str) -> None:
     model, given = GatedDeltaRule(write).double(), inputs(9)
     run: Any = (
-        reroll.compile(model, time_dim=1, lowering="eager")
+        reroll.compile(model, lowering="eager")
         if door == "reroll"
         else torch.compile(model, backend="reroll", options={"lowering": "eager"})
     )
@@ -98,7 +98,7 @@ def test_rows_of_the_gated_delta_rule(write: Write, door: str) -> None:
 
 def test_rows_lie_as_the_tensor_they_were_written_into() -> None:
     model, given = GatedDeltaRule(indexed, transposed=True).double(), inputs(9)
-    run = reroll.compile(model, time_dim=1, lowering="eager")
+    run = reroll.compile(model, lowering="eager")
     expected, wanted = seen(model, model, given)
     results, found = seen(run, model, given)
     assert [each.stride() for each in results] == [each.stride() for each in expected]

@@ -52,7 +52,7 @@ ENDS: dict[str, Callable[[Tensor], Tensor]] = {"as it is": lambda h: h, "a sum":
 def test_a_condition_made_like_a_step_is_read_by_all_steps(door: str, condition: str, end: str) -> None:
     net = Conditioned(CONDITIONS[condition], ENDS[end])
     options: dict[str, Any] = {"lowering": "eager", "schedule": "double"}
-    run: Any = reroll.compile(net, time_dim=0, **options)
+    run: Any = reroll.compile(net, **options)
     if door == "backend":
         run = torch.compile(net, backend="reroll", options=options)
     x = torch.randn(STEPS, BATCH, WIDTH, requires_grad=True)
@@ -63,7 +63,7 @@ def test_a_condition_made_like_a_step_is_read_by_all_steps(door: str, condition:
 
 def test_a_first_state_and_a_condition_made_like_a_step() -> None:
     net = Conditioned(CONDITIONS["a layer"], torch.tanh, first=CONDITIONS["a step of its own"])
-    run = reroll.compile(net, time_dim=0, lowering="eager")
+    run = reroll.compile(net, lowering="eager")
     for steps in (STEPS, 40):
         reroll.check(run, torch.randn(steps, BATCH, WIDTH, requires_grad=True), strict=True, measure=False)
     assert reroll.explain(run, torch.randn(STEPS, BATCH, WIDTH)).loops[0].recurrence.steps >= STEPS - 3

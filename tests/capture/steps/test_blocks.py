@@ -109,7 +109,7 @@ def test_one_block_of_another_kind_is_never_papered_over() -> None:
 
 def test_with_time_it_is_no_option() -> None:
     with pytest.raises(OptionError, match="depth is no option of it"):
-        reroll.compile(Stack(*layers()), time_dim=0, depth=True)
+        reroll.compile(Stack(*layers()), depth=True)
 
 
 def test_reroll_compile_without_time_rolls_blocks() -> None:

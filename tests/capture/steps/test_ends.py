@@ -144,7 +144,7 @@ def test_all_steps_are_the_loops(name: str, door: str) -> None:
     cell, x = Cell(BODIES[name]).double(), torch.randn(STEPS, 2, 4, dtype=torch.float64)
     options: dict[str, Any] = {"lowering": "eager"}
     backend = torch.compile(cell, backend="reroll", options=options)
-    run = reroll.compile(cell, time_dim=0, **options) if door == "reroll.compile" else backend
+    run = reroll.compile(cell, **options) if door == "reroll.compile" else backend
     check(cell, run, x)
     (loop,) = reroll.explain(run, x).loops
     assert loop.recurrence.steps == STEPS
@@ -166,7 +166,7 @@ def test_last_spikes_are_carried_along(schedule: str) -> None:
     def summed(run: Callable[..., Any]) -> Callable[[Tensor], Tensor]:
         return lambda given: torch.cat(run(given))
 
-    run = reroll.compile(cell, time_dim=0, lowering="eager", schedule=schedule, segment=2)
+    run = reroll.compile(cell, lowering="eager", schedule=schedule, segment=2)
     found, expected = gradients(cell, summed(run), x), gradients(cell, summed(cell), x)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
@@ -203,7 +203,7 @@ def test_a_number_that_is_not_zero_stays_one() -> None:
         return total
 
     cell, x = Cell(from_one).double(), torch.randn(STEPS, 2, 4, dtype=torch.float64)
-    check(cell, reroll.compile(cell, time_dim=0, lowering="eager"), x)
+    check(cell, reroll.compile(cell, lowering="eager"), x)
 
 
 def test_a_state_that_is_made_without_gradients_stays_there() -> None:
@@ -221,7 +221,7 @@ def test_a_state_that_is_made_without_gradients_stays_there() -> None:
         return h
 
     cell, x = Cell(without).double(), torch.randn(STEPS, 2, 4, dtype=torch.float64)
-    check(cell, reroll.compile(cell, time_dim=0, lowering="eager"), x)
+    check(cell, reroll.compile(cell, lowering="eager"), x)
     assert cell.start.grad is None
 
 

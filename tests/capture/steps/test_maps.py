@@ -43,14 +43,13 @@ def test_a_loss_of_some_rows_of_a_map_gives_the_others_no_gradient(used: int) ->
         return torch.stack(rows).tanh(), last.exp()
 
     x, w, h = torch.randn(9, 2, 3), torch.randn(3, requires_grad=True), torch.randn(2, 3, requires_grad=True)
-    compiled = reroll.compile(model, time_dim={"x": 0}, lowering="eager", proof="never")
+    compiled = reroll.compile(model, lowering="eager", proof="never")
     grads = [torch.autograd.grad(run(x, w, h)[used].sum(), [w, h], allow_unused=True) for run in (compiled, model)]
     assert [each is None for each in grads[0]] == [each is None for each in grads[1]]
     torch.testing.assert_close(*[[each for each in both if each is not None] for both in grads])
 
 
-@pytest.mark.parametrize("time", [{"time_dim": 0}, {}], ids=["named", "unnamed"])
-def test_rows_that_are_read_alike_are_one_map(time: dict[str, int]) -> None:
+def test_rows_that_are_read_alike_are_one_map() -> None:
     def model(x: Tensor, carried: Tensor) -> tuple[Tensor, Tensor]:
         state = x.new_zeros(x.shape[1:])
         for row in carried.unbind():
@@ -58,7 +57,7 @@ def test_rows_that_are_read_alike_are_one_map(time: dict[str, int]) -> None:
         return torch.stack([twice(row) for row in x.unbind()]), state
 
     x, carried = torch.randn(9, 2, 3, requires_grad=True), torch.randn(9, 2, 3)
-    compiled: Any = reroll.compile(model, lowering="eager", **time)  # type: ignore[call-overload]
+    compiled: Any = reroll.compile(model, lowering="eager")
     reroll.check(compiled, x, carried, strict=True, measure=False)
     assert sorted(loop.recurrence.steps for loop in reroll.explain(compiled, x, carried).loops) == [9, 9]
 
@@ -74,7 +73,7 @@ def test_rows_of_two_origins_are_two_maps(used: int) -> None:
         return [each.sum() for each in others], [each.sum() for each in states]
 
     x, w, v = torch.randn(9, 2, 3), torch.randn(3, requires_grad=True), torch.randn(3, 3, requires_grad=True)
-    compiled = reroll.compile(model, time_dim={"x": 0}, lowering="eager", proof="never")
+    compiled = reroll.compile(model, lowering="eager", proof="never")
     for each in (0, 4, -1):
         found = [
             torch.autograd.grad(run(x, w, v)[used][each].sum(), [w, v], allow_unused=True) for run in (compiled, model)

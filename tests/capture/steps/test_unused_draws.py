@@ -66,7 +66,7 @@ class Net(nn.Module):
 @pytest.mark.parametrize("used", USED)
 @pytest.mark.parametrize("unused", UNUSED)
 def test_random_numbers_that_nobody_uses_are_drawn(unused: str, used: str) -> None:
-    run = reroll.compile(Net(UNUSED[unused], USED[used]), time_dim=0, **EAGER)
+    run = reroll.compile(Net(UNUSED[unused], USED[used]), **EAGER)
     x_TBF = torch.randn(9, 2, SIZE)
     assert reroll.check(run, x_TBF, strict=True, measure=False).equal
     assert reroll.explain(run, x_TBF).loops

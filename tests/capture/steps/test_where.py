@@ -70,7 +70,7 @@ class Iterated(Plain):
 
 
 def by_hand(model: nn.Module, x: Tensor) -> Any:
-    return reroll.explain(reroll.compile(model, time_dim=0, lowering="eager"), x)
+    return reroll.explain(reroll.compile(model, lowering="eager"), x)
 
 
 def by_torch(model: nn.Module, x: Tensor) -> Any:

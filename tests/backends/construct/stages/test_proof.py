@@ -61,7 +61,7 @@ def through(door: str, model: nn.Module, **how: Any) -> Callable[..., Any]:
     """A model through a door, by eager lowering unless said otherwise."""
     how = {"lowering": "eager", "proof": "first", **how}
     if door == "compile":
-        compiled: Callable[..., Any] = reroll.compile(model, **{"time_dim": 0, **how})
+        compiled: Callable[..., Any] = reroll.compile(model, **how)
         return compiled
     torch._dynamo.reset()
     return torch.compile(model, backend="reroll", options=how)
@@ -308,7 +308,7 @@ def test_of_many_lengths_those_with_new_segments_are_proved_and_ever_fewer_other
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is only explained counts as nothing."""
-    run = through("compile", Stateful(), time_dim={"x_TBI": 0}, segment=4, schedule="standard", chunk=4)
+    run = through("compile", Stateful(), segment=4, schedule="standard", chunk=4)
     found, lengths = proofs(monkeypatch), list[int]()
     state = torch.zeros(2, 4, requires_grad=True)
     reroll.explain(run, torch.randn(8, 2, 4), state)

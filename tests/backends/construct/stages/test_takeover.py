@@ -21,7 +21,7 @@ from reroll.backends.inductor import lower
 from reroll.errors import CompilerMissingError, RerollWarning
 from reroll.segment.trace import Traced
 
-DOORS = ["front", "unnamed", "backend"]
+DOORS = ["front", "backend"]
 LATE = 100  # runs of compiled segments, which are wrong from then on
 
 
@@ -48,8 +48,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def through(door: str, model: nn.Module, **how: Any) -> Callable[..., Any]:
     if door != "backend":
-        time = {"time_dim": 1} if door == "front" else {}
-        run: Callable[..., Any] = reroll.compile(model, **time, **how)  # type: ignore[call-overload]
+        run: Callable[..., Any] = reroll.compile(model, **how)
         return run
     return torch.compile(model, backend="reroll", options=how)
 

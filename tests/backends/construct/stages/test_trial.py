@@ -304,7 +304,7 @@ def test_wrong_code_is_an_error_at_the_first_call(door: str, monkeypatch: pytest
     monkeypatch.setattr(lower, "_inductor", wrong)
     model, x = Spiking(), torch.randn(STEPS, 2, 3)
     how: dict[str, Any] = {"segment": 2, "schedule": "store_all", "proof": "first"}
-    run = reroll.compile(model, time_dim=0, **how) if door == "front" else None
+    run = reroll.compile(model, **how) if door == "front" else None
     with pytest.raises(reroll.ProofError, match=r"compiled segments do not give .* gradient of .*proof='never'"):
         trained(run or torch.compile(model, backend="reroll", options=how), x)
     assert all(each.grad is None for each in model.parameters())

@@ -35,7 +35,7 @@ class Spiking(nn.Module):
 
 def test_first_calls_at_many_lengths_at_once() -> None:
     model = Spiking()
-    compiled = reroll.compile(model, time_dim=0, lowering="eager")
+    compiled = reroll.compile(model, lowering="eager")
 
     def gradients(call: Any, x: Tensor) -> list[Tensor]:
         x = x.clone().requires_grad_()
@@ -83,7 +83,7 @@ class Meeting(Spiking):
 @pytest.mark.usefixtures("unproved")  # a run that looks at a model waits for nobody
 def test_a_forward_that_waits_for_another_threads_forward_goes_on() -> None:
     models = [Meeting(), Meeting()]
-    compiled = [reroll.compile(model, time_dim=0, lowering="eager") for model in models]
+    compiled = [reroll.compile(model, lowering="eager") for model in models]
     x, limit = torch.randn(33, 2, 3), torch._dynamo.config.recompile_limit
 
     def called(model: Any) -> Tensor:
@@ -106,7 +106,7 @@ def test_a_forward_that_waits_for_another_threads_forward_goes_on() -> None:
 def test_a_call_waits_while_dynamo_is_off_for_another_threads_turn() -> None:
     """The plain model would run otherwise, which holds all of a tape and reads what that turn has changed."""
     model, x = Spiking(), torch.randn(20, 2, 3)
-    compiled = reroll.compile(model, time_dim=0, lowering="eager", proof="never")
+    compiled = reroll.compile(model, lowering="eager", proof="never")
     compiled(x)
     inside, over = threading.Event(), threading.Event()
 

@@ -70,7 +70,7 @@ def compare(kind: Kind, *, shows: bool, refused: bool) -> None:
     """Compare before a change, after it, and when it is changed back; at lengths that came before, and at new ones."""
     changes = kind()
     net = next(changes)
-    run, plain = reroll.compile(net, time_dim=0, lowering="eager", proof="never"), []
+    run, plain = reroll.compile(net, lowering="eager", proof="never"), []
     try:
         for phase in range(3):
             for steps in (9,) if phase == 0 else (9, 13):

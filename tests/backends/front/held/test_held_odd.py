@@ -119,4 +119,4 @@ def test_odd_objects_are_walked_over(kind: str) -> None:
 def test_a_model_that_holds_one_is_compiled(kind: str) -> None:
     made: Any = ODD[kind]
     model, x_TBI = Holding(made()), torch.randn(12, 3, 2)
-    torch.testing.assert_close(reroll.compile(model, time_dim=0, lowering="eager")(x_TBI), model(x_TBI))
+    torch.testing.assert_close(reroll.compile(model, lowering="eager")(x_TBI), model(x_TBI))

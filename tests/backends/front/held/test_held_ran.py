@@ -77,7 +77,7 @@ def test_state_settings_and_tables_of_a_library(library: tuple[Any, Any], proof:
     plain = Net(nodes)
     copied = Net(nodes)
     copied.load_state_dict(plain.state_dict())
-    run, table = reroll.compile(copied, time_dim=0, lowering="eager", proof=proof), kernels.TABLE.clone()
+    run, table = reroll.compile(copied, lowering="eager", proof=proof), kernels.TABLE.clone()
     for call in range(9):
         if call == 2:
             table.mul_(2.0)

@@ -77,7 +77,7 @@ def test_a_thread_of_the_users_is_looked_at() -> None:
 
 def test_a_data_set_is_not_copied_by_a_call() -> None:
     model = Holder(2000)  # 16 MB
-    compiled, x = reroll.compile(model, time_dim=0, lowering="eager"), torch.randn(20, 3, 4)
+    compiled, x = reroll.compile(model, lowering="eager"), torch.randn(20, 3, 4)
     for _ in range(2):  # the second call looks at the model again
         compiled(x).sum().backward()
     tracemalloc.start()
@@ -280,7 +280,7 @@ class Remembering(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:Dynamo cannot read")
 def test_what_is_remembered_weakly_is_no_change() -> None:
-    run = reroll.compile(Remembering(), time_dim=0, lowering="eager")
+    run = reroll.compile(Remembering(), lowering="eager")
     for steps in (20, 33):
         reroll.check(run, torch.randn(steps, 2, 3), strict=True, measure=False, tolerance=1e-5)
     assert [loop.recurrence.steps for loop in reroll.explain(run, torch.randn(20, 2, 3)).loops] == [20]

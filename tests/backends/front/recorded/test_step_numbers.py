@@ -67,7 +67,7 @@ def steps_of(compiled: Any, *args: Any) -> list[int]:
 @pytest.mark.parametrize("reads", NUMBERS.values(), ids=NUMBERS)
 def test_tensors_of_the_number_of_a_step(reads: Reads) -> None:
     model = Numbered(reads)
-    compiled = reroll.compile(model, time_dim=0, **EAGER)
+    compiled = reroll.compile(model, **EAGER)
     for steps in (T, T + 4):
         report = reroll.check(compiled, torch.randn(steps, B, H), strict=True, measure=False)
         assert report
@@ -76,7 +76,7 @@ def test_tensors_of_the_number_of_a_step(reads: Reads) -> None:
 
 def test_steps_with_parameters_of_their_own_are_blocks_and_no_code_for_every_length() -> None:
     model, x = Owning(lambda: nn.BatchNorm1d(H)), torch.randn(T, B, H)
-    compiled = reroll.compile(model, time_dim=0, **EAGER)
+    compiled = reroll.compile(model, **EAGER)
     for each in (compiled, reroll.compile(model, lowering="eager")):
         reroll.check(each, x, strict=True, measure=False)
         assert steps_of(each, x) == [T - 1]

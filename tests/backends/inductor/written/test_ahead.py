@@ -57,7 +57,7 @@ def trained(calls: int, pause: float = 0.0) -> list[Tensor]:
     """The results of some training calls."""
     torch.manual_seed(0)
     model, found = Decaying(), []
-    run = reroll.compile(model, time_dim=0, start="eager")
+    run = reroll.compile(model, start="eager")
     for _ in range(calls):
         found.append(run(torch.randn(11, 3, 5)))
         found[-1].sum().backward()
@@ -98,7 +98,7 @@ def test_what_takes_over_is_found_in_the_caches(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(takeover, "CALL", 1 << 30)
     torch.manual_seed(0)
     model = Decaying()
-    run, x_TBI = reroll.compile(model, time_dim=0, start="eager"), torch.randn(11, 3, 5)
+    run, x_TBI = reroll.compile(model, start="eager"), torch.randn(11, 3, 5)
     run(x_TBI)
     run(x_TBI)
     while not begun[0].asked and begun[0].process.poll() is None:
@@ -247,7 +247,7 @@ def test_a_model_of_a_notebook_is_compiled_ahead(monkeypatch: pytest.MonkeyPatch
     exec(compile(source, "<cell 1>", "exec"), {"nn": nn, "torch": torch, "Tensor": Tensor}, cell)
     begun = note_what_begins(monkeypatch)
     monkeypatch.setattr(takeover, "CALL", 1 << 30)
-    run = reroll.compile(cell["Decaying"](), time_dim=0, start="eager")
+    run = reroll.compile(cell["Decaying"](), start="eager")
     while not (begun and begun[0].asked):
         run(torch.randn(11, 3, 5)).sum().backward()
     assert begun[0].process.stdout is not None
@@ -285,7 +285,7 @@ def test_a_process_that_was_forked_does_not_keep_it_waiting(monkeypatch: pytest.
 def test_what_is_asked_for_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long segments are at the takeover does not depend on whether another process listened before."""
     monkeypatch.setattr(takeover, "_AHEAD", (1 << 30, 0.0))
-    run = reroll.compile(Decaying(), time_dim=0, start="eager")
+    run = reroll.compile(Decaying(), start="eager")
     run(torch.randn(5, 7, 5)).sum().backward()
     only, (others,) = only_program(run), run.reroll_caller.at_length.others.values()
     before, made = dict(others.lengths.known), [*family.FAMILIES]

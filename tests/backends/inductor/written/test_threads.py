@@ -77,7 +77,7 @@ def test_gradients_with_several_threads(threads: int, monkeypatch: pytest.Monkey
         return played(*given)
 
     monkeypatch.setattr(Rolled, "played", watched)
-    fast = reroll.compile(model, time_dim=0, schedule="standard", segment=4)
+    fast = reroll.compile(model, schedule="standard", segment=4)
     found = torch.autograd.grad(fast(x).square().mean(), list(model.parameters()))
     assert torch.get_num_threads() == threads
     assert set(seen) == {min(threads, cores())}

@@ -110,7 +110,7 @@ def test_gradients_are_those_of_eager_or_refused(own: str, place: str, gives: st
     model, x = Net(FUNCTIONS[own], place, gives).double(), torch.randn(20, 3, 4).double()
     options: dict[str, Any] = {"lowering": "eager", "segment": 4}
     backend: Any = torch.compile(model, backend="reroll", options=options)
-    run = backend if way == "backend" else reroll.compile(model, time_dim=0, **options)
+    run = backend if way == "backend" else reroll.compile(model, **options)
     parameters, wrong = list(model.parameters()), WRONG[place, gives]
     for name, loss in [*LOSSES.items(), *LOSSES.items()]:
         plain = torch.autograd.grad(loss(model(x)), parameters)
@@ -156,7 +156,7 @@ class Leaky(nn.Module):
 @pytest.mark.parametrize(("function", "dtype"), [(Rate, torch.float64), (Aux, torch.bfloat16), (Aux, torch.float16)])
 def test_what_is_added_later_or_is_little_is_found(function: Any, dtype: torch.dtype) -> None:
     model, x = Leaky(function.apply).to(dtype), torch.randn(30, 3, 4).to(dtype)
-    run = reroll.compile(model, time_dim=0, lowering="eager", segment=4)
+    run = reroll.compile(model, lowering="eager", segment=4)
     out, v_BH = run(x)
     with pytest.raises(UnsupportedError, match="function of your own"):
         (total(out[20]) + total(v_BH)).backward()
@@ -181,7 +181,7 @@ class Two(nn.Module):
 @pytest.mark.parametrize("own", ["Aux", "Surrogate"])
 def test_what_a_second_loop_does_not_use(own: str) -> None:
     model, x = Two(FUNCTIONS[own]).double(), torch.randn(20, 3, 4).double()
-    run, parameters = reroll.compile(model, time_dim=0, lowering="eager", segment=4), list(model.parameters())
+    run, parameters = reroll.compile(model, lowering="eager", segment=4), list(model.parameters())
     for last in (20, 4):
         plain = torch.autograd.grad(total(model(x)[:last]), parameters)
         if own == "Aux" and last == 4:
@@ -231,7 +231,7 @@ def test_rows_along_another_dimension_stay_so() -> None:
 
 def test_a_graph_that_is_kept_is_looked_at_each_time() -> None:
     model, x = Net(Aux.apply, "outputs", "list").double(), torch.randn(20, 3, 4).double()
-    out, _ = reroll.compile(model, time_dim=0, lowering="eager", segment=4)(x)
+    out, _ = reroll.compile(model, lowering="eager", segment=4)(x)
     total(out).backward(retain_graph=True)
     with pytest.raises(UnsupportedError, match="function of your own"):
         total(out[5]).backward(retain_graph=True)
@@ -246,7 +246,7 @@ def test_where_it_cannot_be_looked_at_it_is_said(monkeypatch: pytest.MonkeyPatch
 
     model, x = Net(Surrogate.apply, "outputs", "stacked").double(), torch.randn(20, 3, 4).double()
     plain = torch.autograd.grad(total(model(x)), list(model.parameters()))
-    run = reroll.compile(model, time_dim=0, lowering="eager", segment=4)
+    run = reroll.compile(model, lowering="eager", segment=4)
     monkeypatch.setattr(unused, "look", fail)
     with pytest.warns(RerollWarning, match=r"cannot be run by itself \(no step today\)"):
         found = torch.autograd.grad(total(run(x)), list(model.parameters()))
@@ -404,7 +404,7 @@ def same(found: list[Any], expected: list[Any]) -> None:
 def both(door: str, model: nn.Module, **how: Any) -> Callable[..., Any]:
     how = {"lowering": "eager", **how}
     if door == "front":
-        run: Callable[..., Any] = reroll.compile(model, time_dim=0, **how)
+        run: Callable[..., Any] = reroll.compile(model, **how)
         return run
     return torch.compile(model, backend="reroll", options=how)
 
@@ -456,9 +456,7 @@ class Delayed(nn.Module):
 @pytest.mark.parametrize("schedule", ["store_all", "standard"])
 def test_states_that_take_turns(schedule: str, segment: int) -> None:
     model = Delayed()
-    run = reroll.compile(
-        model, time_dim={"x_TBH": 0, "a_BH": None, "b_BH": None}, lowering="eager", schedule=schedule, segment=segment
-    )
+    run = reroll.compile(model, lowering="eager", schedule=schedule, segment=segment)
     for steps in (8, 9):
         for used in ((0,), (1,), (0, 1)):
             found = []
@@ -586,7 +584,7 @@ def test_each_row_by_itself_has_the_gradients_of_eager(body: Callable[..., list[
     net, x_TBH, u_BH = Net(), torch.randn(13, 3, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
     options: dict[str, Any] = {"lowering": "eager", "segment": 1, "proof": "never"}
     backend: Callable[..., Any] = torch.compile(net, backend="reroll", options=options)
-    run = backend if door == "backend" else reroll.compile(net, time_dim={"x_TBH": 0}, **options)
+    run = backend if door == "backend" else reroll.compile(net, **options)
     for eager, rolled in zip(net(x_TBH, u_BH), run(x_TBH, u_BH), strict=True):
         grads = [
             torch.autograd.grad(each.sin().sum(), [x_TBH, u_BH, net.v_H], retain_graph=True, allow_unused=True)
