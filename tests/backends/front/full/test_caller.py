@@ -1,4 +1,4 @@
-"""``reroll.compile(model)``, and nobody says where time is."""
+"""``reroll.compile``: what is recorded, and what Dynamo reads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import reroll
-from reroll.backends.front.full.unnamed import Unnamed
+from reroll.backends.front.full.caller import Caller
 from reroll.capture.recorder import graph
 from reroll.errors import OptionError, RerollWarning, UnsupportedError
 
@@ -216,7 +216,7 @@ def test_it_can_be_pickled_copied_and_put_around_a_function() -> None:
     net = Net()
     run, x = reroll.compile(net, schedule="standard", **EAGER), torch.randn(12, B, N)
     for each in (pickle.loads(pickle.dumps(reroll.compile(Net(), **EAGER))), copy.deepcopy(run)):
-        assert isinstance(each.reroll_caller, Unnamed)
+        assert isinstance(each.reroll_caller, Caller)
         trained_alike(each, each._orig_mod, x)
     assert run.reroll_caller.options.schedule == "standard"
 
@@ -436,3 +436,13 @@ def test_a_seed_that_a_model_sets_holds_whatever_was_set_before(seed: int) -> No
             torch.manual_seed(before)
             found.append([each(x), torch.rand(2)])
         torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("named", [{"time_dim": 0}, {"time_dim": {"x": 1}}, {"steps": 40}])
+def test_where_time_is_has_no_effect(named: dict[str, Any]) -> None:
+    model, x = Net(stays), torch.randn(9, B, N)
+    with pytest.warns(DeprecationWarning, match="time_dim and steps have no effect") as said:
+        run = reroll.compile(model, lowering="eager", **named)
+    assert [each.filename for each in said] == [__file__]
+    torch.testing.assert_close(run(x), model(x))
+    assert reroll.explain(run, x).loops
