@@ -265,7 +265,7 @@ def rolled(
 
     def loops(way: Options) -> Sequence[Recurrence]:
         fixed = partial(shared.lengths.fixed, options=way)
-        return every if others is None else [each if each.blocks else fixed(_kind(each), each) for each in loose]
+        return every if others is None else [each if each.blocks else fixed(loop_kind(each), each) for each in loose]
 
     def ahead() -> None:
         with shared.lengths.kept():
@@ -319,12 +319,12 @@ def sample(found: Capture, options: Options, others: Others) -> None:
     """Note the sizes of some loops, for code that serves any: nothing is compiled."""
     with sampling(), others.lengths.kept():
         loops = [
-            others.lengths.fixed(_kind(each), replace(each, any_length=True), options) for each in found.recurrences
+            others.lengths.fixed(loop_kind(each), replace(each, any_length=True), options) for each in found.recurrences
         ]
         compile_usual(loops, options, len(loops))
 
 
-def _kind(recurrence: Recurrence) -> Any:
+def loop_kind(recurrence: Recurrence) -> Any:
     """What loops of one model have in common at all lengths, where they are one."""
     calls = (node for node in recurrence.step.graph.nodes if node.op.startswith("call"))
     return recurrence.where, tuple(str(node.target) for node in calls)

@@ -29,6 +29,7 @@ from reroll.backends.front.calls.turns import between_turns
 from reroll.backends.front.full.alike import LIKE, Alike, Outline, in_words
 from reroll.backends.front.full.digest import Digest
 from reroll.backends.front.full.numbers import Steps
+from reroll.backends.front.full.sized import Sized
 from reroll.backends.front.held.again import Again
 from reroll.backends.front.held.outside import TakenError
 from reroll.backends.front.held.reach import Reach
@@ -71,7 +72,7 @@ class AtLength:
         self.dynamic = dynamic and options.lowering != "eager"  # which serves any size
         self.recorded, self.reach, self.again = self._anew(), Reach(), Again()
         self.known, self.others = Known(), dict[Any, Others]()  # by the sizes of states
-        self.alike, self.steps = Alike(), Steps()
+        self.alike, self.steps, self.sized = Alike(), Steps(), Sized()
         self.said = False  # that it holds more than plain PyTorch
 
     def _anew(self) -> Recorded:
@@ -133,6 +134,7 @@ class AtLength:
                 reason = f"reroll.compile found no recurrence at this length: {found.reason}."
                 LOG.info(reason)
                 return _Nothing(reason)
+            self.sized.note(found.recurrences)
             found = self.steps.lifted(found)
             check_policy(found.recurrences, self.options)
             check_together(found.recurrences, self.options)

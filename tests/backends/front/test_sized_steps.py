@@ -184,17 +184,27 @@ def test_compiled_segments_have_the_size_of_each_length() -> None:
         reroll.check(run, torch.randn(steps, 3, I), strict=True, measure=False)
 
 
-@pytest.mark.xfail(reason="nothing says it any more where the model is recorded at each length")
 def test_it_is_said_once_that_every_length_compiles() -> None:
     run = reroll.compile(Attention().double(), **EAGER)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        run(*data("", 23))
+        for steps in (23, 31):
+            run(*data("", steps))
         assert not said
-        run(*data("", 31))
-        run(*data("", 33))
+        for steps in (33, 23, 35, 24):
+            run(*data("", steps))
     assert [each.category for each in said] == [RerollWarning]
     assert "as large as the sequence is long" in str(said[0].message)
+
+
+def test_nothing_is_said_of_batches_and_lengths_that_change_together() -> None:
+    run = reroll.compile(nn.GRU(I, H), **EAGER)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RerollWarning)
+        for steps in (23, 31, 33, 27):
+            run(torch.randn(steps, 3, I))
+        for batch, steps in ((4, 23), (2, 40)):
+            run(torch.randn(steps, batch, I))
 
 
 def test_what_grows_from_step_to_step_is_right_and_told() -> None:
