@@ -250,8 +250,7 @@ class Recurrence:
 class Capture:
     """The recurrences of a graph, and ``outer``: the graph around them, which calls each as a module of its name.
 
-    ``reason`` says what was looked for and where the repetition broke, if there is no recurrence. ``refused``: the
-    operations cannot be rolled, whatever their number; ``transformed``, because of a ``torch.func`` transform.
+    ``reason`` says what was looked for and where the repetition broke, if there is no recurrence.
     ``notes`` say which recurrences were not fused, and why.
     """
 
@@ -259,5 +258,3 @@ class Capture:
     recurrences: tuple[Recurrence, ...]
     reason: str = ""
     notes: tuple[str, ...] = ()
-    refused: bool = False
-    transformed: bool = False

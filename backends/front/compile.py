@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from reroll.backends.dynamo.entry import uncut
+from reroll.backends.front.calls.turns import turn
 from reroll.backends.front.full.caller import Caller
 from reroll.backends.front.modules import CompiledModule, ShardedModule, refuse_no_scalar, with_loss
-from reroll.backends.processes.apart import alone, spoken_around
+from reroll.backends.processes.apart import alone, forward_of, speaks_inside, spoken_around
 from reroll.backends.processes.sharded import sharded_inside
 from reroll.errors import OptionError, UnsupportedError
 from reroll.planning.options import Options, OptionsDict
@@ -143,12 +144,12 @@ def compile(  # noqa: A001  # as torch.compile
     if loss is not None:
         return _with_loss(model, loss, how)
     _refuse_what_is_no_model(model)
-    if not alone():
+    if isinstance(model, nn.Module) and speaks_inside(model):
         _refuse_dynamic(dynamic)
         return _together(model, options)
     make: _Make = partial(Caller, options=options, dynamic=dynamic)
     if isinstance(model, nn.Module):
-        return AnyLengthModule(model, make)
+        return RecordedModule(model, make)
     caller = make(model)
 
     @functools.wraps(model)
@@ -212,7 +213,7 @@ def _together(model: Any, options: Mapping[str, Any]) -> Any:
     return uncut(torch.compile(model, backend="reroll", options=dict(options)))
 
 
-class AnyLengthModule(CompiledModule):
+class RecordedModule(CompiledModule):
     """A module that is compiled. Attributes are those of the module that it was made from."""
 
     def __init__(self, module: nn.Module, make: _Make) -> None:
@@ -220,21 +221,27 @@ class AnyLengthModule(CompiledModule):
         self._set_caller(make)
 
     def _set_caller(self, make: _Make) -> None:
+        inside = spoken_around(self._orig_mod)
+        model = self._orig_mod if inside is None else inside.forward
+        object.__setattr__(self, "_inside", inside)
         object.__setattr__(self, "_make", make)
-        object.__setattr__(self, "reroll_caller", make(self._orig_mod))
+        object.__setattr__(self, "reroll_caller", make(model))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's result. Raises UnsupportedError if it was sharded since it was compiled."""
-        if not alone() and spoken_around(self._orig_mod) is not None:
+        if not alone() and spoken_around(self._orig_mod) is not self._inside:
             raise UnsupportedError(
                 f"{type(self._orig_mod).__name__} was sharded after it was given to reroll.compile, which compiled "
                 "what it was before. Use fully_shard first, and reroll.compile then."
             )
-        return self.reroll_caller(*args, **kwargs)
+        if self._inside is None:
+            return self.reroll_caller(*args, **kwargs)
+        with turn(), forward_of(self._inside, self.reroll_caller):
+            return self._orig_mod(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        del state["reroll_caller"]
+        del state["reroll_caller"], state["_inside"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -35,6 +35,7 @@ from reroll.backends.front.observe import (
     looked_at,
     refuse_sparse,
 )
+from reroll.backends.processes.apart import SpokenError
 from reroll.backends.runtime.randomness import move_on, numpy_state
 from reroll.capture.recorder.graph import GraphRecorder, Unrecordable
 from reroll.capture.recorder.identity import by_value, fingerprint, is_a
@@ -205,7 +206,7 @@ class Recorded:
             try:
                 with ran.noting(), Unnoted():
                     self._run_alone(call)
-            except (UpdatedError, TakenError):
+            except (UpdatedError, TakenError, SpokenError):
                 raise
             except Exception:  # noqa: BLE001  # the model's own
                 return False
@@ -288,7 +289,7 @@ class Recorded:
             silent = contextlib.redirect_stdout(console)
             with ran.noting(), saved_as_it_is(), recorder.recording(), silent, _complaints() as complaints:
                 result = call.run(self.model)
-        except (Unrecordable, TakenError):
+        except (Unrecordable, TakenError, SpokenError):
             raise
         except Exception as error:
             if is_shortage(error):
@@ -355,7 +356,7 @@ def _refused() -> Iterator[None]:
     """Raise what is refused in any run of the model as Unrecordable."""
     try:
         yield
-    except (UpdatedError, TakenError) as refused:
+    except (UpdatedError, TakenError, SpokenError) as refused:
         raise Unrecordable(str(refused)) from refused
 
 

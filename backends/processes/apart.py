@@ -9,7 +9,7 @@ inside of that forward is refused: such a run would wait for processes that do n
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,10 @@ from reroll.errors import CaptureError, UnsupportedError
 from reroll.graph.private import Watching
 
 _NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+
+
+class SpokenError(UnsupportedError):
+    """A run that is looked at would speak with other processes."""
 
 
 def alone() -> bool:
@@ -58,6 +62,15 @@ def spoken_around(module: nn.Module) -> nn.Module | None:
             "fully_shard around the whole model alone."
         )
     return module if root else None
+
+
+def speaks_inside(module: nn.Module) -> bool:
+    """Whether processes speak with each other inside of a module's forward, by a part that is sharded by itself."""
+    try:
+        spoken_around(module)
+    except UnsupportedError:
+        return True
+    return False
 
 
 def _speaks(module: nn.Module) -> bool:
@@ -100,12 +113,25 @@ class _Silence(Watching):
         return func(*args, **(kwargs or {}))
 
 
-def _spoken(what: str) -> UnsupportedError:
-    return UnsupportedError(
+def _spoken(what: str) -> SpokenError:
+    return SpokenError(
         f"The model speaks with other processes in its forward ({what}). reroll.compile runs a model a few times more "
         "than it is called, which the others would have to do at the same moment. Speak before the model or after it, "
         "compile only a part that does not, or use torch.compile(backend='reroll')."
     )
+
+
+@contextmanager
+def forward_of(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Let a module's forward be this one; its hooks run around it."""
+    before = vars(module).get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+        if before is not None:
+            module.forward = before
 
 
 def refuse_pieces(gm: fx.GraphModule) -> None:

@@ -55,13 +55,13 @@ def _capture(module: fx.GraphModule, *, maps: bool, depth: bool, iterations: boo
     transform = next((node for node in module.graph.nodes if in_transform(node)), None)
     if transform is not None:
         reason = f"it contains a torch.func transform, at {where(transform)}"
-        return Capture(module.graph, (), reason, refused=True, transformed=True)
+        return Capture(module.graph, (), reason)
     try:
         plain, given = take_given(module)
         normal = normalise(module, plain)
     except CaptureError as error:
         reason = f"the graph cannot be brought to a normal form: {error}"
-        return Capture(module.graph, (), reason, refused=True)
+        return Capture(module.graph, (), reason)
     sequence, steps = _steps(module, normal, maps)
     blocks = with_blocks(module, sequence, steps) if depth else Blocks(sequence, steps)
     steps = [by_iterations(each, blocks.steps) for each in blocks.steps] if iterations else blocks.steps
@@ -102,7 +102,7 @@ def _settled(module: fx.GraphModule, outer: fx.Graph, recurrences: Many[Recurren
             _refuse_random_branches(each)
         graph, settled = keep_layouts(outer, recurrences)
     except CaptureError as error:
-        return Capture(module.graph, (), str(error), refused=True)
+        return Capture(module.graph, (), str(error))
     return Capture(graph, tuple(settled))
 
 
