@@ -115,7 +115,7 @@ def test_what_is_recommended_can_be_revolve(capsys: pytest.CaptureFixture[str]) 
     assert main([*LONG, "--budget", "10MiB"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "Use revolve: " in text
-    assert "reroll.compile(model, time_dim=0, schedule='revolve', segment=1, memory_budget=10485760)" in text
+    assert "reroll.compile(model, schedule='revolve', segment=1, memory_budget=10485760)" in text
     best = planned(capsys, "--budget", "10MiB")["recommended"]
     assert best["local_peak"] <= 10 * 2**20
     assert 0 < best["rerun"] < 16 * 100_000
