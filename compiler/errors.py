@@ -37,14 +37,7 @@ class CaptureError(RerollError):
 
 
 class LengthError(CaptureError):
-    """What a model does depends on the number of steps in a way that ``reroll.compile`` cannot follow.
-
-    ``steps``: after how many steps of a loop the model left what short runs had shown, if that is why; 0 otherwise.
-    ``rows``: the size of a value that short runs had not explained, if that is why; None otherwise.
-    """
-
-    steps = 0
-    rows: int | None = None
+    """Raised no more, as each length is recorded by itself; the name stays for code that catches it."""
 
 
 class NoRecurrenceError(CaptureError):
