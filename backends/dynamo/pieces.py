@@ -54,8 +54,8 @@ _WHOLE = (
     "reroll.compile(model) in place of torch.compile."
 )
 _SHARDED = (
-    "These are the hooks of a block that fully_shard has sharded by itself. reroll.compile(model), after sharding, rolls "
-    "such blocks: each gathers its own parameters."
+    "These are the hooks of a block that fully_shard has sharded by itself. reroll.compile(model), after sharding, "
+    "rolls such blocks: each gathers its own parameters."
 )
 
 
