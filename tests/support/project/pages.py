@@ -38,7 +38,7 @@ def by_eager(source: str) -> str:
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     for call in sorted(calls, key=lambda each: (each.lineno, each.col_offset), reverse=True):
         if ast.unparse(call.func) == "reroll.compile" and "lowering" not in [each.arg for each in call.keywords]:
-            given = [*call.args, *call.keywords]
+            given: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
             row, column = max((each.end_lineno or 0, each.end_col_offset or 0) for each in given)
             line = lines[row - 1]
             lines[row - 1] = line[:column] + b', lowering="eager"' + line[column:]
