@@ -1,11 +1,11 @@
 """reroll: back-propagation through time inside a memory budget, as a torch.compile backend.
 
-``torch.compile(model, backend="reroll", options={...})`` compiles for one length, ``reroll.compile(model, time_dim=0)``
-for every length; ``explain`` shows the plan; ``check`` compares a call with the plain model's; ``measure`` gives the
-cost of one call, ``breakdown`` what its memory is for, ``gradient_error`` what rounded carries do; ``calibrate`` what
-this machine moves in a second; ``cache_info`` what is kept on disk; ``name`` names a value of a step;
-``register_pass`` adds a pass of one's own, ``register_schedule`` a schedule; ``register_with_accelerate`` lets the
-Trainer of transformers take the name of the backend.
+``reroll.compile(model, ...)`` records the model and rolls its loops, ``torch.compile(model, backend="reroll",
+options={...})`` has Dynamo read it; ``explain`` shows the plan; ``check`` compares a call with the plain model's;
+``measure`` gives the cost of one call, ``breakdown`` what its memory is for, ``gradient_error`` what rounded carries
+do; ``calibrate`` what this machine moves in a second; ``cache_info`` what is kept on disk; ``name`` names a value of a
+step; ``register_pass`` adds a pass of one's own, ``register_schedule`` a schedule; ``register_with_accelerate`` lets
+the Trainer of transformers take the name of the backend.
 
 What these take and give: ``Options``; a ``Report`` of ``Plan`` s; a pass maps a ``Program`` under a ``Context``, a
 schedule a ``Problem`` to a tree of ``Interval`` s; ``StepValue`` is what ``keep`` and ``recompute`` are asked about.

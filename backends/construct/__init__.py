@@ -15,6 +15,6 @@ Mind: Shorter segments are compiled only where the estimate says that they run a
     Times are measured on normal numbers, not on zeros (`timing.py`); after a training call they are scaled to its
     clock.
     A loop that speaks with other processes is never timed, planned anew or played again.
-    The study shares compiled segments between schedules (`benchmarks/study_points.Shared`) and knows Front, Entry and
-    Family from inside.
+    The study shares compiled segments between schedules (`benchmarks/study_points.Shared`) and knows the front from
+    inside.
 """

@@ -349,8 +349,8 @@ def _say_how_to_unroll_less() -> None:
     """Said once, for the first long loop."""
     text = (
         f"Dynamo has unrolled a loop of {_LONG} steps or more, which takes it 10 to 150 ms a step, and does so again "
-        "for every other number of steps, eight times at most. reroll.compile(model, time_dim=...) has it trace a few "
-        "steps once, whatever their number."
+        "for every other number of steps, eight times at most. reroll.compile(model) records the model "
+        "instead, and follows steps that repeat."
     )
     warn(text)
 

@@ -38,24 +38,24 @@ _LAYER = "RNN, GRU, or LSTM"  # in what Dynamo says where it does not take one
 _LOOPS = ("FOR_ITER", "JUMP_BACKWARD")
 _REMEDY = (
     "Take it out of the loop, or out of the function where it stands beside the loop (TORCH_LOGS=graph_breaks shows "
-    "each such place); or use reroll.compile(model, time_dim=...), which may record a loop over time."
+    "each such place); or use reroll.compile(model) in place of torch.compile, which may record the loop."
 )
 _UNSEEN = (
     "If the model has a loop over time, Dynamo may have broken the graph in it, which TORCH_LOGS=graph_breaks shows; "
-    "reroll.compile(model, time_dim=...) rolls it by the dimension of time."
+    "reroll.compile(model), in place of torch.compile, may record the loop."
 )
 _NO_GRAPH = (
     "reroll was given no graph of the model: Dynamo ended before its first operation, so it runs as plain Python. "
-    "TORCH_LOGS=graph_breaks shows where; or use reroll.compile(model, time_dim=...), which may record the model, "
-    "and takes packed sequences."
+    "TORCH_LOGS=graph_breaks shows where; or use reroll.compile(model) in place of torch.compile, which may record the "
+    "model, and takes packed sequences."
 )
 _WHOLE = (
     "Set torch._dynamo.config.allow_rnn = True, with which torch 2.13 hands such layers over; or use "
-    "reroll.compile(model, time_dim=...)."
+    "reroll.compile(model) in place of torch.compile."
 )
 _SHARDED = (
-    "These are the hooks of a block that fully_shard has sharded by itself. reroll.compile(model), without time_dim "
-    "and after sharding, rolls such blocks: each gathers its own parameters."
+    "These are the hooks of a block that fully_shard has sharded by itself. reroll.compile(model), after sharding, "
+    "rolls such blocks: each gathers its own parameters."
 )
 
 

@@ -158,7 +158,7 @@ def self_test(name: str, compile_it: Callable[..., object] = compiled) -> Findin
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             network, x_TBI = _Network(), torch.randn(24, 4, 3)
-            small = compile_it(network, time_dim=0, lowering=name, schedule="standard", segment=2)
+            small = compile_it(network, lowering=name, schedule="standard", segment=2)
             found = check(small, x_TBI, measure=False)
     except Exception as error:  # noqa: BLE001  # whatever it is, it is what this looks for
         return Finding(f"self-test, {name}", f"{type(error).__name__}: {error}"[:500], report)

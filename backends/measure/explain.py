@@ -40,8 +40,7 @@ def explain(compiled_model: Any, *inputs: Any, **kwargs: Any) -> Report:
     """The plan of ``torch.compile(model, backend="reroll", ...)`` or ``reroll.compile(model, ...)`` for these inputs.
 
     The model is compiled if it was not yet, and that stays; the graph itself does not run, only segments on numbers
-    that are made up for it, to measure their seconds, and with a ``time_dim`` the model on a few steps, plain and
-    compiled, to say whether plain PyTorch would be faster. So nothing is trained, and neither parameters, gradients,
+    that are made up for it, to measure their seconds. So nothing is trained, and neither parameters, gradients,
     buffers, attributes of modules nor random numbers change. If Dynamo has cut the model into several graphs, or reads
     a function of it by itself, the plan is that of the first with a loop, and ``others`` has those of the rest; the
     forward runs for that, and what it changes is put back. Raises UnsupportedError if no graph of the backend "reroll"

@@ -143,6 +143,5 @@ def refuse_pieces(gm: fx.GraphModule) -> None:
     if ended is not None and "DDPOptimizer" in str(ended.reason):
         raise CaptureError(
             "Dynamo has cut the model's graph into pieces for DistributedDataParallel, and a loop with it. Use "
-            "reroll.compile(model), with time_dim for a loop over time, or set "
-            "torch._dynamo.config.optimize_ddp = False before."
+            "reroll.compile(model), or set torch._dynamo.config.optimize_ddp = False before."
         )

@@ -1,8 +1,8 @@
 """From the graph of an unrolled model to its loops, and the graph around them.
 
 In: Dynamo's GraphModule, or one that the recorder wrote
-Out: the outer graph and its Recurrences for one length; or a template from which any length is made
-Nouns: Capture, Recurrence, Template
+Out: the outer graph and its Recurrences, for the length of the graph
+Nouns: Capture, Recurrence
 Mind: The order is fixed: loops that are given as one node, the normal form, the search for steps,
     the ends of these (`ends.py`, then the search again), fusion.
     Sizes never decide what time is: dimensions are followed. A batch as large as the sequence is long changes nothing.

@@ -28,11 +28,12 @@ _CHOICES = {
 
 
 _OF_THE_DOOR = "It is an argument of reroll.compile, beside its options."
-_ARGUMENTS = ("time_dim", "steps", "loss")
+_NO_TIME = "Loops are found in what the model does, and nobody names time. Leave it out."
 _OF_OTHERS = {
-    **dict.fromkeys(_ARGUMENTS, _OF_THE_DOOR),
+    "loss": _OF_THE_DOOR,
+    **dict.fromkeys(("time_dim", "steps"), _NO_TIME),
     "options": "Pass options as keywords.",
-    "fullgraph": "reroll.compile reads a loop over time whole, always. torch.compile takes it beside its options.",
+    "fullgraph": "reroll.compile records a model, which breaks no graph. torch.compile takes it beside its options.",
     "dynamic": "reroll.compile and torch.compile take it beside the options: whether other sizes will come.",
     "backend": "reroll.compile is a way to call this backend: leave it out.",
     "mode": (
@@ -86,7 +87,7 @@ class Options:
     cuda_graphs: record segments as CUDA graphs, which launch all their kernels at once. Used only where a replay gives
         the same bits as the kernels one by one; of no effect on a CPU.
     spill_folder: folder of the disk tier; None: the system's temporary folder.
-    depth: whether the backend also rolls equal blocks over depth, each of which has weights of its own.
+    depth: whether equal blocks over depth are rolled, too, each of which has weights of its own.
     on_no_recurrence: ``warn`` and compile as usual, or raise an ``error``.
     """
 
@@ -209,7 +210,7 @@ class OptionsDict(TypedDict, total=False):
 
 def _likely(name: str, names: Sequence[str]) -> str:
     """What is said of an unknown option; one that is like an argument of reroll.compile is taken for that."""
-    question = did_you_mean(name, _ARGUMENTS, cutoff=0.7)
+    question = did_you_mean(name, ("loss",), cutoff=0.7)
     return f"{question}{_OF_THE_DOOR}" if question else nearest(name, names)
 
 

@@ -251,7 +251,7 @@ def constant_names(recurrence: Recurrence) -> list[str]:
 
 
 def _example_inputs(recurrence: Recurrence, examples: Sequence[torch.Tensor], steps: int) -> list[Any]:
-    """Per-step inputs of ``steps`` steps, as a segment takes them; examples may have fewer, if it serves any length."""
+    """Per-step inputs of ``steps`` steps, as a segment takes them; examples may have fewer."""
     if not recurrence.any_length:
         return step_inputs(recurrence, examples, numbers_of(recurrence), 0, steps)
     xs = [Numbers((x.values or (0.0,))[:1] * steps) if isinstance(x, Numbers) else x for x in recurrence.xs]

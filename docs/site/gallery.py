@@ -51,7 +51,7 @@ def adding() -> None:
 
     names = runpy.run_path(str(DEMOS / "adding.py"), run_name="demo")
     network, curves = names["Adder"](32, 1000), {}
-    compiled = reroll.compile(network, time_dim=0, schedule="standard", lowering="eager")
+    compiled = reroll.compile(network, schedule="standard", lowering="eager")
     for name, model in {"plain BPTT": network, "reroll": compiled}.items():
         call = partial(names["step"], model, *names["sequences"](1000, 32))
         call()
@@ -64,7 +64,7 @@ def planned(path: Path, steps: int, **options: Any) -> None:
     """The plan of the small spiking network of the demos."""
     from parts.spiking import Network, spike_trains
 
-    model = reroll.compile(Network(neurons=16), time_dim=0, lowering="eager", **options)
+    model = reroll.compile(Network(neurons=16), lowering="eager", **options)
     reroll.explain(model, spike_trains(torch.rand(4, 64), steps)).plot(path)
 
 

@@ -1,7 +1,7 @@
-"""One call of a compiled model: its arguments, where time is in them, and when it is its turn.
+"""One call of a compiled model: its arguments, and when it is its turn.
 
 In: the arguments of a user's call
-Out: a Call, and the same call at other lengths and sizes
-Nouns: Call, Time, Counter (the number of steps where no tensor has time), turn (one thread looks at a model at a time)
+Out: a Call, and the same call at other sizes
+Nouns: Call, turn (one thread looks at a model at a time)
 Mind: Whether Dynamo is off is asked within a turn: another thread switches it off for its own.
 """

@@ -52,7 +52,7 @@ def plan_text(problem: Priced, rows: Sequence[Row], best: Row | None) -> Text:
         given = ", ".join(f"{name}={value!r}" for name, value in best.options(problem.segment).items())
         lines.append(
             f"Use {_named(best)}: {seconds_text(best.seconds)} a training step, {nbytes_text(best.local_peak)} "
-            f"({best.local_peak:,} bytes) local. reroll.compile(model, time_dim=0, {given})"
+            f"({best.local_peak:,} bytes) local. reroll.compile(model, {given})"
         )
     if any(not row.fits for row in rows):
         lines.append("Of schedules that do not fit the table shows the least local peak.")

@@ -1,8 +1,7 @@
 """One loop as a module of its own: its step as a function, a ``forward`` over time or depth, and how it is compiled.
 
 What steps read by an index, and the first carries, are arguments; all else are parameters. Arguments have the sizes of
-the call that was explained. In a loop that was compiled for any length they are as long as its steps reach, since its
-examples come from a short run.
+the call that was explained; what steps of ``reroll.compile`` read by an index is as long as these reach.
 """
 
 from __future__ import annotations
@@ -97,8 +96,7 @@ class LoopSource:
 
     @cached_property
     def timed(self) -> bool:
-        """Whether the loop goes through ``reroll.compile`` with a dimension of time, as it did: all that it reads
-        moves by one from step to step."""
+        """Whether the number of steps is that of the rows that are given: all that they read moves by one."""
         loop = self.recurrence
         if not loop.any_length or not loop.xs or any(isinstance(x, Items) for x in loop.xs):
             return False
@@ -158,12 +156,8 @@ class LoopSource:
 
     def _door(self) -> str:
         """How the loop is compiled, as code."""
-        if self.timed:
-            dims = {x.operand: x.dim for x in self._slices}
-            time = {name: dims.get(number, 0 if number < 0 else None) for number, name in self.inputs.items()}
-            return f"reroll.compile(self, time_dim={time}, **options)"
-        if self.recurrence.any_length and not self.recurrence.xs:
-            return 'reroll.compile(self, steps="steps", **options)'
+        if self.recurrence.any_length:
+            return "reroll.compile(self, **options)"
         return 'torch.compile(self, backend="reroll", options={**options, "on_no_recurrence": "error"})'
 
     def _value(self, number: int, *, given: bool = False) -> str:

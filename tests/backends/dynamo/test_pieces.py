@@ -197,7 +197,7 @@ def test_a_model_of_which_dynamo_gives_no_graph_is_named_once() -> None:
     assert not second
     assert not third
     assert ("was given no graph of the model" in text) == (torch.__version__ >= "2.13")  # the layer is named before
-    assert "reroll.compile(model)" in text
+    assert "reroll.compile(model) in place of torch.compile" in text
 
 
 def test_a_model_that_fails_is_not_talked_about() -> None:
@@ -218,7 +218,7 @@ def test_a_loop_over_time_that_dynamo_gives_up_is_named_at_once() -> None:
     assert not third
     assert "does not see the loop in forward (" in text
     assert text.count("test_pieces.py:") == 2
-    assert "reroll.compile(model)" in text
+    assert "reroll.compile(model) in place of torch.compile" in text
 
 
 def test_blocks_with_cuts_between_them_are_named_once() -> None:
