@@ -42,7 +42,7 @@ from reroll.backends.construct.stages.takeover import Spent, Takeover, is_aside
 from reroll.backends.dynamo.around import Outside, bytes_around, outside_of
 from reroll.backends.dynamo.drawn import as_handed_over
 from reroll.backends.dynamo.garbage import SELDOM_FULL
-from reroll.backends.dynamo.pieces import broken, pieces
+from reroll.backends.dynamo.pieces import UNRECORDED, broken, pieces
 from reroll.backends.dynamo.plain import matters, more_than_plain, plain_peak, say_more
 from reroll.backends.dynamo.surroundings import compile_surroundings, run_by_torch
 from reroll.backends.dynamo.unguarded import Read, refuse_unguarded
@@ -84,34 +84,30 @@ def dynamo_is_off() -> bool:
     return by_name or torch._dynamo.config.disable or torch._dynamo.eval_frame._stance.stance == "force_eager"
 
 
-@functools.cache
-def dynamo_settings() -> Callable[[], Callable[[], None]]:
-    """What sets how Dynamo reads compiled models, and gives what puts its settings back.
-
-    Dynamo then keeps torch's RNN layers whole, cuts no graphs for DDP, compiles many sizes, and sees hooks that are
-    added to a model, or taken away, between two calls.
-    """
-    settings = {"allow_rnn": True, "optimize_ddp": False, "skip_nnmodule_hook_guards": False}
-    limits = {"recompile_limit": 256, "accumulated_recompile_limit": 4096}
-    set_them: Callable[[], Callable[[], None]] = torch._dynamo.config._make_closure_patcher(**settings, **limits)
-    return set_them
-
-
 def hooks_inside() -> Any:
     """A context in which ``torch.compile`` of a model reads its hooks with it, and not as graphs of their own."""
     return torch._dynamo.config.patch(wrap_top_frame=True)
 
 
-def uncut(run: Any) -> Any:
-    """What ``torch.compile`` gave, whose graphs Dynamo will not cut for ``DistributedDataParallel``, and in which it
+def read(model: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    """``torch.compile(model, backend="reroll")`` as ``reroll.compile`` has it: Dynamo cuts no graphs for
+    ``DistributedDataParallel``, compiles many sizes, sees hooks that are added or taken away between two calls, and
     leaves it to numpy to draw numpy's random numbers."""
-    settings = {"optimize_ddp": False, "use_numpy_random_stream": True}
+    # By keyword: Lightning's torch.compile leaves on a module what it is given beside it, and this backend is no part
+    # of the user's model, which may be pickled.
+    run = torch.compile(model=model, backend="reroll", options=dict(options))
+    settings: dict[str, Any] = {"optimize_ddp": False, "use_numpy_random_stream": True}
+    settings |= {"skip_nnmodule_hook_guards": False, "recompile_limit": 256, "accumulated_recompile_limit": 4096}
     context: Any = getattr(run, "dynamo_ctx", None)
     if context is None and isinstance(run, FunctionType):  # of a function or method; what is switched off has none
         context = inspect.getclosurevars(run).nonlocals.get("self")
     if hasattr(context, "enter_exit_hooks"):
-        context.enter_exit_hooks.append(torch._dynamo.config._make_closure_patcher(**settings))
+        context.enter_exit_hooks += [torch._dynamo.config._make_closure_patcher(**settings), _unrecorded]
     return run
+
+
+def _unrecorded() -> Callable[[], None]:
+    return functools.partial(UNRECORDED.reset, UNRECORDED.set(True))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -237,7 +233,7 @@ def _compile(
         model.missed(found.reason, parsed)
         return _entry(Program(Graph(_by_torch(gm, example_inputs, parsed), gm, Plans(), found.reason, ended)))
     if any(each.steps >= _LONG and not each.blocks for each in found.recurrences):
-        _say_how_to_unroll_less()
+        _say_how_to_unroll_less(UNRECORDED.get())
     program = rolled(gm, found, parsed, ended)
     say_more(program.graph.more_than_plain())
     return _entry(program, functools.cache(partial(_plainly, gm)))
@@ -345,12 +341,16 @@ def _refuse(gm: fx.GraphModule, example_inputs: Sequence[Tensor]) -> None:
 
 
 @functools.cache
-def _say_how_to_unroll_less() -> None:
+def _say_how_to_unroll_less(unrecorded: bool) -> None:
     """Said once, for the first long loop."""
+    instead = (
+        "Leave out of the forward what a record does not tell (prints, files, values of tensors): then reroll.compile"
+        if unrecorded
+        else "reroll.compile(model)"
+    )
     text = (
         f"Dynamo has unrolled a loop of {_LONG} steps or more, which takes it 10 to 150 ms a step, and does so again "
-        "for every other number of steps, eight times at most. reroll.compile(model) records the model "
-        "instead, and follows steps that repeat."
+        f"for every other number of steps. {instead} records the model instead, and follows steps that repeat."
     )
     warn(text)
 

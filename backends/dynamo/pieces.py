@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dis
 import sys
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
@@ -31,6 +32,8 @@ from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTra
 from reroll.errors import NoRecurrenceError, warn
 from reroll.planning.options import Options
 
+UNRECORDED: ContextVar[bool] = ContextVar("UNRECORDED", default=False)
+"""Whether ``reroll.compile`` has Dynamo read a model, as a record does not tell what it does."""
 _OURS = frozenset({"torch", "reroll", *sys.stdlib_module_names})
 _SHOWN = 3
 _KEEPS_LAYERS = torch.__version__ >= "2.13"  # older versions say wrong shapes of their states, or fail
@@ -38,16 +41,15 @@ _LAYER = "RNN, GRU, or LSTM"  # in what Dynamo says where it does not take one
 _LOOPS = ("FOR_ITER", "JUMP_BACKWARD")
 _REMEDY = (
     "Take it out of the loop, or out of the function where it stands beside the loop (TORCH_LOGS=graph_breaks shows "
-    "each such place); or use reroll.compile(model) in place of torch.compile, which may record the loop."
+    "each such place)"
 )
+_RECORDED = "use reroll.compile(model) in place of torch.compile, which may record the loop"
 _UNSEEN = (
-    "If the model has a loop over time, Dynamo may have broken the graph in it, which TORCH_LOGS=graph_breaks shows; "
-    "reroll.compile(model), in place of torch.compile, may record the loop."
+    "If the model has a loop over time, Dynamo may have broken the graph in it, which TORCH_LOGS=graph_breaks shows"
 )
 _NO_GRAPH = (
     "reroll was given no graph of the model: Dynamo ended before its first operation, so it runs as plain Python. "
-    "TORCH_LOGS=graph_breaks shows where; or use reroll.compile(model) in place of torch.compile, which may record the "
-    "model, and takes packed sequences."
+    "TORCH_LOGS=graph_breaks shows where"
 )
 _WHOLE = (
     "Set torch._dynamo.config.allow_rnn = True, with which torch 2.13 hands such layers over; or use "
@@ -108,7 +110,7 @@ class Pieces:
         if options.on_no_recurrence == "error":
             raise NoRecurrenceError(f"{text} Use on_no_recurrence='warn' to compile such graphs as inductor does.")
         self.how = "as the inductor backend does" if options.lowering == "inductor" else "as it is"
-        self.first = self.first or f"{text} The graph is run {self.how}. {_UNSEEN}"
+        self.first = self.first or f"{text} The graph is run {self.how}. {_or_recorded(_UNSEEN)}"
         if not self.heard or not (self.breaks or _within()):
             self.told = True
             warn(self.first)
@@ -118,7 +120,7 @@ class Pieces:
         if self.rolled or self.told or sys.exc_info()[0] is not None:
             return
         self.told = True
-        text = self._cut() if self.breaks and self.graphs else self.first if self.graphs else _NO_GRAPH
+        text = self._cut() if self.breaks and self.graphs else self.first if self.graphs else _or_recorded(_NO_GRAPH)
         warn(text)
 
     def _cut(self) -> str:
@@ -127,8 +129,13 @@ class Pieces:
         return (
             f"reroll found no recurrence in any of the graphs ({self.graphs} so far) into which Dynamo cut the model. "
             f"It ended one here: {'; '.join(shown)}{more}. A loop with such a place in it is not seen as a loop. Each "
-            f"graph is run {self.how}. {_REMEDY}"
+            f"graph is run {self.how}. {_or_recorded(_REMEDY)}"
         )
+
+
+def _or_recorded(remedy: str) -> str:
+    """A remedy, and that a record may tell more than Dynamo does, unless it did not."""
+    return f"{remedy}." if UNRECORDED.get() else f"{remedy}; or {_RECORDED}."
 
 
 def _within() -> bool:
@@ -152,7 +159,7 @@ def _is_torchs(frame: FrameType) -> bool:
 
 
 def _remedy(why: str) -> str:
-    return _SHARDED if "_fully_shard" in why else _WHOLE if _LAYER in why else _REMEDY
+    return _SHARDED if "_fully_shard" in why else _WHOLE if _LAYER in why else _or_recorded(_REMEDY)
 
 
 def _has_loop(code: CodeType) -> bool:

@@ -14,5 +14,5 @@ Mind: Nothing is inferred from other lengths: a program is made of the model's o
     Kernels in the recorder may change buffers without a new version (batch norm), so `State.restore` compares values.
     The runs that look at a model leave arguments, state and random numbers as they were, and never start a collective.
     `InTurn.__call__` stays disabled for Dynamo.
-    Among several processes `reroll.compile(model)` is the backend: its runs are those of the user, and no more.
+    A look never speaks with other processes: what does so inside of the forward is the backend's.
 """

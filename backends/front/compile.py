@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol, TypeVar, Unpack, overload
 
-import torch
 from torch import Tensor, nn
 
-from reroll.backends.dynamo.entry import uncut
+from reroll.backends.dynamo.entry import read
 from reroll.backends.front.calls.turns import turn
 from reroll.backends.front.full.caller import Caller
 from reroll.backends.front.modules import CompiledModule, ShardedModule, refuse_no_scalar, with_loss
@@ -123,8 +122,8 @@ def compile(  # noqa: A001  # as torch.compile
     rolls the loops over time in that record, or else equal blocks over depth. Nothing is inferred: a step may do
     anything with its number and with theirs. Steps that repeat are followed and not written down; of others 100,000
     operations at most. What was traced, compiled and proved at other lengths is taken where it is the same. Where a
-    record cannot tell what the model does (it prints, reads files, or reads the values of tensors), this is
-    ``torch.compile(model, backend="reroll", options=options)``, and so it is among several processes.
+    record cannot tell what the model does (it prints, reads files, reads the values of tensors, or speaks with other
+    processes), this is ``torch.compile(model, backend="reroll", options=options)``.
 
     After a call that looks at the model it is as if it had not been run: attributes, buffers and random numbers are put
     back. At every call the arguments, what can be reached from the model, what its code names, and torch's modes are
@@ -210,7 +209,7 @@ def _together(model: Any, options: Mapping[str, Any]) -> Any:
     """A model that several processes train together, by the backend; Dynamo's own decorators and errors."""
     if sharded_inside(model):
         return ShardedModule(model, options)
-    return uncut(torch.compile(model, backend="reroll", options=dict(options)))
+    return read(model, options)
 
 
 class RecordedModule(CompiledModule):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from reroll.backends.dynamo.entry import dynamo_is_off, hooks_inside, uncut
+from reroll.backends.dynamo.entry import dynamo_is_off, hooks_inside, read
 from reroll.backends.front.calls.turns import turn
 from reroll.backends.processes.sharded import gathering
 from reroll.errors import OptionError, UnsupportedError
@@ -90,7 +90,7 @@ class ShardedModule(CompiledModule):
 
     def _set_run(self, options: dict[str, Any]) -> None:
         with hooks_inside(), gathering(self._orig_mod):
-            run = uncut(torch.compile(self._orig_mod, backend="reroll", options=options))
+            run = read(self._orig_mod, options)
         object.__setattr__(self, "_options", options)
         object.__setattr__(self, "reroll_run", run)
 

@@ -3,8 +3,8 @@
 In: modules around which processes speak (DDP, FSDP), steps with functional collectives
 Out: agreement before each call, or a refusal with what to do
 Nouns: Together
-Mind: Among several processes `reroll.compile` is the backend, as runs that only look at a model may never start a
-    collective (`in_silence` raises where one would).
+Mind: Runs that only look at a model may never start a collective (`in_silence` raises where one would, and Dynamo reads
+    the model then).
     Blocks that `fully_shard` has sharded one by one are opened while the model is called (`sharded.gathering`): hooks
     off, parameters as properties that gather, restored whatever happens. Tapes never keep what is gathered
     (`segment/cut/partition.gathered_from`).

@@ -2,8 +2,8 @@
 
 ``DistributedDataParallel`` sends buffers in its forward, ``fully_shard`` gathers parameters in hooks around a module's.
 A front door runs a model a few times more than it is called, and not on all processes at the same calls, as each may
-meet a new length at another one. So it compiles the forward inside, and the module around it runs as it is. What speaks
-inside of that forward is refused: such a run would wait for processes that do not run.
+meet a new length at another one. So it compiles the forward inside, and the module around it runs as it is. A look ends
+before what speaks inside of that forward: it would wait for processes that do not run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One thread at a time looks at a model or compiles it; what is compiled runs at any time, in all of them at once.
 
-Torch's stance and Dynamo's settings, which both need, are those of the process. So a thread has a *turn* while it calls
+Torch's stance, which a look sets, is that of the process. So a thread has a *turn* while it calls
 a compiled model, and ends it while the compiled graph runs: a forward that waits for another thread's goes on.
 """
 
@@ -8,22 +8,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-from reroll.backends.dynamo.entry import dynamo_settings
 from reroll.backends.dynamo.garbage import SELDOM_FULL
 
 
-def _nothing() -> None:
-    """No settings to put back."""
-
-
 class _Turns(threading.local):
-    """How often this thread has taken its turn, one inside of the other, and what ends the settings of the first."""
+    """How often this thread has taken its turn, one inside of the other."""
 
     depth = 0
-    put_back: Callable[[], None] = staticmethod(_nothing)
 
 
 _mine = _Turns()
@@ -33,21 +27,16 @@ _lock = threading.Lock()
 def _begin() -> None:
     _lock.acquire()
     SELDOM_FULL.begin()
-    _mine.put_back = dynamo_settings()()
 
 
 def _end() -> None:
-    try:
-        _mine.put_back()
-    finally:
-        _mine.put_back = _nothing
-        SELDOM_FULL.end()
-        _lock.release()
+    SELDOM_FULL.end()
+    _lock.release()
 
 
 @contextmanager
 def turn() -> Iterator[None]:
-    """Wait for this thread's turn, and have it inside, with Dynamo's settings for compiled models."""
+    """Wait for this thread's turn, and have it inside."""
     if _mine.depth == 0:
         _begin()
     _mine.depth += 1
@@ -61,7 +50,7 @@ def turn() -> Iterator[None]:
 
 @contextmanager
 def between_turns() -> Iterator[None]:
-    """Let others have their turn inside, under the settings that were there before this thread's."""
+    """Let others have their turn inside."""
     depth, _mine.depth = _mine.depth, 0
     if depth:
         _end()

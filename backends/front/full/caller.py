@@ -12,9 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import torch
-
-from reroll.backends.dynamo.entry import uncut
+from reroll.backends.dynamo.entry import read
 from reroll.backends.front.beside import UnsteadyError
 from reroll.backends.front.calls.arguments import Call
 from reroll.backends.front.calls.plainly import InTurn
@@ -36,9 +34,7 @@ class Caller(InTurn):
     def __init__(self, model: Callable[..., Any], options: Mapping[str, Any], *, dynamic: bool = False) -> None:
         self.model, self.options = model, Options.of(options)
         self.at_length = AtLength(model, self.options, dynamic=dynamic)
-        # By keyword: Lightning's torch.compile leaves on a module what it is given beside it, and this backend is no
-        # part of the user's model, which may be pickled.
-        self.read = uncut(torch.compile(model=model, backend="reroll", options=dict(options)))
+        self.read = read(model, options)
         self.is_read = self.told = False  # by Dynamo, from the first call on that needs it; of what it asks
 
     def _begun(self, args: Any, kwargs: Any) -> Callable[[], Any]:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import reroll
-from reroll.errors import LengthError, ProofError, UnsupportedError
+from reroll.errors import BudgetError, ProofError, UnsupportedError
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULT = ROOT / "benchmarks" / "results" / "campaign.json"
@@ -203,7 +203,7 @@ def test_how_a_comparison_ended() -> None:
 
         return differences
 
-    assert outcome(failing(LengthError("No. 17"))) == Verdict("refused", "No. N")
+    assert outcome(failing(BudgetError("No. 17"))) == Verdict("refused", "No. N")
     assert outcome(failing(KeyError(1))).kind == "raw"
     assert outcome(failing(ProofError("h is off"))).kind == "wrong"
     assert outcome(failing(UnsupportedError("Another layout; please report it."))).kind == "raw"

@@ -35,7 +35,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> Any:
         raise UnsupportedError("This is read by Dynamo.")
 
-    monkeypatch.setattr("reroll.backends.front.full.caller.uncut", lambda _: refuse)
+    monkeypatch.setattr("reroll.backends.front.full.caller.read", lambda *_: refuse)
 
 
 def shown(run: Any, net: Any, steps: int) -> list[Tensor | None]:
