@@ -359,7 +359,7 @@ def told_of_blocks() -> list[str]:
     return texts if any("reroll.compile(model)" in text for text in told) else [*texts, *told, "nothing was said"]
 
 
-FREE = {"schedule": "auto", "chunk": None, "slots": None}
+FREE: dict[str, Any] = {"schedule": "auto", "chunk": None, "slots": None}
 DDP = DistributedDataParallel
 CASES: dict[str, Callable[[], list[str]]] = {
     "compiled inside of DDP": lambda: against_joint(lambda model: DDP(compiled(model))),

@@ -285,7 +285,7 @@ def test_a_process_that_was_forked_does_not_keep_it_waiting(monkeypatch: pytest.
 def test_what_is_asked_for_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long segments are at the takeover does not depend on whether another process listened before."""
     monkeypatch.setattr(takeover, "_AHEAD", (1 << 30, 0.0))
-    run = reroll.compile(Decaying(), start="eager")
+    run: Any = reroll.compile(Decaying(), start="eager")
     run(torch.randn(5, 7, 5)).sum().backward()
     only, (others,) = only_program(run), run.reroll_caller.at_length.others.values()
     before, made = dict(others.lengths.known), [*family.FAMILIES]
