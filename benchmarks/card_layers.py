@@ -56,7 +56,7 @@ class Outputs(nn.Module):
 
 def ways(layer: nn.LSTM | nn.GRU, lowering: str) -> Mapping[str, Callable[[], Any]]:
     """What is compared, by name."""
-    ours = partial(reroll.compile, Outputs(layer), start="compiled", time_dim=0, lowering=lowering)
+    ours = partial(reroll.compile, Outputs(layer), start="compiled", lowering=lowering)
     return {
         "cuDNN": lambda: Outputs(layer),
         **{f"cuDNN, pieces of {k}": partial(Outputs, layer, k) for k in PIECES},

@@ -55,7 +55,7 @@ def language_model() -> Network:
     _, loss, _ = CASES["language model"][0](STEPS)
     text_TB = torch.randint(128, (STEPS + 1, 16))
     model = WithLoss(LanguageModel(128, 128, 2), loss)
-    return over_time(model, text_TB[:-1], text_TB[1:], time_dim={"x": 0, "target": 0})
+    return over_time(model, text_TB[:-1], text_TB[1:])
 
 
 def gpt() -> Network:

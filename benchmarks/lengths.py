@@ -98,7 +98,7 @@ def first_calls(name: str, steps: int, options: Result) -> Result:
     """Wall seconds of the first three training steps without proofs, and those of them that the checks took."""
     model, x = network(name, options["neurons"]), inputs(steps, options["batch"])
     run, checks, probes = (
-        reroll.compile(model, start="compiled", proof="never", time_dim=0, **options["reroll"]),
+        reroll.compile(model, start="compiled", proof="never", **options["reroll"]),
         list[float](),
         list[float](),
     )
@@ -173,7 +173,7 @@ def long_sequence(options: argparse.Namespace) -> Result:
         "lowering": options.lowering,
         "spill_folder": options.spill_folder,
     }
-    run = reroll.compile(model, start="compiled", time_dim=0, **chosen)
+    run = reroll.compile(model, start="compiled", **chosen)
     same = short_of(model, run, short, expected)
     report, found = reroll.explain(run, x), long_step(training_step(run, model, x), options.long_steps)
     return {

@@ -76,7 +76,7 @@ def row(point: Point, rounds: int, core: int | None, **options: Any) -> dict[str
     network, x = Retention(point.size), torch.randn(point.steps, point.batch, 64)
     with pinned(core), mock.patch.object(cores, "LEAST", 1):
         ours = {
-            way: reroll.compile(network, start="compiled", time_dim=0, **options, **given)
+            way: reroll.compile(network, start="compiled", **options, **given)
             for way, given in OURS.items()
         }
         models = {EAGER: network, CHECKPOINT: Checkpointed(network), **ours}

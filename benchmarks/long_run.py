@@ -40,7 +40,7 @@ WAYS = ("reroll", "plain BPTT")
 def way(name: str, network: nn.Module, words: tuple[Words, Words], args: argparse.Namespace) -> dict[str, Any]:
     """One training, with the local peak and the CPU seconds of a step."""
     compiled = reroll.compile(
-        network, start="compiled", time_dim=0, memory_budget=args.budget * 1024, lowering=args.lowering
+        network, start="compiled", memory_budget=args.budget * 1024, lowering=args.lowering
     )
     model: Any = compiled if name == "reroll" else network
     history = train(name, model, network, words, args)
@@ -70,7 +70,7 @@ def seed_row(args: argparse.Namespace, out: Path) -> None:
     words = words_of(args)
     network = Listener(args.channels, args.neurons)
     exact = reroll.compile(
-        copy.deepcopy(network).double(), time_dim=0, memory_budget=args.budget * 1024, lowering="eager"
+        copy.deepcopy(network).double(), memory_budget=args.budget * 1024, lowering="eager"
     )
     first = words[0][0][:, :: len(words[0][1]) // args.batch].double()
     check = reroll.check(exact, first, measure=False)

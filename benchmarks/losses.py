@@ -106,7 +106,7 @@ def row(name: str, steps: int, rounds: int, core: int | None) -> dict[str, Any]:
         twin = copy.deepcopy(model)
         if inside:
             dims = over["time_dim"] | {"target": 0 if len(target) == steps else None}
-            fast = reroll.compile(twin, start="compiled", loss=loss, time_dim=dims, **options)
+            fast = reroll.compile(twin, start="compiled", loss=loss, **options)
             runs[way] = lambda fast=fast: fast(x, target=target)  # type: ignore[misc]
         else:
             fast = reroll.compile(twin, start="compiled", **over, **options)

@@ -101,7 +101,7 @@ def of_networks(name: str, lowering: Any, inside: ExitStack) -> Ways:
     inside.enter_context(training.precision(case.dtype))
     inside.enter_context(training.quiet(case))
     made = Made(case, BATCH, WIDTH)
-    run = reroll.compile(made.model, start="compiled", time_dim=case.time_dim, lowering=lowering)
+    run = reroll.compile(made.model, start="compiled", lowering=lowering)
 
     def told() -> Any:
         case.restart(made.model)

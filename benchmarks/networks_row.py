@@ -50,7 +50,7 @@ def cases() -> dict[str, Any]:
 
     settings = {"allow_rnn": True}
     return test_networks.CASES | {
-        "torch-packed_sequence": Case(test_networks.Packed, packed, (), time_dim={"x": 0}, settings=settings)
+        "torch-packed_sequence": Case(test_networks.Packed, packed, (), settings=settings)
     }
 
 
@@ -68,9 +68,7 @@ class Row:
     def inputs(self, steps: int) -> Any:
         """One batch."""
         torch.manual_seed(5)
-        dims = self.case.time_dim
-        time_dim = dims if isinstance(dims, int) else max(dims.values())
-        return enlarged(self.case.inputs(steps), steps, time_dim, self.batch, self.width)
+        return enlarged(self.case.inputs(steps), steps, self.case.time, self.batch, self.width)
 
     def forward(self, run: Callable[..., Any], steps: int) -> Callable[[], list[Tensor]]:
         """One forward from a new state."""
@@ -148,7 +146,7 @@ def measured(row: Row, schedule: str, options: dict[str, Any]) -> dict[str, Any]
     """The figures of one schedule."""
     counts, steps = Counts(), options["steps"]
     chosen = {**SCHEDULES[schedule], "lowering": options["lowering"]}
-    run = reroll.compile(row.model, start="compiled", time_dim=row.case.time_dim, **chosen)
+    run = reroll.compile(row.model, start="compiled", **chosen)
     found = first_calls(row, run, **options["first"][schedule], counts=counts)
     expected, step = gradients(row.step(row.model, steps), row.model), row.step(run, steps)
     found["relative_error"] = relative_error(gradients(step, row.model), expected)

@@ -41,7 +41,7 @@ def options_of(plain_peak: int, budgets: Sequence[float]) -> dict[str, dict[str,
 
 def measured_row(network: nn.Module, x: Tensor, expected: list[Tensor], options: dict[str, Any]) -> dict[str, Any]:
     """What is predicted and what is measured for one way to compile a network."""
-    fast = reroll.compile(network, start="compiled", time_dim=0, **options)
+    fast = reroll.compile(network, start="compiled", **options)
     try:
         at_once = reroll.explain(fast, x).to_json()
         for _ in range(2):  # the first is slow

@@ -126,7 +126,7 @@ class Trained:
         if self.network.door == BACKEND:
             return Shared(self.model, options)  # type: ignore[no-any-return]
         torch.compiler.reset()
-        made: Callable[..., Any] = reroll.compile(self.model, time_dim=0, **options)
+        made: Callable[..., Any] = reroll.compile(self.model, **options)
         return made
 
     def step(self, run: Callable[..., Any]) -> list[Any]:

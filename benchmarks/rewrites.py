@@ -118,7 +118,7 @@ def row(point: Point | str, rounds: int, core: int | None, **options: Any) -> di
         training, found = {EAGER: training_step(network, network, x)}, {}
         expected = gradients(training[EAGER], network)
         for way, given in {ALL: {}, **LEFT_OUT}.items():
-            fast = reroll.compile(network, start="compiled", time_dim=0, **options, **given)
+            fast = reroll.compile(network, start="compiled", **options, **given)
             step = training[way] = training_step(fast, network, x)
             error = relative_error(gradients(step, network), expected)
             network.zero_grad(set_to_none=True)

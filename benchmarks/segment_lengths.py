@@ -35,9 +35,9 @@ def row(name: str, rounds: int, core: int | None, lengths: tuple[int, ...] = LEN
     training, found = {EAGER: plain}, {}
     with pinned(core):
         expected = gradients(plain, network)
-        chosen = reroll.explain(reroll.compile(network, start="compiled", time_dim=0), x).loops[0].choice.segment
+        chosen = reroll.explain(reroll.compile(network, start="compiled"), x).loops[0].choice.segment
         for length in lengths:
-            fast = reroll.compile(network, start="compiled", time_dim=0, schedule="standard", segment=length)
+            fast = reroll.compile(network, start="compiled", schedule="standard", segment=length)
             step = training[str(length)] = training_step(fast, network, x)
             before = cpu_seconds()
             error = relative_error(gradients(step, network), expected)

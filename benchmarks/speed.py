@@ -83,7 +83,7 @@ def contend(
         EAGER: network,
         "torch.utils.checkpoint": Checkpointed(network),
         "inductor segments, checkpoint": CompiledSegments(network),
-        **{each: reroll.compile(network, start="compiled", time_dim=0, **options) for each, options in ours.items()},
+        **{each: reroll.compile(network, start="compiled", **options) for each, options in ours.items()},
     }
     training = {each: training_step(model, network, x) for each, model in models.items()}
     expected = gradients(training[EAGER], network)

@@ -60,8 +60,8 @@ Way = Callable[..., Any]
 KINDLESS = ("nn.LSTM", "nn.GRU")  # those of which speed_jax.py has no step
 WAYS: dict[str, Way] = {
     "eager": lambda network: network,
-    "reroll.compile": partial(reroll.compile, start="compiled", time_dim=0),
-    "reroll.compile, dynamic=True": partial(reroll.compile, start="compiled", time_dim=0, dynamic=True),
+    "reroll.compile": partial(reroll.compile, start="compiled"),
+    "reroll.compile, dynamic=True": partial(reroll.compile, start="compiled", dynamic=True),
     "backend": partial(torch.compile, backend="reroll", options={"start": "compiled"}),
     "torch.compile": torch.compile,
     "torch.compile, dynamic=True": partial(torch.compile, dynamic=True),
@@ -122,7 +122,7 @@ def shared(name: str, rounds: int, core: int | None) -> dict[str, Any]:
     with pinned(core):
         for kind, before in (("any size", [x]), ("this size", [])):
             forget()
-            compiled = reroll.compile(network, start="compiled", time_dim=0)
+            compiled = reroll.compile(network, start="compiled")
             ways[kind] = training_step(compiled, network, given)
             for each in (*before, given):
                 training_step(compiled, network, each)()
@@ -134,7 +134,7 @@ def of_lengths(name: str, core: int | None) -> dict[str, Any]:
     make, inputs, steps = TEN[name]
     torch.manual_seed(0)
     network, x, follow = make(), inputs(steps), observe._follow
-    compiled, errors = reroll.compile(network, start="compiled", time_dim=0), []
+    compiled, errors = reroll.compile(network, start="compiled"), []
     told: dict[str, list[float]] = {"first_s": [], "again_s": [], "check_s": [], "eager_forward_s": []}
 
     def timed(kind: str, function: Way, *arguments: Any, clock: Callable[[], float] = time.process_time) -> Any:

@@ -118,7 +118,7 @@ class Shared:
     def __post_init__(self) -> None:
         given: dict[str, Any] = {"schedule": "auto"} if self.replay == "auto" else {"schedule": "store_all"}
         given |= {"replay": self.replay, "lowering": self.lowering}
-        self.compiled = reroll.compile(self.network, start="compiled", time_dim=0, **given)
+        self.compiled = reroll.compile(self.network, start="compiled", **given)
 
     @contextmanager
     def playing(self, options: Mapping[str, Any]) -> Iterator[Any]:

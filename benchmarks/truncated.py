@@ -58,7 +58,7 @@ def row(steps: int, rounds: int, core: int | None, every: int = EVERY) -> dict[s
     for way, options in WAYS.items():
         dims = {"x_TB": 0, "target": 0}
         fast = reroll.compile(
-            networks[way], start="compiled", loss=next_token, time_dim=dims, truncate=every, **options
+            networks[way], start="compiled", loss=next_token, truncate=every, **options
         )
         runs[way] = lambda fast=fast: fast(x, target=target).backward()  # type: ignore[misc]
 

@@ -45,7 +45,7 @@ def serve(name: str, options: str, core: int, folder: Path) -> None:
     compiled: dict[str, Any] = (
         {"start": "compiled"} if "start" in reroll.Options.__dataclass_fields__ else {}
     )  # a later option
-    training = training_step(reroll.compile(network, time_dim=0, **OPTIONS[options], **compiled), network, x)
+    training = training_step(reroll.compile(network, **OPTIONS[options], **compiled), network, x)
     with pinned(core):
         training()
         first = time.process_time() - begin

@@ -78,7 +78,7 @@ def main() -> str | None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     network = Adder(args.units, args.steps)
-    model = reroll.compile(network, time_dim=0, schedule=args.schedule, lowering=args.lowering, start="compiled")
+    model = reroll.compile(network, schedule=args.schedule, lowering=args.lowering, start="compiled")
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
     for steps in (args.steps // 20, args.steps // 5):
         train(model, optimizer, steps, args, args.warm_up)

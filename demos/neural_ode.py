@@ -81,7 +81,7 @@ def main() -> str | None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     flow = Flow(nn.Sequential(nn.Linear(2, args.units), nn.Tanh(), nn.Linear(args.units, 2)))
-    model = reroll.compile(flow, time_dim={"y_BD": None, "h_T": 0}, schedule="standard", lowering=args.lowering)
+    model = reroll.compile(flow, schedule="standard", lowering=args.lowering)
     last = [train(model, steps, args.rounds) for steps in (args.steps // 50, args.steps // 10, args.steps)][-1]
     y_BD, h_T, truth_TBD = trajectories(16, args.steps)
     print(check := reroll.check(model, y_BD, h_T, loss=partial(mse_loss, target=truth_TBD)))

@@ -38,7 +38,7 @@ def main() -> str | None:
     gradients = []
     for schedule in ("standard", "growing"):
         model = reroll.compile(
-            network, time_dim=0, schedule=schedule, chunk=16, segment=4, lowering=args.lowering, verify=True
+            network, schedule=schedule, chunk=16, segment=4, lowering=args.lowering, verify=True
         )
         gradients.append(torch.autograd.grad(model(x_TBI).square().sum(), list(network.parameters())))
         loop = reroll.explain(model, x_TBI).loops[0]

@@ -86,7 +86,7 @@ def main() -> str | None:
     data, targets = next(iter(DataLoader(train_set, batch_size)))
     plain: Any = Net()
     net: Any = copy.deepcopy(plain)
-    net = reroll.compile(net, steps="num_steps", schedule="standard", lowering=args.lowering)  # the line that is added
+    net = reroll.compile(net, schedule="standard", lowering=args.lowering)  # the line that is added
     print(check := reroll.check(net, data.view(batch_size, -1), loss=partial(loss_of, targets=targets)))
     histories = [train("plain BPTT", plain, train_set, test_set), train("reroll", net, train_set, test_set)]
     plot(histories, f"Tutorial 5 of snnTorch, {num_steps} steps", args.out)

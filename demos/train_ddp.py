@@ -72,7 +72,7 @@ def main() -> str | None:
     torch.manual_seed(0)
     data, (x_NI, y_N) = digits()
     network = Network(args.neurons)
-    model = DistributedDataParallel(reroll.compile(network, time_dim=0, schedule="double", lowering=args.lowering))
+    model = DistributedDataParallel(reroll.compile(network, schedule="double", lowering=args.lowering))
     off = difference(model, network, spike_trains(data[0][: args.batch], args.steps), data[1][: args.batch])
     train(model, network, data, args)
     with torch.no_grad():

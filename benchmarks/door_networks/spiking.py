@@ -281,7 +281,7 @@ def sinabs_net(name: str, **options: Any) -> Make:
                 self.out.reset_states()
                 return self.out(self.fc2(self.lif(self.fc1(x_BTC))))
 
-        return over_time(Net(), spikes().transpose(0, 1).contiguous(), time_dim=1)
+        return over_time(Net(), spikes().transpose(0, 1).contiguous())
 
     return make
 
@@ -308,7 +308,7 @@ def rockpool_lif() -> Network:
         net.lif1.reset_state()
         net.lif2.reset_state()
 
-    return over_time(net, spikes().transpose(0, 1).contiguous(), time_dim=1, reset=reset)
+    return over_time(net, spikes().transpose(0, 1).contiguous(), reset=reset)
 
 
 NETWORKS: dict[str, Make] = {

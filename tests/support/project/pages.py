@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -27,14 +28,13 @@ def blocks(page: str, language: str) -> list[str]:
 def small(source: str) -> str:
     """The same with fewer steps and without inductor, where a block does not name a lowering."""
     source = source.replace("1_000", "60")
-    source = re.sub(r"time_dim=0(?!.*lowering=)", 'time_dim=0, lowering="eager"', source)
-    source = re.sub(r"(reroll\.compile\(\w+, )(memory_budget=)(?!.*time_dim)", r'\1lowering="eager", \2', source)
+    source = source.replace("reroll.compile(", 'functools.partial(reroll.compile, lowering="eager")(')
     return re.sub(r"options=\{(?!.*lowering)", 'options={"lowering": "eager", ', source)
 
 
 def play(page: str) -> dict[str, Any]:
     """Run the Python blocks of a page in a namespace of their own."""
-    namespace: dict[str, Any] = {"__name__": "page"}
+    namespace: dict[str, Any] = {"__name__": "page", "functools": functools}
     for number, source in enumerate(blocks(page, "python")):
         cells.play(f"{page}, block {number}", small(source), namespace)
     return namespace
