@@ -165,7 +165,7 @@ def _through(network: Network, door: str) -> Any:
     """What is called in place of a network."""
     if door == "backend":
         return torch.compile(network.run, backend="reroll", options={"start": "compiled"})
-    return reroll.compile(network.run, start="compiled", **network.how)
+    return reroll.compile(network.run, start="compiled")
 
 
 def _peak(step: Callable[[], None], network: Network) -> int:

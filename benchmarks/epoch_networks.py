@@ -62,7 +62,7 @@ def gpt() -> Network:
     """12 blocks, rolled over depth."""
     case = depth_networks.NETWORKS["GPT"]
     model = WithLoss(case.make(12), depth_networks.loss_of)
-    return Network(model, (model,), case.batch(), {})
+    return Network(model, (model,), case.batch())
 
 
 SCRIPTS: dict[str, Script] = {

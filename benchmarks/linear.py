@@ -75,10 +75,7 @@ def row(point: Point, rounds: int, core: int | None, **options: Any) -> dict[str
     torch.manual_seed(0)
     network, x = Retention(point.size), torch.randn(point.steps, point.batch, 64)
     with pinned(core), mock.patch.object(cores, "LEAST", 1):
-        ours = {
-            way: reroll.compile(network, start="compiled", **options, **given)
-            for way, given in OURS.items()
-        }
+        ours = {way: reroll.compile(network, start="compiled", **options, **given) for way, given in OURS.items()}
         models = {EAGER: network, CHECKPOINT: Checkpointed(network), **ours}
         training, found = {way: training_step(model, network, x) for way, model in models.items()}, {}
         expected = gradients(training[EAGER], network)

@@ -39,9 +39,7 @@ WAYS = ("reroll", "plain BPTT")
 
 def way(name: str, network: nn.Module, words: tuple[Words, Words], args: argparse.Namespace) -> dict[str, Any]:
     """One training, with the local peak and the CPU seconds of a step."""
-    compiled = reroll.compile(
-        network, start="compiled", memory_budget=args.budget * 1024, lowering=args.lowering
-    )
+    compiled = reroll.compile(network, start="compiled", memory_budget=args.budget * 1024, lowering=args.lowering)
     model: Any = compiled if name == "reroll" else network
     history = train(name, model, network, words, args)
     x_TBC, y_B = words[0][0][:, : args.batch].float(), words[0][1][: args.batch]
@@ -69,9 +67,7 @@ def seed_row(args: argparse.Namespace, out: Path) -> None:
     torch.manual_seed(args.seed)
     words = words_of(args)
     network = Listener(args.channels, args.neurons)
-    exact = reroll.compile(
-        copy.deepcopy(network).double(), memory_budget=args.budget * 1024, lowering="eager"
-    )
+    exact = reroll.compile(copy.deepcopy(network).double(), memory_budget=args.budget * 1024, lowering="eager")
     first = words[0][0][:, :: len(words[0][1]) // args.batch].double()
     check = reroll.check(exact, first, measure=False)
     sizes = {name: getattr(args, name) for name in ("steps", "channels", "neurons", "batch", "rounds")}

@@ -60,7 +60,7 @@ def of_doors(name: str, lowering: Any, inside: ExitStack) -> Ways:
         torch.manual_seed(0)
         made.append(doors.NETWORKS[name]())
     plain, own = made
-    run = reroll.compile(own.run, start="compiled", **{"lowering": lowering, **own.how})
+    run = reroll.compile(own.run, start="compiled", lowering=lowering)
 
     def told() -> Any:
         own.reset()

@@ -21,10 +21,8 @@ from torch.utils._pytree import tree_leaves
 from wider import enlarged, wider
 
 import reroll
-import reroll.backends.construct.lent as lent
-import reroll.backends.front.compile as front
-import reroll.backends.front.entries as entries
-import reroll.backends.front.families as families
+import reroll.backends.construct.share as share
+import reroll.backends.front.recorded as recorded
 from reroll.backends.inductor.sizes.family import forget
 from reroll.errors import RerollError
 
@@ -49,9 +47,7 @@ def cases() -> dict[str, Any]:
         return torch.randn(steps, 2, 3), torch.tensor([steps, steps - 2])
 
     settings = {"allow_rnn": True}
-    return test_networks.CASES | {
-        "torch-packed_sequence": Case(test_networks.Packed, packed, (), settings=settings)
-    }
+    return test_networks.CASES | {"torch-packed_sequence": Case(test_networks.Packed, packed, (), settings=settings)}
 
 
 class Row:
@@ -99,27 +95,22 @@ def loss_of(outputs: list[Tensor]) -> Tensor:
 
 
 class Counts:
-    """How often Dynamo gave a graph, and how many segments were compiled, from here on."""
+    """How many records of models were made, and how often segments were compiled, from here on."""
 
     def __init__(self) -> None:
         self.graphs = self.segments = 0
-        new_backend, kernels_for = entries.new_backend, lent.kernels_for
+        recorder, kernels_for = recorded.GraphRecorder, share.kernels_for
 
-        def counted_backend() -> Any:
-            backend = new_backend()
-
-            def counted(*args: Any) -> Any:
-                self.graphs += 1
-                return backend(*args)
-
-            return counted
+        def counted_recorder(*args: Any, **how: Any) -> Any:
+            self.graphs += 1
+            return recorder(*args, **how)
 
         def counted_kernels(*args: Any) -> Any:
             self.segments += 1
             return kernels_for(*args)
 
-        setattr(front, "new_backend", counted_backend)  # noqa: B010  # names that the modules import
-        setattr(families, "kernels_for", counted_kernels)  # noqa: B010
+        setattr(recorded, "GraphRecorder", counted_recorder)  # noqa: B010  # names that the modules import
+        setattr(share, "kernels_for", counted_kernels)  # noqa: B010
 
     def now(self) -> dict[str, int]:
         """Both numbers."""

@@ -252,13 +252,7 @@ FAULTS: Mapping[str, Fault] = {
         "self.first + self.every * begin - start",
         "max(self.first + self.every * begin - start - 1, 0)",
     ),
-    # Any length, and what is around a loop.
-    "numbers of all steps are the first": Fault(
-        "capture.lengths.instantiate:_Builder.numbers", "return tuple(found)", "return tuple(found[:1]) * len(found)"
-    ),
-    "numbers that vary are those of a short trace": Fault(
-        "capture.lengths.instantiate:_Builder.number", "self.literals.scalar(values)", "values[-1]"
-    ),
+    # What is around a loop.
     "buffers are those of an earlier call": Fault(
         "backends.dynamo.entry:assemble",
         "_attribute(gm, name))",

@@ -93,10 +93,7 @@ def measured(network: Network, x: Tensor, ways: Mapping[str, Mapping[str, Any]],
 
     plain: beside plain BPTT, with which gradients are compared then; else with those of the first way.
     """
-    models = {
-        way: reroll.compile(network, start="compiled", segment=8, **options)
-        for way, options in ways.items()
-    }
+    models = {way: reroll.compile(network, start="compiled", segment=8, **options) for way, options in ways.items()}
     steps: dict[str, Step] = {PLAIN: training_step(network, network, x)} if plain else {}
     steps |= {way: training_step(model, network, x) for way, model in models.items()}
     reports = {way: reroll.explain(model, x) for way, model in models.items()}  # before the first call

@@ -37,9 +37,7 @@ def main() -> str | None:
     network, x_TBI = Network(neurons=16), spike_trains(torch.rand(4, 64), args.steps)
     gradients = []
     for schedule in ("standard", "growing"):
-        model = reroll.compile(
-            network, schedule=schedule, chunk=16, segment=4, lowering=args.lowering, verify=True
-        )
+        model = reroll.compile(network, schedule=schedule, chunk=16, segment=4, lowering=args.lowering, verify=True)
         gradients.append(torch.autograd.grad(model(x_TBI).square().sum(), list(network.parameters())))
         loop = reroll.explain(model, x_TBI).loops[0]
         carries = sum(node.target is save for node in loop.program.graph.nodes)

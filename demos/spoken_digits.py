@@ -78,7 +78,7 @@ def main() -> str | None:
     words = words_of(args)
     plain = Listener(args.channels, args.neurons)
     network, exact = copy.deepcopy(plain), copy.deepcopy(plain).double()
-    options = {"time_dim": 0, "memory_budget": args.budget * 1024, "lowering": args.lowering, "start": "compiled"}
+    options = {"memory_budget": args.budget * 1024, "lowering": args.lowering, "start": "compiled"}
     x_TBC, y_B = words[1][0][:, :: WORDS - 1].float(), words[1][1][:: WORDS - 1]  # some of each word
     check = reroll.check(reroll.compile(exact, **options), x_TBC.double(), measure=False)
     print(f"In float64, against plain BPTT: {check}")

@@ -141,7 +141,7 @@ def language(name: str, **options: Any) -> Make:
         def loss(tokens: Tensor) -> Tensor:
             return model(input_ids=tokens, labels=tokens, use_cache=False).loss
 
-        return Network(loss, (model,), (torch.randint(0, 64, (4, 64)),), {"time_dim": 1})
+        return Network(loss, (model,), (torch.randint(0, 64, (4, 64)),))
 
     return make
 

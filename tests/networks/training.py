@@ -50,10 +50,10 @@ def nothing(model: nn.Module) -> None:
 class Case:
     """A network: ``make`` builds it in the default dtype, ``inputs(steps)`` gives one batch for it.
 
-    time: the dimension of sequences that is time. reset: what the user does between batches. restart: what makes the model's state new, if ``reset`` does not.
-    dtype: float64 unless the library cannot. tolerance: relative to the largest entry of each tensor. loops: steps of
-    each recurrence found in the first batch when it runs ``steps``. lengths: others at which it must work. settings:
-    of Dynamo.
+    time: the dimension of sequences that is time. reset: what the user does between batches. restart: what makes the
+    model's state new, if ``reset`` does not. dtype: float64 unless the library cannot. tolerance: relative to the
+    largest entry of each tensor. loops: steps of each recurrence found in the first batch when it runs ``steps``.
+    lengths: others at which it must work. settings: of Dynamo.
     """
 
     make: Callable[[], nn.Module]
