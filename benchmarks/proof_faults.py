@@ -252,7 +252,15 @@ FAULTS: Mapping[str, Fault] = {
         "self.first + self.every * begin - start",
         "max(self.first + self.every * begin - start - 1, 0)",
     ),
-    # What is around a loop.
+    # A record, and what is around a loop.
+    "a run that was left out reads the row before": Fault(
+        "capture.recorder.repeats:Repeats._operands",
+        "(x, slope, x + slope * run if slope else x)",
+        "(x, slope, x + slope * max(run - 1, 0) if slope else x)",
+    ),
+    "results of a record are given in another order": Fault(
+        "backends.front.recorded:_filled", "else results[skeleton.index]", "else results[-1 - skeleton.index]"
+    ),
     "buffers are those of an earlier call": Fault(
         "backends.dynamo.entry:assemble",
         "_attribute(gm, name))",

@@ -46,30 +46,30 @@ def mean_square(found: Tensor, wanted: Tensor) -> Tensor:
 
 
 net = Net()
-fast = reroll.compile(net, time_dim=0, schedule="double", memory_budget="1MiB", lowering="eager")
+fast = reroll.compile(net, schedule="double", memory_budget="1MiB", lowering="eager")
 assert_type(fast, Net)
 assert_type(fast.hidden, int)
-quick = reroll.compile(summed, time_dim=0)
+quick = reroll.compile(summed)
 assert_type(quick(torch.zeros(3), 2.0), Tensor)
 quick(torch.zeros(3), "two")  # refused
-halved = reroll.compile(partial(summed, scale=0.5), time_dim=0)
+halved = reroll.compile(partial(summed, scale=0.5))
 assert_type(halved, Callable[..., Tensor])
-train = reroll.compile(net, loss=mean_square, time_dim=0)
+train = reroll.compile(net, loss=mean_square)
 assert_type(train(torch.zeros(3), target=torch.zeros(3)), Tensor)
 train(torch.zeros(3))  # refused
 
 
-@reroll.compile(time_dim=0, remote=("host", "disk"))
+@reroll.compile(remote=("host", "disk"))
 def decorated(x_TBI: Tensor) -> Tensor:
     return x_TBI.sum(0)
 
 
 assert_type(decorated(torch.zeros(3)), Tensor)
-reroll.compile(net, time_dim=0, shedule="double")  # refused
-reroll.compile(net, time_dim=0, lowering="eagre")  # refused
-reroll.compile(net, time_dim=0, segment="eight")  # refused
+reroll.compile(net, shedule="double")  # refused
+reroll.compile(net, lowering="eagre")  # refused
+reroll.compile(net, segment="eight")  # refused
 spread: dict[str, Any] = {"segment": 8}
-reroll.compile(net, time_dim=0, spill_folder=Path("/tmp"), remote=["disk"], passes=["prefetch"], **spread).parameters()
+reroll.compile(net, spill_folder=Path("/tmp"), remote=["disk"], passes=["prefetch"], **spread).parameters()
 report = reroll.explain(fast, torch.zeros(3))
 assert_type(report, reroll.Report)
 assert_type(report.text(), str)
