@@ -29,7 +29,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import empty_caches, gradients, interleaved, machine, relative_error, resident_growth, training_step
+from measuring import (
+    cost_of,
+    empty_caches,
+    gradients,
+    interleaved,
+    machine,
+    relative_error,
+    resident_growth,
+    training_step,
+)
 from network_d import NetworkD, inputs
 from torch import Tensor, nn
 
@@ -197,7 +206,7 @@ def plain_step(model: nn.Module, x: torch.Tensor) -> tuple[Result, Any]:
     growth = resident_growth(step)
     expected = gradients(step, model)
     model.zero_grad(set_to_none=True)
-    peak = reroll.measure(step, [model]).local_peak
+    peak = cost_of(step, [model]).local_peak
     return {
         "steps": len(x),
         "local_peak_bytes": peak,
@@ -213,7 +222,7 @@ def short_of(model: nn.Module, run: Any, x: torch.Tensor, expected: Any) -> Resu
     model.zero_grad(set_to_none=True)
     return {
         "relative_error": error,
-        "local_peak_bytes": reroll.measure(step, [model]).local_peak,
+        "local_peak_bytes": cost_of(step, [model]).local_peak,
         "predicted_peak_bytes": reroll.explain(run, x).predicted_peak,
     }
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import machine
+from measuring import cost_of, machine
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -44,7 +44,7 @@ def way(name: str, network: nn.Module, words: tuple[Words, Words], args: argpars
     history = train(name, model, network, words, args)
     x_TBC, y_B = words[0][0][:, : args.batch].float(), words[0][1][: args.batch]
     network.zero_grad()
-    cost = reroll.measure(lambda: cross_entropy(model(x_TBC), y_B).backward(), exclude=[network])
+    cost = cost_of(lambda: cross_entropy(model(x_TBC), y_B).backward(), [network])
     return {
         "accuracies": {str(number): round(each, 4) for number, each in history.accuracies.items()},
         "losses": [round(each, 4) for each in history.losses],

@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from measuring import alone, machine
+from measuring import alone, cost_of, machine
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -179,7 +179,7 @@ def _peak(step: Callable[[], object], modules: list[nn.Module]) -> int:
     parameters = [each for module in modules for each in nn.Module.parameters(module)]
     for each in parameters:
         each.grad = None
-    return reroll.measure(step, parameters).local_peak
+    return cost_of(step, parameters).local_peak
 
 
 def measured(name: str, options: argparse.Namespace) -> Row:

@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from measuring import Step, empty_caches, gradients, interleaved, relative_error, summary
+from measuring import Step, cost_of, empty_caches, gradients, interleaved, relative_error, summary
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from wider import enlarged, wider
@@ -150,7 +150,7 @@ def measured(row: Row, schedule: str, options: dict[str, Any]) -> dict[str, Any]
     found["local_peak_bytes"] = {}
     for name, each in contenders.items():
         row.model.zero_grad(set_to_none=True)
-        found["local_peak_bytes"][name] = reroll.measure(each, [row.model]).local_peak
+        found["local_peak_bytes"][name] = cost_of(each, [row.model]).local_peak
     return found
 
 

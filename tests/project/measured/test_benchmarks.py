@@ -360,7 +360,7 @@ def test_one_network_at_a_small_size(script: str, monkeypatch: pytest.MonkeyPatc
 def test_linear_steps_at_a_small_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     linear: Any = importlib.import_module("linear")
-    found = linear.row(linear.Point(4, 2, 24), 1, 0, lowering="eager")["contenders"]
+    found = linear.row(linear.Point(4, 2, 64), 1, 0, lowering="eager")["contenders"]
     assert set(found) == {linear.EAGER, linear.CHECKPOINT, linear.TOGETHER, linear.ONE_BY_ONE}
     assert max(each["relative_error"] for each in found.values()) < 1e-4
     assert found[linear.TOGETHER]["local_peak_bytes"] != found[linear.ONE_BY_ONE]["local_peak_bytes"]
