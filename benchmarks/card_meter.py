@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from measuring import Step, cost_of
+from measuring import Step, aside, cost_of
 from torch import nn
 
 from reroll.backends.tiers.available import free_bytes
@@ -109,7 +109,8 @@ class CudaMeter:
         gc.collect()
         peak = cost_of(step, [network]).local_peak
         network.zero_grad(set_to_none=True)
-        return Cost(peak, self.seconds(step))
+        with aside():
+            return Cost(peak, self.seconds(step))
 
     def allocated(self) -> int:
         """What tensors have, and recorded graphs."""

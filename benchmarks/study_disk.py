@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import Step, gradients, pinned, relative_error, told_apart, training_step
+from measuring import Step, aside, gradients, pinned, relative_error, told_apart, training_step
 from paced import paced, written
 from speed_networks import Network, Recurrent
 from study_disk_group import limited
@@ -109,6 +109,7 @@ def measured(network: Network, x: Tensor, ways: Mapping[str, Mapping[str, Any]],
     return {way: {**found[way], "least_s": seconds[way]} for way in steps}
 
 
+@aside()
 def timed(steps: Mapping[str, Step], rounds: int) -> dict[str, float]:
     """Least wall seconds of each step, in turns."""
     seconds: dict[str, list[float]] = {way: [] for way in steps}
