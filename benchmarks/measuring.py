@@ -24,7 +24,7 @@ import reroll
 from reroll.backends.measure.measure import Measurement
 
 try:
-    from reroll.backends.construct.stages.takeover import aside
+    from reroll.backends.construct.stages.takeover import aside as aside  # for others, too
 except ImportError:  # of an earlier version (versions.py)
     aside = nullcontext  # type: ignore[assignment]
 
