@@ -105,7 +105,7 @@ def written(point: Point) -> dict[str, str]:
     vars(lower)["compiled"] = on_card
     try:
         model = NETWORKS[point.network][0](point.neurons)
-        reroll.compile(model, start="compiled", schedule="store_all", time_dim=0)(point.inputs_on(torch.device("cpu")))
+        reroll.compile(model, start="compiled", schedule="store_all")(point.inputs_on(torch.device("cpu")))
     except TypeError:
         return found  # a half that is None cannot be called: all of them were tried
     finally:

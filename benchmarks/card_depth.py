@@ -45,7 +45,7 @@ from card_meter import Meter, meter_of
 from card_session import Result, Session, command_line, parsed
 from depth import BLOCKS, ROUNDING, Trained, ours
 from depth_networks import GPT, text
-from measuring import Step, gradients, relative_error
+from measuring import Step, aside, gradients, relative_error
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -233,10 +233,11 @@ def _in_turns(bench: Bench, step: Step, rounds: int) -> Iterator[Result]:
         base = None
         yield {"base_error": f"{type(error).__name__}: {error}"[:300]}
     seconds, base_seconds = list[float](), list[float]()
-    for _ in range(rounds):
-        seconds.append(meter.seconds(step))
-        if base is not None:
-            base_seconds.append(meter.seconds(base))
+    with aside():
+        for _ in range(rounds):
+            seconds.append(meter.seconds(step))
+            if base is not None:
+                base_seconds.append(meter.seconds(base))
     yield {"seconds": seconds, "base_seconds": base_seconds}
     if base_seconds:
         yield {"time_ratio": statistics.median(seconds) / statistics.median(base_seconds)}

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from card_meter import meter_of
 from card_session import Brief
-from measuring import Step, relative_error
+from measuring import Step, aside, relative_error
 from torch import Tensor, nn
 
 import reroll
@@ -56,7 +56,7 @@ class Outputs(nn.Module):
 
 def ways(layer: nn.LSTM | nn.GRU, lowering: str) -> Mapping[str, Callable[[], Any]]:
     """What is compared, by name."""
-    ours = partial(reroll.compile, Outputs(layer), start="compiled", time_dim=0, lowering=lowering)
+    ours = partial(reroll.compile, Outputs(layer), start="compiled", lowering=lowering)
     return {
         "cuDNN": lambda: Outputs(layer),
         **{f"cuDNN, pieces of {k}": partial(Outputs, layer, k) for k in PIECES},
@@ -83,8 +83,8 @@ def row(size: tuple[Any, int, int, int], brief: Brief) -> dict[str, Any]:
         found[name]["relative_error"] = relative_error(given, expected)
         runs[name] = step
     seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(ROUNDS):
-        for name, step in runs.items():
+    with aside():
+        for name, step in list(runs.items()) * ROUNDS:
             seconds[name].append(meter.seconds(step))
     for name, each in seconds.items():
         found[name]["ms"] = 1e3 * statistics.median(each)

@@ -17,7 +17,7 @@ from card_contenders import Entrant, entrant, network_of
 from card_points import JAX, OURS, Point
 from card_session import Result, Session
 from contenders import CHECKPOINT, EAGER
-from measuring import Step, gradients, relative_error
+from measuring import Step, aside, gradients, relative_error
 from speed_peers import Peers
 from torch import Tensor
 
@@ -146,6 +146,7 @@ def _alone(name: str, measured: Measured) -> Result:
     return result
 
 
+@aside()
 def _held(found: Entrant, before: int, session: Session) -> int:
     """Bytes that a contender of reroll holds from step to step: recorded kernels, of which each pays for its own, and
     what cuBLAS keeps for them, which the first contender of a process makes for all."""
@@ -205,6 +206,7 @@ def _entered(peers: Peers) -> Result:
     return {}
 
 
+@aside()
 def _in_turn(measured: Measured) -> None:
     """Seconds of all steps, one of each in every round."""
     session, point = measured.session, measured.point

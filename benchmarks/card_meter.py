@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from measuring import Step
+from measuring import Step, aside, cost_of
 from torch import nn
 
-import reroll
 from reroll.backends.tiers.available import free_bytes
 
 _EVERYBODYS = (0, 0)  # the pool of all that is not recorded
@@ -66,7 +65,7 @@ class CpuMeter:
     def cost(self, step: Step, network: nn.Module) -> Cost:
         """Runs the step twice, as the profiler disturbs the clock."""
         network.zero_grad(set_to_none=True)
-        found = reroll.measure(step, [network])
+        found = cost_of(step, [network])
         return Cost(found.local_peak, found.seconds)
 
     def allocated(self) -> int:
@@ -108,9 +107,10 @@ class CudaMeter:
         """
         network.zero_grad(set_to_none=True)
         gc.collect()
-        peak = reroll.measure(step, [network]).local_peak
+        peak = cost_of(step, [network]).local_peak
         network.zero_grad(set_to_none=True)
-        return Cost(peak, self.seconds(step))
+        with aside():
+            return Cost(peak, self.seconds(step))
 
     def allocated(self) -> int:
         """What tensors have, and recorded graphs."""

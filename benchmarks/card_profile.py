@@ -18,6 +18,7 @@ from card import settings
 from card_contenders import AbsentError, entrant
 from card_points import CUDNN, FEED_FORWARD, LSTM, RECURRENT, SEGMENTS, SINGLE, SPIKINGJELLY, Point, small
 from card_session import Brief
+from measuring import aside
 
 JOBS: Mapping[Point, tuple[str, ...]] = {
     Point(RECURRENT, 1_024, 128, 1_024, (), 1): (SEGMENTS, "store_all", "standard", "double (host)"),
@@ -35,15 +36,16 @@ def profiled(point: Point, name: str, device: torch.device) -> dict[str, Any]:
         found.step()
     settle = torch.cuda.synchronize if device.type == "cuda" else _nothing
     times = list[tuple[float, float]]()
-    for _ in range(ROUNDS):
-        settle()
-        begin = time.perf_counter()
-        found.step()
-        queued = time.perf_counter()
-        settle()
-        times.append((time.perf_counter() - begin, queued - begin))
+    with aside():
+        for _ in range(ROUNDS):
+            settle()
+            begin = time.perf_counter()
+            found.step()
+            queued = time.perf_counter()
+            settle()
+            times.append((time.perf_counter() - begin, queued - begin))
     activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities) as profile:
+    with aside(), torch.profiler.profile(activities=activities) as profile:
         found.step()
         settle()
     on_card = [each for each in profile.key_averages() if each.self_device_time_total and "reroll" not in each.key]

@@ -36,7 +36,7 @@ from typing import Any
 import torch
 from depth_networks import NETWORKS, loss_of
 from depth_peer import JAX_WAYS, peer
-from measuring import alone, cpu_seconds, gradients, interleaved, machine, pinned, relative_error, summary
+from measuring import alone, cost_of, cpu_seconds, gradients, interleaved, machine, pinned, relative_error, summary
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -192,7 +192,7 @@ def _step(run: Any, model: nn.Module, x: Tensor, wanted: Tensor) -> None:
 
 def _peak(step: Callable[[], object], model: nn.Module) -> int:
     model.zero_grad(set_to_none=True)
-    return reroll.measure(step, exclude=[model]).local_peak
+    return cost_of(step, [model]).local_peak
 
 
 def _plans(report: Any) -> list[str]:

@@ -38,7 +38,7 @@ from typing import Any
 import torch
 from door_networks import others, plain, spiking
 from door_networks.case import Network
-from measuring import alone, cpu_seconds, interleaved, machine, pinned, relative_error, summary
+from measuring import alone, cost_of, cpu_seconds, interleaved, machine, pinned, relative_error, summary
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -165,11 +165,11 @@ def _through(network: Network, door: str) -> Any:
     """What is called in place of a network."""
     if door == "backend":
         return torch.compile(network.run, backend="reroll", options={"start": "compiled"})
-    return reroll.compile(network.run, start="compiled", **network.how)
+    return reroll.compile(network.run, start="compiled")
 
 
 def _peak(step: Callable[[], None], network: Network) -> int:
-    return reroll.measure(step, [nn.ParameterList(parameters(network))]).local_peak
+    return cost_of(step, [nn.ParameterList(parameters(network))]).local_peak
 
 
 def _first(text: str) -> str:

@@ -72,8 +72,8 @@ def since(begin: Wait) -> Wait:
 
 
 def ours(network: Network, **options: Any) -> Any:
-    """By reroll, as the network's user names its loop."""
-    return reroll.compile(network.run, **network.how, **options)
+    """By reroll."""
+    return reroll.compile(network.run, **options)
 
 
 JAX = "JAX lax.scan"

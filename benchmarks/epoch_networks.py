@@ -55,14 +55,14 @@ def language_model() -> Network:
     _, loss, _ = CASES["language model"][0](STEPS)
     text_TB = torch.randint(128, (STEPS + 1, 16))
     model = WithLoss(LanguageModel(128, 128, 2), loss)
-    return over_time(model, text_TB[:-1], text_TB[1:], time_dim={"x": 0, "target": 0})
+    return over_time(model, text_TB[:-1], text_TB[1:])
 
 
 def gpt() -> Network:
     """12 blocks, rolled over depth."""
     case = depth_networks.NETWORKS["GPT"]
     model = WithLoss(case.make(12), depth_networks.loss_of)
-    return Network(model, (model,), case.batch(), {})
+    return Network(model, (model,), case.batch())
 
 
 SCRIPTS: dict[str, Script] = {

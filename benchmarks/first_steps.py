@@ -38,8 +38,8 @@ STEPS, MORE_LENGTHS = 64, 10
 LIMIT = 1200  # seconds for one process
 Way = Callable[[Any], Any]
 WAYS: dict[str, Way] = {
-    "reroll.compile": partial(reroll.compile, start="compiled", time_dim=0),
-    "reroll.compile, eager": partial(reroll.compile, start="compiled", time_dim=0, lowering="eager"),
+    "reroll.compile": partial(reroll.compile, start="compiled"),
+    "reroll.compile, eager": partial(reroll.compile, start="compiled", lowering="eager"),
     "backend": partial(torch.compile, backend="reroll", options={"start": "compiled"}),
     "backend, eager": partial(torch.compile, backend="reroll", options={"lowering": "eager"}),
     "torch.compile": torch.compile,
@@ -67,7 +67,7 @@ USUAL: dict[str, tuple[Callable[[], Network], Callable[[int], torch.Tensor], int
 USUAL_WAYS: dict[str, Way] = {
     "eager": lambda network: network,
     "reroll.compile": WAYS["reroll.compile"],
-    "reroll.compile, double": partial(reroll.compile, start="compiled", time_dim=0, schedule="double"),
+    "reroll.compile, double": partial(reroll.compile, start="compiled", schedule="double"),
 }
 
 

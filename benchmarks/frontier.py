@@ -28,12 +28,12 @@ WITHIN, EQUINOX = "reroll within", "equinox, 8 checkpoints"
 def ladder(name: str, network: Network, x: Tensor) -> list[int]:
     """The least budget, those up to what is held without one, and what equinox held last time, in bytes."""
     try:
-        reroll.compile(network, start="compiled", time_dim=0, memory_budget=1)(x)
+        reroll.compile(network, start="compiled", memory_budget=1)(x)
     except reroll.BudgetError as error:
         least = error.nbytes
     else:
         raise AssertionError("one byte is enough")
-    most = reroll.explain(reroll.compile(network, start="compiled", time_dim=0), x).predicted_peak
+    most = reroll.explain(reroll.compile(network, start="compiled"), x).predicted_peak
     assert most is not None
     rungs = [round(least * (most / least) ** (rung / (BETWEEN + 1))) for rung in range(BETWEEN + 1)]
     return sorted({*rungs, *(held for held in _held_before(name) if least <= held <= most)})

@@ -3,8 +3,9 @@
 - compile: wall seconds of the first three training steps at T=64 and at T=16,384, each in a fresh process and with an
   empty inductor cache, on network D (D2r, ``network_d.py``) and two layers of snnTorch's ``Leaky``. The cost is what
   the first two take longer than the third: a model that keeps its state in attributes, as snnTorch's does, is compiled
-  again at its second call, when they hold tensors. The cost includes runs of the model at the full length that check
-  it (``check_s``).
+  again at its second call, when they hold tensors. The cost includes what is done at the full length: runs that are
+  recorded (``record_s``), and the search for loops in the records (``search_s``). Results of before have the runs that
+  checked a length (``check_s``) in place of both.
 - long: one training step of network D2r over T=100,000 steps, ``double`` with disk, against plain BPTT at T=1,000 and
   the same batch. The allocator's peak is measured at T=1,000; at T=100,000, where the profiler's events would fill the
   memory, there are the predicted peak and by how much the process grows at most, Python's memory included.
@@ -28,12 +29,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import empty_caches, gradients, interleaved, machine, relative_error, resident_growth, training_step
+from measuring import (
+    cost_of,
+    empty_caches,
+    gradients,
+    interleaved,
+    machine,
+    relative_error,
+    resident_growth,
+    training_step,
+)
 from network_d import NetworkD, inputs
 from torch import Tensor, nn
 
 import reroll
-import reroll.backends.front.observe as observe
+import reroll.backends.front.full.at_length as at_length
+from reroll.backends.front.recorded import Recorded
 
 HERE = Path(__file__).resolve().parent
 PARTS = ("compile", "long")
@@ -70,7 +81,7 @@ def network(name: str, neurons: int) -> nn.Module:
 
 @contextmanager
 def timed(module: Any, name: str, seconds: list[float]) -> Iterator[None]:
-    """Collect the wall seconds of the calls of a function of a module."""
+    """Collect the wall seconds of the calls of a function of a module or class."""
     function = getattr(module, name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -95,15 +106,11 @@ def wall(call: Callable[[], Any]) -> float:
 
 
 def first_calls(name: str, steps: int, options: Result) -> Result:
-    """Wall seconds of the first three training steps without proofs, and those of them that the checks took."""
+    """Wall seconds of the first three training steps without proofs, and those of them that records took."""
     model, x = network(name, options["neurons"]), inputs(steps, options["batch"])
-    run, checks, probes = (
-        reroll.compile(model, start="compiled", proof="never", time_dim=0, **options["reroll"]),
-        list[float](),
-        list[float](),
-    )
-    step = training_step(run, model, x)
-    with timed(observe, "_follow", checks), timed(observe, "probe", probes):
+    run = reroll.compile(model, start="compiled", proof="never", **options["reroll"])
+    step, records, searches = training_step(run, model, x), list[float](), list[float]()
+    with timed(Recorded, "record", records), timed(at_length, "capture", searches):
         seconds = [wall(step) for _ in range(3)]
     eager = wall(training_step(model, model, x)) if options["eager"] else None
     return {
@@ -112,8 +119,8 @@ def first_calls(name: str, steps: int, options: Result) -> Result:
         "first_s": seconds[0],
         "second_s": seconds[1],
         "third_s": seconds[2],
-        "check_s": sum(checks),
-        "probes_s": sum(probes),
+        "record_s": sum(records),
+        "search_s": sum(searches),
         "eager_step_s": eager,
     }
 
@@ -148,6 +155,7 @@ def compile_cost(options: argparse.Namespace, name: str) -> Result:
     }
     short, long = (fresh(name, steps, given) for steps in options.compile_steps)
     costs = [run["first_s"] + run["second_s"] - 2 * run["third_s"] for run in (short, long)]
+    others = [cost - run["record_s"] - run["search_s"] for cost, run in zip(costs, (short, long), strict=True)]
     differences = [run["first_s"] - run["second_s"] for run in (short, long)]
     return {
         "options": given,
@@ -155,7 +163,7 @@ def compile_cost(options: argparse.Namespace, name: str) -> Result:
         "long": long,
         "cost_s": costs,
         "ratio": costs[1] / costs[0],
-        "ratio_without_check": (costs[1] - long["check_s"]) / (costs[0] - short["check_s"]),
+        "ratio_without_records": others[1] / others[0],
         "ratio_of_first_minus_second": differences[1] / differences[0],
         "goal": 1.2,
     }
@@ -173,7 +181,7 @@ def long_sequence(options: argparse.Namespace) -> Result:
         "lowering": options.lowering,
         "spill_folder": options.spill_folder,
     }
-    run = reroll.compile(model, start="compiled", time_dim=0, **chosen)
+    run = reroll.compile(model, start="compiled", **chosen)
     same = short_of(model, run, short, expected)
     report, found = reroll.explain(run, x), long_step(training_step(run, model, x), options.long_steps)
     return {
@@ -198,7 +206,7 @@ def plain_step(model: nn.Module, x: torch.Tensor) -> tuple[Result, Any]:
     growth = resident_growth(step)
     expected = gradients(step, model)
     model.zero_grad(set_to_none=True)
-    peak = reroll.measure(step, [model]).local_peak
+    peak = cost_of(step, [model]).local_peak
     return {
         "steps": len(x),
         "local_peak_bytes": peak,
@@ -214,15 +222,15 @@ def short_of(model: nn.Module, run: Any, x: torch.Tensor, expected: Any) -> Resu
     model.zero_grad(set_to_none=True)
     return {
         "relative_error": error,
-        "local_peak_bytes": reroll.measure(step, [model]).local_peak,
+        "local_peak_bytes": cost_of(step, [model]).local_peak,
         "predicted_peak_bytes": reroll.explain(run, x).predicted_peak,
     }
 
 
 def long_step(step: Any, steps: int) -> Result:
     """Memory and seconds of the first two training steps at the full length."""
-    checks, growth = list[float](), list[int]()
-    with timed(observe, "_follow", checks):
+    records, growth = list[float](), list[int]()
+    with timed(Recorded, "record", records):
         first = wall(step)
     cpu = time.process_time()
     second = wall(lambda: growth.append(resident_growth(step)))
@@ -230,7 +238,7 @@ def long_step(step: Any, steps: int) -> Result:
     return {
         "resident_growth_bytes": growth[0],
         "first_step_wall_s": first,
-        "check_wall_s": sum(checks),
+        "record_wall_s": sum(records),
         "step_wall_s": second,
         "step_cpu_s": cpu,
         "cpu_us_per_time_step": cpu / steps * 1e6,

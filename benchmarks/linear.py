@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from measuring import cpu_seconds, gradients, interleaved, pinned, relative_error, summary, training_step
+from measuring import cost_of, cpu_seconds, gradients, interleaved, pinned, relative_error, summary, training_step
 from rich.console import Console
 from rich.table import Table
 from speed import EAGER, measure_rows
@@ -75,10 +75,7 @@ def row(point: Point, rounds: int, core: int | None, **options: Any) -> dict[str
     torch.manual_seed(0)
     network, x = Retention(point.size), torch.randn(point.steps, point.batch, 64)
     with pinned(core), mock.patch.object(cores, "LEAST", 1):
-        ours = {
-            way: reroll.compile(network, start="compiled", time_dim=0, **options, **given)
-            for way, given in OURS.items()
-        }
+        ours = {way: reroll.compile(network, start="compiled", **options, **given) for way, given in OURS.items()}
         models = {EAGER: network, CHECKPOINT: Checkpointed(network), **ours}
         training, found = {way: training_step(model, network, x) for way, model in models.items()}, {}
         expected = gradients(training[EAGER], network)
@@ -87,7 +84,7 @@ def row(point: Point, rounds: int, core: int | None, **options: Any) -> dict[str
             error = relative_error(gradients(step, network), expected)
             first = cpu_seconds() - began
             network.zero_grad(set_to_none=True)
-            peak = reroll.measure(step, [network]).local_peak
+            peak = cost_of(step, [network]).local_peak
             found[way] = {"relative_error": error, "local_peak_bytes": peak, "first_s": first}
         times = summary(interleaved(training, rounds), EAGER)
     return {"steps": point.steps, "contenders": {way: {**found[way], **times[way]} for way in found}}

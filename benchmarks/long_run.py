@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import machine
+from measuring import cost_of, machine
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -39,14 +39,12 @@ WAYS = ("reroll", "plain BPTT")
 
 def way(name: str, network: nn.Module, words: tuple[Words, Words], args: argparse.Namespace) -> dict[str, Any]:
     """One training, with the local peak and the CPU seconds of a step."""
-    compiled = reroll.compile(
-        network, start="compiled", time_dim=0, memory_budget=args.budget * 1024, lowering=args.lowering
-    )
+    compiled = reroll.compile(network, start="compiled", memory_budget=args.budget * 1024, lowering=args.lowering)
     model: Any = compiled if name == "reroll" else network
     history = train(name, model, network, words, args)
     x_TBC, y_B = words[0][0][:, : args.batch].float(), words[0][1][: args.batch]
     network.zero_grad()
-    cost = reroll.measure(lambda: cross_entropy(model(x_TBC), y_B).backward(), exclude=[network])
+    cost = cost_of(lambda: cross_entropy(model(x_TBC), y_B).backward(), [network])
     return {
         "accuracies": {str(number): round(each, 4) for number, each in history.accuracies.items()},
         "losses": [round(each, 4) for each in history.losses],
@@ -69,9 +67,7 @@ def seed_row(args: argparse.Namespace, out: Path) -> None:
     torch.manual_seed(args.seed)
     words = words_of(args)
     network = Listener(args.channels, args.neurons)
-    exact = reroll.compile(
-        copy.deepcopy(network).double(), time_dim=0, memory_budget=args.budget * 1024, lowering="eager"
-    )
+    exact = reroll.compile(copy.deepcopy(network).double(), memory_budget=args.budget * 1024, lowering="eager")
     first = words[0][0][:, :: len(words[0][1]) // args.batch].double()
     check = reroll.check(exact, first, measure=False)
     sizes = {name: getattr(args, name) for name in ("steps", "channels", "neurons", "batch", "rounds")}

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import inspect
 import json
 import subprocess
 import sys
@@ -100,16 +99,14 @@ def row(name: str, steps: int, rounds: int, core: int | None) -> dict[str, Any]:
     """All ways of a case at one length, here."""
     torch.manual_seed(0)
     model, loss, (x, target) = CASES[name][0](steps)
-    over: dict[str, Any] = {"time_dim": {next(iter(inspect.signature(model.forward).parameters)): 0}}
     networks, runs = {"eager": model}, {"eager": lambda: loss(model(x), target)}
     for way, (inside, options) in WAYS.items():
         twin = copy.deepcopy(model)
         if inside:
-            dims = over["time_dim"] | {"target": 0 if len(target) == steps else None}
-            fast = reroll.compile(twin, start="compiled", loss=loss, time_dim=dims, **options)
+            fast = reroll.compile(twin, start="compiled", loss=loss, **options)
             runs[way] = lambda fast=fast: fast(x, target=target)  # type: ignore[misc]
         else:
-            fast = reroll.compile(twin, start="compiled", **over, **options)
+            fast = reroll.compile(twin, start="compiled", **options)
             runs[way] = lambda fast=fast: loss(fast(x), target)  # type: ignore[misc]
         networks[way] = twin
 

@@ -12,8 +12,8 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,12 @@ import torch
 from torch import Tensor, nn
 
 import reroll
+from reroll.backends.measure.measure import Measurement
+
+try:
+    from reroll.backends.construct.stages.takeover import aside as aside  # for others, too
+except ImportError:  # of an earlier version (versions.py)
+    aside = nullcontext  # type: ignore[assignment]
 
 Step = Callable[[], float | None]
 """A training step. It gives its own CPU seconds if it ran in another process."""
@@ -122,11 +128,15 @@ def keep_pages() -> None:
         libc.mallopt(mmap_threshold, 1 << 25)
 
 
+def cost_of(step: Callable[[], object], exclude: Iterable[nn.Module | Tensor]) -> Measurement:
+    """What ``reroll.measure`` says of a step in which none of reroll's programs is proved or looked at again."""
+    with aside():
+        return reroll.measure(step, exclude)
+
+
 def interleaved(steps: Mapping[str, Step], rounds: int) -> dict[str, list[float]]:
     """CPU seconds of every step, ``rounds`` times in turn; all threads of the process count. None of reroll's programs
     is proved or looked at again meanwhile, as that becomes ever more seldom."""
-    from reroll.backends.construct.stages.takeover import aside  # which earlier versions lack (versions.py)
-
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     with aside():
         for name, step in list(steps.items()) * rounds:
@@ -169,7 +179,7 @@ def side_by_side(
         keep_pages()
         found = {way: gradients(each, networks[way]) for way, each in steps.items()}
         errors = {way: relative_error(each, found[base]) for way, each in found.items()}
-        peaks = {way: reroll.measure(each, [networks[way]]).local_peak for way, each in steps.items()}
+        peaks = {way: cost_of(each, [networks[way]]).local_peak for way, each in steps.items()}
         times = summary(interleaved(steps, rounds), base)
     return {way: {"error": errors[way], "peak": peaks[way], "time": times[way]} for way in runs}
 

@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from measuring import alone, machine
+from measuring import alone, cost_of, machine
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -60,7 +60,7 @@ def of_doors(name: str, lowering: Any, inside: ExitStack) -> Ways:
         torch.manual_seed(0)
         made.append(doors.NETWORKS[name]())
     plain, own = made
-    run = reroll.compile(own.run, start="compiled", **{"lowering": lowering, **own.how})
+    run = reroll.compile(own.run, start="compiled", lowering=lowering)
 
     def told() -> Any:
         own.reset()
@@ -101,7 +101,7 @@ def of_networks(name: str, lowering: Any, inside: ExitStack) -> Ways:
     inside.enter_context(training.precision(case.dtype))
     inside.enter_context(training.quiet(case))
     made = Made(case, BATCH, WIDTH)
-    run = reroll.compile(made.model, start="compiled", time_dim=case.time_dim, lowering=lowering)
+    run = reroll.compile(made.model, start="compiled", lowering=lowering)
 
     def told() -> Any:
         case.restart(made.model)
@@ -179,7 +179,7 @@ def _peak(step: Callable[[], object], modules: list[nn.Module]) -> int:
     parameters = [each for module in modules for each in nn.Module.parameters(module)]
     for each in parameters:
         each.grad = None
-    return reroll.measure(step, parameters).local_peak
+    return cost_of(step, parameters).local_peak
 
 
 def measured(name: str, options: argparse.Namespace) -> Row:

@@ -15,17 +15,17 @@ from typing import Any
 from unittest import mock
 
 import torch
-from measuring import Step, empty_caches, gradients, interleaved, relative_error, summary
+from measuring import Step, cost_of, empty_caches, gradients, interleaved, relative_error, summary
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from wider import enlarged, wider
 
 import reroll
-import reroll.backends.construct.lent as lent
-import reroll.backends.front.compile as front
-import reroll.backends.front.entries as entries
-import reroll.backends.front.families as families
+import reroll.backends.construct.share as share
+import reroll.backends.front.recorded as recorded
+from reroll.backends.construct.lent import kernels_for
 from reroll.backends.inductor.sizes.family import forget
+from reroll.capture.recorder.graph import GraphRecorder
 from reroll.errors import RerollError
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
@@ -49,9 +49,7 @@ def cases() -> dict[str, Any]:
         return torch.randn(steps, 2, 3), torch.tensor([steps, steps - 2])
 
     settings = {"allow_rnn": True}
-    return test_networks.CASES | {
-        "torch-packed_sequence": Case(test_networks.Packed, packed, (), time_dim={"x": 0}, settings=settings)
-    }
+    return test_networks.CASES | {"torch-packed_sequence": Case(test_networks.Packed, packed, (), settings=settings)}
 
 
 class Row:
@@ -68,9 +66,7 @@ class Row:
     def inputs(self, steps: int) -> Any:
         """One batch."""
         torch.manual_seed(5)
-        dims = self.case.time_dim
-        time_dim = dims if isinstance(dims, int) else max(dims.values())
-        return enlarged(self.case.inputs(steps), steps, time_dim, self.batch, self.width)
+        return enlarged(self.case.inputs(steps), steps, self.case.time, self.batch, self.width)
 
     def forward(self, run: Callable[..., Any], steps: int) -> Callable[[], list[Tensor]]:
         """One forward from a new state."""
@@ -101,27 +97,21 @@ def loss_of(outputs: list[Tensor]) -> Tensor:
 
 
 class Counts:
-    """How often Dynamo gave a graph, and how many segments were compiled, from here on."""
+    """How many records of models were made, and how often segments were compiled, from here on."""
 
     def __init__(self) -> None:
         self.graphs = self.segments = 0
-        new_backend, kernels_for = entries.new_backend, lent.kernels_for
 
-        def counted_backend() -> Any:
-            backend = new_backend()
-
-            def counted(*args: Any) -> Any:
-                self.graphs += 1
-                return backend(*args)
-
-            return counted
+        def counted_recorder(*args: Any, **how: Any) -> Any:
+            self.graphs += 1
+            return GraphRecorder(*args, **how)
 
         def counted_kernels(*args: Any) -> Any:
             self.segments += 1
             return kernels_for(*args)
 
-        setattr(front, "new_backend", counted_backend)  # noqa: B010  # names that the modules import
-        setattr(families, "kernels_for", counted_kernels)  # noqa: B010
+        setattr(recorded, "GraphRecorder", counted_recorder)  # noqa: B010  # names that the modules import
+        setattr(share, "kernels_for", counted_kernels)  # noqa: B010
 
     def now(self) -> dict[str, int]:
         """Both numbers."""
@@ -148,7 +138,7 @@ def measured(row: Row, schedule: str, options: dict[str, Any]) -> dict[str, Any]
     """The figures of one schedule."""
     counts, steps = Counts(), options["steps"]
     chosen = {**SCHEDULES[schedule], "lowering": options["lowering"]}
-    run = reroll.compile(row.model, start="compiled", time_dim=row.case.time_dim, **chosen)
+    run = reroll.compile(row.model, start="compiled", **chosen)
     found = first_calls(row, run, **options["first"][schedule], counts=counts)
     expected, step = gradients(row.step(row.model, steps), row.model), row.step(run, steps)
     found["relative_error"] = relative_error(gradients(step, row.model), expected)
@@ -161,7 +151,7 @@ def measured(row: Row, schedule: str, options: dict[str, Any]) -> dict[str, Any]
     found["local_peak_bytes"] = {}
     for name, each in contenders.items():
         row.model.zero_grad(set_to_none=True)
-        found["local_peak_bytes"][name] = reroll.measure(each, [row.model]).local_peak
+        found["local_peak_bytes"][name] = cost_of(each, [row.model]).local_peak
     return found
 
 

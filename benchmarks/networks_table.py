@@ -12,8 +12,9 @@ its batch and its widths times a factor (``wider.py``; images less), so that hid
 - peak: what the allocator holds in one training step above inputs, parameters and their gradients
 - time: CPU seconds of one training step, one thread, medians, eager = 1
 - first call: wall seconds of the first forward in a fresh process (T=64) or after a reset of Dynamo (T=4,096), with an
-  empty inductor cache; it traces, compiles, checks the model at the full length, and runs it
-- compiled: graphs that Dynamo traced and segments that were compiled, after the first call, and after ten lengths
+  empty inductor cache; it records the model, compiles, and runs it
+- compiled: records that were made of the model (``graphs``; graphs that Dynamo traced, in rows of before) and segments
+  that were compiled, after the first call, and after ten lengths
 """
 
 from __future__ import annotations

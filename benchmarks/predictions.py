@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import gradients, machine, pinned, relative_error, training_step
+from measuring import cost_of, gradients, machine, pinned, relative_error, training_step
 from speed_networks import NETWORKS
 from torch import Tensor, nn
 
@@ -41,7 +41,7 @@ def options_of(plain_peak: int, budgets: Sequence[float]) -> dict[str, dict[str,
 
 def measured_row(network: nn.Module, x: Tensor, expected: list[Tensor], options: dict[str, Any]) -> dict[str, Any]:
     """What is predicted and what is measured for one way to compile a network."""
-    fast = reroll.compile(network, start="compiled", time_dim=0, **options)
+    fast = reroll.compile(network, start="compiled", **options)
     try:
         at_once = reroll.explain(fast, x).to_json()
         for _ in range(2):  # the first is slow
@@ -55,7 +55,7 @@ def measured_row(network: nn.Module, x: Tensor, expected: list[Tensor], options:
     costs, recurrences = [], []
     for _ in range(ROUNDS):
         network.zero_grad()
-        costs.append(reroll.measure(step, exclude=[network]))
+        costs.append(cost_of(step, [network]))
         recurrences.append(sum(loop.measured_seconds or 0.0 for loop in reroll.explain(fast, x).loops))
     after = reroll.explain(fast, x).to_json()
     peak, seconds = costs[0].local_peak, statistics.median(recurrences)
@@ -85,7 +85,7 @@ def network_rows(name: str, budgets: Sequence[float], shorter: int) -> dict[str,
     plain = training_step(network, network, x)
     expected = gradients(plain, network)
     network.zero_grad()
-    cost = min((reroll.measure(plain, exclude=[network]) for _ in range(3)), key=lambda each: each.seconds)
+    cost = min((cost_of(plain, [network]) for _ in range(3)), key=lambda each: each.seconds)
     rows: dict[str, Any] = {
         "steps": x.shape[0],
         "plain": {"local_peak_bytes": cost.local_peak, "step_cpu_s": cost.seconds},

@@ -77,9 +77,7 @@ def row(door: str, dtype: str, name: str) -> Row:
     except Exception as error:  # noqa: BLE001  # of torch's, which has no such operation at this precision
         return ["invalid", _said(error)]
     compiled = (
-        reroll.compile(net, time_dim=0, **OPTIONS)
-        if door == DOORS[0]
-        else torch.compile(net, backend="reroll", options=OPTIONS)
+        reroll.compile(net, **OPTIONS) if door == DOORS[0] else torch.compile(net, backend="reroll", options=OPTIONS)
     )
     with import_module("judge").played() as loops, _noted() as proofs:
         try:

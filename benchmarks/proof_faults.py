@@ -252,12 +252,14 @@ FAULTS: Mapping[str, Fault] = {
         "self.first + self.every * begin - start",
         "max(self.first + self.every * begin - start - 1, 0)",
     ),
-    # Any length, and what is around a loop.
-    "numbers of all steps are the first": Fault(
-        "capture.lengths.instantiate:_Builder.numbers", "return tuple(found)", "return tuple(found[:1]) * len(found)"
+    # A record, and what is around a loop.
+    "a run that was left out reads the row before": Fault(
+        "capture.recorder.repeats:Repeats._operands",
+        "(x, slope, x + slope * run if slope else x)",
+        "(x, slope, x + slope * max(run - 1, 0) if slope else x)",
     ),
-    "numbers that vary are those of a short trace": Fault(
-        "capture.lengths.instantiate:_Builder.number", "self.literals.scalar(values)", "values[-1]"
+    "results of a record are given in another order": Fault(
+        "backends.front.recorded:_filled", "else results[skeleton.index]", "else results[-1 - skeleton.index]"
     ),
     "buffers are those of an earlier call": Fault(
         "backends.dynamo.entry:assemble",

@@ -278,6 +278,7 @@ def some_rows(m: Model, x: Tensor) -> Any:
 
 NETWORKS: Mapping[str, Network] = {
     "elman": Network(elman, 15),
+    "elman, long": Network(elman, 40),
     "elman, double": Network(elman, 16, BACKEND, options={"schedule": "double", "segment": 2, "chunk": 8, "slots": 2}),
     "gru, revolve": Network(gru, 10, BACKEND, torch.float32, {"schedule": "revolve", "slots": 2, "segment": 2}),
     "lstm, budget": Network(lstm, 8, BACKEND, options={"memory_budget": 0.75, "segment": 2}),

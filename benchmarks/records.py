@@ -1,7 +1,7 @@
 """What a record of a model costs as T grows: ``python benchmarks/records.py``.
 
 Network D2r, its forward in eager, a record of it in which runs that repeat are left out (*folded*, as
-``reroll.compile`` makes it without time named), and one of all runs (*written*), then the search for the loop in each.
+``reroll.compile`` makes it), and one of all runs (*written*), then the search for the loop in each.
 CPU seconds, one thread pinned to a core, medians of rounds that take turns; ``nodes`` is how large a record is. What a
 record takes more where it notes which code runs, a fifth, is not in it.
 """

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from measuring import Step, gradients, interleaved, pinned, relative_error, summary, training_step
+from measuring import Step, cost_of, gradients, interleaved, pinned, relative_error, summary, training_step
 from network_d import Spike
 from rich.console import Console
 from rich.table import Table
@@ -118,11 +118,11 @@ def row(point: Point | str, rounds: int, core: int | None, **options: Any) -> di
         training, found = {EAGER: training_step(network, network, x)}, {}
         expected = gradients(training[EAGER], network)
         for way, given in {ALL: {}, **LEFT_OUT}.items():
-            fast = reroll.compile(network, start="compiled", time_dim=0, **options, **given)
+            fast = reroll.compile(network, start="compiled", **options, **given)
             step = training[way] = training_step(fast, network, x)
             error = relative_error(gradients(step, network), expected)
             network.zero_grad(set_to_none=True)
-            found[way] = {"relative_error": error, "local_peak_bytes": reroll.measure(step, [network]).local_peak}
+            found[way] = {"relative_error": error, "local_peak_bytes": cost_of(step, [network]).local_peak}
         times = summary(interleaved({way: _second(step) for way, step in training.items()}, rounds), EAGER)
     density = density_of(network, x) if isinstance(network, Firing) else None
     return {"density": density, "ways": {each: {**found[each], **times[each]} for each in found}}

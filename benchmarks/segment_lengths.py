@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from measuring import cpu_seconds, gradients, interleaved, pinned, relative_error, summary, training_step
+from measuring import cost_of, cpu_seconds, gradients, interleaved, pinned, relative_error, summary, training_step
 from rich.console import Console
 from rich.table import Table
 from speed import EAGER, measure_rows
@@ -35,15 +35,15 @@ def row(name: str, rounds: int, core: int | None, lengths: tuple[int, ...] = LEN
     training, found = {EAGER: plain}, {}
     with pinned(core):
         expected = gradients(plain, network)
-        chosen = reroll.explain(reroll.compile(network, start="compiled", time_dim=0), x).loops[0].choice.segment
+        chosen = reroll.explain(reroll.compile(network, start="compiled"), x).loops[0].choice.segment
         for length in lengths:
-            fast = reroll.compile(network, start="compiled", time_dim=0, schedule="standard", segment=length)
+            fast = reroll.compile(network, start="compiled", schedule="standard", segment=length)
             step = training[str(length)] = training_step(fast, network, x)
             before = cpu_seconds()
             error = relative_error(gradients(step, network), expected)
             first = cpu_seconds() - before
             network.zero_grad(set_to_none=True)
-            peak = reroll.measure(step, [network]).local_peak
+            peak = cost_of(step, [network]).local_peak
             found[str(length)] = {"relative_error": error, "first_step_s": first, "local_peak_bytes": peak}
         times = summary(interleaved(training, rounds), EAGER)
     return {"steps": steps, "itself": chosen, "lengths": {each: {**found[each], **times[each]} for each in found}}

@@ -22,7 +22,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from measuring import gradients, interleaved, pinned, relative_error, summary, told_apart, training_step
+from measuring import cost_of, gradients, interleaved, pinned, relative_error, summary, told_apart, training_step
 from rich.console import Console
 from rich.table import Table
 from speed_networks import MORE, NETWORKS, Checkpointed, CompiledSegments, Network
@@ -83,7 +83,7 @@ def contend(
         EAGER: network,
         "torch.utils.checkpoint": Checkpointed(network),
         "inductor segments, checkpoint": CompiledSegments(network),
-        **{each: reroll.compile(network, start="compiled", time_dim=0, **options) for each, options in ours.items()},
+        **{each: reroll.compile(network, start="compiled", **options) for each, options in ours.items()},
     }
     training = {each: training_step(model, network, x) for each, model in models.items()}
     expected = gradients(training[EAGER], network)
@@ -96,7 +96,7 @@ def contend(
             first = time.perf_counter() - begin
             error = relative_error(gradients(step, network), expected)
             network.zero_grad(set_to_none=True)
-            peak = reroll.measure(step, [network]).local_peak
+            peak = cost_of(step, [network]).local_peak
             found[each] = {"first_step_wall_s": first, "relative_error": error, "local_peak_bytes": peak}
             if each in ours:
                 report = reroll.explain(models[each], x)

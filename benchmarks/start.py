@@ -6,9 +6,9 @@ training step at each of several batch sizes, the C++ compiler's included, and o
 own way to compile for all sizes at once. With ``--jax`` a process of JAX for each size: wall seconds, one thread.
 Beside it, what code that takes sizes as operands costs in time: the network at its usual length and the second batch
 size, by that code and by code for this size alone, in turns. And what new lengths cost: the first step at each of ten,
-a second one there, and in the first one the run that checks the length, with eager's forward. First steps are proved,
+a second one there, and in the first one the runs that are recorded, with eager's forward. First steps are proved,
 as by default; in second ones the model is not looked at again. The result goes to ``results/start.json``; a row that is
-there is left alone without ``--again``.
+there is left alone without ``--again``. (Rows of before have ``check_s``, the run that checked a new length.)
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from torch import Tensor
 
 import reroll
 from reroll.backends.construct.stages.takeover import aside
-from reroll.backends.front import observe
+from reroll.backends.front.recorded import Recorded
 from reroll.backends.inductor.sizes.family import forget
 
 RESULT = Path(__file__).resolve().parent / "results" / "start.json"
@@ -60,8 +60,8 @@ Way = Callable[..., Any]
 KINDLESS = ("nn.LSTM", "nn.GRU")  # those of which speed_jax.py has no step
 WAYS: dict[str, Way] = {
     "eager": lambda network: network,
-    "reroll.compile": partial(reroll.compile, start="compiled", time_dim=0),
-    "reroll.compile, dynamic=True": partial(reroll.compile, start="compiled", time_dim=0, dynamic=True),
+    "reroll.compile": partial(reroll.compile, start="compiled"),
+    "reroll.compile, dynamic=True": partial(reroll.compile, start="compiled", dynamic=True),
     "backend": partial(torch.compile, backend="reroll", options={"start": "compiled"}),
     "torch.compile": torch.compile,
     "torch.compile, dynamic=True": partial(torch.compile, dynamic=True),
@@ -122,7 +122,7 @@ def shared(name: str, rounds: int, core: int | None) -> dict[str, Any]:
     with pinned(core):
         for kind, before in (("any size", [x]), ("this size", [])):
             forget()
-            compiled = reroll.compile(network, start="compiled", time_dim=0)
+            compiled = reroll.compile(network, start="compiled")
             ways[kind] = training_step(compiled, network, given)
             for each in (*before, given):
                 training_step(compiled, network, each)()
@@ -130,31 +130,37 @@ def shared(name: str, rounds: int, core: int | None) -> dict[str, Any]:
 
 
 def of_lengths(name: str, core: int | None) -> dict[str, Any]:
-    """First and second steps at new lengths, the runs that check these, and eager's forward, in CPU seconds."""
+    """First and second steps at new lengths, the runs that are recorded, and eager's forward, in CPU seconds."""
     make, inputs, steps = TEN[name]
     torch.manual_seed(0)
-    network, x, follow = make(), inputs(steps), observe._follow
-    compiled, errors = reroll.compile(network, start="compiled", time_dim=0), []
-    told: dict[str, list[float]] = {"first_s": [], "again_s": [], "check_s": [], "eager_forward_s": []}
+    network, x, record = make(), inputs(steps), Recorded.record
+    compiled, errors = reroll.compile(network, start="compiled"), []
+    told: dict[str, list[float]] = {"first_s": [], "again_s": [], "record_s": [], "eager_forward_s": []}
+    records = list[float]()
 
-    def timed(kind: str, function: Way, *arguments: Any, clock: Callable[[], float] = time.process_time) -> Any:
+    def timed(into: list[float], function: Way, *arguments: Any, clock: Callable[[], float] = time.process_time) -> Any:
         begin = clock()
         found = function(*arguments)
-        told[kind].append(clock() - begin)
+        into.append(clock() - begin)
         return found
+
+    def recorded(self: Recorded, *arguments: Any) -> Any:
+        return timed(records, record, self, *arguments)
 
     lengths = random.Random(0).sample(range(steps // 2, steps), NEW)
     with pinned(core):
         training_step(compiled, network, x)()
         for given in (x[:length] for length in lengths):
             step = training_step(compiled, network, given)
-            with patch.object(observe, "_follow", partial(timed, "check_s", follow)):
-                timed("first_s", step, clock=cpu_seconds)  # the C++ compiler's included
+            with patch.object(Recorded, "record", recorded):
+                timed(told["first_s"], step, clock=cpu_seconds)  # the C++ compiler's included
+            told["record_s"].append(sum(records))
+            records.clear()
             with aside():
-                timed("again_s", step)
+                timed(told["again_s"], step)
             found = [each.grad.clone() for each in network.parameters() if each.grad is not None]
             errors.append(relative_error(found, gradients(training_step(network, network, given), network)))
-            timed("eager_forward_s", network, given)
+            timed(told["eager_forward_s"], network, given)
     return {"lengths": lengths, **told, "error": max(errors)}
 
 
@@ -184,8 +190,9 @@ def show(result: dict[str, Any], console: Console) -> None:
             table.add_row(name, way, *("-" if each is None else f"{each:.2f}" for each in found))
         if "any size" in ways.get("shared", {}):
             table.add_row(name, f"any size / this size: {ways['shared']['any size']['median_ratio']:.2f}")
-        if "check_s" in (found := ways.get("new lengths", {})):
-            table.add_row(name, f"check / eager's forward: {sum(found['check_s']) / sum(found['eager_forward_s']):.2f}")
+        if "record_s" in (found := ways.get("new lengths", {})):
+            ratio = sum(found["record_s"]) / sum(found["eager_forward_s"])
+            table.add_row(name, f"records / eager's forward: {ratio:.2f}")
     console.print(table)
 
 

@@ -23,13 +23,11 @@ from typing import Any
 
 import torch
 from contenders import EAGER
-from measuring import Step, gradients, interleaved, machine, pinned, relative_error, summary
+from measuring import Step, cost_of, gradients, interleaved, machine, pinned, relative_error, summary
 from study_plot import draw
 from study_points import Contender, Point, points, steps_of
 from study_tables import write
 from torch import nn
-
-import reroll
 
 HERE = Path(__file__).resolve().parent
 WRONG = 1e-3  # relative: rounding moves a spike here and there, a wrong gradient is off by more
@@ -61,7 +59,7 @@ def row(point: Point, core: int | None) -> Result:
 def plain(network: nn.Module, step: Step, point: Point) -> Result:
     """The memory of plain BPTT, unless it is left out."""
     network.zero_grad(set_to_none=True)
-    return {"local_peak_bytes": reroll.measure(step, [network]).local_peak if point.plain_memory else None}
+    return {"local_peak_bytes": cost_of(step, [network]).local_peak if point.plain_memory else None}
 
 
 def held(network: nn.Module, contender: Contender, expected: list[torch.Tensor]) -> Result:
@@ -73,7 +71,7 @@ def held(network: nn.Module, contender: Contender, expected: list[torch.Tensor])
     return {
         "plan": loop.choice.describe(),
         "relative_error": error,
-        "local_peak_bytes": reroll.measure(contender, [network]).local_peak,
+        "local_peak_bytes": cost_of(contender, [network]).local_peak,
         "predicted_peak_bytes": report.predicted_peak,
         "remote_peak_bytes": sum(report.remote_peaks.values()),
         "predicted_s": loop.trace().seconds,

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import Step, gradients, pinned, relative_error, told_apart, training_step
+from measuring import Step, aside, gradients, pinned, relative_error, told_apart, training_step
 from paced import paced, written
 from speed_networks import Network, Recurrent
 from study_disk_group import limited
@@ -93,10 +93,7 @@ def measured(network: Network, x: Tensor, ways: Mapping[str, Mapping[str, Any]],
 
     plain: beside plain BPTT, with which gradients are compared then; else with those of the first way.
     """
-    models = {
-        way: reroll.compile(network, start="compiled", time_dim=0, segment=8, **options)
-        for way, options in ways.items()
-    }
+    models = {way: reroll.compile(network, start="compiled", segment=8, **options) for way, options in ways.items()}
     steps: dict[str, Step] = {PLAIN: training_step(network, network, x)} if plain else {}
     steps |= {way: training_step(model, network, x) for way, model in models.items()}
     reports = {way: reroll.explain(model, x) for way, model in models.items()}  # before the first call
@@ -112,6 +109,7 @@ def measured(network: Network, x: Tensor, ways: Mapping[str, Mapping[str, Any]],
     return {way: {**found[way], "least_s": seconds[way]} for way in steps}
 
 
+@aside()
 def timed(steps: Mapping[str, Step], rounds: int) -> dict[str, float]:
     """Least wall seconds of each step, in turns."""
     seconds: dict[str, list[float]] = {way: [] for way in steps}

@@ -5,10 +5,8 @@ Lengths and batches are those of the paper that ``docs/background/study.md`` nam
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -19,7 +17,9 @@ from speed_networks import FeedForward, Network, Recurrent
 from torch import Tensor
 
 import reroll
-from reroll.backends.construct.stages.takeover import Takeover
+from reroll.backends.construct.kernels import Kernels
+from reroll.backends.construct.share import Known
+from reroll.recurrence import Recurrence
 from reroll.report.report import Report
 
 NETWORKS: Mapping[str, tuple[Callable[[int], Network], int]] = {
@@ -101,34 +101,35 @@ def _lowered(point: Point, lowering: str) -> Point:
     return replace(point, contenders=contenders)
 
 
-@dataclass
-class Shared:
-    """A network compiled once for all schedules: they differ in programs, not in the segments that these play.
+class Shared(Known):
+    """A network whose segments are compiled once for all schedules: these differ in programs, not in what they play.
 
     ``reroll.compile`` makes the same segments for each of these schedules; here they are made once, which saves
     minutes. ``replay`` is of the segments: only ``auto`` takes those that replay spikes.
     """
 
-    network: Network
-    replay: bool | str
-    lowering: str
-    programs: dict[Any, OrderedDict[Any, Any]] = field(default_factory=lambda: defaultdict(OrderedDict))
-    compiled: Any = None
+    def __init__(self, network: Network, replay: bool | str, lowering: str) -> None:
+        super().__init__()
+        self.network, self.replay, self.compiled = network, replay, dict[Any, Any]()
+        schedule = "auto" if replay == "auto" else "store_all"
+        self.options = reroll.Options.of(
+            {"schedule": schedule, "replay": replay, "lowering": lowering, "start": "compiled"}
+        )
 
-    def __post_init__(self) -> None:
-        given: dict[str, Any] = {"schedule": "auto"} if self.replay == "auto" else {"schedule": "store_all"}
-        given |= {"replay": self.replay, "lowering": self.lowering}
-        self.compiled = reroll.compile(self.network, start="compiled", time_dim=0, **given)
+    def kernels(
+        self, what: Any, recurrence: Recurrence, lengths: Sequence[int], loops: int, options: reroll.Options
+    ) -> Kernels:
+        """Segments of some lengths, which no schedule changes."""
+        return super().kernels(what, recurrence, lengths, loops, self.options)
 
-    @contextmanager
-    def playing(self, options: Mapping[str, Any]) -> Iterator[Any]:
-        """The compiled network under other options."""
-        caller, chosen = self.compiled.reroll_caller, reroll.Options.of({**options, "replay": self.replay})
-        caller.front = replace(caller.front, options=chosen)
-        for entry in caller.front.entries.values():
-            for family in entry.families.values():
-                family.takeover, family.programs = Takeover.of(chosen), self.programs[id(family), chosen]
-        yield self.compiled
+    def under(self, options: Mapping[str, Any]) -> Any:
+        """The compiled network under some options."""
+        key = tuple(sorted(options.items()))
+        if key not in self.compiled:
+            made = reroll.compile(self.network, **{"start": "compiled", "replay": self.replay, **options})
+            vars(made.reroll_caller.at_length).update(known=self)
+            self.compiled[key] = made
+        return self.compiled[key]
 
 
 @cache
@@ -164,13 +165,11 @@ class Contender:
 
     def __call__(self) -> None:
         """Forward and backward into fresh gradients."""
-        with self.shared.playing(self.options) as model:
-            training_step(model, self.shared.network, self.x)()
+        training_step(self.shared.under(self.options), self.shared.network, self.x)()
 
     def report(self) -> Report:
         """What ``reroll.explain`` says of it."""
-        with self.shared.playing(self.options) as model:
-            return reroll.explain(model, self.x)
+        return reroll.explain(self.shared.under(self.options), self.x)
 
 
 def steps_of(point: Point) -> tuple[Network, dict[str, Step], dict[str, Contender]]:

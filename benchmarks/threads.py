@@ -54,7 +54,7 @@ def row(name: str, rounds: int, threads: tuple[int, ...] = THREADS, **options: A
     errors = {}
     expected = gradients(training_step(network, network, x), network)
     for count in threads:
-        fast = reroll.compile(network, start="compiled", time_dim=0, **options)
+        fast = reroll.compile(network, start="compiled", **options)
         runs[f"eager, {count}"] = with_threads(training_step(network, network, x), count)
         runs[f"reroll, {count}"] = with_threads(training_step(fast, network, x), count)
         for who in ("eager", "reroll"):

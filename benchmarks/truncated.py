@@ -56,10 +56,7 @@ def row(steps: int, rounds: int, core: int | None, every: int = EVERY) -> dict[s
         "plain BPTT": lambda: next_token(plain(x), target).backward(),
     }
     for way, options in WAYS.items():
-        dims = {"x_TB": 0, "target": 0}
-        fast = reroll.compile(
-            networks[way], start="compiled", loss=next_token, time_dim=dims, truncate=every, **options
-        )
+        fast = reroll.compile(networks[way], start="compiled", loss=next_token, truncate=every, **options)
         runs[way] = lambda fast=fast: fast(x, target=target).backward()  # type: ignore[misc]
 
     return side_by_side(runs, networks, "by hand", rounds, core)

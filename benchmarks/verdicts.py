@@ -5,9 +5,9 @@
     python benchmarks/verdicts.py --only zoo --again                 # some parts, also rows that are there
     python benchmarks/verdicts.py --show
 
-Parts: the zoo of the tests at several lengths, the networks of ``doors.py`` (its packages), both with time named and
-by ``reroll.compile(model)`` alone (*unnamed*), and seeds of the campaign that it has not come to. A row is a call with
-its gradients in float64, in eager segments and without proofs, compared by ``reroll.check`` with plain PyTorch.
+Parts: the zoo of the tests at several lengths, the networks of ``doors.py`` (its packages), and seeds of the campaign
+that it has not come to. A row is a call with its gradients in float64, in eager segments and without proofs, compared
+by ``reroll.check`` with plain PyTorch.
 ``--against`` makes the rows that the other file has, says which of them are worse there, and ends with an error if any
 is.
 
@@ -45,8 +45,7 @@ HERE = Path(__file__).resolve().parent
 RESULT = HERE / "results" / "verdicts.json"
 LENGTHS = (5, 6, 9, 13, 21, 40)
 SEEDS = {"programs": 400, "wholes": 60, "losses": 60, "kinds": 20, "sizes": 10}
-UNNAMED = " unnamed"
-PARTS = ("zoo", "doors", f"zoo{UNNAMED}", f"doors{UNNAMED}", *SEEDS)
+PARTS = ("zoo", "doors", *SEEDS)
 FIRST = 20_000  # seed
 CHUNK = 40  # rows of one process
 LEAST, ROUNDING = 1e-16, 1e-10  # errors: the smallest that is told apart, and one above which float64 is not rounding
@@ -61,9 +60,9 @@ WAY = judge.Way("compile", OPTIONS)
 
 def names(part: str) -> list[str]:
     """The rows of a part."""
-    if part.startswith("zoo"):
+    if part == "zoo":
         return [f"{name} {steps}" for name in import_module("networks_zoo").load() for steps in LENGTHS]
-    if part.startswith("doors"):
+    if part == "doors":
         return [*import_module("doors").NETWORKS]
     return [str(FIRST + n) for n in range(SEEDS[part])]
 
@@ -89,13 +88,12 @@ def row(part: str, name: str) -> Row:
 
 
 def _made(part: str, name: str) -> tuple[Any, str]:
-    named = UNNAMED not in part
-    if part.startswith("zoo"):
-        return _of_zoo(name, named)
-    return _of_doors(name, named) if part.startswith("doors") else _of_campaign(part, name)
+    if part == "zoo":
+        return _of_zoo(name)
+    return _of_doors(name) if part == "doors" else _of_campaign(part, name)
 
 
-def _of_zoo(name: str, named: bool) -> tuple[Any, str]:
+def _of_zoo(name: str) -> tuple[Any, str]:
     """A network at a length, its sequences leaves where torch allows it."""
     zoo = import_module("networks_zoo")
     network, steps = zoo.load()[name.split()[0]], int(name.split()[1])
@@ -103,28 +101,24 @@ def _of_zoo(name: str, named: bool) -> tuple[Any, str]:
     given = tree_map_only(
         torch.Tensor, lambda v: v.requires_grad_(network.leaf) if v.is_floating_point() else v, network.inputs(steps)
     )
-    return judge.compared(
-        net, partial((replace(WAY, time=0) if named else replace(WAY, door="any")).compiled, net), given, {}, None
-    ), ""
+    return judge.compared(net, partial(WAY.compiled, net), given, {}, None), ""
 
 
-def _of_doors(name: str, named: bool) -> tuple[Any, str]:
+def _of_doors(name: str) -> tuple[Any, str]:
     """A network of ``doors.py`` at its own length; in float32 where its library computes in nothing else."""
     torch.set_default_dtype(torch.float32)  # what libraries make of it themselves
-    verdict = _in(torch.float64, name, named)
-    return (_in(torch.float32, name, named) if verdict.kind == "invalid" else verdict), ""
+    verdict = _in(torch.float64, name)
+    return (_in(torch.float32, name) if verdict.kind == "invalid" else verdict), ""
 
 
-def _in(dtype: torch.dtype, name: str, named: bool) -> Any:
+def _in(dtype: torch.dtype, name: str) -> Any:
     network = import_module("doors").NETWORKS[name]()
     for part in network.parts:
         part.to(dtype)
     network.reset()
     given = [each.to(dtype) if torch.is_tensor(each) and each.is_floating_point() else each for each in network.inputs]
-    how = network.how if named else {}
-    compiled = partial(import_module("reroll").compile, network.run, **how, **dict(OPTIONS))
     tolerance = None if dtype == torch.float64 else judge.SHORT
-    return judge.compared(network.run, compiled, given, {}, tolerance)
+    return judge.compared(network.run, partial(WAY.compiled, network.run), given, {}, tolerance)
 
 
 def _of_campaign(part: str, seed: str) -> tuple[Any, str]:

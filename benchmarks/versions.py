@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import gradients, machine, pinned, relative_error, training_step
+from measuring import aside, cost_of, gradients, machine, pinned, relative_error, training_step
 from rich.console import Console
 from rich.table import Table
 from speed_networks import NETWORKS
@@ -45,17 +45,18 @@ def serve(name: str, options: str, core: int, folder: Path) -> None:
     compiled: dict[str, Any] = (
         {"start": "compiled"} if "start" in reroll.Options.__dataclass_fields__ else {}
     )  # a later option
-    training = training_step(reroll.compile(network, time_dim=0, **OPTIONS[options], **compiled), network, x)
+    training = training_step(reroll.compile(network, **OPTIONS[options], **compiled), network, x)
     with pinned(core):
         training()
         first = time.process_time() - begin
         network.zero_grad(set_to_none=True)
-        peak = reroll.measure(training, [network]).local_peak
+        peak = cost_of(training, [network]).local_peak
         torch.save(gradients(training, network), folder)
         print(json.dumps({"version": reroll.__version__, "first_step_s": first, "local_peak_bytes": peak}), flush=True)
         for _ in sys.stdin:
             begin = time.process_time()
-            training()
+            with aside():
+                training()
             print(time.process_time() - begin, flush=True)
 
 

@@ -57,7 +57,7 @@ def judge_at_once(program: Source, way: Way) -> Verdict:
             want = {steps: given.seen(net, steps) for steps in lengths}
         except Exception as error:  # the program is none  # noqa: BLE001
             return Verdict("invalid", first_line(error))
-        compiled = Way(way.door, way.options, module.TIME).compiled(net)
+        compiled = way.compiled(net)
         return outcome(lambda: _differences(compiled, given, want))
 
 

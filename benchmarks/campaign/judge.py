@@ -48,30 +48,26 @@ _OURS = ("BackendCompilerFailed", "InductorError")  # Dynamo's names for what a 
 
 @dataclass(frozen=True)
 class Way:
-    """A door, its options, and ``time_dim``, if it is not that of ``programs.py``."""
+    """A door and its options: ``backend``, or ``reroll.compile`` under any other name (``any`` in older results)."""
 
     door: str
     options: tuple[tuple[str, Any], ...]
-    time: Any = None
 
     def __str__(self) -> str:
         return f"{self.door}({', '.join(f'{name}={value!r}' for name, value in self.options)})"
 
     def text(self) -> str:
-        """What compiles ``net`` this way, in a module that has ``TIME``."""
+        """What compiles ``net`` this way."""
         if self.door == "backend":
             return f"torch.compile(net, backend='reroll', options={dict(self.options)})"
         given = "".join(f", {name}={value!r}" for name, value in self.options)
-        return f"reroll.compile(net{'' if self.door == 'any' else ', time_dim=TIME'}{given})"
+        return f"reroll.compile(net{given})"
 
     def compiled(self, model: Any) -> Any:
         """The model through this door."""
         if self.door == "backend":
             return torch.compile(model, backend="reroll", options=dict(self.options))
-        if self.door == "any":
-            return reroll.compile(model, **dict(self.options))
-        time = {"x": 0, "u": 0, "bf": 1} if self.time is None else self.time
-        return reroll.compile(model, time_dim=time, **dict(self.options))
+        return reroll.compile(model, **dict(self.options))
 
 
 class Source(Protocol):
@@ -236,10 +232,8 @@ def judge_mutant(mutant: Mutant, way: Way) -> Verdict:
                 given = net.network.inputs(net.network.steps)
         except (Exception, NoAnswerError) as error:  # the program is none  # noqa: BLE001
             return Verdict("invalid", first_line(error))
-        leaf, steps = net.network.leaf, net.network.steps
+        leaf = net.network.leaf
         args = tree_map_only(torch.Tensor, lambda v: v.requires_grad_(leaf) if v.is_floating_point() else v, given)
-        over_time = all(isinstance(v, torch.Tensor) and v.dim() and v.shape[0] == steps for v in args)
-        way = replace(way, time=0) if over_time else replace(way, door="backend")
         return compared(net, partial(way.compiled, net), args, {}, None)  # some compute in half precision
 
 
@@ -321,8 +315,7 @@ class Calls:
     def __call__(self, moves: torch.Tensor) -> dict[str, torch.Tensor]:
         """Make the calls; ``moves`` are what numbers are multiplied by."""
         module = loaded(self.program.source(), self.folder / f"kinds{self.program.seed}_{next(_JUDGED)}.py")
-        way = self.way and replace(self.way, time=module.TIME)
-        self.made = []
+        self.made, way = [], self.way
         seen = module.calls((lambda net: net) if way is None else lambda net: self._watched(way.compiled(net)), moves)
         self.others.write_text(json.dumps({name: each for name, each in seen.items() if isinstance(each, str)}))
         return {name: each for name, each in seen.items() if isinstance(each, torch.Tensor)}

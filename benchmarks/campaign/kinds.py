@@ -424,7 +424,7 @@ class Model:
     written: bool = False
     random: bool = False
     kinds: tuple[str, ...] = ()
-    way: str = "reroll.compile(net, time_dim=TIME, lowering='eager')"
+    way: str = "reroll.compile(net, lowering='eager')"
 
     @property
     def lines(self) -> tuple[tuple[str, int], ...]:
@@ -466,7 +466,7 @@ class Model:
         functions = "\n".join(made for name, made in FUNCTIONS.items() if re.search(rf"\b{name}\b", text))
         functions += CHANGED if "Changed(" in text else ""
         constants = f"SEED, H_, CALLS = {self.seed}, {self.hidden}, {list(self.calls)}\n"
-        constants += f"INPUTS, KEPT, APART, TIME = {self.inputs}, {self.kept}, {self.apart}, {{'x': 0}}\n"
+        constants += f"INPUTS, KEPT, APART = {self.inputs}, {self.kept}, {self.apart}\n"
         constants += f"TWICE, WRITTEN = {self.twice}, {self.written}\n"
         tail = CALLS.replace("USED", self.used).replace("DOOR", self.way)
         return f"{HEAD}{constants}\n{functions}\n\n{text}\n{tail}"
@@ -674,7 +674,8 @@ def _drawn(draw: random.Random, idioms: tuple[str, ...], draws: bool) -> list[st
 def _calls(draw: random.Random, door: str, *, dear: bool) -> tuple[tuple[int, int, str], ...]:
     """Two to four calls of at most two numbers of steps; some with another batch, or in another mode.
 
-    dear: two short ones, as plain torch compiles every ``torch.cond``. The backend looks at every number of steps anew.
+    dear: two short ones, as plain torch compiles every ``torch.cond``. Through ``reroll.compile`` lengths change more
+    often, and come again.
     """
     if dear:
         return (12, 3, "train"), (draw.choice((5, 12)), 3, "train")

@@ -114,7 +114,7 @@ def _named(difference: str) -> tuple[str, float]:
         return difference, float("inf")
 
 
-def _rounded(model: Any, time_dim: Any, options: Mapping[str, Any]) -> Any:
+def _rounded(model: Any, options: Mapping[str, Any]) -> Any:
     """The model with other roundings in its parameters; not compiled."""
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -168,7 +168,7 @@ def _rests(case: Any, compiled: bool) -> list[float]:
         batch, model = case.lengthwise(case.steps)[0], training.built(case)
         torch.manual_seed(0)
         directions = [torch.randn_like(each) for each in model.parameters()]
-        run = training.through_backend(model, case.time_dim, training.SCHEDULES[3]) if compiled else model
+        run = training.through_backend(model, training.SCHEDULES[3]) if compiled else model
         value = loss(run, model)
         grads = torch.autograd.grad(value, list(model.parameters()), allow_unused=True)
         rate = float(sum((g * d).sum() for g, d in zip(grads, directions, strict=True) if g is not None))

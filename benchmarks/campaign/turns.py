@@ -612,11 +612,11 @@ OUTSIDE = r"""
 - init: self.{q} = os.path.join(os.path.dirname(__file__), f"{{SEED}}.txt")
   init: open(self.{q}, "w").write("0.9")
   before: {a} = float(open(self.{q}).read())
-  before: open(self.{q}, "w").write(str({a} * 0.7))
+  before: with open(self.{q}, "w") as file: file.write(str({a} * 0.7))
   step: {n} = {m} * {a}
 - init: self.{q} = os.path.join(os.path.dirname(__file__), f"{{SEED}}.log")
   init: open(self.{q}, "w").close()
-  before: open(self.{q}, "a").write("x")
+  before: with open(self.{q}, "a") as file: file.write("x")
   after: r = r * (1 + os.path.getsize(self.{q}))
 - init: self.{q} = nn.Linear(H_, H_).requires_grad_(False)
   before: self.{q}.weight.data.clamp_(-0.2, 0.2).mul_(0.9)

@@ -33,7 +33,7 @@ def ode(method: str, count: int = 64) -> Make:
             def forward(self, y0: Tensor, times: Tensor) -> Tensor:
                 return self.out(odeint(self.field, y0, times, method=method))
 
-        return over_time(Net(), torch.randn(B, N), torch.linspace(0.0, 4.0, count), time_dim={"times": 0})
+        return over_time(Net(), torch.randn(B, N), torch.linspace(0.0, 4.0, count))
 
     return make
 
@@ -64,7 +64,7 @@ def cde() -> Network:
             )  # fmt: skip
             return self.out(z)
 
-    return over_time(Net(), torchcde.linear_interpolation_coeffs(torch.randn(B, 48, 3)), time_dim=1)
+    return over_time(Net(), torchcde.linear_interpolation_coeffs(torch.randn(B, 48, 3)))
 
 
 def ncps_layer(name: str) -> Make:
@@ -73,7 +73,7 @@ def ncps_layer(name: str) -> Make:
     def make() -> Network:
         import ncps.torch
 
-        return over_time(getattr(ncps.torch, name)(IN, N), torch.randn(B, 40, IN), time_dim=1)
+        return over_time(getattr(ncps.torch, name)(IN, N), torch.randn(B, 40, IN))
 
     return make
 
@@ -85,7 +85,7 @@ def slstm() -> Network:
     kinds = {f"dtype{end}": "float32" for end in ("", "_b", "_r", "_w", "_g", "_s", "_a")}
     layer = sLSTMLayer(sLSTMLayerConfig(backend="vanilla", embedding_dim=N, num_heads=4, dropout=0.0, **kinds))
     layer.reset_parameters()
-    return over_time(layer, torch.randn(B, 48, N), time_dim=1)
+    return over_time(layer, torch.randn(B, 48, N))
 
 
 def torchrl_layer(name: str) -> Make:
@@ -95,7 +95,7 @@ def torchrl_layer(name: str) -> Make:
         import torchrl.modules
 
         layer = getattr(torchrl.modules, name)(IN, N, num_layers=2, batch_first=True)
-        return over_time(layer, torch.randn(B, T, IN), time_dim=1)
+        return over_time(layer, torch.randn(B, T, IN))
 
     return make
 
@@ -141,7 +141,7 @@ def language(name: str, **options: Any) -> Make:
         def loss(tokens: Tensor) -> Tensor:
             return model(input_ids=tokens, labels=tokens, use_cache=False).loss
 
-        return Network(loss, (model,), (torch.randint(0, 64, (4, 64)),), {"time_dim": 1})
+        return Network(loss, (model,), (torch.randint(0, 64, (4, 64)),))
 
     return make
 

@@ -216,7 +216,7 @@ def with_lengths(model: nn.Module) -> Network:
     """Sequences of several lengths, sorted as they come."""
     lengths_B = torch.randint(T // 3, T + 1, (B,))
     lengths_B[3] = T
-    return over_time(model, sequence(), lengths_B, time_dim={"x_TBI": 0})
+    return over_time(model, sequence(), lengths_B)
 
 
 def layer(kind: Any, **options: Any) -> Make:
@@ -234,7 +234,7 @@ NETWORKS: dict[str, Make] = {
     "clockwork of 20 steps": lambda: over_time(Clockwork(), sequence(160)),
     "mask of lengths": lambda: with_lengths(Masked()),
     "world model": lambda: over_time(WorldModel(), sequence()),
-    "state space": lambda: over_time(StateSpace(), torch.randn(B, T, IN), time_dim=1),
+    "state space": lambda: over_time(StateSpace(), torch.randn(B, T, IN)),
     "reservoir": lambda: over_time(Reservoir(), sequence()),
-    "ConvLSTM": lambda: over_time(ConvLSTM(), torch.randn(8, 40, 1, 16, 16), time_dim=1),
+    "ConvLSTM": lambda: over_time(ConvLSTM(), torch.randn(8, 40, 1, 16, 16)),
 }

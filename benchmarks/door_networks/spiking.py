@@ -50,7 +50,7 @@ def tutorial_5() -> Network:
             return torch.stack(spk2_rec, dim=0), torch.stack(mem2_rec, dim=0)
 
     model = Net()
-    return Network(model, (model,), (torch.rand(B, 28 * 28),), {"steps": "num_steps"})
+    return Network(model, (model,), (torch.rand(B, 28 * 28),))
 
 
 def tutorial_6() -> Network:
@@ -80,7 +80,7 @@ def tutorial_6() -> Network:
             mem_rec.append(mem_out)
         return torch.stack(spk_rec), torch.stack(mem_rec)
 
-    return Network(forward_pass, (net,), (net, 50, torch.rand(B, 1, 28, 28)), {"steps": "num_steps"})
+    return Network(forward_pass, (net,), (net, 50, torch.rand(B, 1, 28, 28)))
 
 
 def tutorial_7() -> Network:
@@ -108,7 +108,7 @@ def tutorial_7() -> Network:
             spk_rec.append(spk_out)
         return torch.stack(spk_rec)
 
-    return Network(forward_pass, (net,), (net, frames()), {"time_dim": {"data": 0}})
+    return Network(forward_pass, (net,), (net, frames()))
 
 
 def snntorch_layer(name: str, **options: Any) -> Make:
@@ -170,7 +170,7 @@ def jelly_net(multi: bool) -> Network:
             out += net(x[t])
         return out / x.shape[0]
 
-    return Network(forward, (net,), (x,), {"time_dim": 0}, lambda: functional.reset_net(net))
+    return Network(forward, (net,), (x,), lambda: functional.reset_net(net))
 
 
 def jelly_container() -> Network:
@@ -224,7 +224,7 @@ def norse_sequential() -> Network:
             rows.append(out)
         return torch.stack(rows)
 
-    return Network(forward, (net,), (spikes(),), {"time_dim": 0})
+    return Network(forward, (net,), (spikes(),))
 
 
 def norse_layers() -> Network:
@@ -281,7 +281,7 @@ def sinabs_net(name: str, **options: Any) -> Make:
                 self.out.reset_states()
                 return self.out(self.fc2(self.lif(self.fc1(x_BTC))))
 
-        return over_time(Net(), spikes().transpose(0, 1).contiguous(), time_dim=1)
+        return over_time(Net(), spikes().transpose(0, 1).contiguous())
 
     return make
 
@@ -308,7 +308,7 @@ def rockpool_lif() -> Network:
         net.lif1.reset_state()
         net.lif2.reset_state()
 
-    return over_time(net, spikes().transpose(0, 1).contiguous(), time_dim=1, reset=reset)
+    return over_time(net, spikes().transpose(0, 1).contiguous(), reset=reset)
 
 
 NETWORKS: dict[str, Make] = {

@@ -133,7 +133,7 @@ CASES = {title.replace(" ", "_"): from_zoo(name) for title, name in NAMES.items(
     "convolutional_spiking": Case(ConvolutionalSpiking, lambda steps: (torch.randn(steps, 2, 1, 4, 4),), loops=(9,)),
     "recurrent_spiking": Case(lambda: RecurrentLIF(3, 5, 2), lambda steps: (torch.randn(steps, 2, 3) * 3,), loops=(8,)),
     "learnable_decay": Case(LearnableDecay, lambda steps: (torch.randn(steps, 2, 4),), loops=(9,)),
-    "teacher_forcing": Case(TeacherForcing, truth, loops=(8,), time_dim={"truth": 0, "forced": 0}),
-    "always_forced": Case(AlwaysForced, truth, loops=(8,), time_dim={"truth": 0, "forced": 0}),
+    "teacher_forcing": Case(TeacherForcing, truth, loops=(8,)),
+    "always_forced": Case(AlwaysForced, truth, loops=(8,)),
     "iterated_inside": Case(IteratedInside, lambda steps: (torch.randn(steps, 2, 4),), loops=(9,)),
 }

@@ -47,7 +47,7 @@ def cell(kind: type[nn.Module], states: int = 1, **options: Any) -> Case:
     def inputs(steps: int) -> tuple[Tensor, ...]:
         return torch.randn(steps, 2, I), *(torch.randn(2, H) for _ in range(states))
 
-    return Case(lambda: Cell(kind(I, H, **options)), inputs, loops=(9,), time_dim={"input": 0})
+    return Case(lambda: Cell(kind(I, H, **options)), inputs, loops=(9,))
 
 
 def layer(kind: type[nn.RNN | nn.GRU | nn.LSTM], loops: int, states: tuple[int, ...] = (), **options: Any) -> Case:
@@ -63,7 +63,7 @@ def layer(kind: type[nn.RNN | nn.GRU | nn.LSTM], loops: int, states: tuple[int, 
         lambda: Layer(kind, **options),
         inputs,
         loops=(9,) * loops,
-        time_dim={"x": time},
+        time=time,
         settings={"allow_rnn": True},
     )
 

@@ -141,7 +141,7 @@ def test_packed_sequences_are_refused_by_line_or_run_as_in_eager() -> None:
     model, x, lengths = Packed(), torch.randn(6, 2, 3), torch.tensor([6, 4])
     with torch._dynamo.config.patch(allow_rnn=True):
         with pytest.raises(torch._dynamo.exc.Unsupported, match=r"pack_padded_sequence(.|\n)*test_networks.py"):
-            through_backend(model, 0, STANDARD)(x, lengths)
+            through_backend(model, STANDARD)(x, lengths)
         broken = torch.compile(model, backend="reroll", options=dict(STANDARD))
         assert torch.equal(broken(x, lengths), model(x, lengths))
 
@@ -150,7 +150,7 @@ def test_what_dynamo_refuses_of_snntorch_is_named_by_its_line() -> None:
     snn = case_snntorch.snn
     model = case_snntorch.Passed(snn.Leaky(beta=0.8, reset_delay=False), snn.Leaky(beta=0.8))
     with pytest.raises(torch._dynamo.exc.Unsupported, match=r"leaky\.py(.|\n)*if self\.reset_mechanism_val == 0"):
-        through_backend(model, 0, STANDARD)(torch.randn(6, 2, 3))
+        through_backend(model, STANDARD)(torch.randn(6, 2, 3))
 
 
 def test_the_docs_name_the_layers_that_are_trained_here() -> None:

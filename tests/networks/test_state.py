@@ -117,7 +117,7 @@ def test_state_is_as_in_eager(name: str, story: Story) -> None:
         model = make()
         twin = copy.deepcopy(model)
         expected = told(story, model, model, make)
-        found = told(story, through_backend(twin, 0, TWICE), twin, make)
+        found = told(story, through_backend(twin, TWICE), twin, make)
     assert any(key.startswith("state") for key in expected)
     assert not differences(found, expected, tolerance)
 
@@ -125,7 +125,7 @@ def test_state_is_as_in_eager(name: str, story: Story) -> None:
 def test_an_exception_in_the_loop_leaves_the_state_as_it_was() -> None:
     with precision(torch.float64):
         model = Kept()
-        run = through_backend(model, 0, TWICE)
+        run = through_backend(model, TWICE)
         run(inputs(Kept)).sum().backward()
         before = state(model)
         with pytest.raises(Exception, match=r"shape|size|dimension"):
@@ -140,7 +140,7 @@ def test_an_exception_in_the_loop_leaves_the_state_as_it_was() -> None:
 def test_a_step_is_counted_once_under_every_schedule(options: Mapping[str, Any]) -> None:
     with precision(torch.float64):
         model = Kept()
-        run = through_backend(model, 0, options)
+        run = through_backend(model, options)
         for calls in (1, 2):
             run(inputs(Kept)).sum().backward()
             assert model.count == 6 * calls
@@ -151,7 +151,7 @@ def test_hidden_states_of_snntorch_are_reset_between_batches() -> None:
     case = case_snntorch.CASES["leaky_hidden"]
     torch.manual_seed(4)
     model: Any = case.make()
-    run = through_backend(model, 0, TWICE)
+    run = through_backend(model, TWICE)
     batch = case.lengthwise(6)[0]
     first = run(*batch)
     moved = run(*batch)
@@ -184,7 +184,7 @@ def test_plain_checkpoints_give_wrong_gradients_where_reroll_is_exact() -> None:
         twin = copy.deepcopy(model)
         expected = gradients(model, model)
         wrong = gradients(naive, naive)
-        found = gradients(twin, through_backend(twin, 0, TWICE))
+        found = gradients(twin, through_backend(twin, TWICE))
     assert not differences(found, expected)
     largest = max(float(value.abs().max()) for value in expected.values())
     error = max(float((wrong[name] - value).abs().max()) for name, value in expected.items())

@@ -1,6 +1,6 @@
 """Train a network eagerly and beside it a compiled twin, and compare all that can be seen after every optimizer step.
 
-A *door* is a way to compile: ``(model, time_dim, options) -> callable``. ``Case`` states what each door needs to know.
+A *door* is a way to compile: ``(model, options) -> callable``.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from reroll.recurrence import Capture
 from reroll.segment.trace import trace as trace_segment
 
 Run = Callable[..., Any]
-TimeDim = int | Mapping[str, Any]
-Door = Callable[[nn.Module, TimeDim, Mapping[str, Any]], Run]
+Door = Callable[[nn.Module, Mapping[str, Any]], Run]
 BATCHES = 3
 _SEGMENTS = {"lowering": "eager", "segment": 2}
 _TWO_LEVELS = {**_SEGMENTS, "chunk": 4, "slots": 2}
@@ -51,16 +50,16 @@ def nothing(model: nn.Module) -> None:
 class Case:
     """A network: ``make`` builds it in the default dtype, ``inputs(steps)`` gives one batch for it.
 
-    reset: what the user does between batches. restart: what makes the model's state new, if ``reset`` does not.
-    dtype: float64 unless the library cannot. tolerance: relative to the largest entry of each tensor. loops: steps of
-    each recurrence found in the first batch when it runs ``steps``. lengths: others at which it must work. settings:
-    of Dynamo.
+    time: the dimension of sequences that is time. reset: what the user does between batches. restart: what makes the
+    model's state new, if ``reset`` does not. dtype: float64 unless the library cannot. tolerance: relative to the
+    largest entry of each tensor. loops: steps of each recurrence found in the first batch when it runs ``steps``.
+    lengths: others at which it must work. settings: of Dynamo.
     """
 
     make: Callable[[], nn.Module]
     inputs: Callable[[int], tuple[Any, ...]]
     loops: tuple[int, ...]
-    time_dim: TimeDim = 0
+    time: int = 0
     reset: Callable[[nn.Module], Any] = nothing
     restart: Callable[[nn.Module], Any] = nothing
     dtype: torch.dtype = torch.float64
@@ -147,15 +146,15 @@ def disagreements(found: list[Results], expected: list[Results], tolerance: floa
     return [f"batch {at}: {text}" for at, (a, b) in pairs for text in differences(a, b, tolerance)]
 
 
-def through_backend(model: nn.Module, time_dim: TimeDim, options: Mapping[str, Any]) -> Run:
+def through_backend(model: nn.Module, options: Mapping[str, Any]) -> Run:
     """The door ``torch.compile(model, backend="reroll")``."""
     run: Run = torch.compile(model, backend="reroll", fullgraph=True, options=dict(options))
     return run
 
 
-def through_front_door(model: nn.Module, time_dim: TimeDim, options: Mapping[str, Any]) -> Run:
-    """The door ``reroll.compile(model, time_dim=...)``."""
-    run: Run = reroll.compile(model, time_dim=time_dim, **options)
+def through_front_door(model: nn.Module, options: Mapping[str, Any]) -> Run:
+    """The door ``reroll.compile(model)``."""
+    run: Run = reroll.compile(model, **options)
     return run
 
 
@@ -165,7 +164,7 @@ def compare(case: Case, door: Door, options: Mapping[str, Any], lengths: Sequenc
         batches = [batch for steps in lengths for batch in case.lengthwise(steps)]
         expected = plainly(case, batches)
         twin = built(case)
-        return disagreements(train(door(twin, case.time_dim, options), twin, case, batches), expected, case.tolerance)
+        return disagreements(train(door(twin, options), twin, case, batches), expected, case.tolerance)
 
 
 @contextmanager

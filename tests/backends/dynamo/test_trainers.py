@@ -129,7 +129,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize(("wrap", "compiled"), WAYS.values(), ids=WAYS)
 def test_lightning(wrap: Any, compiled: Any, settings: dict[str, Any], tmp_path: Path) -> None:
-    start = GatedReader()
+    start = GatedReader(batch_first=True)
     model, plain = copy.deepcopy(start), copy.deepcopy(start)
     with reversals() as count:
         by_lightning(wrap, compiled(model), tmp_path, **settings)
@@ -140,7 +140,7 @@ def test_lightning(wrap: Any, compiled: Any, settings: dict[str, Any], tmp_path:
 
 def test_lightning_wants_the_network_compiled_and_not_its_module(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="must be a `LightningModule`"):
-        by_lightning(through_front, GatedReader(), tmp_path)
+        by_lightning(through_front, GatedReader(batch_first=True), tmp_path)
 
 
 class Classifier(nn.Module):
@@ -148,7 +148,7 @@ class Classifier(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.network = GatedReader()
+        self.network = GatedReader(batch_first=True)
 
     def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
         logits = self.network(x)

@@ -22,15 +22,15 @@ PLAN: dict[str, Any] = {**QUICK, "schedule": "double", "chunk": 4, "slots": 2}
 
 
 class GatedReader(nn.Module):
-    """A loop over a GRU cell, and a readout of its last state; ``time_dim`` is that of its input."""
+    """A loop over a GRU cell, and a readout of its last state; batch_first: the input is [B, T, I]."""
 
-    def __init__(self, time_dim: int = 0) -> None:
+    def __init__(self, *, batch_first: bool = False) -> None:
         super().__init__()
         self.cell, self.out = nn.GRUCell(WIDTH, 8), nn.Linear(8, 3)
-        self.time_dim = time_dim
+        self.batch_first = batch_first
 
     def forward(self, x: Tensor) -> Tensor:
-        x_TBI = x.transpose(0, self.time_dim)
+        x_TBI = x.transpose(0, 1) if self.batch_first else x
         h_BH = x_TBI.new_zeros(x_TBI.shape[1], 8)
         for t in range(x_TBI.shape[0]):
             h_BH = self.cell(x_TBI[t], h_BH)
@@ -44,8 +44,8 @@ def spiking() -> nn.Module:
 
 
 def through_front(model: nn.Module, **options: Any) -> Any:
-    """``reroll.compile``, with time where the model has it."""
-    return reroll.compile(model, time_dim=getattr(model, "time_dim", 0), **{**PLAN, **options})
+    """``reroll.compile``."""
+    return reroll.compile(model, **{**PLAN, **options})
 
 
 def through_backend(model: nn.Module, **options: Any) -> Any:

@@ -75,7 +75,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 def through_compile(model: nn.Module, **options: Any) -> Any:
     """``reroll.compile``; time is the first dimension."""
-    return reroll.compile(model, time_dim=0, **options)
+    return reroll.compile(model, **options)
 
 
 def through_backend(model: nn.Module, **options: Any) -> Any:

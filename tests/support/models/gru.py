@@ -38,7 +38,7 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 def compiled(model: nn.Module, **options: Any) -> Any:
-    return reroll.compile(model, time_dim=0, **{"lowering": "eager", "verify": True, **options})
+    return reroll.compile(model, **{"lowering": "eager", "verify": True, **options})
 
 
 def schedule_of(model: Any, x: Tensor) -> str:

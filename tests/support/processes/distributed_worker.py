@@ -167,7 +167,7 @@ def through_backend(model: nn.Module) -> Model:
 
 def compiled(model: nn.Module, **options: Any) -> Model:
     """``reroll.compile``."""
-    return reroll.compile(model, time_dim=0, **{**DOUBLE, **options})
+    return reroll.compile(model, **{**DOUBLE, **options})
 
 
 def sharded(model: nn.Module, parts: Iterable[nn.Module] = (), **options: Any) -> nn.Module:

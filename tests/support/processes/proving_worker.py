@@ -135,7 +135,7 @@ def proved_lengths() -> list[str]:
 
 def any_length(model: nn.Module) -> Any:
     """The model for every number of steps."""
-    return reroll.compile(model, time_dim=0, segment=2, lowering="eager")
+    return reroll.compile(model, segment=2, lowering="eager")
 
 
 def proved_at_any_length() -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -28,26 +28,13 @@ def blocks(page: str, language: str) -> list[str]:
 def small(source: str) -> str:
     """The same with fewer steps and without inductor, where a block does not name a lowering."""
     source = source.replace("1_000", "60")
-    source = re.sub(r"options=\{(?!.*lowering)", 'options={"lowering": "eager", ', source)
-    return by_eager(source)
-
-
-def by_eager(source: str) -> str:
-    """The same, with a lowering in each call of reroll.compile that names none."""
-    lines = source.encode().splitlines(keepends=True)
-    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-    for call in sorted(calls, key=lambda each: (each.lineno, each.col_offset), reverse=True):
-        if ast.unparse(call.func) == "reroll.compile" and "lowering" not in [each.arg for each in call.keywords]:
-            given: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
-            row, column = max((each.end_lineno or 0, each.end_col_offset or 0) for each in given)
-            line = lines[row - 1]
-            lines[row - 1] = line[:column] + b', lowering="eager"' + line[column:]
-    return b"".join(lines).decode()
+    source = source.replace("reroll.compile(", 'functools.partial(reroll.compile, lowering="eager")(')
+    return re.sub(r"options=\{(?!.*lowering)", 'options={"lowering": "eager", ', source)
 
 
 def play(page: str) -> dict[str, Any]:
     """Run the Python blocks of a page in a namespace of their own."""
-    namespace: dict[str, Any] = {"__name__": "page"}
+    namespace: dict[str, Any] = {"__name__": "page", "functools": functools}
     for number, source in enumerate(blocks(page, "python")):
         cells.play(f"{page}, block {number}", small(source), namespace)
     return namespace
