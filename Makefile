@@ -70,6 +70,8 @@ campaign: $(STAMP)  ## look for defects: random programs, mutants, stacks of blo
 	$(PY) benchmarks/campaign/campaign.py --of wholes --seconds $(SECONDS) --workers $(WORKERS)
 	$(PY) benchmarks/campaign/campaign.py --of kinds --seconds $(SECONDS) --workers $(WORKERS)
 	$(PY) benchmarks/campaign/campaign.py --of "kinds lowered" --seconds $(SECONDS) --workers $(WORKERS)
+	$(PY) benchmarks/campaign/campaign.py --of truncated --seconds $(SECONDS) --workers $(WORKERS)
+	$(PY) benchmarks/campaign/campaign.py --of long --seconds $(SECONDS) --workers $(WORKERS)
 	$(PY) benchmarks/campaign/campaign.py --of turns --seconds $(SECONDS) --workers $(WORKERS)
 	$(PY) benchmarks/campaign/campaign.py --of "at once" --seconds $(SECONDS) --workers $(WORKERS)
 	$(PY) benchmarks/campaign/libraries.py --workers $(WORKERS)

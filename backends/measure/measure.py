@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from reroll.backends.construct.stages.takeover import measuring
 from reroll.backends.measure.events import Event, addresses, peak_of
 from reroll.backends.measure.history import traced_on_cards
 from reroll.backends.progress import telling_of_compilation
@@ -43,7 +44,9 @@ def measure(fn: Callable[[], Any], exclude: Iterable[nn.Module | Tensor] = ()) -
     in use, else on the CPU. What was alive before does not count, nor does freeing it. ``exclude`` names modules and
     tensors (parameters, inputs) whose ``.grad`` does not count where the call makes it: clear those gradients first,
     ``optimizer.zero_grad()``, as gradients that are there already are added to, and what is added is local memory.
-    Warm up before: compilation at the first call would count, of which a RerollWarning tells.
+    Warm up before: compilation at the first call would count, of which a RerollWarning tells. ``reroll.compile`` looks
+    at a model again at its 2nd, 4th, 8th ... call of a shape, which holds what a call without gradients does; in a call
+    that is measured it does not.
     """
     tensors = list(_tensors(exclude))
     before = {id(tensor): tensor.grad for tensor in tensors}
@@ -53,11 +56,12 @@ def measure(fn: Callable[[], Any], exclude: Iterable[nn.Module | Tensor] = ()) -
 def measured(fn: Callable[[], Any], made: Callable[[Any], Iterable[Tensor]]) -> Measurement:
     """``measure``, where ``made`` gives of a call's result the tensors whose memory does not count."""
     on_gpu = any(torch.cuda.memory_allocated(device) for device in _devices())
-    with telling_of_compilation("reroll.measure"):
-        peak = (_cuda_peak if on_gpu else _cpu_peak)(fn, made)
-    wall, seconds = time.perf_counter(), time.process_time()
-    result = fn()
-    settle()
+    with measuring():
+        with telling_of_compilation("reroll.measure"):
+            peak = (_cuda_peak if on_gpu else _cpu_peak)(fn, made)
+        wall, seconds = time.perf_counter(), time.process_time()
+        result = fn()
+        settle()
     return Measurement(peak, time.process_time() - seconds, time.perf_counter() - wall, result)
 
 

@@ -163,4 +163,4 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pages = {path: path.read_text("utf-8") for path in site.rglob("*.html")}
     assert len(pages) >= len(PAGES)
     assert not [path for path, text in pages.items() if ELSEWHERE.search(text)]
-    assert "time_dim" in pages[site / "reference" / "api.html"]
+    assert "memory_budget" in pages[site / "reference" / "api.html"]

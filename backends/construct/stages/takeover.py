@@ -44,6 +44,7 @@ _AHEAD = 2, COMPILING / 4  # training calls and seconds after which another proc
 _SETTLED = 3  # training calls after which the new times are told
 _MET: dict[str, str] = {}  # for the lines of loops the sizes of their states, when they were last met
 _ASIDE: ContextVar[bool] = ContextVar("_ASIDE", default=False)
+_MEASURING: ContextVar[bool] = ContextVar("_MEASURING", default=False)
 
 
 @contextmanager
@@ -60,6 +61,21 @@ def aside() -> Iterator[None]:
 def is_aside() -> bool:
     """Whether a call is a tool's."""
     return _ASIDE.get()
+
+
+@contextmanager
+def measuring() -> Iterator[None]:
+    """Inside, what calls cost is measured: no model is looked at again, as that becomes ever more seldom."""
+    token = _MEASURING.set(True)
+    try:
+        yield
+    finally:
+        _MEASURING.reset(token)
+
+
+def is_measured() -> bool:
+    """Whether what a call costs is measured."""
+    return _MEASURING.get()
 
 
 class Program(Protocol):

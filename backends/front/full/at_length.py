@@ -20,7 +20,7 @@ from torch import fx
 from reroll.backends.cache.settings import flags
 from reroll.backends.construct.kernels import check_policy
 from reroll.backends.construct.share import Conditions, Known
-from reroll.backends.construct.stages.takeover import is_aside
+from reroll.backends.construct.stages.takeover import is_aside, is_measured
 from reroll.backends.dynamo.entry import Graph, Others, Program, changed_inputs, refuse_shared, rolled, sample
 from reroll.backends.dynamo.garbage import SELDOM_FULL
 from reroll.backends.front.beside import ANEW, prove_beside, say_departed
@@ -100,9 +100,9 @@ class AtLength:
         """The model's result. Raises AnotherAnswerError, before anything but random numbers has changed."""
         recording, state, key = found
         program: _Program = recording.run  # type: ignore[assignment]
-        program.calls += 1
-        seldom = program.calls & (program.calls - 1) == 0
-        departed = self._departure(call, recording) if seldom and self.options.proof != "never" else ""
+        first = not program.calls
+        looks = program.looks() and self.options.proof != "never"
+        departed = self._another(call, recording) if looks else ""
         graph = program.next()
         if program.written:
             refuse_shared([state.tensors[index][0] for index in recording.read], program.written)
@@ -112,7 +112,6 @@ class AtLength:
             graph.proof.renew(graph.plans, graph.run, departed)
         if not is_aside() and (departed or (graph.proof.due and self._proves(recording))):
             self._prove(call, recording, departed)
-        first = program.calls == 1
         self.again.note((_sizes(call), program.operations) if first else None, key, looked=first)
         with between_turns():
             return recording.replay(state)
@@ -181,11 +180,6 @@ class AtLength:
         if cut and all(each.blocks for each in found.recurrences):
             return replace(found, recurrences=())
         return found
-
-    def _departure(self, call: Call, recording: Recording) -> str:
-        """Where the model does something else than at the first call of a program; empty where it does not."""
-        program: _Program = recording.run  # type: ignore[assignment]
-        return "" if is_aside() or program.calls == 1 else self._another(call, recording)
 
     def _another(self, call: Call, recording: Recording) -> str:
         """Where another record of a call says something else; empty where it does not. Raises what the model does."""
@@ -288,6 +282,13 @@ class _Program(Program):
         super().__init__(program.graph, program.takeover, program.make)
         self.written, self.calls, self.digest = changed_inputs(program.graph.module.graph), 0, digest
         self.operations, self.likened = len(digest.numbers), False
+
+    def looks(self) -> bool:
+        """Count a call; whether the model is looked at again in it: the 2nd, 4th, 8th ... one."""
+        if self.calls and (is_aside() or is_measured()):
+            return False
+        self.calls += 1
+        return self.calls > 1 and self.calls & (self.calls - 1) == 0
 
     def __call__(self, *args: Any) -> Any:
         """Run the call that has come next."""

@@ -41,7 +41,7 @@ def peaks(inputs: int) -> tuple[int, int]:
     return measured, report.predicted_peak
 
 
-def test_what_a_call_is_given_takes_no_memory_of_the_program(unproved: None) -> None:
+def test_what_a_call_is_given_takes_no_memory_of_the_program() -> None:
     few, wide = peaks(16), peaks(64)
     assert wide[1] - few[1] <= B * H * 4, "but for a carry the program holds no more with four times the inputs"
     assert few[0] <= few[1]

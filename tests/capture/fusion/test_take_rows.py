@@ -320,7 +320,7 @@ def test_buffers_have_the_rows_that_are_kept(monkeypatch: pytest.MonkeyPatch) ->
         *(pytest.param(name, 0.4, marks=pytest.mark.campaign) for name in ("from a row on", "a readout")),
     ],
 )
-def test_what_is_measured_is_below_what_is_predicted(name: str, budget: float, unproved: None) -> None:
+def test_what_is_measured_is_below_what_is_predicted(name: str, budget: float) -> None:
     model, x = Net(READS[name][0]), torch.randn(120, 16, N)
     fast = run(model, "reroll.compile", memory_budget=budget)
 
@@ -335,7 +335,7 @@ def test_what_is_measured_is_below_what_is_predicted(name: str, budget: float, u
     assert report.predicted_peak <= 1.15 * measured
 
 
-def test_less_is_held_than_all_rows(unproved: None) -> None:
+def test_less_is_held_than_all_rows() -> None:
     x, peaks = torch.randn(400, 16, N), list[int]()
     for end in (lambda s, y, x: y[::8], lambda s, y, x: y.flip(0).flip(0)[::8]):
         model = Net(end)

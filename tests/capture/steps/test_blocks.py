@@ -107,11 +107,6 @@ def test_one_block_of_another_kind_is_never_papered_over() -> None:
         torch.compiler.reset()
 
 
-def test_with_time_it_is_no_option() -> None:
-    with pytest.raises(OptionError, match="depth is no option of it"):
-        reroll.compile(Stack(*layers()), depth=True)
-
-
 def test_reroll_compile_without_time_rolls_blocks() -> None:
     torch.manual_seed(0)
     model, x_BC = Stack(*layers()).double(), torch.randn(5, WIDTH).double()
