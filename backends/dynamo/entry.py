@@ -43,7 +43,7 @@ from reroll.backends.dynamo.around import Outside, bytes_around, outside_of
 from reroll.backends.dynamo.drawn import as_handed_over
 from reroll.backends.dynamo.garbage import SELDOM_FULL
 from reroll.backends.dynamo.pieces import UNRECORDED, broken, pieces
-from reroll.backends.dynamo.plain import matters, more_than_plain, plain_peak, say_more
+from reroll.backends.dynamo.plain import PlainPeak, matters, more_than_plain, say_more
 from reroll.backends.dynamo.surroundings import compile_surroundings, run_by_torch
 from reroll.backends.dynamo.unguarded import Read, refuse_unguarded
 from reroll.backends.inductor.sizes.family import sampling
@@ -54,7 +54,6 @@ from reroll.backends.runtime.node import Rolled
 from reroll.backends.runtime.shown import shown_results, unbound_results
 from reroll.backends.runtime.unused import APART, as_collected, one_by_one
 from reroll.capture.capture import capture
-from reroll.capture.folded import unfolded
 from reroll.capture.fusion.fuse import fuse
 from reroll.capture.given.regions import without_regions
 from reroll.errors import BudgetError, OptionError, RerollError, UnsupportedError, warn
@@ -125,7 +124,7 @@ class Graph:
     reason: str = ""
     broken: str = ""
     notes: tuple[str, ...] = ()
-    plain: Callable[[], int | None] = lambda: None
+    plain: PlainPeak = field(default_factory=PlainPeak)
     proof: Proof = field(default_factory=Proof)
 
     @property
@@ -256,7 +255,7 @@ def rolled(
     check_together(found.recurrences, parsed)
     every, shared = found.recurrences, Others() if others is None else others
     loose = [replace(each, any_length=not each.blocks) for each in every]
-    peak, first = functools.cache(lambda: plain_peak(unfolded(gm))), not shared.count
+    plain, bare, speaking, first = PlainPeak(gm), _without_graph(gm), speaks(gm), not shared.count
     shared.count += 1
 
     def loops(way: Options) -> Sequence[Recurrence]:
@@ -268,11 +267,11 @@ def rolled(
             compile_usual(loops(parsed), parsed, len(every))
 
     def held(results: Mapping[str, Results]) -> Mapping[str, Around]:
-        return bytes_around(assemble(gm, found.outer, {name: nn.Identity() for name in results}), results)
+        return bytes_around(assemble(bare, found.outer, {name: nn.Identity() for name in results}), results)
 
     def placed(way: Options, told: bool = True) -> tuple[Plans, fx.GraphModule]:
         plans = Plans(build_all(loops(way), way, held, shared.known, conditions), told=told)
-        return plans, assemble(gm, found.outer, plans.modules)
+        return plans, assemble(bare, found.outer, plans.modules)
 
     def made(way: Options) -> Graph:
         plans, module = placed(way)
@@ -280,8 +279,8 @@ def rolled(
         surrounded = by_inductor and way.start == "compiled" and first  # else a call would wait for it
         run = compile_surroundings(module, found.recurrences) if surrounded else module
         apart = functools.cache(partial(placed, eager(way), told=False)) if by_inductor else (lambda: (plans, run))
-        proof = Proof.of(plans.built, way, apart, speaks=speaks(gm))
-        return Graph(run, module, plans, "", ended, found.notes, plain=peak, proof=proof)
+        proof = Proof.of(plans.built, way, apart, speaks=speaking)
+        return Graph(run, module, plans, "", ended, found.notes, plain=plain, proof=proof)
 
     takeover = Takeover.of(parsed, shared.spent)
     takeover.prepare = ahead
@@ -473,7 +472,14 @@ def _as_many(results: Sequence[Any], count: int, several: Sequence[int]) -> list
     return [laid_in(each).memory if isinstance(each, fx.Node) else None for each in results]
 
 
-def assemble(gm: fx.GraphModule, outer: fx.Graph, modules: Mapping[str, nn.Module]) -> fx.GraphModule:
+def _without_graph(gm: fx.GraphModule) -> nn.Module:
+    """What a graph module holds, but for its graph: no longer in memory than somebody else has it."""
+    bare = nn.Module()
+    vars(bare).update({name: value for name, value in vars(gm).items() if name not in ("_graph", "meta")})
+    return bare
+
+
+def assemble(gm: nn.Module, outer: fx.Graph, modules: Mapping[str, nn.Module]) -> fx.GraphModule:
     """The outer graph with its recurrences as modules."""
     one_by_one(outer, modules)
     run_by_torch(outer, gm)

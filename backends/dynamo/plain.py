@@ -23,6 +23,7 @@ from reroll.backends.construct.replan import fit
 from reroll.backends.inductor.workspaces import workspace_of
 from reroll.backends.tiers.available import total_bytes
 from reroll.backends.tiers.device import home_of
+from reroll.capture.folded import unfolded
 from reroll.errors import warn
 from reroll.graph.fakes import apart_from_dynamo, fake_of
 from reroll.graph.nested import tensors_of
@@ -94,6 +95,25 @@ class _Ledger(Watching):
             if not (event.summed and later.nbytes < 0):
                 peak = max(peak, held)
         return peak
+
+
+class PlainPeak:
+    """What plain PyTorch holds in a training step of a graph, which is found once, when somebody asks; None of none."""
+
+    def __init__(self, module: fx.GraphModule | None = None) -> None:
+        self._module = module
+        self._found: int | None = None
+
+    def __call__(self) -> int | None:
+        """The bytes, where they are known."""
+        if self._module is not None:
+            self._found = plain_peak(unfolded(self._module))
+            self.forget()
+        return self._found
+
+    def forget(self) -> None:
+        """Hold the graph no longer. Who has not asked is not told any more."""
+        self._module = None
 
 
 def plain_peak(module: fx.GraphModule) -> int | None:

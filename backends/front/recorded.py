@@ -47,7 +47,7 @@ from reroll.graph.nested import leaves_of, like, opened, with_leaves
 from reroll.graph.private import saved_as_it_is
 
 Backend = Callable[[fx.GraphModule], Callable[..., Any]]
-_RECORDINGS = 64  # of which a program holds its own, 1 to 2 MB where runs are left out
+_RECORDINGS = 256  # each with a program, 1.5 MB
 _SOME = 2  # numbers in a call that are worth a word where they change
 
 

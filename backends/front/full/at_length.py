@@ -8,6 +8,7 @@ traced, compiled and proved at other lengths is taken where it is the same (``co
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from reroll.backends.construct.share import Conditions, Known
 from reroll.backends.construct.stages.takeover import is_aside, is_measured
 from reroll.backends.dynamo.entry import Graph, Others, Program, changed_inputs, refuse_shared, rolled, sample
 from reroll.backends.dynamo.garbage import SELDOM_FULL
+from reroll.backends.dynamo.plain import PlainPeak
 from reroll.backends.front.beside import ANEW, prove_beside, say_departed
 from reroll.backends.front.calls.arguments import Call
 from reroll.backends.front.calls.turns import between_turns
@@ -47,6 +49,7 @@ from reroll.recurrence import Capture
 LOG = logging.getLogger(__name__)
 HELD = 200_000
 """Operations of all records whose programs are held, 3 KB each; the last one is, however many it has."""
+_PLAIN = 8  # records that are held, so that somebody may be told what plain PyTorch holds
 IN_PARTS = "Give it the sequence in parts, each with the state in which the part before ended."
 _WHEN_IT_COMES = "Each size is compiled when it comes."
 ONE_SIZE = f"the model runs at no other size that was tried (half of a dimension of 3 or more). {_WHEN_IT_COMES}"
@@ -74,6 +77,7 @@ class AtLength:
         self.known, self.others = Known(), dict[Any, Others]()  # by the sizes of states
         self.alike, self.steps, self.sized = Alike(), Steps(), Sized()
         self.said = False  # that it holds more than plain PyTorch
+        self.plain = deque[PlainPeak]()
 
     def _anew(self) -> Recorded:
         return Recorded(self.model, folds=self.options.truncate is None)  # which asks for the lines of all runs
@@ -143,7 +147,14 @@ class AtLength:
             program = rolled(module, found, self.options, others=others, conditions=self._conditions(call))
             made = _Program(program, digest)
             self._say_more(made.graph)
+            self._forget_records(made.graph)
         return made
+
+    def _forget_records(self, graph: Graph) -> None:
+        """Hold the records of the last programs alone: a record takes most of what a program does."""
+        self.plain.append(graph.plain)
+        if len(self.plain) > _PLAIN:
+            self.plain.popleft().forget()
 
     def _say_more(self, graph: Graph) -> None:
         """Say once that a program holds more than plain PyTorch."""

@@ -175,7 +175,7 @@ def test_what_keeps_little_is_not_compared(matters: int, grads: bool, monkeypatc
     asked = list[object]()
     monkeypatch.setattr(plain, "_MATTERS", matters)
     monkeypatch.setattr(plain, "_PART", 1 << 60)
-    monkeypatch.setattr(entry, "plain_peak", asked.append)
+    monkeypatch.setattr(plain, "plain_peak", asked.append)
     with torch.set_grad_enabled(grads):
         WAYS["reroll.compile"](Gates())(torch.randn(24, 4, 8))
     assert not asked
@@ -184,7 +184,7 @@ def test_what_keeps_little_is_not_compared(matters: int, grads: bool, monkeypatc
 def test_what_is_small_beside_the_memory_of_a_machine_is_only_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[object]()
     monkeypatch.setattr(plain, "_MATTERS", 0)
-    monkeypatch.setattr(entry, "plain_peak", asked.append)
+    monkeypatch.setattr(plain, "plain_peak", asked.append)
     run, x = WAYS["reroll.compile"](Gates()), torch.randn(24, 4, 8)
     run(x)
     assert not asked
@@ -195,7 +195,7 @@ def test_what_is_small_beside_the_memory_of_a_machine_is_only_explained(monkeypa
 def test_where_nothing_holds_as_little_no_budget_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain, "_MATTERS", 0)
     monkeypatch.setattr(plain, "_PART", 1 << 60)
-    monkeypatch.setattr(entry, "plain_peak", lambda _: 100)
+    monkeypatch.setattr(plain, "plain_peak", lambda _: 100)
     with pytest.warns(RerollWarning, match="and 100 B in plain PyTorch. No plan of these segments holds as little"):
         WAYS["reroll.compile"](Gates())(torch.randn(24, 4, 8))
 
