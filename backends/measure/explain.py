@@ -94,8 +94,8 @@ def reached(compiled_model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any
         "The model was compiled before, in place, by its own method compile(), so Dynamo does not read it for another "
         "backend: leave that call out, or name the backend there."
         if compiled_in_place(model_of(compiled_model))
-        else f"{'' if hasattr(compiled_model, 'reroll_caller') else _COMPILE}Check that Dynamo is not disabled. A graph "
-        "break in the loop (print, .item(), a branch on values) makes Dynamo run it uncompiled: "
+        else f"{'' if hasattr(compiled_model, 'reroll_caller') else _COMPILE}Check that Dynamo is not disabled. A "
+        "graph break in the loop (print, .item(), a branch on values) makes Dynamo run it uncompiled: "
         "TORCH_LOGS=graph_breaks shows where."
     )
     raise UnsupportedError(f"explain ran {_name(compiled_model)}, and no graph compiled by reroll was reached. {why}")
