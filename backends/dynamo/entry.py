@@ -114,8 +114,8 @@ class Graph:
     """One graph of Dynamo's, compiled: ``run`` is called in its place, ``module`` is the graph around the recurrences.
 
     ``reason`` says why there is no recurrence, ``broken`` why the model's graph ends here, if Dynamo broke it,
-    ``notes`` which recurrences were not fused. ``plain``: the local peak of plain
-    PyTorch in a training step, where that is known. ``proof``: whether it has to be proved.
+    ``notes`` which recurrences were not fused. ``plain``: the local peak of plain PyTorch in a training step, where that
+    is known. ``proof``: whether it has to be proved.
     """
 
     run: Compiled
@@ -473,7 +473,7 @@ def _as_many(results: Sequence[Any], count: int, several: Sequence[int]) -> list
 
 
 def _without_graph(gm: fx.GraphModule) -> nn.Module:
-    """What a graph module holds, but for its graph: no longer in memory than somebody else has it."""
+    """What a graph module holds, but for its graph, which is large."""
     bare = nn.Module()
     vars(bare).update({name: value for name, value in vars(gm).items() if name not in ("_graph", "meta")})
     return bare

@@ -66,7 +66,7 @@ class Pieces:
     """The graphs of one compiled model so far: whether one of them has a loop, and where Dynamo ended them and why.
 
     heard: whether the end of a call is heard. first: what is to be said of the first one without a loop. how: graphs
-    without one are run.
+    without one are run. unrecorded: whether a record did not tell what the model does.
     """
 
     graphs: int = 0
@@ -76,6 +76,7 @@ class Pieces:
     first: str = ""
     how: str = ""
     breaks: dict[str, None] = field(default_factory=dict)
+    unrecorded: bool = field(default_factory=UNRECORDED.get)
 
     def add(self, rolled: bool, ended: str) -> None:
         """Count a graph; ``ended`` says where and why Dynamo ended it, if it did so before the model's end."""
@@ -92,7 +93,7 @@ class Pieces:
         text = (
             f"reroll does not see the loop in {code.co_name} ({code.co_filename}:{code.co_firstlineno}): Dynamo has "
             "given the function up, so it runs as plain Python, and only what it calls may be compiled. What Dynamo "
-            f"cannot read is this: {why}. {_remedy(why)}"
+            f"cannot read is this: {why}. {self._remedy(why)}"
         )
         warn(text)
 
@@ -110,7 +111,7 @@ class Pieces:
         if options.on_no_recurrence == "error":
             raise NoRecurrenceError(f"{text} Use on_no_recurrence='warn' to compile such graphs as inductor does.")
         self.how = "as the inductor backend does" if options.lowering == "inductor" else "as it is"
-        self.first = self.first or f"{text} The graph is run {self.how}. {_or_recorded(_UNSEEN)}"
+        self.first = self.first or f"{text} The graph is run {self.how}. {self._or_recorded(_UNSEEN)}"
         if not self.heard or not (self.breaks or _within()):
             self.told = True
             warn(self.first)
@@ -120,8 +121,17 @@ class Pieces:
         if self.rolled or self.told or sys.exc_info()[0] is not None:
             return
         self.told = True
-        text = self._cut() if self.breaks and self.graphs else self.first if self.graphs else _or_recorded(_NO_GRAPH)
+        text = (
+            self._cut() if self.breaks and self.graphs else self.first if self.graphs else self._or_recorded(_NO_GRAPH)
+        )
         warn(text)
+
+    def _remedy(self, why: str) -> str:
+        return _SHARDED if "_fully_shard" in why else _WHOLE if _LAYER in why else self._or_recorded(_REMEDY)
+
+    def _or_recorded(self, remedy: str) -> str:
+        """A remedy, and that a record may tell more than Dynamo does, unless it did not."""
+        return f"{remedy}." if self.unrecorded else f"{remedy}; or {_RECORDED}."
 
     def _cut(self) -> str:
         shown = list(self.breaks)[:_SHOWN]
@@ -129,13 +139,8 @@ class Pieces:
         return (
             f"reroll found no recurrence in any of the graphs ({self.graphs} so far) into which Dynamo cut the model. "
             f"It ended one here: {'; '.join(shown)}{more}. A loop with such a place in it is not seen as a loop. Each "
-            f"graph is run {self.how}. {_or_recorded(_REMEDY)}"
+            f"graph is run {self.how}. {self._or_recorded(_REMEDY)}"
         )
-
-
-def _or_recorded(remedy: str) -> str:
-    """A remedy, and that a record may tell more than Dynamo does, unless it did not."""
-    return f"{remedy}." if UNRECORDED.get() else f"{remedy}; or {_RECORDED}."
 
 
 def _within() -> bool:
@@ -156,10 +161,6 @@ def _is_wrapper(frame: FrameType) -> bool:
 def _is_torchs(frame: FrameType) -> bool:
     """Whether code of torch's, of this project's or of Python's runs in a frame."""
     return str(frame.f_globals.get("__name__")).partition(".")[0] in _OURS
-
-
-def _remedy(why: str) -> str:
-    return _SHARDED if "_fully_shard" in why else _WHOLE if _LAYER in why else _or_recorded(_REMEDY)
 
 
 def _has_loop(code: CodeType) -> bool:

@@ -86,10 +86,10 @@ class Proof:
     made: gives the program that is proved, once, and the plans of its loops. other: why gradients are not to be plain
     autograd's, if so. cut: whether they are truncated, so that a result may need none. rounding: how far off a value
     may be that loops make. plain: bytes that torch is predicted to hold for one step; spills: whether that is more than
-    there is, so that its tape goes to a disk in ``folder``. room: bytes that there are. compiled: the loops whose
-    segments are, of which the eager ones are proved, and these are tried beside. missed: why nothing was compared yet.
-    departed: what the model does otherwise than when its program was made. noise: draws what is added to leaves in a
-    run of torch's that says how far rounding goes.
+    there is, so that its tape goes to a disk in ``folder``. compiled: the loops whose segments are, of which the eager
+    ones are proved, and these are tried beside. missed: why nothing was compared yet. departed: what the model does
+    otherwise than when its program was made. noise: draws what is added to leaves in a run of torch's that says how far
+    rounding goes.
     """
 
     how: str = "never"
@@ -100,7 +100,6 @@ class Proof:
     rounding: float = 0.0
     plain: int = 0
     spills: bool = False
-    room: int = 0
     folder: Any = None
     compiled: Sequence[Built] = ()
     missed: str = ""
@@ -139,7 +138,6 @@ class Proof:
             rounding=rounding,
             plain=plain,
             spills=plain > min(bounds),
-            room=min(bounds),
             folder=options.spill_folder,
             compiled=() if options.lowering == "eager" else tuple(built),
             missed="no call was made yet",

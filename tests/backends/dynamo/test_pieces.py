@@ -322,3 +322,23 @@ def test_layers_that_are_not_handed_over_are_told_about(model: nn.Module, monkey
     run = torch.compile(model, backend="reroll", options={"lowering": "eager"})
     with pytest.warns(reroll.RerollWarning, match="allow_rnn = True"):
         run(torch.randn(20, 3, 4))
+
+
+@pytest.mark.parametrize("door", ["reroll.compile", "torch.compile"])
+def test_a_record_is_no_remedy_for_whom_it_did_not_help(door: str) -> None:
+    def cut(x: Tensor) -> Tensor:
+        h = torch.zeros_like(x[0])
+        for row in x:
+            h = torch.tanh(h + row)
+            print("a step")
+        return h
+
+    options: Any = {"lowering": "eager"}
+    run = (
+        reroll.compile(cut, **options)
+        if door == "reroll.compile"
+        else torch.compile(cut, backend="reroll", options=options)
+    )
+    with pytest.warns(RerollWarning, match="Take it out of the loop") as said:
+        run(torch.randn(5, 3, requires_grad=True))
+    assert ("in place of torch.compile" in str(said[0].message)) == (door == "torch.compile")
