@@ -114,8 +114,8 @@ class Graph:
     """One graph of Dynamo's, compiled: ``run`` is called in its place, ``module`` is the graph around the recurrences.
 
     ``reason`` says why there is no recurrence, ``broken`` why the model's graph ends here, if Dynamo broke it,
-    ``notes`` which recurrences were not fused. ``plain``: the local peak of plain PyTorch in a training step, where that
-    is known. ``proof``: whether it has to be proved.
+    ``notes`` which recurrences were not fused. ``plain``: the local peak of plain PyTorch in a training step, where
+    that is known. ``proof``: whether it has to be proved.
     """
 
     run: Compiled
