@@ -26,15 +26,16 @@ def replace(old: fx.Node, new: fx.Node) -> None:
     old.graph.erase_node(old)
 
 
-def select(graph: fx.Graph, base: fx.Node, dim: int, index: int) -> fx.Node:
-    """A new select node, with its example; a squeeze where there is but one row, which is no step of time."""
+def select(graph: fx.Graph, base: fx.Node, dim: int, index: int, row: torch.Tensor | None = None) -> fx.Node:
+    """A new select node, with its example, which is ``row`` where that is known; a squeeze where there is but one row,
+    which is no step of time."""
     value = example(base)
     if value is not None and value.shape[dim] == 1:
         node = graph.call_function(torch.squeeze, (base, dim))
     else:
         node = graph.call_function(torch.select, (base, dim, index))
     if value is not None:
-        node.meta["example_value"] = value.select(dim, index)
+        node.meta["example_value"] = value.select(dim, index) if row is None else row
     take_line(node, base)
     return node
 
@@ -153,27 +154,28 @@ def _indexed(graph: fx.Graph, node: fx.Node, base: fx.Node) -> fx.Node | None:
         if not isinstance(dim, int) or not isinstance(at, int) or (name == "narrow" and node.args[3] != 1):
             return None
         dim, at = dim % value.dim(), at % value.shape[dim]
-        row = select(graph, base, dim, at)
+        row = select(graph, base, dim, at, example(node) if name == "select" else None)
         return row if name == "select" else _unsqueezed(graph, row, dim)
     if name != "getitem" or node.op != "call_function":
         return None
     if value is not None:
-        return _getitem(graph, base, value, node.args[1])
+        return _getitem(graph, node, base, value)
     return _piece(graph, node, base)
 
 
-def _getitem(graph: fx.Graph, base: fx.Node, value: torch.Tensor, index: Any) -> fx.Node | None:
-    items = as_tuple(index, value.dim())
+def _getitem(graph: fx.Graph, node: fx.Node, base: fx.Node, value: torch.Tensor) -> fx.Node | None:
+    items = as_tuple(node.args[1], value.dim())
     if items is None or not any(isinstance(item, int) for item in items):
         return None
-    left = 0
+    rest = tuple(item for item in items if not isinstance(item, int))
+    whole, left = all(item == slice(None) for item in rest), 0
     for dim, item in enumerate(item for item in items if item is not None):
         if isinstance(item, int):
-            base = select(graph, base, left, item % value.shape[dim])
+            known = example(node) if whole and len(rest) == len(items) - 1 else None
+            base = select(graph, base, left, item % value.shape[dim], known)
         else:
             left += 1
-    rest = tuple(item for item in items if not isinstance(item, int))
-    if all(item == slice(None) for item in rest):
+    if whole:
         return base
     return graph.call_function(operator.getitem, (base, rest))
 
@@ -194,7 +196,7 @@ def _piece(graph: fx.Graph, node: fx.Node, pieces: fx.Node) -> fx.Node | None:
     dim %= value.dim()
     count = len(pieces.meta["example_value"])
     if name == "unbind":
-        return select(graph, base, dim, at % count)
+        return select(graph, base, dim, at % count, piece)
     if count != value.shape[dim]:
         return None
     return _unsqueezed(graph, select(graph, base, dim, at % count), dim)
