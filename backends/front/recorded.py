@@ -258,8 +258,7 @@ class Recorded:
 
     def _run_alone(self, call: Call) -> None:
         no_tape = torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: None)  # type: ignore[arg-type, return-value]
-        eager = torch.compiler.set_stance("force_eager")
-        with looked_at(self.model, call, parameters=True), eager, no_tape:
+        with looked_at(self.model, call, parameters=True), no_tape, torch.compiler.set_stance("force_eager"):
             call.run(self.model)
 
     def _paths(self) -> dict[int, str]:

@@ -58,10 +58,11 @@ Found = tuple[Recording, State, Any]
 
 
 class Missing(Enum):
-    """Why there is no program of a call: its record has no loop (``NOTHING``), the model raised in all runs, or it does
-    something that a record does not tell (``UNTOLD``)."""
+    """Why there is no program of a call: its record has no loop (``NOTHING``; ``SHORT`` where it is shorter than any
+    that has one), the model raised in all runs, or it does something that a record does not tell (``UNTOLD``)."""
 
     NOTHING = auto()
+    SHORT = auto()
     RAISED = auto()
     UNTOLD = auto()
 
@@ -94,7 +95,7 @@ class AtLength:
             return Missing.RAISED if isinstance(reason, RaisedError) else Missing.UNTOLD
         program: _Program | _Nothing = found[0].run  # type: ignore[assignment]
         if isinstance(program, _Nothing):
-            return Missing.NOTHING
+            return Missing.SHORT if self._is_short(program) else Missing.NOTHING
         if found[0].asked and (program.written or found[0].cleared):
             LOG.info("not recorded: it updates tensors in place, which another answer to what it asks would not undo")
             return Missing.UNTOLD
@@ -120,6 +121,10 @@ class AtLength:
         with between_turns():
             return recording.replay(state)
 
+    def _is_short(self, nothing: _Nothing) -> bool:
+        programs = [each.run for each in self.recorded.recordings.values() if isinstance(each.run, _Program)]
+        return bool(programs) and nothing.size < min(each.operations for each in programs)
+
     def _recording(self, call: Call) -> Found:
         made = partial(self._made, call)
         return self.recorded.recording(self.reach, call, made)
@@ -136,7 +141,7 @@ class AtLength:
             if not found.recurrences:
                 reason = f"reroll.compile found no recurrence at this length: {found.reason}."
                 LOG.info(reason)
-                return _Nothing(reason)
+                return _Nothing(reason, len(digest.numbers))
             self.sized.note(found.recurrences)
             found = self.steps.lifted(found)
             check_policy(found.recurrences, self.options)
@@ -275,9 +280,10 @@ def _states(found: Capture) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Nothing:
-    """What a record without a loop is held as, with why it has none."""
+    """What a record without a loop is held as, with why it has none, and how many operations it had."""
 
     reason: str
+    size: int
     operations: int = 0
 
     def __call__(self, *args: Any) -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from reroll.backends.construct.stages.takeover import is_aside
 from reroll.backends.dynamo.entry import read
 from reroll.backends.front.beside import UnsteadyError
 from reroll.backends.front.calls.arguments import Call
@@ -43,11 +44,19 @@ class Caller(InTurn):
             found = self.at_length.found(call)
             if found is Missing.RAISED:
                 return partial(self._raised, args, kwargs)
+            if found is Missing.SHORT and self._may_be_plain():
+                return partial(self.model, *args, **kwargs)
             self.is_read = found is Missing.UNTOLD
             results = [] if isinstance(found, Missing) else self._played(call, found)
             if results:
                 return results.pop
         return partial(self.read, *args, **kwargs)
+
+    def _may_be_plain(self) -> bool:
+        """Whether the model itself is what a sequence of one or two steps runs: compiling these takes longer, and their
+        gradients would be zeros where the model's are None."""
+        asked = self.options.truncate is not None or self.options.on_no_recurrence == "error"
+        return not asked and not is_aside()
 
     def _raised(self, args: Any, kwargs: Any) -> Any:
         """What the model raises, as it does where nobody compiles it: nothing is known of its other calls. Dynamo reads

@@ -126,10 +126,10 @@ class GraphRecorder(TorchFunctionMode):
         profile: Any = sys.getprofile()
         self.noting = profile if callable(profile) else None
         self.states.note()
-        eager = torch.compiler.set_stance("force_eager")
         no_tape = torch.autograd.graph.saved_tensors_hooks(lambda _: None, self._no_backward)
         try:
-            with applied_functions(self._apply), eager, no_tape, watch, self:
+            # A stance is set where it is made: nothing may come between that and its end.
+            with applied_functions(self._apply), no_tape, torch.compiler.set_stance("force_eager"), watch, self:
                 yield
             if self.refusal is not None:
                 raise self.refusal

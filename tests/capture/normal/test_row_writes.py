@@ -103,3 +103,48 @@ def test_rows_lie_as_the_tensor_they_were_written_into() -> None:
     results, found = seen(run, model, given)
     assert [each.stride() for each in results] == [each.stride() for each in expected]
     torch.testing.assert_close((*results, *found), (*expected, *wanted), rtol=1e-12, atol=1e-12)
+
+
+def never_written(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    rows = torch.zeros(len(x) + 1, *x.shape[1:], dtype=x.dtype)
+    for t in range(len(x)):
+        rows[t + 1] = torch.tanh(x[t] + rows[t].clone() @ w)
+    return rows, rows[0], rows[-1]
+
+
+def written_once(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    y, h = x * w.sum(), torch.zeros_like(x[0])
+    y[0] = 0.0
+    for row in x:
+        h = torch.tanh(row + h @ w)
+    return y[0], h
+
+
+def written_in_steps(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    h, rows = torch.zeros_like(x[0]), []
+    for row in x:
+        z = torch.tanh(row + h @ w) * 0.7
+        h = z * 0.5
+        z[0] = 1
+        rows.append(z[0])
+    return h, *rows
+
+
+@pytest.mark.parametrize("door", ["reroll", "backend"])
+@pytest.mark.parametrize("model", [never_written, written_once, written_in_steps])
+def test_a_constant_row_that_is_a_result_needs_the_gradient_of_its_tensor(model: Callable[..., Any], door: str) -> None:
+    options: Any = {"lowering": "eager", "proof": "never"}
+    run = (
+        reroll.compile(model, **options)
+        if door == "reroll"
+        else torch.compile(model, backend="reroll", options=options)
+    )
+    w = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
+    for steps in (12, 8):
+        x = torch.randn(steps, 4, 3, dtype=torch.float64)
+        results, expected = run(x, w), model(x, w)
+        torch.testing.assert_close(results, expected)
+        for mine, plain in zip(results, expected, strict=True):
+            grads = [torch.autograd.grad(each.sum(), w, retain_graph=True)[0] for each in (mine, plain)]
+            torch.testing.assert_close(*grads)
+    assert reroll.explain(run, x, w).loops

@@ -18,8 +18,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import reroll
+from reroll.backends.front.calls.arguments import Call
 from reroll.backends.front.full.caller import Caller
+from reroll.backends.front.recorded import Recorded
 from reroll.capture.recorder import graph
+from reroll.capture.recorder.graph import GraphRecorder
 from reroll.errors import OptionError, RerollWarning, UnsupportedError
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -446,3 +449,50 @@ def test_where_time_is_has_no_effect(named: dict[str, Any]) -> None:
     assert [each.filename for each in said] == [__file__]
     torch.testing.assert_close(run(x), model(x))
     assert reroll.explain(run, x).loops
+
+
+def recorded_apart() -> None:
+    with GraphRecorder([], {}).recording():
+        raise AssertionError("nothing is recorded")
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_an_interrupt_leaves_the_stance_of_torch_as_it_was(alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch sets a stance where it is made, not where it is entered."""
+    monkeypatch.setattr("reroll.backends.front.recorded.looked_at", mock.Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("reroll.capture.recorder.graph.applied_functions", mock.Mock(side_effect=KeyboardInterrupt))
+    call, recorded = Call((torch.randn(9, B, N),), {}), Recorded(Net(stays))
+    with pytest.raises(KeyboardInterrupt):
+        recorded._run_alone(call) if alone else recorded_apart()
+    assert torch._dynamo.eval_frame._stance.stance == "default"
+
+
+class Apart(nn.Module):
+    """Two states, of which the second reads the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.GRUCell(N, N), nn.GRUCell(N, N)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = g = x.new_zeros(x.shape[1:])
+        for row in x:
+            h = self.a(row, h)
+            g = self.b(h, g)
+        return h, g
+
+
+@pytest.mark.parametrize("lowering", ["eager", pytest.param("inductor", marks=pytest.mark.inductor)])
+def test_sequences_without_a_loop_have_the_gradients_of_the_model(lowering: Any) -> None:
+    """By inductor they were zeros where the model's are None."""
+    model = Apart()
+    run: Any = reroll.compile(model, lowering=lowering)
+    run.reroll_caller.read = mock.Mock(side_effect=AssertionError("Dynamo is asked"))
+    for steps in (9, 2, 1, 9):
+        x, found = torch.randn(steps, B, N), []
+        for each in (run, model):
+            model.zero_grad()
+            each(x)[0].sum().backward()
+            found.append([parameter.grad for parameter in model.parameters()])
+        assert [each is None for each in found[0]] == [each is None for each in found[1]]
+        torch.testing.assert_close(*([each for each in grads if each is not None] for grads in found))
