@@ -2,8 +2,8 @@
 
 A look would take from there, too, and a record gives again what was taken once. So a look stops before it happens. Of
 iterators others stand for the names. What C functions a model calls is known where they are noted (``Ran.noting``):
-those that open or read files, list directories, speak, or ask the system for random bytes. The clock is none of them,
-as logging asks for it, nor is the working directory, which is compared at each call.
+those that open or read files, list directories, speak, ask the system for random bytes, or use context variables. The
+clock is none of them, as logging asks for it, nor is the working directory, which is compared at each call.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NoReturn
 
 from reroll.errors import UnsupportedError
@@ -38,7 +39,8 @@ _OF_STREAMS = frozenset({"read", "read1", "readall", "readinto", "readline", "re
 _OF_SOCKETS = frozenset(
     {"connect", "connect_ex", "accept", "recv", "recv_into", "recvfrom", "send", "sendall", "sendto"}
 )
-_NAMES = frozenset[str]().union(_OF_STREAMS, _OF_SOCKETS, *_OF_MODULES.values())
+_OF_CONTEXTS = frozenset({"get", "set", "reset"})
+_NAMES = frozenset[str]().union(_OF_STREAMS, _OF_SOCKETS, _OF_CONTEXTS, *_OF_MODULES.values())
 _BY_THEMSELVES = frozenset({"importlib", "linecache", "warnings", "tokenize", "inspect", "traceback", "logging", "gc"})
 """Modules of Python's that read files which are none of the model's."""
 _QUIET = frozenset({"torch", "reroll", "triton", "sympy"})
@@ -127,6 +129,8 @@ def _takes(function: Any) -> bool:
         std = (sys.stdin, sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
         return not isinstance(owner, io.StringIO | io.BytesIO) and all(owner is not each for each in std)
     if name in _OF_SOCKETS and type(owner).__module__ in ("socket", "_socket"):
+        return True
+    if name in _OF_CONTEXTS and isinstance(owner, ContextVar):
         return True
     module = str(function.__module__ or "").replace("_io", "io")
     return name in _OF_MODULES.get(module, ())

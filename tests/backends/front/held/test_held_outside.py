@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -286,3 +287,29 @@ def test_a_model_that_changes_its_parameters(kind: type[nn.Module]) -> None:
                 [y.detach(), *(value.grad for value in each.get_submodule("linear").parameters()), each.state_dict()]
             )
         torch.testing.assert_close(*found)
+
+
+LEVEL: ContextVar[int] = ContextVar("LEVEL", default=0)
+
+
+@pytest.mark.parametrize("sets", [True, False])
+def test_context_variables_are_dynamos(sets: bool) -> None:
+    """A record holds what they were, in silence."""
+
+    def leveled(x: Tensor) -> Tensor:
+        if sets:
+            LEVEL.set(LEVEL.get() + 1)
+        h = torch.zeros_like(x[0])
+        for row in x:
+            h = torch.tanh(row + h * (LEVEL.get() % 3))
+        return h
+
+    run, found = reroll.compile(leveled, lowering="eager", proof="never"), []
+    for each in (run, leveled):
+        LEVEL.set(0)
+        values = []
+        for call in range(5):
+            values.append(each(torch.linspace(-1, 1, 21).view(7, 3)))
+            LEVEL.set(LEVEL.get() + call)
+        found.append([*values, torch.tensor(LEVEL.get())])
+    torch.testing.assert_close(*found)
