@@ -28,20 +28,21 @@ class Again:
     how many of the last ones had it looked at for one reason."""
 
     def __init__(self) -> None:
-        self._lengths, self._reason = set[Any](), ""
+        self._lengths, self._reason, self._change = set[Any](), "", ""
         self._key: Any = None
         self._count, self.told = 0, False
 
     def note(self, length: Any, key: Any, *, looked: bool) -> None:
         """Note a call with its key, and whether the model was looked at, then with its length; warn at the third in a
-        row."""
+        row. What goes to and fro, such as whether gradients are taken, is not another one each time."""
         before, self._key = self._key, key
         if not looked:
             self._count = 0
         elif length in self._lengths and before is not None:
             name, change = difference(before, key)
-            self._count = 0 if name == _SIZES else self._count + 1 if name == self._reason else 1
-            self._reason = name
+            known = name == _SIZES or (name == self._reason and change and change == self._change)
+            self._count = 0 if known else self._count + 1 if name == self._reason else 1
+            self._reason, self._change = name, change
             if self._count == _IN_A_ROW and not self.told:
                 self._tell(f"{name}{change}")
         self._lengths.add(length)

@@ -496,3 +496,20 @@ def test_sequences_without_a_loop_have_the_gradients_of_the_model(lowering: Any)
             found.append([parameter.grad for parameter in model.parameters()])
         assert [each is None for each in found[0]] == [each is None for each in found[1]]
         torch.testing.assert_close(*([each for each in grads if each is not None] for grads in found))
+
+
+@pytest.mark.parametrize("flips", ["gradients", "training"])
+def test_what_goes_to_and_fro_at_new_lengths_is_no_reason_to_ask_dynamo(flips: str) -> None:
+    model = Net(stays)
+    run: Any = reroll.compile(model, **EAGER)
+    run.reroll_caller.read = mock.Mock(side_effect=AssertionError("Dynamo is asked"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RerollWarning)
+        for steps in range(9, 14):
+            x = torch.randn(steps, B, N)
+            torch.testing.assert_close(run(x), model(x))
+            if flips == "training":
+                run.eval()
+            with torch.set_grad_enabled(flips == "training"):
+                torch.testing.assert_close(run(x), model(x))
+            run.train()
