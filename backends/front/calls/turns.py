@@ -1,7 +1,7 @@
 """One thread at a time looks at a model or compiles it; what is compiled runs at any time, in all of them at once.
 
-Torch's stance, which a look sets, is that of the process. So a thread has a *turn* while it calls
-a compiled model, and ends it while the compiled graph runs: a forward that waits for another thread's goes on.
+Torch's stance, which a look sets, is that of the process. So a thread has a *turn* while it calls a compiled model, and
+ends it while the compiled graph runs: a forward that waits for another thread's goes on.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ A record says nothing of another length, so what was found in it is a matter of 
 own is the rule. It is left out where nothing is left that could be wrong by itself: all segments were proved before;
 the graph around the loops, what these read, and where results go are the same but for whole numbers; and each of these
 numbers is on the line through those of two programs that were proved, at two lengths (or the same as in one of them).
-A number that all steps read alike, or that is no
-whole one and stands around the loops, may be any: it is the record's own, no pass makes such numbers, and what computes
-with it was proved with two others. Of such programs the fourth, the eighth, the sixteenth ... are proved all the same.
+A number that all steps read alike, or that is no whole one and stands around the loops, may be any: it is the record's
+own, no pass makes such numbers, and what computes with it was proved with two others. Of such programs the fourth, the
+eighth, the sixteenth ... are proved all the same.
 """
 
 from __future__ import annotations
