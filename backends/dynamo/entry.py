@@ -56,10 +56,12 @@ from reroll.backends.runtime.unused import APART, as_collected, one_by_one
 from reroll.capture.capture import capture
 from reroll.capture.fusion.fuse import fuse
 from reroll.capture.given.regions import without_regions
+from reroll.capture.recorder.identity import Same
 from reroll.errors import BudgetError, OptionError, RerollError, UnsupportedError, warn
 from reroll.graph.inplace import extent, overlapping
 from reroll.graph.layouts import laid_in
 from reroll.graph.nested import leaves_of, tensors_of, with_leaves
+from reroll.graph.private import hooks_of_all_modules, without_hooks_of_all_modules
 from reroll.planning.options import Options
 from reroll.planning.segments import SegmentLengths
 from reroll.planning.truncation import detach_behind
@@ -88,13 +90,27 @@ def hooks_inside() -> Any:
     return torch._dynamo.config.patch(wrap_top_frame=True)
 
 
+class _Under(dict[str, Any]):
+    """Options of a model that is read under the present hooks of all modules. For equal options Dynamo takes the code
+    that it has made, and its guards do not see these hooks."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        super().__init__(options)
+        self.hooks = tuple(map(Same, hooks_of_all_modules()))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Under) and self.hooks == other.hooks and dict.__eq__(self, other)
+
+    __hash__ = None
+
+
 def read(model: Callable[..., Any], options: Mapping[str, Any]) -> Any:
     """``torch.compile(model, backend="reroll")`` as ``reroll.compile`` has it: Dynamo cuts no graphs for
     ``DistributedDataParallel``, compiles many sizes, sees hooks that are added or taken away between two calls, and
     leaves it to numpy to draw numpy's random numbers."""
     # By keyword: Lightning's torch.compile leaves on a module what it is given beside it, and this backend is no part
     # of the user's model, which may be pickled.
-    run = torch.compile(model=model, backend="reroll", options=dict(options))
+    run = torch.compile(model=model, backend="reroll", options=_Under(options))
     settings: dict[str, Any] = {"optimize_ddp": False, "use_numpy_random_stream": True}
     settings |= {"skip_nnmodule_hook_guards": False, "recompile_limit": 256, "accumulated_recompile_limit": 4096}
     context: Any = getattr(run, "dynamo_ctx", None)
@@ -193,8 +209,10 @@ def reroll(
     mode: "reduce-overhead" asks for CUDA graphs, which segments are recorded as anyway; others are an OptionError.
     """
     try:
-        with SELDOM_FULL:
-            return _compile(gm, example_inputs, mode, options)
+        read = Read.here()
+        with SELDOM_FULL, without_hooks_of_all_modules():
+            program, plain = _compile(gm, example_inputs, mode, options)
+        return _entry(program, read, plain)
     except RerollError as error:
         raise unwrapped(error) from error.__cause__
 
@@ -217,7 +235,7 @@ def unwrapped(error: RerollError) -> RerollError:
 
 def _compile(
     gm: fx.GraphModule, example_inputs: Sequence[Tensor], mode: str | None, options: Mapping[str, Any] | None
-) -> Compiled:
+) -> tuple[Program, Callable[[], Compiled] | None]:
     _refuse_mode(mode)
     parsed = Options.of(options)
     _refuse(gm, example_inputs)
@@ -230,12 +248,12 @@ def _compile(
     if not found.recurrences:
         LOG.info("no loop: %s", found.reason)
         model.missed(found.reason, parsed)
-        return _entry(Program(Graph(_by_torch(gm, example_inputs, parsed), gm, Plans(), found.reason, ended)))
+        return Program(Graph(_by_torch(gm, example_inputs, parsed), gm, Plans(), found.reason, ended)), None
     if any(each.steps >= _LONG and not each.blocks for each in found.recurrences):
         _say_how_to_unroll_less(UNRECORDED.get())
     program = rolled(gm, found, parsed, ended)
     say_more(program.graph.more_than_plain())
-    return _entry(program, functools.cache(partial(_plainly, gm)))
+    return program, functools.cache(partial(_plainly, gm))
 
 
 def rolled(
@@ -381,6 +399,7 @@ class Program:
     takeover: Takeover | None = None
     make: Callable[[Options], Graph] | None = None
 
+    @without_hooks_of_all_modules()
     def next(self) -> Graph:
         """The graph of the next call. Raises Reached where that is only explained."""
         if self.takeover is not None and self.make is not None and self.takeover.due:
@@ -399,18 +418,19 @@ class Program:
         return self.graph.run(*args)
 
 
-def _entry(program: Program, plain: Callable[[], Compiled] | None = None) -> Compiled:
+def _entry(program: Program, read: Read, plain: Callable[[], Compiled] | None) -> Compiled:
     """What Dynamo calls: runs the graph, or names it to whoever explains. ``plain`` gives what it is proved by."""
-    written, read = changed_inputs(program.graph.module.graph), Read.here()
+    written = changed_inputs(program.graph.module.graph)
 
     def entry(*args: Any) -> Any:
         read.refuse_changed()
         graph = program.next()
-        if written:
-            refuse_shared(args, written)
-        if plain is not None and graph.proof.due and not is_aside():
-            _prove(graph, plain(), args, written)
-        return program.run(*args)
+        with without_hooks_of_all_modules():
+            if written:
+                refuse_shared(args, written)
+            if plain is not None and graph.proof.due and not is_aside():
+                _prove(graph, plain(), args, written)
+            return program.run(*args)
 
     return entry
 

@@ -2,7 +2,7 @@
 
 Such are numbers of a ``random.Random`` that a model holds, ``os.environ`` where a name is asked for that may be missing
 (``get``, ``getenv``, ``in``), the order of an ``OrderedDict``, a list in a tuple of constants (its guard compares the
-tuple with itself), and that a ``deque`` with ``maxlen`` drops what no longer fits.
+tuple with itself), hooks of all modules, and that a ``deque`` with ``maxlen`` drops what no longer fits.
 
 Private torch API, tried on 2.13 and read in 2.11: ``current_tx`` of ``InstructionTranslator``, which knows the code
 that a graph is made of, its ``side_effects`` on objects of the user's, its ``guards`` with the scopes in which their
@@ -27,8 +27,9 @@ from typing import Any
 
 from torch._dynamo.symbolic_convert import InstructionTranslator
 
-from reroll.capture.recorder.identity import global_names
+from reroll.capture.recorder.identity import Same, global_names
 from reroll.errors import UnsupportedError
+from reroll.graph.private import hooks_of_all_modules
 
 _ENVIRONMENT = frozenset({"environ", "getenv"})
 
@@ -56,11 +57,12 @@ def refuse_unguarded() -> None:
 @dataclass(frozen=True, slots=True, eq=False)
 class Read:
     """What the code of a graph has read at its first call: ``os.environ``, if it names that, the keys of each
-    ``OrderedDict`` in their order, and tuples that hold lists, by name, each with a copy."""
+    ``OrderedDict`` in their order, tuples that hold lists, by name, each with a copy, and the hooks of all modules."""
 
     environment: Mapping[Any, Any] | None
     orders: tuple[tuple[weakref.ref[OrderedDict[Any, Any]], tuple[Any, ...]], ...]
     tuples: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    hooks: tuple[Any, ...] = ()
 
     @classmethod
     def here(cls) -> Read:
@@ -71,7 +73,8 @@ class Read:
         named = any(map(_reads_environment, output.tracing_context.traced_code))
         held = [each for each in output.side_effects.keepalive if issubclass(type(each), OrderedDict)]
         orders = tuple((weakref.ref(each), tuple(OrderedDict.__iter__(each))) for each in held)
-        return cls(dict(os.environ) if named else None, orders, _tuples(output))
+        hooks = tuple(map(Same, hooks_of_all_modules()))
+        return cls(dict(os.environ) if named else None, orders, _tuples(output), hooks)
 
     @property
     def changed(self) -> str:
@@ -88,6 +91,12 @@ class Read:
             return (
                 f"The model reads a tuple with a list in it ({', '.join(names)}), and the list changed since it was "
                 "compiled, which torch.compile does not see. Hold a list in place of the tuple."
+            )
+        if self.hooks != tuple(map(Same, hooks_of_all_modules())):
+            return (
+                "A hook of all modules (torch.nn.modules.module.register_module_forward_hook and the like) was added "
+                "or taken away since the model was compiled, which torch.compile does not see. Call "
+                "torch.compiler.reset() behind it, or use hooks of single modules."
             )
         if any(_is_moved(reference(), order) for reference, order in self.orders):
             return (

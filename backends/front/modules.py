@@ -13,6 +13,7 @@ from reroll.backends.dynamo.entry import dynamo_is_off, hooks_inside, read
 from reroll.backends.front.calls.turns import turn
 from reroll.backends.processes.sharded import gathering
 from reroll.errors import OptionError, UnsupportedError
+from reroll.graph.private import compiled_in_place, hooks_of_all_modules
 
 _TARGET = inspect.Parameter("target", inspect.Parameter.KEYWORD_ONLY)
 _VARIADIC = inspect.Parameter.VAR_KEYWORD
@@ -24,6 +25,13 @@ class CompiledModule(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self._orig_mod = module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's result. Hooks of all modules see the user's module alone, where this one has no hooks."""
+        own = (self._forward_pre_hooks, self._forward_hooks, self._backward_pre_hooks, self._backward_hooks)
+        if any(own) or not hooks_of_all_modules() or compiled_in_place(self):
+            return super().__call__(*args, **kwargs)
+        return self.forward(*args, **kwargs)
 
     def train(self, mode: bool = True) -> CompiledModule:
         """Set the mode of the module."""

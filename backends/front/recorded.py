@@ -44,7 +44,7 @@ from reroll.capture.recorder.watch import Unnoted
 from reroll.capture.steps.modules import PATH
 from reroll.errors import UnsupportedError, is_shortage, warn
 from reroll.graph.nested import leaves_of, like, opened, with_leaves
-from reroll.graph.private import saved_as_it_is
+from reroll.graph.private import saved_as_it_is, without_hooks_of_all_modules
 
 Backend = Callable[[fx.GraphModule], Callable[..., Any]]
 _RECORDINGS = 256  # each with a program, 1.5 MB
@@ -304,9 +304,10 @@ class Recorded:
 
 @contextlib.contextmanager
 def _operands_alone() -> Iterator[None]:
-    """Raise Unrecordable where code that is traced reads a tensor of its own."""
+    """Call no hooks of all modules. Raise Unrecordable where code that is traced reads a tensor of its own."""
     try:
-        yield
+        with without_hooks_of_all_modules():
+            yield
     except AssertionError as error:
         if NOT_AN_OPERAND not in str(error):
             raise

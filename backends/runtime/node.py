@@ -20,6 +20,7 @@ from reroll.backends.runtime.run import Run, Start, again, as_traced
 from reroll.backends.runtime.shown import Links, joined
 from reroll.backends.runtime.unused import Unused, differentiable_inputs, needing, tells_rows, used_of
 from reroll.errors import ShortageError, UnsupportedError, is_shortage
+from reroll.graph.private import without_hooks_of_all_modules
 from reroll.recurrence import Items
 
 _BEFORE = 4  # what the node is given before operands
@@ -204,7 +205,7 @@ class _Reversible(torch.autograd.Function):
         dead, telling = ctx.rolled.unused.check(ctx.rolled.executable, operands, start.operands, grads, used)
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
         held, ctx.run = [ctx.run] if ctx.run else [], None
-        with as_traced(operands):
+        with as_traced(operands), without_hooks_of_all_modules():
             run, results = ctx.rolled.reversed(start, held, grads, keep)
         ctx.run, ctx.start = (run, start) if keep else (None, None)
         for i, tell in telling:

@@ -24,6 +24,7 @@ In ``torch.nn.modules.module``, ``_global_forward_hooks`` and three like it hold
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -52,12 +53,27 @@ def compiled_in_place(model: Any) -> bool:
     return isinstance(model, torch.nn.Module) and model._compiled_call_impl is not None
 
 
-def hooks_of_all_modules() -> Iterator[Any]:
-    """The hooks that every module calls (``torch.nn.modules.module.register_module_forward_hook`` and the like)."""
-    from torch.nn.modules import module
+_HOOKS = tuple(f"_global_{kind}_hooks" for kind in ("forward_pre", "forward", "backward_pre", "backward"))
 
-    kinds = ("forward_pre", "forward", "backward_pre", "backward")
-    return (hook for kind in kinds for hook in getattr(module, f"_global_{kind}_hooks").values())
+
+def hooks_of_all_modules() -> tuple[Any, ...]:
+    """The hooks that every module calls (``torch.nn.modules.module.register_module_forward_hook`` and the like)."""
+    return tuple(hook for name in _HOOKS for hook in getattr(torch.nn.modules.module, name).values())
+
+
+@contextmanager
+def without_hooks_of_all_modules() -> Iterator[None]:
+    """Inside, modules call no hooks of all modules: those that are made here are none of the user's."""
+    module = torch.nn.modules.module
+    before = {name: getattr(module, name) for name in _HOOKS}
+    if not any(before.values()):
+        yield
+        return
+    vars(module).update({name: OrderedDict() for name in before})
+    try:
+        yield
+    finally:
+        vars(module).update(before)
 
 
 _SETTINGS = (

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from torch import nn
+
 from reroll.backends.construct.stages.takeover import is_aside
 from reroll.backends.dynamo.entry import read
 from reroll.backends.front.beside import UnsteadyError
@@ -20,7 +22,9 @@ from reroll.backends.front.calls.plainly import InTurn
 from reroll.backends.front.full.at_length import AtLength, Found, Missing
 from reroll.backends.front.recorded import AnotherAnswerError
 from reroll.backends.runtime.randomness import random_state, set_random_state
+from reroll.capture.recorder.identity import Same
 from reroll.errors import warn
+from reroll.graph.private import hooks_of_all_modules
 from reroll.planning.options import Options
 
 _OTHERWISE = (
@@ -35,7 +39,8 @@ class Caller(InTurn):
     def __init__(self, model: Callable[..., Any], options: Mapping[str, Any], *, dynamic: bool = False) -> None:
         self.model, self.options = model, Options.of(options)
         self.at_length = AtLength(model, self.options, dynamic=dynamic)
-        self.read = read(model, options)
+        self.given, self.reads = options, dict[tuple[Same, ...], Any]()
+        self._read()  # torch.compile leaves a mark on the model, which no call is to leave
         self.is_read = self.told = False  # by Dynamo, from the first call on that needs it; of what it asks
 
     def _begun(self, args: Any, kwargs: Any) -> Callable[[], Any]:
@@ -50,7 +55,16 @@ class Caller(InTurn):
             results = [] if isinstance(found, Missing) else self._played(call, found)
             if results:
                 return results.pop
-        return partial(self.read, *args, **kwargs)
+        return partial(self._read(), *args, **kwargs)
+
+    def _read(self) -> Callable[..., Any]:
+        """The model as Dynamo reads it: anew for other hooks of all modules, as its guards do not see them."""
+        hooks = tuple(map(Same, hooks_of_all_modules()))
+        if hooks not in self.reads:
+            run = read(self.model, self.given)
+            self.reads[hooks] = run.forward if isinstance(run, nn.Module) else run  # which calls none
+        found: Callable[..., Any] = self.reads[hooks]
+        return found
 
     def _may_be_plain(self) -> bool:
         """Whether the model itself is what a sequence of one or two steps runs: compiling these takes longer, and their

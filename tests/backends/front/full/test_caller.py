@@ -487,7 +487,7 @@ def test_sequences_without_a_loop_have_the_gradients_of_the_model(lowering: Any)
     """By inductor they were zeros where the model's are None."""
     model = Apart()
     run: Any = reroll.compile(model, lowering=lowering)
-    run.reroll_caller.read = mock.Mock(side_effect=AssertionError("Dynamo is asked"))
+    run.reroll_caller._read = mock.Mock(side_effect=AssertionError("Dynamo is asked"))
     for steps in (9, 2, 1, 9):
         x, found = torch.randn(steps, B, N), []
         for each in (run, model):
@@ -502,7 +502,7 @@ def test_sequences_without_a_loop_have_the_gradients_of_the_model(lowering: Any)
 def test_what_goes_to_and_fro_at_new_lengths_is_no_reason_to_ask_dynamo(flips: str) -> None:
     model = Net(stays)
     run: Any = reroll.compile(model, **EAGER)
-    run.reroll_caller.read = mock.Mock(side_effect=AssertionError("Dynamo is asked"))
+    run.reroll_caller._read = mock.Mock(side_effect=AssertionError("Dynamo is asked"))
     with warnings.catch_warnings():
         warnings.simplefilter("error", RerollWarning)
         for steps in range(9, 14):
