@@ -16,7 +16,7 @@ class Fault(NamedTuple):
 
 _GRADIENTS, _RUN = "backends.runtime.gradients", "backends.runtime.run"
 _VALUES, _RANDOM = "backends.runtime.values", "backends.runtime.randomness"
-_TRACE, _PEEL, _BEHIND = "segment.trace", "capture.fusion.peel", "capture.fusion.behind"
+_TRACE, _PEEL, _LOOP = "segment.trace", "capture.rows.peel", "passes.loop"
 _MERGE, _BATCH = "passes.segment.merge_gradients", "passes.segment.batch_products"
 _MATRICES, _RNN = "segment.linear.matrices", "capture.given.rnn"
 
@@ -218,34 +218,36 @@ FAULTS: Mapping[str, Fault] = {
     "both directions have the weights of one": Fault(
         f"{_RNN}:_layers", "rnn.weights[at], back", "rnn.weights[layer * rnn.ways], back"
     ),
-    # Capture: fusion, and what is behind a loop.
+    # Passes on loops.
     "a second loop reads the step behind": Fault(
-        "capture.fusion.fuse:_lag", "lags.add(x.start - found.shift)", "lags.add(x.start - found.shift + 1)"
+        "passes.loop.fuse_loops:_lag", "lags.add(x.start - found.shift)", "lags.add(x.start - found.shift + 1)"
     ),
     "a peeled step reads the first row": Fault(f"{_PEEL}:_x", "x.start + x.stride * t)", "x.start)"),
     "peeled rows come behind those of the loop": Fault(
         f"{_PEEL}:_joined", "for ys in head] + [stacked]", "for ys in tail] + [stacked]"
     ),
-    "a mean is divided by one less": Fault(f"{_BEHIND}.totals:_divided", "(total, count)", "(total, count - 1)"),
+    "a mean is divided by one less": Fault(f"{_LOOP}.reductions:_divided", "(total, count)", "(total, count - 1)"),
     "all targets count in a loss": Fault(
-        f"{_BEHIND}.totals:_mean",
+        f"{_LOOP}.reductions:_mean",
         "graph.call_function(torch.sum, (made[-1],))",
         "graph.call_function(torch.numel, (made[-1],))",
     ),
-    "a loss begins with one": Fault(f"{_BEHIND}.add_up:_zero", "(tuple(value.shape), 0)", "(tuple(value.shape), 1)"),
+    "a loss begins with one": Fault(
+        f"{_LOOP}.fold_reductions:_zero", "(tuple(value.shape), 0)", "(tuple(value.shape), 1)"
+    ),
     "a total has the row before": Fault(
-        f"{_BEHIND}.add_up:_extended", "emitter, total.rows.shift)", "emitter, max(total.rows.shift - 1, 0))"
+        f"{_LOOP}.fold_reductions:_extended", "emitter, total.rows.shift)", "emitter, max(total.rows.shift - 1, 0))"
     ),
     "a readout's sign is wrong": Fault(
-        f"{_BEHIND}.fold_readouts:_extend",
+        f"{_LOOP}.fold_readouts:_extend",
         "made.append(emitter.row(end, start) if",
         "made.append(step.graph.call_function(torch.neg, (emitter.row(end, start),)) if",
     ),
     "a last row is that of the step before": Fault(
-        f"{_BEHIND}.take_last:_taken", "emitter.row(row_read(node)[0], at)", "emitter.row(row_read(node)[0], at - 1)"
+        f"{_LOOP}.take_last_rows:_taken", "emitter.row(row_read(node)[0], at)", "emitter.row(row_read(node)[0], at - 1)"
     ),
     "the last row is taken from another carry": Fault(
-        f"{_BEHIND}.take_last:_taken", "(call, carried[int(stacked.args[1])])", "(call, 0)"
+        f"{_LOOP}.take_last_rows:_taken", "(call, carried[int(stacked.args[1])])", "(call, 0)"
     ),
     "rows are kept from one step earlier on": Fault(
         "recurrence:RowSteps.among",

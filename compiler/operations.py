@@ -34,7 +34,7 @@ class Operation:
     ``decision``: gradients are nowhere, and what was decided may turn out otherwise when it is made again: it
     ``compares``, ``rounds``, or is another one that ``decides``; or it ``jumps`` and has a gradient all the same.
     ``kinked``: the gradient of what has a kink, which decides by all operands but the first.
-    ``rows``: which rule of ``reroll.capture.fusion.row_rules`` says where time is in its result.
+    ``rows``: which rule of ``reroll.capture.rows.row_rules`` says where time is in its result.
     ``arithmetic``: of two operands, one of which may be a number that is another one at each step.
     ``linear``: its gradient is that of the operations that it consists of, which may be linear in a state.
     ``product``: of ``matrices``, ``batches`` of these, a ``vector`` or a ``kernel``.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -235,6 +236,14 @@ class Recurrence:
         return any(isinstance(x, torch.Tensor) and x.dtype in (torch.float16, torch.bfloat16) for x in values)
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of the stacked outputs, as far as the step's graph has examples of them."""
+        results: Any = self.step.graph.output_node().args[0]
+        values = [getattr(node, "meta", {}).get("example_value") for node in results[len(self.carries) :]]
+        kept = zip(values, self.kept_rows, strict=True)
+        return sum(like.nbytes * rows.rows(self.steps) for like, rows in kept if isinstance(like, torch.Tensor))
+
+    @property
     def size(self) -> str:
         """How many steps there are, and how large one is."""
         calls = sum(node.op.startswith("call") for node in self.step.graph.nodes)
@@ -251,10 +260,16 @@ class Capture:
     """The recurrences of a graph, and ``outer``: the graph around them, which calls each as a module of its name.
 
     ``reason`` says what was looked for and where the repetition broke, if there is no recurrence.
-    ``notes`` say which recurrences were not fused, and why.
+    ``notes`` say which recurrences were not fused, and why. ``captured``: as they were before passes, where some ran.
     """
 
     outer: fx.Graph
     recurrences: tuple[Recurrence, ...]
     reason: str = ""
     notes: tuple[str, ...] = ()
+    captured: Capture | None = None
+
+    def __str__(self) -> str:
+        """The graph, then each recurrence with the graph of its step."""
+        loops = (f"{each.describe()}\n{each.step.graph}" for each in self.recurrences)
+        return "\n\n".join((str(self.outer), *loops))

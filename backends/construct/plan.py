@@ -19,6 +19,7 @@ from reroll.planning.choose import ALONE, Beside, choose
 from reroll.planning.options import Options
 from reroll.planning.plan import Demand, Plan
 from reroll.planning.truncation import cuts_of
+from reroll.program.registry import find as find_pass
 from reroll.recurrence import Recurrence
 
 
@@ -125,15 +126,16 @@ def _thin(kernels: Kernels) -> tuple[float, float] | None:
 
 def _warn_of_passes(plan: Plan, demand: Demand) -> None:
     """Warn where those of reroll's passes that were given do not play the schedule as all of them do."""
-    own = [name for name in demand.passes if name in DEFAULT_PASSES]
-    if own == list(DEFAULT_PASSES):
+    every = [name for name in DEFAULT_PASSES if find_pass(name).on == "program"]
+    own = [name for name in demand.passes if name in every]
+    if own == every:
         return
     choice = plan.choice
     usual = replace(demand, passes=DEFAULT_PASSES).plan(choice)
     (again, written), (usually_again, usually_written) = _played(plan), _played(usual)
     if (again, written) == (usually_again, usually_written):
         return
-    missing = ", ".join(name for name in DEFAULT_PASSES if name not in own)
+    missing = ", ".join(name for name in every if name not in own)
     warn(
         f"The passes that were given do not play {choice.describe()}: they run {again:,} of {choice.steps:,} steps "
         f"again instead of {usually_again:,}, and move {written:,} carries off instead of {usually_written:,}. "

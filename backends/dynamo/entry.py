@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._dynamo.exc import ShortenTraceback
 
-from reroll.backends.construct.kernels import Results, check_policy
+from reroll.backends.construct.kernels import Results, check_policy, passes_of
 from reroll.backends.construct.plan import Built
 from reroll.backends.construct.replan import Plans
 from reroll.backends.construct.share import Conditions, Known, UnknownError, build_all, compile_usual
@@ -54,7 +54,6 @@ from reroll.backends.runtime.node import Rolled
 from reroll.backends.runtime.shown import shown_results, unbound_results
 from reroll.backends.runtime.unused import APART, as_collected, one_by_one
 from reroll.capture.capture import capture
-from reroll.capture.fusion.fuse import fuse
 from reroll.capture.given.regions import without_regions
 from reroll.capture.recorder.identity import Same
 from reroll.errors import BudgetError, OptionError, RerollError, UnsupportedError, warn
@@ -66,6 +65,7 @@ from reroll.planning.options import Options
 from reroll.planning.segments import SegmentLengths
 from reroll.planning.truncation import detach_behind
 from reroll.program.memory import Around
+from reroll.program.registry import loops_by_pass, run_on_loops
 from reroll.recurrence import Capture, Recurrence
 
 Compiled = Callable[..., Any]
@@ -131,7 +131,7 @@ class Graph:
 
     ``reason`` says why there is no recurrence, ``broken`` why the model's graph ends here, if Dynamo broke it,
     ``notes`` which recurrences were not fused. ``plain``: the local peak of plain PyTorch in a training step, where
-    that is known. ``proof``: whether it has to be proved.
+    that is known. ``proof``: whether it has to be proved. ``stages``: its loops behind each pass on loops, by name.
     """
 
     run: Compiled
@@ -142,6 +142,7 @@ class Graph:
     notes: tuple[str, ...] = ()
     plain: PlainPeak = field(default_factory=PlainPeak)
     proof: Proof = field(default_factory=Proof)
+    stages: Callable[[], dict[str, Capture]] = dict
 
     @property
     def built(self) -> tuple[Built, ...]:
@@ -240,7 +241,7 @@ def _compile(
     parsed = Options.of(options)
     _refuse(gm, example_inputs)
     example_inputs = as_handed_over(gm, example_inputs)
-    found = fuse(capture(gm, depth=parsed.depth, iterations=parsed.truncate is not None))
+    found = run_on_loops(passes_of(parsed), capture(gm, depth=parsed.depth, iterations=parsed.truncate is not None), gm)
     model, ended = pieces(), _break(gm)
     model.add(bool(found.recurrences), ended)
     if parsed.truncate is not None and all(each.blocks for each in found.recurrences):
@@ -275,6 +276,7 @@ def rolled(
     loose = [replace(each, any_length=not each.blocks) for each in every]
     plain, bare, speaking, first = PlainPeak(gm), _without_graph(gm), speaks(gm), not shared.count
     shared.count += 1
+    stages = partial(loops_by_pass, passes_of(parsed), found.captured or found, bare)
 
     def loops(way: Options) -> Sequence[Recurrence]:
         fixed = partial(shared.lengths.fixed, options=way)
@@ -298,7 +300,7 @@ def rolled(
         run = compile_surroundings(module, found.recurrences) if surrounded else module
         apart = functools.cache(partial(placed, eager(way), told=False)) if by_inductor else (lambda: (plans, run))
         proof = Proof.of(plans.built, way, apart, speaks=speaking)
-        return Graph(run, module, plans, "", ended, found.notes, plain=plain, proof=proof)
+        return Graph(run, module, plans, "", ended, found.notes, plain=plain, proof=proof, stages=stages)
 
     takeover = Takeover.of(parsed, shared.spent)
     takeover.prepare = ahead

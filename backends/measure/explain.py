@@ -151,7 +151,9 @@ def plan(graph: Graph) -> Report:
     notes += tuple(filter(None, (*map(_unrecorded, graph.built), graph.more_than_plain(unasked=False))))
     notes = tuple(dict.fromkeys(notes))  # loops may share a reason
     loops = tuple(_loop(built, outside.around(built.name), costs[built.name]) for built in graph.built)
-    return Report(loops, outer, outside.outputs, outside.saved, notes=notes, proved=graph.proof.told)
+    return Report(
+        loops, outer, outside.outputs, outside.saved, notes=notes, proved=graph.proof.told, stages=graph.stages()
+    )
 
 
 def costs_of(built: Built) -> Costs:

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.capture.fusion.hoist import copy_with_examples
-from reroll.capture.fusion.peel import peel
+from reroll.capture.rows.hoist import copy_with_examples
+from reroll.capture.rows.peel import peel
 from reroll.errors import CaptureError
 from reroll.graph.effects import example, spelled
 from reroll.graph.fakes import apart_from_dynamo, fake_of, new_fake_mode

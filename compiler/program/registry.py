@@ -6,20 +6,22 @@ import gc
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Literal, Protocol, TypeVar, get_args
 
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
+from reroll.capture.rows.hoist import copy_with_examples
 from reroll.errors import IllegalProgramError, PassError
 from reroll.program.context import Context
 from reroll.program.program import Program
-from reroll.program.tried import PASS, blamed_on, try_half, try_step
+from reroll.program.tried import PASS, blamed_on, try_half, try_loops, try_step
 from reroll.program.verifier import check
+from reroll.recurrence import Capture
 from reroll.words.registry import Registry
 
-On = Literal["program", "step", "half"]
+On = Literal["loops", "step", "half", "program"]
 T = TypeVar("T")
 
 
@@ -28,6 +30,13 @@ class Pass(Protocol):
 
     def __call__(self, program: Program, context: Context, /) -> Program:
         """A new program; the given one is left as it is."""
+
+
+class LoopPass(Protocol):
+    """From the loops of a graph, with the graph around them, to loops and a graph with the same results."""
+
+    def __call__(self, loops: Capture, /) -> Capture:
+        """Rewritten loops; the given ones are left as they are. New tensors have examples in meta["example_value"]."""
 
 
 class HalfPass(Protocol):
@@ -66,6 +75,7 @@ class RegisteredPass:
 def register_pass(name: str, on: On = "program") -> Callable[[T], T]:
     """Register a function ``(program, context) -> program``, or a dataclass whose instances are such functions.
 
+    With ``on="loops"`` it is ``(loops: Capture) -> Capture``, before anything is traced.
     With ``on="step"`` it is ``(step: fx.GraphModule, context) -> fx.GraphModule``, and so with ``on="half"``, for the
     forward and the backward of a segment. Raises PassError for a name that is taken, except in ``__main__``, where a
     notebook may run a cell again.
@@ -107,10 +117,10 @@ def pass_names(passes: Sequence[str] | str) -> tuple[str, ...]:
     return tuple(passes)
 
 
-def _apply(entry: RegisteredPass, subject: T, context: Context, expected: type[T]) -> T:
+def _apply(entry: RegisteredPass, expected: type[T], *given: Any) -> T:
     """Run one pass. Raises PassError if it raises, or returns another type than it was given."""
     try:
-        result = entry.make()(subject, context)
+        result = entry.make()(*given)
     except Exception as error:
         raise PassError(f"Pass {entry.name!r} raised {type(error).__name__}: {error}") from error
     if not isinstance(result, expected):
@@ -141,7 +151,7 @@ def run(passes: Sequence[str] | str, program: Program, context: Context) -> Prog
     for entry in [find(name) for name in pass_names(passes)]:
         if entry.on != "program":
             continue
-        result = _apply(entry, program, context, Program)
+        result = _apply(entry, Program, program, context)
         if (result.steps, result.segment) != (program.steps, program.segment):
             raise PassError(f"Pass {entry.name!r} changed the steps or the segment of the program. Keep them.")
         try:
@@ -153,6 +163,31 @@ def run(passes: Sequence[str] | str, program: Program, context: Context) -> Prog
     return program
 
 
+def run_on_loops(passes: Sequence[str] | str, found: Capture, module: nn.Module) -> Capture:
+    """Run those of the passes that are declared for loops, in order, on those that were found in a module's graph.
+
+    Raises PassError, also where a pass of the user's changed what the graph is given or gives.
+    """
+    *_, last = loops_by_pass(passes, found, module).values()
+    return replace(last, captured=found) if last is not found else found
+
+
+def loops_by_pass(passes: Sequence[str] | str, found: Capture, module: nn.Module) -> dict[str, Capture]:
+    """The loops as they were ``captured``, and behind each pass that changed them, by its name. Raises PassError."""
+    made = {"captured": found}
+    if not found.recurrences:
+        return made
+    found = replace(found, outer=copy_with_examples(found.outer))
+    for entry in [find(name) for name in pass_names(passes)]:
+        if entry.on == "loops":
+            before, found = found, _apply(entry, Capture, found)
+            if entry.is_users:
+                try_loops(before, found, module, entry.name)
+            if found is not before:
+                made[entry.name] = found
+    return made
+
+
 def run_on_step(passes: Sequence[str] | str, step: fx.GraphModule, context: Context) -> fx.GraphModule:
     """Run those of the passes that are declared for the step graph, in order. Raises PassError."""
     for entry in [find(name) for name in pass_names(passes)]:
@@ -160,7 +195,7 @@ def run_on_step(passes: Sequence[str] | str, step: fx.GraphModule, context: Cont
             continue
         recurrence = context.recurrence
         before = try_step(step, recurrence, entry.name) if recurrence and entry.is_users else []
-        step = _apply(entry, step, context, fx.GraphModule)
+        step = _apply(entry, fx.GraphModule, step, context)
         if recurrence and entry.is_users and try_step(step, recurrence, entry.name) != before:
             raise PassError(f"Pass {entry.name!r} changed the results of a step. Keep their shapes and dtypes.")
         with blamed_on(entry.name, "a step that is no graph"):
@@ -181,7 +216,7 @@ def run_on_half(passes: Sequence[str] | str, half: fx.GraphModule, context: Cont
 
 def _rewritten(entry: RegisteredPass, half: fx.GraphModule, context: Context) -> fx.GraphModule:
     before, known = _signature(half), {(node.name, node.target) for node in half.graph.nodes}
-    half = _apply(entry, half, context, fx.GraphModule)
+    half = _apply(entry, fx.GraphModule, half, context)
     with blamed_on(entry.name, "a half of a segment that is no graph"):
         kept = _operands(half) == before[0]
     if kept and entry.is_users:

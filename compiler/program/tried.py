@@ -1,18 +1,20 @@
-"""What a user's pass made of a step or of a half is tried, without memory, before anything is compiled from it."""
+"""What a user's pass made of loops, of a step or of a half is tried, without memory, before it is compiled."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
+from reroll.capture.interpreter import LoopInterpreter
 from reroll.errors import PassError, RerollError, is_shortage
-from reroll.graph.fakes import apart_from_dynamo
+from reroll.graph.fakes import apart_from_dynamo, fake_of, new_fake_mode
 from reroll.graph.nested import leaves_of
-from reroll.recurrence import Recurrence
+from reroll.recurrence import Capture, Recurrence
 
 PASS = "pass"
 """In ``meta`` of a node: the name of the user's pass that put it there."""
@@ -93,6 +95,34 @@ def try_half(half: fx.GraphModule, name: str) -> None:
     if mode is not None:
         with apart_from_dynamo(mode), mode, torch.no_grad():
             _Trial(half, name, notes=True).run(*values)
+
+
+def try_loops(before: Capture, found: Capture, module: nn.Module, name: str) -> None:
+    """Run rewritten loops without memory, one step of each. Raises PassError where they cannot run, or where the graph
+    around them is given or gives something else than before."""
+    with blamed_on(name, "loops that cannot run"):
+        found.outer.lint()
+        calls = [node.target for node in found.outer.find_nodes(op="call_module")]
+        if sorted(map(str, calls)) != sorted(each.name for each in found.recurrences):
+            raise PassError(
+                f"Pass {name!r} left a graph that calls {', '.join(map(str, calls))}, but loops "
+                f"{', '.join(each.name for each in found.recurrences)}. Call each of them once, by its name."
+            )
+        forms = [_forms(_shapes(each, module)) for each in (before, found)]
+    if _inputs(before.outer) != _inputs(found.outer) or forms[0] != forms[1]:
+        raise PassError(f"Pass {name!r} changed what the graph around the loops is given or gives. Keep that.")
+
+
+def _inputs(graph: fx.Graph) -> list[str]:
+    return [node.name for node in graph.find_nodes(op="placeholder")]
+
+
+def _shapes(found: Capture, module: nn.Module) -> Any:
+    """What a graph with loops gives, without memory."""
+    fake = partial(fake_of, mode := new_fake_mode())
+    given = [fake(node.meta["example_value"]) for node in found.outer.find_nodes(op="placeholder")]
+    with apart_from_dynamo(mode), mode:
+        return LoopInterpreter(module, found, once=True, held_as=fake).run(*given)
 
 
 def try_step(step: fx.GraphModule, recurrence: Recurrence, name: str) -> list[Any]:

@@ -14,6 +14,7 @@ from reroll.program.timeline_summary import coarser, summed
 from reroll.report.by_formula import ByFormula
 from reroll.report.headline import figures
 from reroll.report.listing import instruction_rows, node_rows
+from reroll.report.tables import stage_lines
 
 if TYPE_CHECKING:
     from reroll.report.report import Loop, Report
@@ -43,6 +44,7 @@ def as_json(report: Report, most: int) -> dict[str, Any]:
         "notes": list(report.notes),
         "recurrences": [_loop(loop, trace, most) for loop, trace in zip(report.loops, traces, strict=True)],
         "outer_graph": [asdict(row) for row in node_rows(report.outer)[:most]],
+        "stages": list(stage_lines(report.stages)),
         "others": [as_json(each, most) for each in report.others],
     }
 

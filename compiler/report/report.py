@@ -22,14 +22,14 @@ from reroll.program.memory import Around, Needs, Prediction
 from reroll.program.program import Program, store_all
 from reroll.program.tally import Tally
 from reroll.program.timeline import Timeline, trace
-from reroll.recurrence import Recurrence
+from reroll.recurrence import Capture, Recurrence
 from reroll.report.by_formula import ByFormula, by_formula
 from reroll.report.export import as_json, chrome_trace
 from reroll.report.page.page import framed, page
 from reroll.report.plots import plot
 from reroll.report.repro.files import save, write_benchmark, write_repro
 from reroll.report.rewrites import Rewrite
-from reroll.report.tables import loop_tables, summary
+from reroll.report.tables import loop_tables, stage_lines, summary
 from reroll.schedules.machine import Costs
 from reroll.segment.cut.policy import StepValue
 from reroll.segment.ops import EventCount
@@ -164,7 +164,8 @@ class Report:
     memory does not count inputs, parameters and their gradients. ``measured_peak`` (bytes) and ``measured_seconds`` are
     those of a whole training step, once there was one. ``proved``: what was compared with plain PyTorch, or why nothing
     was; empty without a proof. ``others``: the plans of the other graphs into which Dynamo has cut the model, in the
-    order in which they ran.
+    order in which they ran. ``stages``: the loops as they were ``captured``, and behind each pass on loops that changed
+    them, by its name, with the graph around them.
     """
 
     loops: tuple[Loop, ...]
@@ -177,6 +178,7 @@ class Report:
     measured_seconds: float | None = None
     proved: str = ""
     others: tuple[Report, ...] = ()
+    stages: Mapping[str, Capture] = field(default_factory=dict)
 
     @property
     def graphs(self) -> tuple[fx.Graph, ...]:
@@ -305,8 +307,8 @@ class Report:
         Names of figures end in their unit; None is what is not known. Of the training step: ``predicted_peak_bytes``
         and the ``parts_bytes`` that make it up; ``plain_peak_bytes`` of plain BPTT with the same segments;
         ``remote_peaks_bytes``, ``outputs_bytes``, ``outside_bytes``; ``predicted_seconds``, ``plain_seconds``,
-        ``measured_peak_bytes``, ``measured_seconds``; ``proved``, ``reason``, ``notes``, ``outer_graph``; ``others``,
-        the same of the other graphs of the model; ``reroll``, the version.
+        ``measured_peak_bytes``, ``measured_seconds``; ``proved``, ``reason``, ``notes``, ``outer_graph``; ``stages``, a
+        line each; ``others``, the same of the other graphs of the model; ``reroll``, the version.
 
         Of each of ``recurrences``: ``name``, ``where``, ``steps``, the iterations ``left`` beside them, its ``plan``;
         ``budget_bytes``; ``peak_bytes`` reached at ``peak_at``, of which ``held_bytes`` are carries and tapes and
@@ -340,6 +342,7 @@ class Report:
             pieces += loop_tables(loop)
         if self.measured_seconds is not None:
             notes.insert(0, Text(f"measured time of a training step: {seconds_text(self.measured_seconds)}"))
+        notes = [*map(Text, stage_lines(self.stages)), *notes]
         if self.proved:
             notes.insert(0, Text(f"proved: {self.proved}"))
         return [*pieces, summary(self.predicted_peak, self.parts, self.remote_peaks, self.measured_peak), *notes]

@@ -20,7 +20,7 @@ from reroll.segment.facts import LOSSY
 from reroll.words.units import nbytes_text, seconds_text
 
 if TYPE_CHECKING:
-    from reroll.recurrence import Recurrence
+    from reroll.recurrence import Capture, Recurrence
     from reroll.report.by_formula import ByFormula
     from reroll.report.report import Loop
 
@@ -33,6 +33,14 @@ def compared(measured: float, predicted: float) -> str:
     """How a measured figure lies to the predicted one."""
     percent = round(100 * (measured / predicted - 1)) if predicted else 0
     return "as predicted" if percent == 0 else f"{abs(percent)} % {'above' if percent > 0 else 'below'} the prediction"
+
+
+def stage_lines(stages: Mapping[str, Capture]) -> Iterator[str]:
+    """The loops as captured, and behind each pass on loops that changed them, a line each; none if none did."""
+    for name, found in stages.items() if len(stages) > 1 else ():
+        rows = sum(each.row_bytes for each in found.recurrences)
+        sizes = "; ".join(each.size for each in found.recurrences)
+        yield f"Loops {'as captured' if name == 'captured' else f'behind {name}'}: {sizes}; {nbytes_text(rows)} of rows"
 
 
 def loop_tables(loop: Loop) -> Iterator[RenderableType]:

@@ -23,8 +23,8 @@ import reroll.backends.construct.kernels as build
 import reroll.backends.dynamo.entry as dynamo
 from agreement import Results, differences, real
 from reroll.capture.capture import capture as capture_graph
-from reroll.capture.fusion.fuse import fuse
 from reroll.errors import RerollWarning
+from reroll.program.registry import run_on_loops
 from reroll.recurrence import Capture
 from reroll.segment.trace import trace as trace_segment
 
@@ -233,7 +233,7 @@ def compiled_once() -> Iterator[list[Capture]]:
 
     with (
         mock.patch.object(dynamo, "capture", capture),
-        mock.patch.object(dynamo, "fuse", cache(fuse)),
+        mock.patch.object(dynamo, "run_on_loops", cache(run_on_loops)),
         mock.patch.object(build, "compile_kernels", compile_kernels),
     ):
         yield made

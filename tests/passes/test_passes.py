@@ -231,7 +231,7 @@ def test_names_are_unique_known_and_in_order(monkeypatch: pytest.MonkeyPatch) ->
 
     with pytest.raises(PassError, match="Did you mean 'recompute'"):
         find("recompose")
-    with pytest.raises(PassError, match="work on program, step, half"):
+    with pytest.raises(PassError, match="work on loops, step, half, program"):
         register_pass("odd", on="graph")  # type: ignore[arg-type]
 
 

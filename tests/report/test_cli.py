@@ -230,7 +230,7 @@ def test_passes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["passes"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["mine", "program", "Do", "nothing,", "well."] in lines
-    assert ["8", "save", "program", "Split", "the", "tapes"] in [line[:6] for line in lines]
+    assert ["14", "save", "program", "Split", "the", "tapes"] in [line[:6] for line in lines]
 
 
 @pytest.mark.parametrize("command", [[], ["plan"], ["calibrate"], ["passes"], ["doctor"]])

@@ -19,7 +19,7 @@ from typing import Any
 from torch import fx
 
 from reroll.backends.cache.settings import flags
-from reroll.backends.construct.kernels import check_policy
+from reroll.backends.construct.kernels import check_policy, passes_of
 from reroll.backends.construct.share import Conditions, Known
 from reroll.backends.construct.stages.takeover import is_aside, is_measured
 from reroll.backends.dynamo.entry import Graph, Others, Program, changed_inputs, refuse_shared, rolled, sample
@@ -39,11 +39,11 @@ from reroll.backends.front.held.state import State
 from reroll.backends.front.recorded import AnotherAnswerError, RaisedError, Recorded, Recording
 from reroll.backends.processes.together import check_together
 from reroll.capture.capture import capture
-from reroll.capture.fusion.fuse import fuse
 from reroll.capture.recorder.graph import TooManyError, Unrecordable
 from reroll.errors import ProofError, UnsupportedError, is_shortage, warn
 from reroll.graph.nested import tensors_of
 from reroll.planning.options import Options
+from reroll.program.registry import run_on_loops
 from reroll.recurrence import Capture
 
 LOG = logging.getLogger(__name__)
@@ -190,9 +190,10 @@ class AtLength:
     def _captured(self, module: fx.GraphModule) -> Capture:
         """The recurrences of a record; none where only blocks are, and gradients are to be cut over time."""
         cut = self.options.truncate is not None
-        found = fuse(capture(module, maps=True, depth=self.options.depth, iterations=cut))
+        passes, search = passes_of(self.options), partial(capture, module, depth=self.options.depth, iterations=cut)
+        found = run_on_loops(passes, search(maps=True), module)
         if found.recurrences and not any(each.carries for each in found.recurrences):  # layers side by side, perhaps
-            found = fuse(capture(module, depth=self.options.depth, iterations=cut))
+            found = run_on_loops(passes, search(), module)
         if cut and all(each.blocks for each in found.recurrences):
             return replace(found, recurrences=())
         return found

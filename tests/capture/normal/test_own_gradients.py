@@ -311,11 +311,11 @@ REWRITES = {
     "reroll.capture.steps.step": (weight, None),
     "reroll.graph.editing": (twice, None),
     "reroll.capture.ends": (last_unread, lambda m, x, h, ys: torch.stack(ys)),
-    "reroll.capture.fusion.row_analysis": (
+    "reroll.capture.rows.row_analysis": (
         plain,
         lambda m, x, h, ys: torch.ops.reroll_tests.relu(m.u(torch.stack(ys))).square().mean(),
     ),
-    "reroll.capture.fusion.behind.totals": (
+    "reroll.passes.loop.reductions": (
         plain,
         lambda m, x, h, ys: torch.ops.reroll_tests.sum(m.u(torch.stack(ys))),
     ),

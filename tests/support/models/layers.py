@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import reroll.backends.dynamo.entry as dynamo
 from agreement import compare
 from networks import Spike
-from reroll.capture.fusion.fuse import fuse
+from reroll.program.registry import run_on_loops
 from reroll.recurrence import Capture
 
 T, B, H = 9, 2, 4
@@ -77,14 +77,14 @@ class Net(nn.Module):
 
 @contextmanager
 def fusions() -> Iterator[list[Capture]]:
-    """A list that fills with what ``fuse`` gives inside."""
+    """A list that fills with what passes on loops give inside."""
     made: list[Capture] = []
 
-    def fused(found: Capture) -> Capture:
-        made.append(fuse(found))
+    def noted(*given: Any) -> Capture:
+        made.append(run_on_loops(*given))
         return made[-1]
 
-    with mock.patch.object(dynamo, "fuse", fused):
+    with mock.patch.object(dynamo, "run_on_loops", noted):
         yield made
 
 

@@ -12,24 +12,26 @@ from typing import Any
 
 from torch import fx
 
-from reroll.capture.fusion.hoist import add_examples, copy_with_examples, row_read, settle_fills
-from reroll.capture.fusion.peel import RowEmitter, outer_emitter
-from reroll.capture.fusion.row_analysis import Illegal, follow, timed
-from reroll.capture.fusion.row_rules import Rows
-from reroll.capture.fusion.step_builder import StepBuilder
+from reroll.capture.rows.hoist import add_examples, copy_with_examples, row_read, settle_fills
+from reroll.capture.rows.peel import RowEmitter, outer_emitter
+from reroll.capture.rows.row_analysis import Illegal, follow, timed
+from reroll.capture.rows.row_rules import Rows
+from reroll.capture.rows.step_builder import StepBuilder
 from reroll.graph.editing import drop_dead
 from reroll.graph.effects import example, is_weight, operation
+from reroll.program.registry import register_pass
 from reroll.recurrence import Capture, Recurrence, Slices
 
 
-def feed(found: Capture) -> Capture:
-    """A capture in which each recurrence reads the model's input itself, where that is legal."""
-    settled = replace(found, outer=copy_with_examples(found.outer))
+@register_pass("fold-inputs", on="loops")
+def fold_inputs(loops: Capture, /) -> Capture:
+    """Have each recurrence read the model's input itself, where that is legal."""
+    settled = replace(loops, outer=copy_with_examples(loops.outer))
     settle_fills(settled.outer)
-    for name in [each.name for each in found.recurrences]:
+    for name in [each.name for each in loops.recurrences]:
         while (fed := _fed(settled, name)) is not None:
-            found = settled = fed
-    return found
+            loops = settled = fed
+    return loops
 
 
 def _fed(found: Capture, name: str) -> Capture | None:

@@ -17,10 +17,10 @@ from torch.nn import functional
 
 from by_hand import called, written
 from reroll import operations
-from reroll.capture.fusion.peel import outer_emitter
-from reroll.capture.fusion.row_analysis import follow, timed
-from reroll.capture.fusion.row_rules import Rows
 from reroll.capture.normal.normal import normalise
+from reroll.capture.rows.peel import outer_emitter
+from reroll.capture.rows.row_analysis import follow, timed
+from reroll.capture.rows.row_rules import Rows
 from reroll.graph.effects import mark_random
 from reroll.graph.inplace import out_of_place, updated_places
 from reroll.graph.private import OperationsSeen, is_overload

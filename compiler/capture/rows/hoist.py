@@ -9,8 +9,8 @@ import torch
 from torch import fx
 
 from reroll.capture.fills import filled, filling
-from reroll.capture.fusion.row_analysis import Illegal
-from reroll.capture.fusion.row_rules import Rows
+from reroll.capture.rows.row_analysis import Illegal
+from reroll.capture.rows.row_rules import Rows
 from reroll.graph.effects import example, has_effect, modes, operation
 from reroll.graph.lines import where
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from torch import fx
 
-from reroll.capture.fusion.hoist import add_examples
-from reroll.capture.fusion.row_analysis import Illegal
-from reroll.capture.fusion.row_rules import Rows
-from reroll.capture.fusion.step_builder import prune
+from reroll.capture.rows.hoist import add_examples
+from reroll.capture.rows.row_analysis import Illegal
+from reroll.capture.rows.row_rules import Rows
+from reroll.capture.rows.step_builder import prune
 from reroll.graph.editing import drop_dead
 from reroll.recurrence import Capture, Recurrence
 

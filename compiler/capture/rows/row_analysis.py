@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.capture.fusion.row_rules import Rows, argument, pointwise, rule_of, shape, updated
+from reroll.capture.rows.row_rules import Rows, argument, pointwise, rule_of, shape, updated
 from reroll.graph.effects import example, is_random, is_torchs, modes, operation, spelled
 from reroll.graph.inplace import out_of_place
 from reroll.graph.lines import where

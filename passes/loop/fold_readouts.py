@@ -12,21 +12,23 @@ from collections.abc import Mapping
 import torch
 from torch import fx
 
-from reroll.capture.fusion.behind.each import check_all_steps, rewritten, where_legal
-from reroll.capture.fusion.hoist import copy_with_examples, hoist
-from reroll.capture.fusion.peel import RowEmitter, outer_emitter
-from reroll.capture.fusion.row_analysis import Illegal, is_pick, rows_of, timed
-from reroll.capture.fusion.row_rules import Rows
-from reroll.capture.fusion.shown_layouts import as_it_lay
-from reroll.capture.fusion.step_builder import StepBuilder
+from reroll.capture.rows.hoist import copy_with_examples, hoist
+from reroll.capture.rows.peel import RowEmitter, outer_emitter
+from reroll.capture.rows.row_analysis import Illegal, is_pick, rows_of, timed
+from reroll.capture.rows.row_rules import Rows
+from reroll.capture.rows.shown_layouts import as_it_lay
+from reroll.capture.rows.step_builder import StepBuilder
 from reroll.graph.effects import example
 from reroll.graph.fakes import resized
+from reroll.passes.loop.rewrite import check_all_steps, rewritten, where_legal
+from reroll.program.registry import register_pass
 from reroll.recurrence import Capture, Recurrence
 
 
-def fold(found: Capture) -> Capture:
-    """A capture with the readouts of each recurrence in its step. The graph has examples for all tensors."""
-    return where_legal(found, _readouts, _folded)
+@register_pass("fold-readouts", on="loops")
+def fold_readouts(loops: Capture, /) -> Capture:
+    """Take the readouts of each recurrence into its step."""
+    return where_legal(loops, _readouts, _folded)
 
 
 def _readouts(graph: fx.Graph, recurrence: Recurrence) -> tuple[fx.Node, dict[fx.Node, Rows | str], list[fx.Node]]:

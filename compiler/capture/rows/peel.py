@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.capture.fusion.row_analysis import Illegal
-from reroll.capture.fusion.row_rules import Rows
+from reroll.capture.rows.row_analysis import Illegal
+from reroll.capture.rows.row_rules import Rows
 from reroll.capture.steps.outer import COLLECTED, ROWS
 from reroll.graph.effects import example, operation
 from reroll.graph.fakes import resized

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import reroll
-import reroll.capture.fusion.fuse as fusion
+import reroll.passes.loop.fuse_loops as fusion
 from agreement import sizes
 from layers import (
     B,

@@ -13,20 +13,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
-from reroll.capture.fusion.behind.add_up import add_up
-from reroll.capture.fusion.behind.fold_readouts import fold
-from reroll.capture.fusion.behind.take_last import take_last
-from reroll.capture.fusion.behind.take_rows import take_rows
-from reroll.capture.fusion.feed_inputs import feed
-from reroll.capture.fusion.hoist import add_examples, copy_with_examples, hoist, row_read, settle_fills
-from reroll.capture.fusion.peel import outer_emitter, peel
-from reroll.capture.fusion.row_analysis import Illegal, rows_of, timed
-from reroll.capture.fusion.row_rules import Rows
-from reroll.capture.fusion.step_builder import merge, prune
+from reroll.capture.rows.hoist import add_examples, copy_with_examples, hoist, row_read, settle_fills
+from reroll.capture.rows.peel import outer_emitter, peel
+from reroll.capture.rows.row_analysis import Illegal, rows_of, timed
+from reroll.capture.rows.row_rules import Rows
+from reroll.capture.rows.step_builder import merge, prune
 from reroll.capture.steps.outer import COLLECTED, STACK
 from reroll.graph.editing import ancestors, drop_dead
 from reroll.graph.effects import is_random, modes
 from reroll.graph.lines import where
+from reroll.program.registry import register_pass
 from reroll.recurrence import Capture, Items, Recurrence, Slices
 
 _PEELED = 2
@@ -42,20 +38,17 @@ class Lag:
     stop: int
 
 
-def fuse(found: Capture) -> Capture:
-    """Fuse the recurrences of a capture, and what is done row by row behind them, where that is legal.
-
-    ``notes`` say where it is not, and why.
-    """
+@register_pass("fuse-loops", on="loops")
+def fuse_loops(loops: Capture, /) -> Capture:
+    """Fuse the recurrences of a capture, where that is legal; ``notes`` say where it is not, and why."""
+    if len(loops.recurrences) < 2:
+        return loops
     refused: Refused = {}
-    found = settled = replace(found, outer=copy_with_examples(found.outer))
-    if len(found.recurrences) > 1:
-        settled = replace(found, outer=copy_with_examples(found.outer))
-        settle_fills(settled.outer)
-        while (fused := _first(settled, refused)) is not None:
-            found = settled = fused
-    found = replace(found, notes=(*found.notes, *_refusals(settled, refused)))
-    return take_rows(feed(fold(add_up(take_last(found)))))
+    settled = replace(loops, outer=copy_with_examples(loops.outer))
+    settle_fills(settled.outer)
+    while (fused := _first(settled, refused)) is not None:
+        loops = settled = fused
+    return replace(loops, notes=(*loops.notes, *_refusals(settled, refused)))
 
 
 def _first(found: Capture, refused: Refused) -> Capture | None:

@@ -12,8 +12,8 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-from reroll.capture.fusion.peel import RowEmitter
-from reroll.capture.fusion.row_rules import Rows, argument, shape
+from reroll.capture.rows.peel import RowEmitter
+from reroll.capture.rows.row_rules import Rows, argument, shape
 from reroll.graph.effects import example, is_torchs, spelled
 
 _POINTWISE = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss")

@@ -15,22 +15,24 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.capture.fusion.behind.each import OUTSIDE, check_all_steps, rewritten, where_legal
-from reroll.capture.fusion.behind.totals import Total, total_of
-from reroll.capture.fusion.hoist import add_examples, copy_with_examples, hoist
-from reroll.capture.fusion.peel import RowEmitter, outer_emitter, peel
-from reroll.capture.fusion.row_analysis import Illegal, rows_of, timed, unheld
-from reroll.capture.fusion.row_rules import Rows
-from reroll.capture.fusion.step_builder import StepBuilder
+from reroll.capture.rows.hoist import add_examples, copy_with_examples, hoist
+from reroll.capture.rows.peel import RowEmitter, outer_emitter, peel
+from reroll.capture.rows.row_analysis import Illegal, rows_of, timed, unheld
+from reroll.capture.rows.row_rules import Rows
+from reroll.capture.rows.step_builder import StepBuilder
 from reroll.graph.editing import drop_dead
 from reroll.graph.effects import example, modes
 from reroll.graph.lines import take_line
+from reroll.passes.loop.reductions import Total, total_of
+from reroll.passes.loop.rewrite import OUTSIDE, check_all_steps, rewritten, where_legal
+from reroll.program.registry import register_pass
 from reroll.recurrence import Capture, Items, Recurrence
 
 
-def add_up(found: Capture) -> Capture:
-    """A capture in which each loop adds up what is summed over its steps. The graph has examples for all tensors."""
-    return where_legal(found, _look, _added)
+@register_pass("fold-reductions", on="loops")
+def fold_reductions(loops: Capture, /) -> Capture:
+    """Have each loop add up what is summed over its steps."""
+    return where_legal(loops, _look, _added)
 
 
 def _look(graph: fx.Graph, recurrence: Recurrence) -> None:

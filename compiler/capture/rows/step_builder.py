@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.capture.fusion.peel import RowEmitter
-from reroll.capture.fusion.row_analysis import Illegal
-from reroll.capture.fusion.row_rules import Rows
+from reroll.capture.rows.peel import RowEmitter
+from reroll.capture.rows.row_analysis import Illegal
+from reroll.capture.rows.row_rules import Rows
 from reroll.graph.editing import add_input, drop_dead, merge_duplicates
 from reroll.graph.effects import example
 from reroll.graph.fakes import resized
@@ -222,17 +222,20 @@ def _reconnect(before: fx.Node, after: fx.Node, wide: int, width: int, ys: int) 
 def prune(call: fx.Node, recurrence: Recurrence) -> Recurrence:
     """The recurrence without outputs that nobody reads; those that stand for random numbers stay."""
     carried = len(recurrence.carries)
-    output = recurrence.step.graph.output_node()
-    results: Any = output.args[0]
+    results: Any = recurrence.step.graph.output_node().args[0]
     read = {_index(pick) for pick in call.users}
     kept = [i for i, node in enumerate(results) if i < carried or i in read or _stands_for_random(node, recurrence)]
+    if len(kept) == len(results):
+        return recurrence
     for pick in list(call.users):
         pick.args = (call, kept.index(_index(pick)))
-    output.args = (tuple(results[i] for i in kept),)
-    drop_dead(recurrence.step.graph)
-    recurrence.step.recompile()
+    graph = fx.Graph()
+    copies: Any = graph.graph_copy(recurrence.step.graph, {})
+    graph.output(tuple(copies[i] for i in kept))
+    drop_dead(graph)
     rows = tuple(recurrence.kept_rows[i - carried] for i in kept[carried:])
-    return replace(recurrence, ys=tuple(results[i].name for i in kept[carried:]), kept=rows)
+    names = tuple(copies[i].name for i in kept[carried:])
+    return replace(recurrence, step=fx.GraphModule(recurrence.step, graph), ys=names, kept=rows)
 
 
 def _stands_for_random(node: fx.Node, recurrence: Recurrence) -> bool:

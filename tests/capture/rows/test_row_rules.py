@@ -15,9 +15,9 @@ from torch import Tensor, fx
 from torch.nn import functional
 
 from by_hand import written
-from reroll.capture.fusion.peel import outer_emitter
-from reroll.capture.fusion.row_analysis import follow, timed
-from reroll.capture.fusion.row_rules import Rows
+from reroll.capture.rows.peel import outer_emitter
+from reroll.capture.rows.row_analysis import follow, timed
+from reroll.capture.rows.row_rules import Rows
 from reroll.graph.editing import name_arguments
 from reroll.graph.effects import mark_random
 

@@ -12,20 +12,22 @@ from typing import Any
 
 from torch import fx
 
-from reroll.capture.fusion.behind.each import rewritten, where_legal
-from reroll.capture.fusion.behind.flows import one_mode, operands_behind
-from reroll.capture.fusion.behind.totals import total_of
-from reroll.capture.fusion.hoist import copy_with_examples, row_read
-from reroll.capture.fusion.peel import RowEmitter, outer_emitter
-from reroll.capture.fusion.row_analysis import Illegal, is_pick, rows_of, timed, unheld
-from reroll.capture.fusion.row_rules import Rows
+from reroll.capture.rows.hoist import copy_with_examples, row_read
+from reroll.capture.rows.peel import RowEmitter, outer_emitter
+from reroll.capture.rows.row_analysis import Illegal, is_pick, rows_of, timed, unheld
+from reroll.capture.rows.row_rules import Rows
 from reroll.graph.effects import example, gradient_sources
+from reroll.passes.loop.gradient_reach import one_mode, operands_behind
+from reroll.passes.loop.reductions import total_of
+from reroll.passes.loop.rewrite import rewritten, where_legal
+from reroll.program.registry import register_pass
 from reroll.recurrence import Capture, Recurrence
 
 
-def take_last(found: Capture) -> Capture:
-    """A capture in which last rows are taken from carries. The graph has examples for all tensors."""
-    return where_legal(found, _last_reads, _taken)
+@register_pass("take-last-rows", on="loops")
+def take_last_rows(loops: Capture, /) -> Capture:
+    """Take rows that the last step made from the last carries."""
+    return where_legal(loops, _last_reads, _taken)
 
 
 def _last_reads(graph: fx.Graph, recurrence: Recurrence) -> tuple[fx.Node, Mapping[fx.Node, Rows], dict[fx.Node, int]]:

@@ -19,25 +19,24 @@ from typing import Any
 import torch
 from torch import fx
 
-from reroll.capture.fusion.behind.each import rewritten, where_legal
-from reroll.capture.fusion.hoist import copy_with_examples
-from reroll.capture.fusion.row_analysis import Illegal, is_pick, rows_of, timed
-from reroll.capture.fusion.row_rules import Rows, argument, shape
 from reroll.capture.normal.selects import as_tuple
+from reroll.capture.rows.hoist import copy_with_examples
+from reroll.capture.rows.row_analysis import Illegal, is_pick, rows_of, timed
+from reroll.capture.rows.row_rules import Rows, argument, shape
 from reroll.graph.effects import example, modes, operation, spelled
 from reroll.graph.inplace import out_of_place
 from reroll.graph.lines import take_line
+from reroll.passes.loop.rewrite import rewritten, where_legal
+from reroll.program.registry import register_pass
 from reroll.recurrence import Capture, Items, Recurrence, RowSteps
 
 _NEVER_EMPTY = ("pixel_shuffle", "pixel_unshuffle")  # torch 2.13 does not reverse these on no rows
 
 
-def take_rows(found: Capture) -> Capture:
-    """A capture in which loops give the rows that are read. The graph has examples for all tensors.
-
-    Nothing that follows the rows of a loop may come after it.
-    """
-    return where_legal(found, _look, _taken)
+@register_pass("drop-dead-rows", on="loops")
+def drop_dead_rows(loops: Capture, /) -> Capture:
+    """Have loops give those rows alone that are read. Passes behind this one do not follow these."""
+    return where_legal(loops, _look, _taken)
 
 
 @dataclass(frozen=True, slots=True)
